@@ -1,0 +1,42 @@
+/* dispatch.c: which instruction set's table is in use. */
+#include "wavepe.h"
+
+#include <stddef.h>
+#include <string.h>
+
+static const char *const kind_names[WPE_KINDS] = {"ricker", "gaussian", "morlet", "haar"};
+
+extern const wpe_kernels wpe_kernels_portable;
+#ifdef WPE_X86
+extern const wpe_kernels wpe_kernels_avx2, wpe_kernels_avx512;
+#endif
+
+const wpe_kernels *wpe_variant(int index) {
+    const wpe_kernels *found[3] = {&wpe_kernels_portable, NULL, NULL};
+    int count = 1;
+#ifdef WPE_X86
+    /* Asks cpuid and, for the wider registers, the operating system (xgetbv). */
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("x86-64-v3")) found[count++] = &wpe_kernels_avx2;
+    if (__builtin_cpu_supports("x86-64-v4")) found[count++] = &wpe_kernels_avx512;
+#endif
+    return index >= 0 && index < count ? found[index] : NULL;
+}
+
+static wpe_dispatch dispatch = {NULL, kind_names};
+
+wpe_dispatch *wpe_get_dispatch(void) {
+    if (!dispatch.current)
+        for (int i = 0; wpe_variant(i); i++) dispatch.current = wpe_variant(i);
+    return &dispatch;
+}
+
+int wpe_use_variant(const char *name) {
+    const wpe_kernels *table;
+    for (int i = 0; (table = wpe_variant(i)); i++)
+        if (!strcmp(table->name, name)) {
+            dispatch.current = table;
+            return 0;
+        }
+    return -1;
+}

@@ -1,0 +1,22 @@
+/* rope_table.c: cos and sin of position * inv_freq. METHODS 2 [R].
+ *
+ * Included by variant.c once per storage type T. A float32 product drifts with the position (1e-3
+ * at 10^4, nonsense at 10^8); here the product is exact and cos, sin are rounded once. */
+
+static void NAME(rope_table)(void *cos, void *sin, const double *position, const double *inv_freq,
+                             const double *factor, int64_t n, int64_t cos_stride,
+                             int64_t sin_stride, int64_t position_stride, int64_t inv_freq_stride,
+                             int64_t factor_stride) {
+    T *c_out = cos, *s_out = sin;
+    for (int64_t i = 0; i < n; i += F64_LANES) {
+        int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;
+        f64v m = load_wide_f64(position + i * position_stride, position_stride, count);
+        f64v f = load_wide_f64(inv_freq + i * inv_freq_stride, inv_freq_stride, count);
+        f64v scale = load_wide_f64(factor + i * factor_stride, factor_stride, count);
+        f64v hi, lo, c, s;
+        product_f64(m, f, &hi, &lo);
+        sincos_f64(hi, lo, &s, &c);
+        STORE_WIDE(c_out + i * cos_stride, cos_stride, count, c * scale);
+        STORE_WIDE(s_out + i * sin_stride, sin_stride, count, s * scale);
+    }
+}

@@ -1,0 +1,309 @@
+/* simd.h: the only file that knows lanes.
+ *
+ * GCC/Clang vector extensions: + - * / and comparisons work on whole vectors, so one source gives
+ * SSE2 or NEON width (portable), AVX2 and AVX-512. A comparison gives a mask of 0 and -1 lanes. */
+#ifndef WAVEPE_SIMD_H
+#define WAVEPE_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#define F32_LANES (VECTOR_BYTES / 4)
+#define F64_LANES (VECTOR_BYTES / 8)
+#define INLINE    static inline __attribute__((always_inline))
+
+typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef double f64v __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef float f32h __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef _Float16 f16;
+typedef struct {
+    uint16_t bits;
+} bf16;
+
+/* ---- storage types: widened at load, rounded to nearest even at store ---------------------- */
+
+INLINE float bf16_to_f32(bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE bf16 f32_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (bf16){(uint16_t)(x == x ? rounded : bits >> 16 | 0x40)}; /* a NaN stays one */
+}
+
+INLINE f32v load_full_f32(const float *p) {
+    f32v v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_full_f32(float *p, f32v v) { memcpy(p, &v, sizeof v); }
+
+INLINE f64v load_full_f64(const double *p) {
+    f64v v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_full_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
+
+INLINE f32v load_full_bf16(const bf16 *p) {
+    u16h half;
+    memcpy(&half, p, sizeof half);
+    u32v bits = __builtin_convertvector(half, u32v) << 16;
+    return (f32v)bits;
+}
+INLINE void store_full_bf16(bf16 *p, f32v v) {
+    u32v bits = (u32v)v;
+    u32v rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    u32v is_nan = (u32v)(v != v);
+    u32v result = (rounded & ~is_nan) | ((bits >> 16 | 0x40) & is_nan);
+    u16h half = __builtin_convertvector(result, u16h);
+    memcpy(p, &half, sizeof half);
+}
+
+INLINE f32v load_full_f16(const f16 *p) {
+    f32v v;
+    for (int l = 0; l < F32_LANES; l++) v[l] = (float)p[l];
+    return v;
+}
+INLINE void store_full_f16(f16 *p, f32v v) {
+    for (int l = 0; l < F32_LANES; l++) p[l] = (f16)v[l];
+}
+
+/* float storage widened to double lanes */
+INLINE f64v load_wide_full_f64(const double *p) { return load_full_f64(p); }
+INLINE void store_wide_full_f64(double *p, f64v v) { store_full_f64(p, v); }
+
+INLINE f64v load_wide_full_f32(const float *p) {
+    f32h half;
+    memcpy(&half, p, sizeof half);
+    return __builtin_convertvector(half, f64v);
+}
+INLINE void store_wide_full_f32(float *p, f64v v) {
+    f32h half = __builtin_convertvector(v, f32h);
+    memcpy(p, &half, sizeof half);
+}
+
+INLINE f64v load_wide_full_f16(const f16 *p) {
+    f64v v;
+    for (int l = 0; l < F64_LANES; l++) v[l] = (double)p[l];
+    return v;
+}
+INLINE void store_wide_full_f16(f16 *p, f64v v) {
+    for (int l = 0; l < F64_LANES; l++) p[l] = (f16)v[l];
+}
+
+INLINE f64v load_wide_full_i64(const int64_t *p) {
+    i64v v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, f64v);
+}
+
+/* load_T(p, stride, count), store_T(...): count lanes at any stride; missing lanes are zero. */
+#define DEFINE_LOAD(name, T, V, LANES, FULL, READ)         \
+    INLINE V name(const T *p, int64_t stride, int count) { \
+        if (stride == 1 && count == (LANES)) return FULL;  \
+        V v = {0};                                         \
+        for (int l = 0; l < count; l++) {                  \
+            T e = p[l * stride];                           \
+            v[l] = READ;                                   \
+        }                                                  \
+        return v;                                          \
+    }
+#define DEFINE_STORE(name, T, V, LANES, FULL, WRITE)                 \
+    INLINE void name(T *p, int64_t stride, int count, V v) {         \
+        if (stride == 1 && count == (LANES))                         \
+            FULL(p, v);                                              \
+        else                                                         \
+            for (int l = 0; l < count; l++) p[l * stride] = (WRITE); \
+    }
+
+DEFINE_LOAD(load_f32, float, f32v, F32_LANES, load_full_f32(p), e)
+DEFINE_LOAD(load_f64, double, f64v, F64_LANES, load_full_f64(p), e)
+DEFINE_LOAD(load_bf16, bf16, f32v, F32_LANES, load_full_bf16(p), bf16_to_f32(e))
+DEFINE_LOAD(load_f16, f16, f32v, F32_LANES, load_full_f16(p), (float)e)
+DEFINE_LOAD(load_wide_f64, double, f64v, F64_LANES, load_wide_full_f64(p), e)
+DEFINE_LOAD(load_wide_f32, float, f64v, F64_LANES, load_wide_full_f32(p), (double)e)
+DEFINE_LOAD(load_wide_f16, f16, f64v, F64_LANES, load_wide_full_f16(p), (double)e)
+DEFINE_LOAD(load_wide_i64, int64_t, f64v, F64_LANES, load_wide_full_i64(p), (double)e)
+
+DEFINE_STORE(store_f32, float, f32v, F32_LANES, store_full_f32, v[l])
+DEFINE_STORE(store_f64, double, f64v, F64_LANES, store_full_f64, v[l])
+DEFINE_STORE(store_bf16, bf16, f32v, F32_LANES, store_full_bf16, f32_to_bf16(v[l]))
+DEFINE_STORE(store_f16, f16, f32v, F32_LANES, store_full_f16, (f16)v[l])
+DEFINE_STORE(store_wide_f64, double, f64v, F64_LANES, store_wide_full_f64, v[l])
+DEFINE_STORE(store_wide_f32, float, f64v, F64_LANES, store_wide_full_f32, (float)v[l])
+DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l])
+
+/* ---- interleaved pairs: (a0 b0 a1 b1 ...) <-> (a0 a1 ...), (b0 b1 ...) ---------------------- */
+
+#if VECTOR_BYTES == 64
+#define EVENS_16 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS_16  1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define LOW_16   0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_16  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#endif
+#define EVENS_8 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS_8  1, 3, 5, 7, 9, 11, 13, 15
+#define LOW_8   0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_8  4, 12, 5, 13, 6, 14, 7, 15
+#define EVENS_4 0, 2, 4, 6
+#define ODDS_4  1, 3, 5, 7
+#define LOW_4   0, 4, 1, 5
+#define HIGH_4  2, 6, 3, 7
+#define EVENS_2 0, 2
+#define ODDS_2  1, 3
+#define LOW_2   0, 2
+#define HIGH_2  1, 3
+
+#if VECTOR_BYTES == 64
+#define F32_ORDER(which) which##_16
+#define F64_ORDER(which) which##_8
+#elif VECTOR_BYTES == 32
+#define F32_ORDER(which) which##_8
+#define F64_ORDER(which) which##_4
+#else
+#define F32_ORDER(which) which##_4
+#define F64_ORDER(which) which##_2
+#endif
+#define evens_f32(x, y)    __builtin_shufflevector(x, y, F32_ORDER(EVENS))
+#define odds_f32(x, y)     __builtin_shufflevector(x, y, F32_ORDER(ODDS))
+#define zip_low_f32(a, b)  __builtin_shufflevector(a, b, F32_ORDER(LOW))
+#define zip_high_f32(a, b) __builtin_shufflevector(a, b, F32_ORDER(HIGH))
+#define evens_f64(x, y)    __builtin_shufflevector(x, y, F64_ORDER(EVENS))
+#define odds_f64(x, y)     __builtin_shufflevector(x, y, F64_ORDER(ODDS))
+#define zip_low_f64(a, b)  __builtin_shufflevector(a, b, F64_ORDER(LOW))
+#define zip_high_f64(a, b) __builtin_shufflevector(a, b, F64_ORDER(HIGH))
+
+/* ---- functions of double lanes ------------------------------------------------------------- */
+
+/* C has no a ? b : c on vectors: take the bits by mask. */
+INLINE f64v select_f64(i64v mask, f64v yes, f64v no) {
+    return (f64v)((mask & (i64v)yes) | (~mask & (i64v)no));
+}
+INLINE f64v splat_f64(double x) { return x - (f64v){0}; }
+INLINE f64v abs_f64(f64v x) { return (f64v)((i64v)x & INT64_MAX); }
+
+/* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits. */
+#define ROUNDER 6755399441055744.0
+
+/* exp(x) for x <= 0, within 1 ulp; exactly 0 below -708, where the result would be subnormal. */
+INLINE f64v exp_f64(f64v x) {
+    const double ln2_high = 0x1.62e42fefp-1, ln2_low = 0x1.473de6af278edp-34;
+    f64v shifted = x * 0x1.71547652b82fep+0 + ROUNDER; /* log2(e) */
+    f64v n = shifted - ROUNDER;
+    f64v r = (x - n * ln2_high) - n * ln2_low; /* |r| <= ln(2)/2 */
+    /* Taylor to r^13: the next term is below 2^-57 */
+    f64v e = splat_f64(1.0 / 6227020800);
+    e = e * r + 1.0 / 479001600;
+    e = e * r + 1.0 / 39916800;
+    e = e * r + 1.0 / 3628800;
+    e = e * r + 1.0 / 362880;
+    e = e * r + 1.0 / 40320;
+    e = e * r + 1.0 / 5040;
+    e = e * r + 1.0 / 720;
+    e = e * r + 1.0 / 120;
+    e = e * r + 1.0 / 24;
+    e = e * r + 1.0 / 6;
+    e = e * r + 0.5;
+    e = e * r + 1.0;
+    e = e * r + 1.0;
+    f64v scaled = (f64v)((i64v)e + ((i64v)shifted << 52));
+    f64v result = select_f64(x < -708.0, splat_f64(0.0), scaled);
+    return select_f64(x != x, x, result);
+}
+
+/* a + b = sum + error exactly (Knuth). No product is involved, so contraction cannot hurt; where
+ * b is a product below, that product is exact. */
+INLINE f64v two_sum(f64v a, f64v b, f64v *error) {
+    f64v sum = a + b;
+    f64v b_part = sum - a;
+    *error = (a - (sum - b_part)) + (b - b_part);
+    return sum;
+}
+
+/* x with the low 31 of its 53 bits cleared: times a 31-bit integer it is exact. */
+INLINE f64v high_bits(f64v x) { return (f64v)((i64v)x & ~(int64_t)0x7fffffff); }
+
+/* hi + lo = position * f without rounding error, for integers |position| <= 2^31. */
+INLINE void product_f64(f64v position, f64v f, f64v *hi, f64v *lo) {
+    f64v f1 = high_bits(f), f2 = high_bits(f - f1), f3 = (f - f1) - f2;
+    f64v e1, e2;
+    f64v sum = two_sum(position * f1, position * f2, &e1);
+    *hi = two_sum(sum, position * f3, &e2);
+    *lo = e1 + e2;
+}
+
+/* pi/2 in three parts of 22 bits, whose products with a 31-bit integer are exact, and a rest */
+#define PIO2_1 0x1.921fbp+0
+#define PIO2_2 0x1.5110bp-22
+#define PIO2_3 0x1.184698p-44
+#define PIO2_4 0x1.3198a2e037073p-69
+
+/* sin and cos of lane values outside the reduction's range: far more than any position needs, but
+ * morlet is right for every finite argument. */
+static __attribute__((noinline)) void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c) {
+    for (int l = 0; l < F64_LANES; l++) {
+        if (fabs(hi[l]) <= 0x1p31) continue;
+        double sh = sin(hi[l]), ch = cos(hi[l]), sl = sin(lo[l]), cl = cos(lo[l]);
+        (*s)[l] = sh * cl + ch * sl;
+        (*c)[l] = ch * cl - sh * sl;
+    }
+}
+
+/* sin and cos of hi + lo. Cody-Waite: k = round((hi + lo) / (pi/2)), r = hi + lo - k pi/2 as an
+ * unevaluated sum with absolute error below 2^-83, so that results next to a zero keep their
+ * relative precision; then fdlibm's kernels on |r| <= pi/4. */
+INLINE void sincos_f64(f64v hi, f64v lo, f64v *sine, f64v *cosine) {
+    f64v shifted = hi * 0x1.45f306dc9c883p-1 + ROUNDER; /* 2/pi */
+    f64v k = shifted - ROUNDER;
+    f64v e1, e2, tail;
+    f64v r = two_sum(hi - k * PIO2_1, -k * PIO2_2, &e1);
+    r = two_sum(r, -k * PIO2_3, &e2);
+    r = two_sum(r, ((e1 + e2) - k * PIO2_4) + lo, &tail);
+
+    f64v z = r * r;
+    f64v s = splat_f64(1.58969099521155010221e-10);
+    s = s * z - 2.50507602534068634195e-08;
+    s = s * z + 2.75573137070700676789e-06;
+    s = s * z - 1.98412698298579493134e-04;
+    s = s * z + 8.33333333332248946124e-03;
+    s = r - ((z * (0.5 * tail - z * r * s) - tail) + z * r * 1.66666666666666324348e-01);
+
+    f64v c = splat_f64(-1.13596475577881948265e-11);
+    c = c * z + 2.08757232129817482790e-09;
+    c = c * z - 2.75573143513906633035e-07;
+    c = c * z + 2.48015872894767294178e-05;
+    c = c * z - 1.38888888888741095749e-03;
+    c = c * z + 4.16666666666666019037e-02;
+    f64v half = 0.5 * z, w = 1.0 - half;
+    c = w + (((1.0 - w) - half) + (z * z * c - r * tail));
+
+    i64v quadrant = (i64v)shifted;
+    i64v swap = (quadrant & 1) != 0;
+    i64v sine_sign = (quadrant & 2) << 62, cosine_sign = ((quadrant + 1) & 2) << 62;
+    *sine = (f64v)((i64v)select_f64(swap, c, s) ^ sine_sign);
+    *cosine = (f64v)((i64v)select_f64(swap, s, c) ^ cosine_sign);
+
+    i64v near = abs_f64(hi) <= 0x1p31;
+    int64_t all_near = -1;
+    for (int l = 0; l < F64_LANES; l++) all_near &= near[l];
+    if (__builtin_expect(!all_near, 0)) sincos_far(hi, lo, sine, cosine);
+}
+
+#endif

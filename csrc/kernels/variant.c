@@ -1,0 +1,130 @@
+/* variant.c: one instruction set's table of kernels.
+ *
+ * setup.py compiles this file once per variant, with -DVARIANT=portable, avx2 or avx512 and that
+ * variant's -march. The kernels are templates in plain C: included once per storage type, under
+ * the names NAME(op) = op_<type>_<variant>. */
+#include "../wavepe.h"
+#include "simd.h"
+
+#define REAL          f64v
+#define REAL_CONST(c) splat_f64(c)
+#define REAL_SELECT   select_f64
+#define REAL_ABS      abs_f64
+#define REAL_EXP      exp_f64
+#define REAL_COS(x)   cos_f64(x)
+INLINE f64v cos_f64(f64v x) {
+    f64v s, c;
+    sincos_f64(x, splat_f64(0.0), &s, &c);
+    return c;
+}
+#include "psi.h"
+#undef REAL
+
+#define PASTE3(a, b, c) a##_##b##_##c
+#define PASTE(a, b, c)  PASTE3(a, b, c)
+#define NAME(op)        PASTE(op, TYPE, VARIANT)
+
+/* ---- float16 ---- */
+#define TYPE       f16
+#define T          f16
+#define LOAD_WIDE  load_wide_f16
+#define STORE_WIDE store_wide_f16
+#include "wavelet.c"
+#undef LOAD_WIDE
+#undef STORE_WIDE
+#define REAL      float
+#define V         f32v
+#define LANES     F32_LANES
+#define LOAD_REAL load_f32
+#define EVENS     evens_f32
+#define ODDS      odds_f32
+#define ZIP_LOW   zip_low_f32
+#define ZIP_HIGH  zip_high_f32
+#define LOAD      load_f16
+#define STORE     store_f16
+#include "rope.c"
+#undef TYPE
+#undef T
+#undef LOAD
+#undef STORE
+
+/* ---- bfloat16 ---- */
+#define TYPE  bf16
+#define T     bf16
+#define LOAD  load_bf16
+#define STORE store_bf16
+#include "rope.c"
+#undef TYPE
+#undef T
+#undef LOAD
+#undef STORE
+
+/* ---- float32 ---- */
+#define TYPE       f32
+#define T          float
+#define LOAD       load_f32
+#define STORE      store_f32
+#define LOAD_WIDE  load_wide_f32
+#define STORE_WIDE store_wide_f32
+#include "relative_bias.c"
+#include "rope.c"
+#include "rope_table.c"
+#include "wavelet.c"
+#undef TYPE
+#undef T
+#undef LOAD
+#undef STORE
+#undef LOAD_WIDE
+#undef STORE_WIDE
+#undef REAL
+#undef V
+#undef LANES
+#undef LOAD_REAL
+#undef EVENS
+#undef ODDS
+#undef ZIP_LOW
+#undef ZIP_HIGH
+
+/* ---- float64 ---- */
+#define TYPE       f64
+#define T          double
+#define REAL       double
+#define V          f64v
+#define LANES      F64_LANES
+#define LOAD       load_f64
+#define STORE      store_f64
+#define LOAD_REAL  load_f64
+#define LOAD_WIDE  load_wide_f64
+#define STORE_WIDE store_wide_f64
+#define EVENS      evens_f64
+#define ODDS       odds_f64
+#define ZIP_LOW    zip_low_f64
+#define ZIP_HIGH   zip_high_f64
+#include "relative_bias.c"
+#include "rope.c"
+#include "rope_table.c"
+#include "wavelet.c"
+#undef TYPE
+
+#define OF(op, type)    PASTE(op, type, VARIANT)
+#define STRING2(x)      #x
+#define STRING(x)       STRING2(x)
+#define TABLE2(variant) wpe_kernels_##variant
+#define TABLE(variant)  TABLE2(variant)
+const wpe_kernels TABLE(VARIANT) = {
+    .name = STRING(VARIANT),
+    .psi = {[WPE_F16] = OF(psi, f16), [WPE_F32] = OF(psi, f32), [WPE_F64] = OF(psi, f64)},
+    .wavelet_table = {[WPE_F16] = OF(wavelet_table, f16),
+                      [WPE_F32] = OF(wavelet_table, f32),
+                      [WPE_F64] = OF(wavelet_table, f64)},
+    .rope_table = {[WPE_F32] = OF(rope_table, f32), [WPE_F64] = OF(rope_table, f64)},
+    .rope = {[WPE_F16] = OF(rope, f16),
+             [WPE_BF16] = OF(rope, bf16),
+             [WPE_F32] = OF(rope, f32),
+             [WPE_F64] = OF(rope, f64)},
+    .packed_size = {[WPE_F32] = OF(packed_size, f32), [WPE_F64] = OF(packed_size, f64)},
+    .pack_table = {[WPE_F32] = OF(pack_table, f32), [WPE_F64] = OF(pack_table, f64)},
+    .relative_bias = {[WPE_F32] = OF(relative_bias, f32), [WPE_F64] = OF(relative_bias, f64)},
+    .skew = {[WPE_F32] = OF(skew, f32), [WPE_F64] = OF(skew, f64)},
+    .unskew = {[WPE_F32] = OF(unskew, f32), [WPE_F64] = OF(unskew, f64)},
+};

@@ -1,0 +1,65 @@
+/* wavelet.c: mother wavelets element by element, and tables of them. METHODS 1 [W].
+ *
+ * Included by variant.c once per storage type T (see there). All arithmetic is double: speed is
+ * bounded by exp, and the result is the rounded exact one. */
+
+INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T *shift, int64_t n,
+                           int64_t out_stride, int64_t t_stride, int64_t scale_stride,
+                           int64_t shift_stride) {
+    for (int64_t i = 0; i < n; i += F64_LANES) {
+        int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;
+        f64v distance = LOAD_WIDE(t + i * t_stride, t_stride, count) -
+                        LOAD_WIDE(shift + i * shift_stride, shift_stride, count);
+        /* Through T: rounding the double difference of two T again rounds it once. */
+        T rounded[F64_LANES];
+        STORE_WIDE(rounded, 1, F64_LANES, distance);
+        distance = LOAD_WIDE(rounded, 1, F64_LANES);
+        f64v a = LOAD_WIDE(scale + i * scale_stride, scale_stride, count);
+        STORE_WIDE(out + i * out_stride, out_stride, count, psi_at(kind, distance, a));
+    }
+}
+
+static void NAME(psi)(int kind, void *out, const void *t, const void *scale, const void *shift,
+                      int64_t n, int64_t out_stride, int64_t t_stride, int64_t scale_stride,
+                      int64_t shift_stride) {
+    switch (kind) { /* a constant kind in each: psi_at folds */
+#define CASE(KIND)                                                                        \
+    case KIND:                                                                            \
+        NAME(psi_loop)(KIND, out, t, scale, shift, n, out_stride, t_stride, scale_stride, \
+                       shift_stride);                                                     \
+        break;
+        CASE(WPE_RICKER)
+        CASE(WPE_GAUSSIAN)
+        CASE(WPE_MORLET)
+        CASE(WPE_HAAR)
+#undef CASE
+    }
+}
+
+INLINE void NAME(table_loop)(int kind, int sign, T *out, const int64_t *offsets,
+                             const double *scale, const double *shift, const wpe_wavelet_shape *s) {
+    for (int64_t r = 0; r < s->rows; r++) {
+        f64v t = splat_f64(sign * (double)offsets[r * s->offsets]);
+        T *row = out + r * s->out_row;
+        for (int64_t c = 0; c < s->cols; c += F64_LANES) {
+            int count = s->cols - c < F64_LANES ? (int)(s->cols - c) : F64_LANES;
+            f64v a = load_wide_f64(scale + c * s->scale, s->scale, count);
+            f64v b = load_wide_f64(shift + c * s->shift, s->shift, count);
+            STORE_WIDE(row + c * s->out_col, s->out_col, count, psi_at(kind, t - b, a));
+        }
+    }
+}
+
+static void NAME(wavelet_table)(int kind, int sign, void *out, const int64_t *offsets,
+                                const double *scale, const double *shift,
+                                const wpe_wavelet_shape *s) {
+    switch (kind) {
+#define CASE(KIND) \
+    case KIND: NAME(table_loop)(KIND, sign, out, offsets, scale, shift, s); break;
+        CASE(WPE_RICKER)
+        CASE(WPE_GAUSSIAN)
+        CASE(WPE_MORLET)
+        CASE(WPE_HAAR)
+#undef CASE
+    }
+}

@@ -1,0 +1,154 @@
+// common.h: checks and strides shared by the torch bindings.
+//
+// Built on LibTorch's stable ABI: one binary serves every torch from 2.10 on. A binding checks all
+// its arguments before it starts a parallel loop (an exception thrown inside loses its text).
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "wavepe.h"
+
+namespace wavepe {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline const wpe_dispatch *dispatch = nullptr;  // the NumPy module's, set when this one is imported
+
+template <typename... Args>
+std::string text(const Args &...args) {
+    std::ostringstream out;
+    (out << ... << args);
+    return out.str();
+}
+
+// RuntimeError in Python, as torch's own operators raise for shapes and dtypes alike.
+#define WPE_CHECK(condition, ...) \
+    if (!(condition)) throw std::runtime_error(wavepe::text("wavepe: ", __VA_ARGS__))
+
+inline std::string shape_of(const Tensor &x) {
+    std::string out = "(";
+    for (int64_t i = 0; i < x.dim(); i++) out += (i ? ", " : "") + std::to_string(x.size(i));
+    return out + ")";
+}
+
+inline const char *name_of(ScalarType type) {
+    switch (type) {
+        case ScalarType::Half: return "float16";
+        case ScalarType::BFloat16: return "bfloat16";
+        case ScalarType::Float: return "float32";
+        case ScalarType::Double: return "float64";
+        case ScalarType::Byte: return "uint8";
+        case ScalarType::Char: return "int8";
+        case ScalarType::Short: return "int16";
+        case ScalarType::Int: return "int32";
+        case ScalarType::Long: return "int64";
+        case ScalarType::UInt16: return "uint16";
+        case ScalarType::UInt32: return "uint32";
+        case ScalarType::UInt64: return "uint64";
+        case ScalarType::Bool: return "bool";
+        default: return "another dtype";
+    }
+}
+
+inline bool is_float(ScalarType type) {
+    return type == ScalarType::Half || type == ScalarType::BFloat16 || type == ScalarType::Float ||
+           type == ScalarType::Double;
+}
+
+inline bool is_integer(ScalarType type) {
+    switch (type) {
+        case ScalarType::Byte:
+        case ScalarType::Char:
+        case ScalarType::Short:
+        case ScalarType::Int:
+        case ScalarType::Long:
+        case ScalarType::UInt16:
+        case ScalarType::UInt32:
+        case ScalarType::UInt64: return true;
+        default: return false;
+    }
+}
+
+// The kernel table's index of a float dtype.
+inline int kernel_dtype(ScalarType type) {
+    switch (type) {
+        case ScalarType::Half: return WPE_F16;
+        case ScalarType::BFloat16: return WPE_BF16;
+        case ScalarType::Float: return WPE_F32;
+        default: return WPE_F64;
+    }
+}
+
+inline int64_t item_size(ScalarType type) {
+    return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
+}
+
+inline void check_cpu(const char *name, const Tensor &x) {
+    WPE_CHECK(x.is_cpu(), name, " must be on the CPU like the other arguments");
+}
+
+inline void check_float(const char *name, const Tensor &x) {
+    check_cpu(name, x);
+    WPE_CHECK(is_float(x.scalar_type()), name,
+              " must be float32, float64, bfloat16 or float16, got ", name_of(x.scalar_type()));
+}
+
+inline void check_integer(const char *name, const Tensor &x) {
+    check_cpu(name, x);
+    WPE_CHECK(is_integer(x.scalar_type()), name, " must hold integers, got ",
+              name_of(x.scalar_type()));
+}
+
+inline Tensor as_type(const Tensor &x, ScalarType type) {
+    return x.scalar_type() == type ? x : torch::stable::to(x, type);
+}
+
+inline int64_t last_size(const Tensor &x) { return x.size(x.dim() - 1); }
+inline int64_t last_stride(const Tensor &x) { return x.stride(x.dim() - 1); }
+
+inline int beyond_code(const std::string &beyond) {
+    WPE_CHECK(beyond == "zero" || beyond == "edge", "unknown beyond '", beyond,
+              "'; known: zero, edge");
+    return beyond == "edge" ? WPE_EDGE : WPE_ZERO;
+}
+
+inline const char *at(const Tensor &x, int64_t elements) {
+    return static_cast<const char *>(x.const_data_ptr()) + elements * (int64_t)x.element_size();
+}
+inline char *at_mutable(const Tensor &x, int64_t elements) {
+    return static_cast<char *>(x.mutable_data_ptr()) + elements * (int64_t)x.element_size();
+}
+
+// Sizes and strides of all but the last `core` dimensions; offset(b) of the b-th of their product.
+struct Batch {
+    std::vector<int64_t> sizes, strides;
+    int64_t count = 1;
+
+    Batch(const Tensor &x, int64_t core) {
+        for (int64_t i = 0; i < x.dim() - core; i++) {
+            sizes.push_back(x.size(i));
+            strides.push_back(x.stride(i));
+            count *= x.size(i);
+        }
+    }
+    int64_t offset(int64_t b) const {
+        int64_t sum = 0;
+        for (size_t i = sizes.size(); i-- > 0; b /= sizes[i]) sum += b % sizes[i] * strides[i];
+        return sum;
+    }
+};
+
+}  // namespace wavepe

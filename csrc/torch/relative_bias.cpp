@@ -1,0 +1,173 @@
+// relative_bias.cpp: torch.ops.wavepe.relative_bias and the two linear maps of its gradient.
+// METHODS 1 and 3 [W][S].
+#include "common.h"
+
+namespace wavepe {
+namespace {
+
+void check_real(const char *name, const Tensor &x) {
+    check_cpu(name, x);
+    const ScalarType type = x.scalar_type();
+    WPE_CHECK(type == ScalarType::Float || type == ScalarType::Double, name,
+              " must be float32 or float64, got ", name_of(type));
+}
+
+void check_rows(const char *name, int64_t rows, int code) {
+    WPE_CHECK(rows >= 0, name, " must not be negative, got ", rows);
+    WPE_CHECK(rows > 0 || code == WPE_ZERO, "beyond='edge' needs a table of at least one row");
+}
+
+void check_first(int64_t first) {
+    const int64_t limit = int64_t{1} << 62;
+    WPE_CHECK(-limit < first && first < limit, "first must be below 2^62 in size, got ", first);
+}
+
+std::vector<int64_t> with_last(const Tensor &x, int64_t last) {
+    std::vector<int64_t> sizes;
+    for (int64_t i = 0; i + 1 < x.dim(); i++) sizes.push_back(x.size(i));
+    sizes.push_back(last);
+    return sizes;
+}
+
+// Packed tables, one per head, in memory that vector loads like.
+struct Packed {
+    std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+    int64_t bytes_each;
+
+    Packed(const Tensor &p, const wpe_kernels *kernels, int dtype) {
+        const int64_t n = p.dim(), rows = p.size(n - 2), d = p.size(n - 1),
+                      tables = Batch(p, 2).count;
+        bytes_each = kernels->packed_size[dtype](rows, d) * item_size(p.scalar_type());
+        bytes_each = (bytes_each + 63) / 64 * 64;
+        memory.reset(static_cast<char *>(std::aligned_alloc(64, tables * bytes_each + 64)));
+        WPE_CHECK(memory, "out of memory: ", tables * bytes_each, " bytes for the packed table");
+        for (int64_t h = 0; h < tables; h++)
+            kernels->pack_table[dtype](memory.get() + h * bytes_each,
+                                       at(p, n > 2 ? h * p.stride(0) : 0), rows, d, p.stride(n - 2),
+                                       p.stride(n - 1));
+    }
+    const char *table(int64_t head) const { return memory.get() + head * bytes_each; }
+};
+
+Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::string beyond) {
+    check_real("q", q);
+    check_real("p", p);
+    const int code = beyond_code(beyond);
+    WPE_CHECK(q.scalar_type() == p.scalar_type(), "q and p must have one dtype, got ",
+              name_of(q.scalar_type()), " and ", name_of(p.scalar_type()));
+    WPE_CHECK(q.dim() >= 2 && (p.dim() == 2 || p.dim() == 3),
+              "q (..., m, d) and p (w, d) or (H, w, d) needed, got ", shape_of(q), " and ",
+              shape_of(p));
+    WPE_CHECK(last_size(q) == last_size(p), "q has head size ", last_size(q), ", p has ",
+              last_size(p));
+    const int64_t heads = p.dim() == 3 ? p.size(0) : 1;
+    const int64_t q_heads = q.dim() > 2 ? q.size(q.dim() - 3) : 1;
+    WPE_CHECK(p.dim() == 2 || heads == q_heads, "p holds tables for ", heads, " heads, q has ",
+              q_heads, " (q ", shape_of(q), ", p ", shape_of(p), ")");
+    WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
+    check_first(first);
+    check_rows("rows of p", p.size(p.dim() - 2), code);
+
+    Tensor out = torch::stable::new_empty(q, with_last(q, keys));
+    wpe_bias_shape shape{};
+    shape.queries = q.size(q.dim() - 2);
+    shape.keys = keys;
+    shape.rows = p.size(p.dim() - 2);
+    shape.head_size = last_size(q);
+    shape.shift = keys - shape.queries - first;
+    shape.out_row = keys;
+    shape.out_col = 1;
+    shape.q_row = q.stride(q.dim() - 2);
+    shape.q_col = last_stride(q);
+    shape.beyond = code;
+    const Batch batch(q, 2);
+    if (!(batch.count && shape.queries && keys)) return out;
+
+    const wpe_kernels *kernels = dispatch->current;
+    const int dtype = kernel_dtype(q.scalar_type());
+    const Packed packed(p, kernels, dtype);
+    const int64_t block = 48, blocks = (shape.queries + block - 1) / block;
+    torch::stable::parallel_for(0, batch.count * blocks, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t task = begin; task < end; task++) {
+            const int64_t b = task / blocks, i = task % blocks * block;
+            kernels->relative_bias[dtype](at_mutable(out, b * shape.queries * keys),
+                                          at(q, batch.offset(b)),
+                                          packed.table(heads > 1 ? b % heads : 0), &shape, i,
+                                          std::min(i + block, shape.queries));
+        }
+    });
+    return out;
+}
+
+// Runs skew or unskew over the leading dimensions; x holds the input, `last` is the output's size.
+Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
+                bool transposed) {
+    Tensor out = torch::stable::new_empty(x, with_last(x, transposed ? rows : keys));
+    wpe_skew_shape shape{};
+    shape.queries = x.size(x.dim() - 2);
+    shape.keys = keys;
+    shape.rows = rows;
+    shape.shift = keys - shape.queries - first;
+    shape.beyond = code;
+    const int64_t row = x.stride(x.dim() - 2), col = last_stride(x);
+    shape.skewed_row = transposed ? row : keys;
+    shape.skewed_col = transposed ? col : 1;
+    shape.t_row = transposed ? rows : row;
+    shape.t_col = transposed ? 1 : col;
+    const Batch batch(x, 2);
+    const int64_t out_size = shape.queries * last_size(out);
+    if (!(batch.count && out_size)) return out;
+    const wpe_kernels *kernels = dispatch->current;
+    const int dtype = kernel_dtype(x.scalar_type());
+    torch::stable::parallel_for(0, batch.count, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t b = begin; b < end; b++) {
+            char *to = at_mutable(out, b * out_size);
+            const char *from = at(x, batch.offset(b));
+            if (transposed)
+                kernels->unskew[dtype](to, from, &shape);
+            else
+                kernels->skew[dtype](to, from, &shape);
+        }
+    });
+    return out;
+}
+
+Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first, std::string beyond) {
+    check_real("t", t);
+    WPE_CHECK(t.dim() >= 2, "t must be (..., m, w), got shape ", shape_of(t));
+    WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
+    const int code = beyond_code(beyond);
+    check_first(first);
+    check_rows("rows of t", last_size(t), code);
+    return run_skew(t, last_size(t), keys, first, code, false);
+}
+
+Tensor relative_bias_unskew(Tensor skewed, int64_t rows, int64_t first, std::string beyond) {
+    check_real("skewed", skewed);
+    WPE_CHECK(skewed.dim() >= 2, "skewed must be (..., m, n), got shape ", shape_of(skewed));
+    const int code = beyond_code(beyond);
+    check_first(first);
+    check_rows("rows", rows, code);
+    return run_skew(skewed, rows, last_size(skewed), first, code, true);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
+    m.def(
+        "relative_bias(Tensor q, Tensor p, SymInt keys, SymInt first=0, str beyond=\"zero\")"
+        " -> Tensor");
+    m.def(
+        "relative_bias_skew(Tensor t, SymInt keys, SymInt first=0, str beyond=\"zero\") -> Tensor");
+    m.def(
+        "relative_bias_unskew(Tensor skewed, SymInt rows, SymInt first=0, str beyond=\"zero\")"
+        " -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
+    m.impl("relative_bias", TORCH_BOX(&relative_bias));
+    m.impl("relative_bias_skew", TORCH_BOX(&relative_bias_skew));
+    m.impl("relative_bias_unskew", TORCH_BOX(&relative_bias_unskew));
+}
+
+}  // namespace wavepe

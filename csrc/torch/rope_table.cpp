@@ -1,0 +1,92 @@
+// rope_table.cpp: torch.ops.wavepe.rope_table. METHODS 2 [R].
+#include "common.h"
+
+namespace wavepe {
+namespace {
+
+// One run of pairs that share a coordinate: all of them, or a section.
+struct Section {
+    int64_t axis, begin, end;
+};
+
+std::vector<Section> read_sections(const std::optional<std::vector<int64_t>> &sections,
+                                   const Tensor &positions, int64_t pairs) {
+    if (!sections) return {{0, 0, pairs}};
+    std::vector<Section> runs;
+    int64_t begin = 0;
+    for (int64_t size : *sections) {
+        WPE_CHECK(size >= 0, "sections must not be negative, got ", size);
+        runs.push_back({(int64_t)runs.size(), begin, begin + size});
+        begin += size;
+    }
+    WPE_CHECK(begin == pairs, "sections sum to ", begin, ", inv_freq has ", pairs, " pairs");
+    WPE_CHECK(positions.dim() > 0 && last_size(positions) == (int64_t)runs.size(),
+              "positions of shape ", shape_of(positions), " need a last axis of ", runs.size(),
+              ", one coordinate per section");
+    return runs;
+}
+
+std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double attention_factor,
+                                      std::string precision,
+                                      std::optional<std::vector<int64_t>> sections,
+                                      std::optional<ScalarType> dtype) {
+    check_integer("positions", positions);
+    check_float("inv_freq", inv_freq);
+    WPE_CHECK(inv_freq.dim() == 1, "inv_freq must be 1-D (pairs,), got shape ", shape_of(inv_freq));
+    WPE_CHECK(precision == "exact" || precision == "hf", "unknown precision '", precision,
+              "'; known: exact, hf");
+    const ScalarType type = dtype.value_or(ScalarType::Float);
+    WPE_CHECK(is_float(type), "dtype must be float32, float64, bfloat16 or float16, got ",
+              name_of(type));
+    const int64_t pairs = inv_freq.size(0);
+    const auto runs = read_sections(sections, positions, pairs);
+    const int64_t axes = sections ? (int64_t)runs.size() : 1;
+
+    Tensor m = torch::stable::contiguous(as_type(positions, ScalarType::Double));
+    Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
+    std::vector<int64_t> sizes;
+    for (int64_t i = 0; i < positions.dim() - (sections ? 1 : 0); i++)
+        sizes.push_back(positions.size(i));
+    const int64_t rows = Batch(positions, sections ? 1 : 0).count;
+    sizes.push_back(pairs);
+    // 16-bit results are rounded once more, from double
+    const ScalarType made = type == ScalarType::Float ? type : ScalarType::Double;
+    Tensor cos = torch::stable::new_empty(positions, sizes, made);
+    Tensor sin = torch::stable::new_empty(positions, sizes, made);
+
+    const double *position = m.const_data_ptr<double>(), *frequency = f.const_data_ptr<double>();
+    auto kernel = dispatch->current->rope_table[kernel_dtype(made)];
+    const bool exact = precision == "exact";
+    torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
+        std::vector<double> product(exact ? 0 : pairs);
+        const double one = 1;
+        for (int64_t r = begin; r < end; r++)
+            for (const Section &run : runs) {
+                const double *at_position = position + r * axes + run.axis;
+                const double *at_frequency = frequency + run.begin;
+                if (!exact) {  // Hugging Face's float32 product, then its exact cos and sin
+                    for (int64_t i = run.begin; i < run.end; i++)
+                        product[i] = (float)*at_position * (float)frequency[i];
+                    at_position = &one;
+                    at_frequency = product.data() + run.begin;
+                }
+                kernel(at_mutable(cos, r * pairs + run.begin),
+                       at_mutable(sin, r * pairs + run.begin), at_position, at_frequency,
+                       &attention_factor, run.end - run.begin, 1, 1, 0, 1, 0);
+            }
+    });
+    return {as_type(cos, type), as_type(sin, type)};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
+    m.def(
+        "rope_table(Tensor positions, Tensor inv_freq, float attention_factor=1.0,"
+        " str precision=\"exact\", SymInt[]? sections=None, ScalarType? dtype=None)"
+        " -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { m.impl("rope_table", TORCH_BOX(&rope_table)); }
+
+}  // namespace wavepe

@@ -1,0 +1,36 @@
+"""wavepe: position encodings as a part that can be swapped.
+
+This module is the NumPy front end and needs NumPy alone. `wavepe.ops` holds the same functions for
+torch, `wavepe.hf` puts them into Hugging Face models. Sources of the formulas are cited by the
+keys of docs/methods.md, such as [W] for the wavelet position encoding.
+"""
+
+from ._alibi import alibi_slopes
+from ._relative_bias import relative_bias
+from ._rope import rope, rope_frequencies, rope_table
+from ._runtime import __version__, build_info, use_variant, variant, variants
+from ._sinusoidal import sinusoidal
+from ._wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_table
+from .encodings import encoding, register_encoding
+
+__all__ = [
+    "__version__",
+    "alibi_slopes",
+    "build_info",
+    "encoding",
+    "gaussian",
+    "haar",
+    "morlet",
+    "register_encoding",
+    "relative_bias",
+    "ricker",
+    "rope",
+    "rope_frequencies",
+    "rope_table",
+    "sinusoidal",
+    "use_variant",
+    "variant",
+    "variants",
+    "wavelet_grid",
+    "wavelet_table",
+]

@@ -1,0 +1,51 @@
+"""Which kernels run, and what this build holds."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from . import _checks, _numpy
+
+try:
+    __version__ = version("wavepe")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+
+def variants() -> list[str]:
+    """The instruction sets this build holds and this CPU runs, in rising order."""
+    return _numpy.variants()
+
+
+def variant() -> str:
+    """The instruction set in use, by NumPy functions and torch ops alike."""
+    return _numpy.variant()
+
+
+def use_variant(name: str) -> None:
+    """Switch all kernels of this process to "portable", "avx2" or "avx512".
+
+    The environment variable WAVEPE_VARIANT does the same at import. ValueError for a variant that
+    this build does not hold or this CPU does not run.
+    """
+    _numpy.use_variant(_checks.choice("variant", name, variants()))
+
+
+def build_info() -> dict:
+    """What was compiled in: version, variants, torch, cuda_archs, compiler."""
+    return {
+        "version": __version__,
+        "variants": variants(),
+        "torch": find_spec("wavepe._torch") is not None,
+        "cuda_archs": [],
+        "compiler": _numpy.compiler(),
+    }
+
+
+if os.environ.get("WAVEPE_VARIANT"):
+    try:
+        use_variant(os.environ["WAVEPE_VARIANT"])
+    except ValueError as error:
+        raise ValueError(f"environment variable WAVEPE_VARIANT: {error}") from None

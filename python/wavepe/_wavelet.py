@@ -1,0 +1,122 @@
+"""Mother wavelets, their grid of scales and shifts, and tables of them [W]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import _checks, _numpy
+from ._numpy import gaussian, haar, morlet, ricker
+
+KINDS = ("ricker", "gaussian", "morlet", "haar")  # in the order of wpe_kind, csrc/wavepe.h
+
+__all__ = ["KINDS", "gaussian", "haar", "morlet", "ricker", "wavelet_grid", "wavelet_table"]
+
+
+def wavelet_grid(
+    dim: int,
+    scales: int | Sequence[float] = 8,
+    min_scale: float = 1,
+    *,
+    fixed_scale: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and shift of each column of a wavelet table [W].
+
+    Parameters
+    ----------
+    dim : int
+        Head size.
+    scales : int or sequence of float
+        A number s of scales, ``min_scale * 2**0 .. min_scale * 2**(s-1)``, or the scales.
+    min_scale : float
+        The smallest scale; only with a number of scales.
+    fixed_scale : bool
+        All s scales are ``min_scale`` (columns repeat); only with a number of scales.
+
+    Returns
+    -------
+    (scale, shift) : float64 arrays (dim,)
+        Scale major: column ``i * (dim/s) + j`` has scale i and shift j.
+
+    Raises
+    ------
+    ValueError
+        If dim is not divisible by the number of scales, or a scale is not above 0.
+    """
+    dim = _checks.integer("dim", dim, 1)
+    min_scale = _checks.positive("min_scale", min_scale)
+    if np.ndim(scales) == 0:
+        count = _checks.integer("scales", scales, 1)
+        with np.errstate(over="ignore"):
+            values = min_scale * np.exp2(np.zeros(count) if fixed_scale else np.arange(count))
+    else:
+        if fixed_scale or min_scale != 1:
+            raise ValueError("min_scale and fixed_scale need a number of scales, not a list")
+        values = _checks.real_array("scales", scales).astype(np.float64)
+        if values.ndim != 1 or values.size == 0:
+            raise ValueError(f"scales must be a non-empty list, got shape {values.shape}")
+    if not (np.all(values > 0) and np.all(np.isfinite(values))):
+        raise ValueError(f"scales must be finite and above 0, got {values.tolist()}")
+    if dim % values.size:
+        raise ValueError(f"dim {dim} is not divisible by the number of scales {values.size}")
+    shifts = np.arange(dim // values.size, dtype=np.float64)
+    return np.repeat(values, shifts.size), np.tile(shifts, values.size)
+
+
+def wavelet_table(
+    offsets,
+    scale,
+    shift,
+    *,
+    kind: str = "ricker",
+    mirrored: bool | None = None,
+    dtype=np.float32,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Table of wavelets: ``p[r, c] = psi((t - shift[c]) / scale[c])`` [W].
+
+    Parameters
+    ----------
+    offsets : int or integer array (w,)
+        Distances query minus key; a number w means 0..w-1.
+    scale, shift : arrays (dim,)
+        As `wavelet_grid` gives them. A scale of 0 gives a column of NaN.
+    kind : str
+        ricker, gaussian, morlet or haar.
+    mirrored : bool, optional
+        t is -offset instead of offset. None: True for haar, else False.
+    dtype : float16, float32 or float64
+        Of the result; evaluated in float64 and rounded once.
+    out : array (w, dim) of that dtype, optional
+
+    Returns
+    -------
+    array (w, dim)
+    """
+    kind = _checks.choice("kind", kind, KINDS)
+    if np.ndim(offsets) == 0:
+        offsets = np.arange(_checks.integer("offsets", offsets, 0))
+    offsets = _checks.position_array("offsets", offsets)
+    if offsets.ndim != 1:
+        raise ValueError(f"offsets must be a number or 1-D, got shape {offsets.shape}")
+    scale, shift = _checks.real_array("scale", scale), _checks.real_array("shift", shift)
+    if scale.ndim != 1 or scale.shape != shift.shape:
+        raise ValueError(
+            f"scale and shift must be 1-D and of one size, got {scale.shape} and {shift.shape}"
+        )
+    dtype = np.dtype(dtype)
+    if dtype not in (np.float16, np.float32, np.float64):
+        raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
+    if mirrored is None:
+        mirrored = kind == "haar"
+    out = _checks.out_array(out, (offsets.size, scale.size), dtype)
+    return _numpy.wavelet_table(
+        offsets.astype(np.int64, copy=False),
+        scale.astype(np.float64, copy=False),
+        shift.astype(np.float64, copy=False),
+        KINDS.index(kind),
+        -1 if mirrored else 1,
+        out=out,
+        signature=(None,) * 5 + (dtype,),
+    )

@@ -1,0 +1,86 @@
+"""Position encodings: one object for every front end.
+
+`wavepe.encoding(spec)` reads a spec ("wavelet:scales=6"), a dict or an encoding and returns an
+immutable object; its methods give the arrays that a model needs. Each encoding's options and
+defaults are in its own file here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .alibi import ALiBi
+from .base import Encoding, build, known_encodings, read_dict, register_encoding
+from .none import NoPE
+from .options import option
+from .rope import RoPE
+from .sinusoidal import Sinusoidal
+from .spec import read_spec
+from .wavelet import Wavelet
+
+__all__ = [
+    "ALiBi",
+    "Encoding",
+    "NoPE",
+    "RoPE",
+    "Sinusoidal",
+    "Wavelet",
+    "encoding",
+    "known_encodings",
+    "option",
+    "register_encoding",
+]
+
+
+def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encoding:
+    """The position encoding that `spec` names.
+
+    Parameters
+    ----------
+    spec : str, mapping or Encoding
+        A name, "name:key=value,key=value" (values: integer, number, true, false, text, or a list
+        ``1+2+8``), a dict as `Encoding.to_dict` writes it, or an encoding, returned as it is.
+    **options
+        Options that `spec` leaves at their defaults.
+
+    Raises
+    ------
+    ValueError
+        Unknown name or option (the message lists the known ones), a wrong value, a malformed
+        spec, or an option given in `spec` and again, differently, as an argument.
+    TypeError
+        A spec or an option of a wrong type.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("rope:theta=128")
+    RoPE(theta=128.0, fraction=1.0, interleaved=False, inference_theta=None)
+    >>> str(wavepe.encoding("wavelet", scales=[1, 2, 8], kind="haar"))
+    'wavelet:kind=haar,scales=1+2+8'
+    """
+    if isinstance(spec, str):
+        name, given = read_spec(spec)
+        try:
+            first = build(name, given)
+        except TypeError as error:  # text has no other type to give: its value is wrong
+            raise ValueError(f"spec {spec!r}: {error}") from error
+    elif isinstance(spec, Encoding):
+        name, given, first = spec.name, spec.options(), spec
+    elif isinstance(spec, Mapping):
+        name, given = read_dict(spec)
+        first = build(name, given)
+    else:
+        raise TypeError(f"encoding needs a spec, a dict or an Encoding, got {spec!r}")
+    if not options:
+        return first
+    both = build(name, {**given, **options})
+    for key in given:
+        before, after = getattr(first, key), getattr(both, key)
+        if before != after:
+            raise ValueError(
+                f"{name}: {key} is given twice, as {before!r} and as {after!r}; "
+                "dataclasses.replace(encoding, ...) changes an option"
+            )
+    return both

@@ -1,0 +1,262 @@
+"""What every encoding is, and the register of those known by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import _checks
+from .options import checked
+from .spec import Value, is_word, write_spec
+
+VERSION = 1
+
+# Where an encoding enters a model, and the method that serves it there.
+ENTRY_METHODS = {
+    "absolute": "absolute",
+    "rotary": "rope_table",
+    "relative": "table",
+    "slope": "slopes",
+    "none": None,
+}
+
+E = TypeVar("E", bound="Encoding")
+_known: dict[str, type[Encoding]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """A position encoding: a name, an entry point into the model, and checked options.
+
+    Objects are immutable, hashable and pickle-able; equal options make equal objects.
+    `dataclasses.replace(encoding, option=value)` gives a changed copy. The methods of other entry
+    points raise NotImplementedError.
+
+    Attributes
+    ----------
+    name : str
+        The name in specs (of the class).
+    entry : str
+        "absolute" (added to the token embedding), "rotary" (rotates q and k), "relative" (q.p is
+        added to q.k), "slope" (a number is added to the score) or "none" (of the class).
+    inference_only : tuple of str
+        Options that change a trained model's evaluation only (of the class).
+    """
+
+    name: ClassVar[str]
+    entry: ClassVar[str]
+    inference_only: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            label = f"{self.name} {field.name}"
+            value = checked(label, getattr(self, field.name), field)
+            object.__setattr__(self, field.name, value)
+
+    def __str__(self) -> str:
+        return write_spec(self.name, self.options())
+
+    def options(self) -> dict[str, Value]:
+        """The options that differ from their defaults, in the order of the class."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            field.name: values[field.name]
+            for field in dataclasses.fields(self)
+            if values[field.name] != field.default
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Version, name and the options that differ from their defaults, ready for JSON."""
+        options = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in self.options().items()
+        }
+        return {"version": VERSION, "name": self.name, **options}
+
+    @classmethod
+    def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
+        """Read what `to_dict` wrote; one written by hand may leave the version out.
+
+        Raises
+        ------
+        ValueError
+            Unknown version, name or option, wrong value, or another encoding than `cls`.
+        TypeError
+            Not a mapping, or an option of a wrong type.
+        """
+        name, options = read_dict(data)
+        found = build(name, options)
+        if not isinstance(found, cls):
+            raise ValueError(f"{cls.__name__}.from_dict needs a {cls.name}, got {name!r}")
+        return found
+
+    def trained_as(self: E) -> E:
+        """The encoding that training sees: inference-only options at their defaults.
+
+        Encodings with equal `trained_as()` can share one checkpoint.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{key: defaults[key] for key in self.inference_only})
+
+    def absolute(
+        self,
+        positions: ArrayLike,
+        dim: int,
+        *,
+        length: int | None = None,
+        trained_length: int | None = None,
+    ) -> np.ndarray:
+        """Vectors to add to the token embeddings, float64 (..., dim).
+
+        `length` is that of the current sequence, by default the largest position + 1.
+        """
+        self._raise_other_entry("absolute")
+
+    def rope_table(
+        self,
+        positions: ArrayLike,
+        head_dim: int,
+        *,
+        length: int | None = None,
+        trained_length: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of the pairs, as inference uses them, float32 (..., head_dim/2).
+
+        `length` is that of the current sequence, by default the largest position + 1.
+        """
+        self._raise_other_entry("rope_table")
+
+    def table(
+        self, length: int, head_dim: int, *, causal: bool = True
+    ) -> tuple[np.ndarray, int, str]:
+        """Table p, its first delta, and what lies beyond it ("zero" or "edge").
+
+        p is float32 (w, head_dim) with a row for each delta from `first` on: 0..length-1, or
+        1-length..length-1 where `causal` is False.
+        """
+        self._raise_other_entry("table")
+
+    def slopes(self, heads: int) -> np.ndarray:
+        """The slope of each head, float64 (heads,); the score loses slope * abs(delta)."""
+        self._raise_other_entry("slopes")
+
+    def _raise_other_entry(self, method: str) -> NoReturn:
+        own = ENTRY_METHODS[self.entry]
+        raise NotImplementedError(
+            f"{method}() does not apply to the encoding {self.name!r}: its entry point is "
+            f"{self.entry!r}, served by {own + '()' if own else 'no method'}"
+        )
+
+
+def register_encoding(cls: type[E]) -> type[E]:
+    """Make a class of your own known by its `name`; usable as a decorator.
+
+    Parameters
+    ----------
+    cls : type
+        A frozen dataclass derived from `Encoding` (or from a known encoding) with `name`, `entry`
+        and the method of that entry. A rotary one derives from `RoPE` and overrides `frequencies`.
+        Its fields are its options; each needs a default, whose type is checked (`option` declares
+        another check). Defining the same class again replaces it.
+
+    Raises
+    ------
+    TypeError
+        Where the class is not of that form.
+    ValueError
+        Where the name is taken, or no word (it holds no blank, ``: , = +``).
+
+    Examples
+    --------
+    >>> import dataclasses
+    >>> import numpy as np
+    >>> import wavepe
+    >>> from wavepe.encodings import Encoding
+    >>> @wavepe.register_encoding
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Even(Encoding):
+    ...     name = "even"
+    ...     entry = "slope"
+    ...     slope: float = 0.1
+    ...     def slopes(self, heads):
+    ...         return np.full(heads, self.slope)
+    >>> wavepe.encoding("even:slope=0.5").slopes(2)
+    array([0.5, 0.5])
+    """
+    _check_class(cls)
+    old = _known.get(cls.name)
+    if old and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"encoding name {cls.name!r} is taken by {old.__module__}; choose another")
+    _known[cls.name] = cls
+    return cls
+
+
+def known_encodings() -> tuple[str, ...]:
+    """The names that `encoding` knows, in the order in which they were registered."""
+    return tuple(_known)
+
+
+def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and options of a dict as `Encoding.to_dict` writes it."""
+    if not isinstance(data, Mapping):
+        raise TypeError(f"an encoding's dict must be a mapping, got {type(data).__name__}")
+    options = dict(data)
+    version = options.pop("version", VERSION)
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"an encoding's dict has version {VERSION} here, got {version!r}")
+    if "name" not in options:
+        raise ValueError(f"an encoding's dict needs a 'name', got the keys {list(data)}")
+    return options.pop("name"), options
+
+
+def build(name: str, options: Mapping[str, Any]) -> Encoding:
+    """The encoding of that name with these options."""
+    cls = _known.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ValueError(f"unknown encoding {name!r}; known: {', '.join(_known)}")
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in options:
+        if key not in known:
+            raise ValueError(
+                f"unknown option {key!r} of encoding {name!r}; known: {', '.join(known) or 'none'}"
+            )
+    return cls(**options)
+
+
+def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None) -> int:
+    """`length`, checked; where it is None the largest of `positions` + 1."""
+    positions = _checks.real_array(f"{encoding.name} positions", positions)
+    if length is not None:
+        return _checks.integer(f"{encoding.name} length", length, 1)
+    if positions.size == 0:
+        return 1
+    largest = _checks.finite(f"{encoding.name} positions: the largest", positions.max())
+    return max(int(largest) + 1, 1)
+
+
+def _check_class(cls: Any) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise TypeError(f"register_encoding needs a class derived from Encoding, got {cls!r}")
+    if "__dataclass_params__" not in cls.__dict__:
+        raise TypeError(f"{cls.__name__} needs the decorator @dataclasses.dataclass(frozen=True)")
+    name, entry = getattr(cls, "name", None), getattr(cls, "entry", None)
+    if not is_word(name):
+        raise ValueError(f"{cls.__name__}.name must hold no blank and no : , = +; got {name!r}")
+    if entry not in ENTRY_METHODS:
+        entries = ", ".join(ENTRY_METHODS)
+        raise ValueError(f"{cls.__name__}.entry must be one of {entries}; got {entry!r}")
+    method = ENTRY_METHODS[entry]
+    if method and getattr(cls, method) is getattr(Encoding, method):
+        raise TypeError(f"{cls.__name__} has the entry point {entry!r} and needs {method}()")
+    if entry == "rotary" and not (hasattr(cls, "frequencies") and hasattr(cls, "interleaved")):
+        raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING:
+            raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")
+        if hasattr(Encoding, field.name) or field.name in ("name", "entry", "version"):
+            raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
+    cls()  # the defaults must pass their own checks

@@ -1,0 +1,123 @@
+"""Options of an encoding: a default each, and a check that says what is needed.
+
+A check takes a label ("rope theta") and a value; it returns the value in its one stored form
+(float, int, bool, str, tuple), or raises TypeError (wrong type) or ValueError (wrong value).
+An option declared without a check takes the type of its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _checks
+from .spec import Value, read_value, write_value
+
+Check = Callable[[str, Any], Value]
+
+
+def option(default: Value | None, check: Check) -> Any:
+    """A dataclass field with a check: ``theta: float = option(10000.0, positive())``."""
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | None:
+    """`value` as the option `field` stores it; None only where that is the default."""
+    if value is None and field.default is None:
+        return None
+    check = field.metadata.get("check") or _like(field.default)
+    value = check(label, value)
+    try:
+        same = read_value(write_value(value)) == value
+    except ValueError:
+        same = False
+    if not same:
+        raise ValueError(
+            f"{label} must be a value that a spec can hold (no blank, : , = or +, and no text that "
+            f"reads as a number or a truth value), got {value!r}"
+        )
+    return value
+
+
+def flag(label: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{label} must be true or false, got {value!r}")
+    return bool(value)
+
+
+def text(label: str, value: Any) -> str:
+    """Text; `checked` sees to it that a spec can hold it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{label} must be text, got {value!r}")
+    return str(value)
+
+
+def one_of(*words: str) -> Check:
+    """One of the given words."""
+    return lambda label, value: str(_checks.choice(label, value, words))
+
+
+def number(label: str, value: Any) -> float:
+    """A finite number; -0.0 becomes 0.0, as it is written the same."""
+    return _checks.finite(label, value) + 0.0
+
+
+def positive(*words: str) -> Check:
+    """A finite number above 0, or one of `words`."""
+
+    def check(label: str, value: Any) -> float | str:
+        if not (words and isinstance(value, str)):
+            return _checks.positive(label, value)
+        if value not in words:
+            raise ValueError(f"{label} must be a number or {' or '.join(words)}, got {value!r}")
+        return str(value)
+
+    return check
+
+
+def share(label: str, value: Any) -> float:
+    """A number from 0 to 1, both included."""
+    value = number(label, value)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{label} must be a number from 0 to 1, got {value!r}")
+    return value
+
+
+def items(label: str, value: Any) -> tuple[Any, ...]:
+    """A list of at least one, as a tuple."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise TypeError(f"{label} must be a list, got {value!r}")
+    if not value:
+        raise ValueError(f"{label} must be a list of at least one value, got {value!r}")
+    return tuple(_scalar(label, item) for item in value)
+
+
+def _scalar(label: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    return int(value) if isinstance(value, numbers.Integral) else number(label, value)
+
+
+def _anything(label: str, value: Any) -> Any:
+    nested = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    return items(label, value) if nested else _scalar(label, value)
+
+
+def _like(default: Any) -> Check:
+    kinds: list[tuple[type, Check]] = [
+        (bool, flag),  # before int: a bool is one
+        (int, _checks.integer),
+        (float, number),
+        (str, text),
+        (tuple, items),
+    ]
+    return next((check for kind, check in kinds if isinstance(default, kind)), _anything)

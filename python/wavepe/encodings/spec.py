@@ -1,0 +1,93 @@
+"""Specs, the text form of an encoding: ``name`` or ``name:key=value,key=value``.
+
+A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these written
+with ``+`` (``1+2+8``; a list of one ends in it: ``8+``). Reading is strict: no blanks, no second
+spelling of a truth value, nothing empty, no key twice. What `write_spec` writes, `read_spec` reads
+back equal. Numbers are written without the ``+`` of an exponent, which would read as a list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+Scalar = bool | int | float | str
+Value = Scalar | tuple[Scalar, ...]
+
+_INTEGER = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WORD = re.compile(r"[^\s:,=+]+")
+_TRUTH = {"true": True, "false": False}
+
+
+def is_word(text: object) -> bool:
+    """Whether `text` may be a name: not empty, without blanks and without ``: , = +``."""
+    return isinstance(text, str) and _WORD.fullmatch(text) is not None
+
+
+def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
+    """Split a spec into its name and its options.
+
+    Raises
+    ------
+    ValueError
+        Where the text does not follow the form, or gives a key twice.
+    """
+    name, colon, rest = spec.partition(":")
+    if not is_word(name):
+        raise ValueError(f"spec {spec!r} needs a name first: 'name' or 'name:key=value,key=value'")
+    options: dict[str, Value] = {}
+    for part in rest.split(",") if colon else ():
+        key, _, text = part.partition("=")
+        if not (is_word(key) and text):
+            raise ValueError(f"spec {spec!r} needs key=value after the colon, got {part!r}")
+        if key in options:
+            raise ValueError(f"spec {spec!r} gives {key} twice; give it once")
+        try:
+            options[key] = read_value(text)
+        except ValueError as error:
+            raise ValueError(f"spec {spec!r}: {key}: {error}") from None
+    return name, options
+
+
+def write_spec(name: str, options: Mapping[str, Value]) -> str:
+    """The spec of a name and its options, in their order."""
+    text = ",".join(f"{key}={write_value(value)}" for key, value in options.items())
+    return f"{name}:{text}" if text else name
+
+
+def read_value(text: str) -> Value:
+    """The value that `text` stands for; ValueError where it stands for none."""
+    if "+" not in text or _DECIMAL.fullmatch(text):  # 1e+20 is a number, not a list
+        return _read_scalar(text)
+    first, _, rest = text.partition("+")
+    items = [first, *rest.split("+")] if rest else [first]
+    return tuple(_read_scalar(item) for item in items)
+
+
+def write_value(value: Value) -> str:
+    """The text that `read_value` reads back as `value`."""
+    if isinstance(value, tuple):
+        return "+".join(map(_write_scalar, value)) + "+" * (len(value) == 1)
+    return _write_scalar(value)
+
+
+def _read_scalar(text: str) -> Scalar:
+    if text in _TRUTH:
+        return _TRUTH[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _DECIMAL.fullmatch(text):
+        return float(text)
+    if not is_word(text):
+        raise ValueError(f"a value must not be empty or hold a blank, : , = or +; got {text!r}")
+    return text
+
+
+def _write_scalar(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        short = value.is_integer() and abs(value) < 1e16
+        return str(int(value)) if short else repr(value).replace("e+", "e")
+    return str(value)

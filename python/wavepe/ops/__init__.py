@@ -1,0 +1,26 @@
+"""wavepe for torch: the functions of `wavepe` as operators with autograd, fake tensors and compile.
+
+Each is registered as ``torch.ops.wavepe.NAME``; the functions here add what a schema cannot say
+(keyword-only arguments, an int for offsets). Wrong shapes, dtypes and devices raise RuntimeError,
+as torch's own operators do.
+"""
+
+try:
+    import torch  # noqa: F401 - its libraries must be loaded before ours
+except ImportError as error:
+    raise ImportError("wavepe.ops needs torch: pip install torch") from error
+try:
+    from .. import _torch  # noqa: F401 - registers torch.ops.wavepe
+except ImportError as error:
+    raise ImportError(
+        "this wavepe was built without torch (or for an older one), so it holds no operators. "
+        "With torch installed, build it again; the cached wheel would be the same, so:\n"
+        "    pip install --no-cache-dir --force-reinstall --no-deps --no-binary wavepe wavepe\n"
+        "or, in a source tree: pip install --no-cache-dir --force-reinstall --no-deps ."
+    ) from error
+
+from ._relative_bias import relative_bias
+from ._rope import rope, rope_, rope_qk, rope_table
+from ._wavelet import wavelet_table
+
+__all__ = ["relative_bias", "rope", "rope_", "rope_qk", "rope_table", "wavelet_table"]

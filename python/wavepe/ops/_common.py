@@ -1,0 +1,40 @@
+"""Checks that fake kernels repeat, so that a traced call fails as the real one would."""
+
+from __future__ import annotations
+
+import torch
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(f"wavepe: {message}")
+
+
+def check_tensors(**tensors: torch.Tensor) -> None:
+    """Raise TypeError for what is no tensor: the dispatcher's own message names no function."""
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+
+
+def check_dtype(name: str, x: torch.Tensor, known=FLOATS) -> None:
+    names = ", ".join(str(d).removeprefix("torch.") for d in known)
+    given = str(x.dtype).removeprefix("torch.")
+    check(x.dtype in known, f"{name} must be one of {names}; got {given}")
+
+
+def check_device(**tensors: torch.Tensor) -> None:
+    devices = {name: str(x.device) for name, x in tensors.items()}
+    check(len(set(devices.values())) == 1, f"all tensors must be on one device, got {devices}")

@@ -1,0 +1,66 @@
+"""wavelet_table for torch [W]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._checks import integer
+from ._common import INTEGERS, check, check_device, check_dtype, check_tensors
+
+_ops = torch.ops.wavepe
+
+
+def wavelet_table(
+    offsets: int | Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    *,
+    kind: str = "ricker",
+    mirrored: bool | None = None,
+) -> Tensor:
+    """Table of wavelets: ``p[r, c] = psi((t - shift[c]) / scale[c])`` [W].
+
+    Parameters
+    ----------
+    offsets : int or integer Tensor (w,)
+        Distances query minus key; a number w means 0..w-1.
+    scale, shift : Tensor (d,) of any float dtype
+        As `wavepe.wavelet_grid` gives them. Gradients to them raise in this version.
+    kind : str
+        ricker, gaussian, morlet or haar.
+    mirrored : bool, optional
+        t is -offset instead of offset. None: True for haar, else False.
+
+    Returns
+    -------
+    Tensor (w, d) of scale's dtype, evaluated in float64 and rounded once.
+    """
+    check_tensors(scale=scale, shift=shift)
+    if not isinstance(offsets, Tensor):
+        offsets = torch.arange(integer("offsets", offsets, 0), device=scale.device)
+    return _ops.wavelet_table(offsets, scale, shift, kind, mirrored)
+
+
+@torch.library.register_fake("wavepe::wavelet_table")
+def _(offsets, scale, shift, kind="ricker", mirrored=None):
+    check_device(offsets=offsets, scale=scale, shift=shift)
+    check_dtype("offsets", offsets, INTEGERS)
+    check_dtype("scale", scale)
+    check_dtype("shift", shift)
+    check(offsets.dim() == 1, f"offsets must be 1-D, got {tuple(offsets.shape)}")
+    check(
+        scale.dim() == 1 and scale.shape == shift.shape,
+        f"scale and shift must be 1-D and of one size, got {tuple(scale.shape)} and "
+        f"{tuple(shift.shape)}",
+    )
+    return scale.new_empty((offsets.shape[0], scale.shape[0]))
+
+
+def _refuse_backward(ctx, grad):
+    raise RuntimeError(
+        "wavepe: wavelet_table has no gradient to scale and shift in this version; detach them"
+    )
+
+
+torch.library.register_autograd("wavepe::wavelet_table", _refuse_backward)

@@ -1,0 +1,118 @@
+"""Builds the kernels once per instruction set and the two extension modules that call them."""
+
+import platform
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy
+from setuptools import Extension, setup
+from setuptools.command.build_clib import build_clib
+from setuptools.command.build_ext import build_ext
+
+HEADERS = sorted(str(p) for p in Path("csrc").rglob("*.h"))
+KERNELS = sorted(str(p) for p in Path("csrc/kernels").glob("*.c"))
+# gnu11, not c11: GCC's ISO modes switch FMA contraction off.
+C_FLAGS = ["-std=gnu11", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+VARIANTS = {
+    "portable": [],
+    **({"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]} if X86 else {}),
+}
+LIMITED_API = ("Py_LIMITED_API", "0x030A0000")
+
+
+def library(name, sources, flags=(), macros=()):
+    return name, {
+        "sources": sources,
+        "cflags": [*C_FLAGS, *flags],
+        "macros": list(macros),
+        "include_dirs": ["csrc"],
+        "obj_deps": {"": HEADERS + KERNELS},
+    }
+
+
+# The archive that refers to the others comes first on the linker's line.
+LIBRARIES = [library("wpe_dispatch", ["csrc/dispatch.c"], macros=[("WPE_X86", "1")] if X86 else [])]
+LIBRARIES += [
+    library(f"wpe_{name}", ["csrc/kernels/variant.c"], flags, [("VARIANT", name)])
+    for name, flags in VARIANTS.items()
+]
+
+
+def torch_root():
+    """The folder of the torch that the built modules will run with, or None.
+
+    An isolated build cannot import the target environment's packages, but it is run by that
+    environment's interpreter, so torch lies in its site-packages.
+    """
+    spec = find_spec("torch")
+    candidates = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    candidates.append(Path(sysconfig.get_path("purelib")) / "torch")
+    for root in candidates:
+        if (root / "include/torch/csrc/stable/library.h").is_file():
+            return root
+    return None
+
+
+EXTENSIONS = [
+    Extension(
+        "wavepe._numpy",
+        ["csrc/numpy/module.c"],
+        include_dirs=["csrc", numpy.get_include()],
+        define_macros=[LIMITED_API, ("NPY_TARGET_VERSION", "NPY_2_1_API_VERSION")],
+        extra_compile_args=C_FLAGS,
+        depends=HEADERS,
+        libraries=["m"],
+        py_limited_api=True,
+    )
+]
+TORCH = torch_root()
+if TORCH:
+    EXTENSIONS.append(
+        Extension(
+            "wavepe._torch",
+            sorted(str(p) for p in Path("csrc/torch").glob("*.cpp")),
+            include_dirs=["csrc", str(TORCH / "include")],
+            library_dirs=[str(TORCH / "lib")],
+            libraries=["torch_cpu", "m"],
+            define_macros=[LIMITED_API, ("TORCH_TARGET_VERSION", "0x020a000000000000")],
+            extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"],
+            depends=HEADERS,
+            py_limited_api=True,
+        )
+    )
+
+
+class BuildKernels(build_clib):
+    """Gives each library its own object folder: all variants compile the same source."""
+
+    def build_libraries(self, libraries):
+        top = self.build_temp
+        for name, info in libraries:
+            self.build_temp = str(Path(top) / name)
+            super().build_libraries([(name, info)])
+        self.build_temp = top
+
+
+class BuildExtensions(build_ext):
+    def run(self):
+        self.run_command("build_clib")  # `build_ext --inplace` alone would not
+        super().run()
+        if not TORCH:
+            print(
+                "wavepe: torch was not found, so this build is NumPy only. For wavepe.ops install "
+                "torch first, then wavepe again without the cached wheel:\n"
+                "    pip install torch\n"
+                "    pip install --no-cache-dir --force-reinstall --no-deps wavepe",
+                file=sys.stderr,
+            )
+
+
+setup(
+    libraries=LIBRARIES,
+    ext_modules=EXTENSIONS,
+    cmdclass={"build_clib": BuildKernels, "build_ext": BuildExtensions},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
