@@ -4,6 +4,18 @@
  * (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers, and a row's cos and
  * sin stay in the first-level cache while the inner loop walks the heads. */
 
+/* (a, b) rotated into (*ra, *rb). The fences keep the formula in one piece, where every caller's
+ * compilation contracts the same product of each sum: a row's place must not change its bits. */
+INLINE void NAME(rotate)(V a, V b, V c, V s, V *ra, V *rb) {
+    FENCE4(a, b, c, s);
+    V bs = b * s, bc = b * c;
+    FENCE4(a, c, bs, bc);
+    V first = a * c - bs, second = a * s + bc;
+    FENCE4(first, second, a, b);
+    *ra = first;
+    *rb = second;
+}
+
 /* One row. `unit` is a constant where this is inlined: all element strides are 1. */
 INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
                            const wpe_rope_shape *s, int unit, int interleaved, REAL sign) {
@@ -16,7 +28,8 @@ INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
             V x0 = LOAD(x + 2 * i, 1, LANES), x1 = LOAD(x + 2 * i + LANES, 1, LANES);
             V a = EVENS(x0, x1), b = ODDS(x0, x1);
             V c = LOAD_REAL(cos + i, 1, LANES), si = LOAD_REAL(sin + i, 1, LANES) * sign;
-            V ra = a * c - b * si, rb = b * c + a * si;
+            V ra, rb;
+            NAME(rotate)(a, b, c, si, &ra, &rb);
             STORE(out + 2 * i, 1, LANES, ZIP_LOW(ra, rb));
             STORE(out + 2 * i + LANES, 1, LANES, ZIP_HIGH(ra, rb));
         }
@@ -28,8 +41,10 @@ INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
         V a = LOAD(xa, step * e, count), b = LOAD(xb, step * e, count);
         V c = LOAD_REAL(cos + i * cs, cs, count);
         V si = LOAD_REAL(sin + i * sn, sn, count) * sign;
-        STORE(oa, step * o, count, a * c - b * si);
-        STORE(ob, step * o, count, b * c + a * si);
+        V ra, rb;
+        NAME(rotate)(a, b, c, si, &ra, &rb);
+        STORE(oa, step * o, count, ra);
+        STORE(ob, step * o, count, rb);
     }
     if (out != x)
         for (i = 2 * h; i < s->head_size; i++) out[i * o] = x[i * e];

@@ -190,11 +190,24 @@ DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l
 #define zip_low_f64(a, b)  __builtin_shufflevector(a, b, F64_ORDER(LOW))
 #define zip_high_f64(a, b) __builtin_shufflevector(a, b, F64_ORDER(HIGH))
 
+/* A point that the compiler moves no arithmetic on these four across, and where it contracts no
+ * product into an FMA. Costs nothing: each stays in its register. */
+#if defined(__x86_64__)
+#define FENCE4(a, b, c, d) __asm__("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d))
+#elif defined(__aarch64__)
+#define FENCE4(a, b, c, d) __asm__("" : "+w"(a), "+w"(b), "+w"(c), "+w"(d))
+#else
+#define FENCE4(a, b, c, d) (void)0
+#endif
+
 /* ---- functions of double lanes ------------------------------------------------------------- */
 
 /* C has no a ? b : c on vectors: take the bits by mask. */
 INLINE f64v select_f64(i64v mask, f64v yes, f64v no) {
     return (f64v)((mask & (i64v)yes) | (~mask & (i64v)no));
+}
+INLINE f64v narrow_f64(f64v x) { /* rounded to float32 */
+    return __builtin_convertvector(__builtin_convertvector(x, f32h), f64v);
 }
 INLINE f64v splat_f64(double x) { return x - (f64v){0}; }
 INLINE f64v abs_f64(f64v x) { return (f64v)((i64v)x & INT64_MAX); }

@@ -11,7 +11,8 @@
 #define REAL_SELECT   select_f64
 #define REAL_ABS      abs_f64
 #define REAL_EXP      exp_f64
-#define REAL_COS(x)   cos_f64(x)
+#define REAL_COS      cos_f64
+#define REAL_NARROW   narrow_f64
 INLINE f64v cos_f64(f64v x) {
     f64v s, c;
     sincos_f64(x, splat_f64(0.0), &s, &c);

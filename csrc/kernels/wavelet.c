@@ -15,7 +15,8 @@ INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T
         STORE_WIDE(rounded, 1, F64_LANES, distance);
         distance = LOAD_WIDE(rounded, 1, F64_LANES);
         f64v a = LOAD_WIDE(scale + i * scale_stride, scale_stride, count);
-        STORE_WIDE(out + i * out_stride, out_stride, count, psi_at(kind, distance, a));
+        STORE_WIDE(out + i * out_stride, out_stride, count,
+                   psi_at(kind, distance, a, sizeof(T) < 8));
     }
 }
 
@@ -45,7 +46,7 @@ INLINE void NAME(table_loop)(int kind, int sign, T *out, const int64_t *offsets,
             int count = s->cols - c < F64_LANES ? (int)(s->cols - c) : F64_LANES;
             f64v a = load_wide_f64(scale + c * s->scale, s->scale, count);
             f64v b = load_wide_f64(shift + c * s->shift, s->shift, count);
-            STORE_WIDE(row + c * s->out_col, s->out_col, count, psi_at(kind, t - b, a));
+            STORE_WIDE(row + c * s->out_col, s->out_col, count, psi_at(kind, t - b, a, 0));
         }
     }
 }

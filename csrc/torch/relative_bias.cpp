@@ -17,9 +17,10 @@ void check_rows(const char *name, int64_t rows, int code) {
     WPE_CHECK(rows > 0 || code == WPE_ZERO, "beyond='edge' needs a table of at least one row");
 }
 
-void check_first(int64_t first) {
+// Further away no table reaches a key, and sums with it cannot overflow.
+int64_t bounded(int64_t first) {
     const int64_t limit = int64_t{1} << 62;
-    WPE_CHECK(-limit < first && first < limit, "first must be below 2^62 in size, got ", first);
+    return std::clamp(first, -limit, limit);
 }
 
 std::vector<int64_t> with_last(const Tensor &x, int64_t last) {
@@ -65,7 +66,6 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     WPE_CHECK(p.dim() == 2 || heads == q_heads, "p holds tables for ", heads, " heads, q has ",
               q_heads, " (q ", shape_of(q), ", p ", shape_of(p), ")");
     WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
-    check_first(first);
     check_rows("rows of p", p.size(p.dim() - 2), code);
 
     Tensor out = torch::stable::new_empty(q, with_last(q, keys));
@@ -74,7 +74,7 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     shape.keys = keys;
     shape.rows = p.size(p.dim() - 2);
     shape.head_size = last_size(q);
-    shape.shift = keys - shape.queries - first;
+    shape.shift = keys - shape.queries - bounded(first);
     shape.out_row = keys;
     shape.out_col = 1;
     shape.q_row = q.stride(q.dim() - 2);
@@ -107,7 +107,7 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int 
     shape.queries = x.size(x.dim() - 2);
     shape.keys = keys;
     shape.rows = rows;
-    shape.shift = keys - shape.queries - first;
+    shape.shift = keys - shape.queries - bounded(first);
     shape.beyond = code;
     const int64_t row = x.stride(x.dim() - 2), col = last_stride(x);
     shape.skewed_row = transposed ? row : keys;
@@ -137,7 +137,6 @@ Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first, std::string bey
     WPE_CHECK(t.dim() >= 2, "t must be (..., m, w), got shape ", shape_of(t));
     WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
     const int code = beyond_code(beyond);
-    check_first(first);
     check_rows("rows of t", last_size(t), code);
     return run_skew(t, last_size(t), keys, first, code, false);
 }
@@ -146,7 +145,6 @@ Tensor relative_bias_unskew(Tensor skewed, int64_t rows, int64_t first, std::str
     check_real("skewed", skewed);
     WPE_CHECK(skewed.dim() >= 2, "skewed must be (..., m, n), got shape ", shape_of(skewed));
     const int code = beyond_code(beyond);
-    check_first(first);
     check_rows("rows", rows, code);
     return run_skew(skewed, rows, last_size(skewed), first, code, true);
 }

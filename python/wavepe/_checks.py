@@ -10,7 +10,7 @@ import numpy as np
 
 
 def integer(name: str, value, minimum: int | None = None) -> int:
-    """`value` as an int (NumPy integers too; no bool, no float)."""
+    """`value` as an int (NumPy integers too; no bool, no float). Sizes have a minimum."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -20,8 +20,8 @@ def integer(name: str, value, minimum: int | None = None) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r} ({kind})") from None
     if minimum is not None and number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    if not -(2**62) < number < 2**62:
-        raise ValueError(f"{name} must be below 2^62 in size, got {number}")
+    if minimum is not None and number >= 2**62:
+        raise ValueError(f"{name} must be below 2^62, got {number}")
     return number
 
 

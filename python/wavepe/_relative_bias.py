@@ -46,7 +46,8 @@ def relative_bias(
     if q.shape[-1] != p.shape[-1]:
         raise ValueError(f"q has head size {q.shape[-1]}, p has {p.shape[-1]}")
     keys = _checks.integer("keys", keys, 0)
-    first = _checks.integer("first", first)
+    # Further away no table reaches a key, and sums with it cannot overflow.
+    first = max(-(2**62), min(2**62, _checks.integer("first", first)))
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
     if edge and p.shape[-2] == 0:
         raise ValueError('beyond="edge" needs a table of at least one row, p has none')

@@ -1,0 +1,161 @@
+"""Encodings of a user's own: the register, its checks, and the examples of the docs."""
+
+import dataclasses
+import doctest
+import math
+
+import numpy as np
+import pytest
+import wavepe
+import wavepe.encodings
+from wavepe.encodings import (
+    ALiBi,
+    Encoding,
+    RoPE,
+    base,
+    known_encodings,
+    option,
+    register_encoding,
+)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A register that forgets what the test adds."""
+    monkeypatch.setattr(base, "_known", dict(base._known))
+
+
+def test_own_encoding(own):
+    @register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Even(Encoding):
+        name = "even"
+        entry = "slope"
+        slope: float = 0.1
+
+        def slopes(self, heads):
+            return np.full(heads, self.slope)
+
+    encoding = wavepe.encoding("even:slope=1")
+    assert encoding == Even(1.0)
+    assert str(encoding) == "even:slope=1"
+    assert wavepe.encoding(encoding.to_dict()) == encoding == encoding.trained_as()
+    np.testing.assert_array_equal(encoding.slopes(3), [1.0, 1.0, 1.0])
+    assert known_encodings()[-1] == "even"
+    with pytest.raises(ValueError, match="even slope must be a number"):
+        wavepe.encoding("even:slope=steep")
+    with pytest.raises(NotImplementedError, match="'even'"):
+        encoding.table(3, 8)
+    register_encoding(Even)  # once more is fine
+
+
+def test_own_rotary_encoding(own):
+    @register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Halved(RoPE):
+        name = "halved"
+
+        def frequencies(self, head_dim, **lengths):
+            inv_freq, factor = super().frequencies(head_dim, **lengths)
+            return inv_freq / 2, factor
+
+    encoding = wavepe.encoding("halved:theta=100,inference_theta=scaled")
+    assert str(encoding.trained_as()) == "halved:theta=100"
+    assert encoding != wavepe.encoding("rope:theta=100,inference_theta=scaled")
+    table = encoding.rope_table(np.arange(20), 16, trained_length=10)
+    angle = np.arange(20)[:, None] * 200.0 ** (-np.arange(8) / 8) / 2
+    np.testing.assert_allclose(table, (np.cos(angle), np.sin(angle)), rtol=0, atol=2**-23)
+
+
+def test_own_options_are_checked(own):
+    def even(label, value):
+        if value % 2:
+            raise ValueError(f"{label} must be even, got {value!r}")
+        return value
+
+    @register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Checked(Encoding):
+        name = "checked"
+        entry = "none"
+        count: int = 1
+        wide: bool = False
+        title: str = "plain"
+        sizes: tuple = (1, 2.5)
+        free: object = None
+        pairs: int = option(2, even)
+
+    options = {"count": 3, "wide": True, "title": "x-1", "sizes": (True, "a"), "free": 2.5}
+    encoding = wavepe.encoding("checked", **options, pairs=4)
+    assert encoding.options() == {**options, "pairs": 4}
+    text = "checked:count=3,wide=true,title=x-1,sizes=true+a,free=2.5,pairs=4"
+    assert str(encoding) == text
+    assert wavepe.encoding(text) == encoding
+    for key, wrong, error in [
+        ("count", 1.0, TypeError),
+        ("count", True, TypeError),
+        ("wide", 0, TypeError),
+        ("title", 1, TypeError),
+        ("title", "two words", ValueError),
+        ("title", "1", ValueError),
+        ("title", "true", ValueError),
+        ("title", "", ValueError),
+        ("title", None, TypeError),
+        ("sizes", (), ValueError),
+        ("sizes", ((1, 2), 3), TypeError),
+        ("sizes", ("1e", 5), ValueError),
+        ("sizes", "ab", TypeError),
+        ("free", math.inf, ValueError),
+        ("free", {}, TypeError),
+        ("pairs", 3, ValueError),
+    ]:
+        with pytest.raises(error, match=f"checked {key} must be"):
+            wavepe.encoding("checked", **{key: wrong})
+
+
+def own_class(bases=(Encoding,), frozen=True, options=(), **body):
+    body = {"name": "own", "entry": "none", **body}
+    body = {key: value for key, value in body.items() if value is not None}
+    return dataclasses.make_dataclass("Own", options, bases=bases, frozen=frozen, namespace=body)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ALiBi(), TypeError, "class derived from Encoding"),
+        (lambda: int, TypeError, "class derived from Encoding"),
+        (lambda: type("Own", (Encoding,), {}), TypeError, "frozen=True"),
+        (lambda: own_class(name="a:b"), ValueError, "no blank and no : , = \\+; got 'a:b'"),
+        (lambda: own_class(name="a b"), ValueError, "no blank"),
+        (lambda: own_class(name=""), ValueError, "no blank"),
+        (lambda: own_class(name=None), ValueError, "got None"),
+        (lambda: own_class(entry="bias"), ValueError, "absolute, rotary, relative, slope, none"),
+        (lambda: own_class(entry=None), ValueError, "entry must be one of"),
+        (lambda: own_class(entry="slope"), TypeError, r"needs slopes\(\)"),
+        (lambda: own_class(entry="relative"), TypeError, r"needs table\(\)"),
+        (lambda: own_class(entry="absolute"), TypeError, r"needs absolute\(\)"),
+        (lambda: own_class(entry="rotary"), TypeError, r"needs rope_table\(\)"),
+        (
+            lambda: own_class(entry="rotary", rope_table=lambda self, *args: args),
+            TypeError,
+            "derive it from RoPE",
+        ),
+        (lambda: own_class(options=[("size", int)]), TypeError, "size needs a default"),
+        (lambda: own_class(options=[("table", int, 1)]), TypeError, "not be called table"),
+        (lambda: own_class(options=[("version", int, 1)]), TypeError, "not be called version"),
+        (lambda: own_class(options=[("size", str, "a,b")]), ValueError, "own size must be"),
+        (lambda: own_class(name="rope"), ValueError, "'rope' is taken"),
+    ],
+)
+def test_unfit_own_class(own, make, error, message):
+    before = known_encodings()
+    with pytest.raises(error, match=message):
+        register_encoding(make())
+    assert known_encodings() == before
+
+
+@pytest.mark.parametrize("module", [wavepe.encodings, base])
+def test_examples_in_the_docs(own, module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
