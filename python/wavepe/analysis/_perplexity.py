@@ -1,0 +1,213 @@
+"""Perplexity of a causal language model by three protocols (METHODS 6)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+PROTOCOLS = ("whole", "blocks", "sliding")
+
+# One batch holds at most this many logits or attention scores of a layer: 64 MiB of float32.
+_ELEMENTS = 1 << 24
+# More tokens in one pass gain no speed on a CPU and fall out of its cache.
+_TOKENS = 1 << 12
+
+
+class Pass(NamedTuple):
+    """One forward pass over tokens[start:stop], scoring the tokens first..last-1 of the piece.
+
+    All four count from the start of the piece. `last` is `stop + 1` where the model's last output
+    is needed too.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def perplexity(
+    model: torch.nn.Module,
+    tokens: torch.Tensor,
+    length: int,
+    *,
+    protocol: str = "whole",
+    window: int | None = None,
+    stride: int | None = None,
+) -> float:
+    """Perplexity of `tokens`, cut in pieces of `length` tokens; a shorter last piece is dropped.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A Hugging Face causal language model. It runs in evaluation mode without gradient; its
+        training mode is restored.
+    tokens : torch.Tensor, shape (n,), any integer dtype
+        Token ids, at least `length` of them.
+    length : int
+        Tokens in a piece, at least 2.
+    protocol : {"whole", "blocks", "sliding"}
+        "whole": each piece in one pass. "blocks": each piece as non-overlapping passes of `window`
+        tokens, of which the first is never scored. "sliding": windows of `window` tokens starting
+        at 0, stride, 2 stride, ... of the piece, the last cut at its end; each token but the
+        piece's first is scored once, in the first window that predicts it.
+    window, stride : int, optional
+        Required by the protocols that use them, else unused; 2 <= window, 1 <= stride <= window.
+
+    Returns
+    -------
+    float
+        exp of the mean negative log likelihood over all scored tokens, summed in float64.
+
+    Raises
+    ------
+    TypeError
+        `tokens` is no integer tensor, or a size is no integer.
+    ValueError
+        A wrong shape, size or protocol, too few tokens, or ids outside the model's vocabulary.
+    """
+    length, window, stride = _sizes(length, protocol, window, stride)
+    tokens = _check_tokens(model, tokens, length)
+    passes = list(_passes(protocol, length, window, stride))
+    total, count = 0.0, 0
+    with _evaluating(model):
+        for group, starts in _groups(passes, len(tokens) // length, length).items():
+            for batch in _batches(model, starts, group.stop):
+                total += _negative_log_likelihood(model, tokens, batch, group)
+                count += len(batch) * (group.last - group.first)
+    try:
+        return math.exp(total / count)
+    except OverflowError:
+        return math.inf
+
+
+def _sizes(
+    length: int, protocol: str, window: int | None, stride: int | None
+) -> tuple[int, int, int]:
+    """The sizes as checked ints; a size the protocol does not use comes back as `length`."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol!r}: known are {', '.join(PROTOCOLS)}")
+    length = _integer("length", length, 2)
+    if protocol == "whole":
+        return length, length, length
+    if window is None:
+        raise ValueError(f"protocol {protocol!r} needs window=")
+    window = _integer("window", window, 2)
+    if protocol == "blocks":
+        return length, window, window
+    if stride is None:
+        raise ValueError("protocol 'sliding' needs stride=")
+    stride = _integer("stride", stride, 1)
+    if stride > window:
+        raise ValueError(f"stride is {stride}: needs at most the window, {window}")
+    return length, window, stride
+
+
+def _integer(name: str, value: int, least: int) -> int:
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: needs an integer") from None
+    if value < least:
+        raise ValueError(f"{name} is {value}: needs at least {least}")
+    return value
+
+
+def _check_tokens(model: torch.nn.Module, tokens: torch.Tensor, length: int) -> torch.Tensor:
+    """`tokens` as int64 on the model's device."""
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(
+            'wavepe.analysis.perplexity needs torch: pip install "wavepe[torch]"'
+        ) from None
+    if not isinstance(tokens, torch.Tensor):
+        raise TypeError(f"tokens is a {type(tokens).__name__}: needs a 1-D integer torch.Tensor")
+    if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
+        raise TypeError(f"tokens has dtype {tokens.dtype}: needs an integer one")
+    if tokens.dim() != 1:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}: needs one dimension")
+    if len(tokens) < length:
+        raise ValueError(f"tokens holds {len(tokens)}: needs at least one piece of {length}")
+    parameter = next(model.parameters(), None)
+    tokens = tokens.to(device=None if parameter is None else parameter.device, dtype=torch.int64)
+    low, high = tokens.min().item(), tokens.max().item()
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or high + 1
+    if low < 0 or high >= vocabulary:
+        raise ValueError(f"tokens hold ids {low}..{high}: needs ids in 0..{vocabulary - 1}")
+    return tokens
+
+
+def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[Pass]:
+    """The passes over one piece ("whole" comes as one window of `length`)."""
+    scored = 1  # the next token to score; nothing predicts a piece's first
+    for start in range(0, length, stride):
+        stop = min(start + window, length)
+        first = start + 1 if protocol == "blocks" else scored
+        # The token after this window starts the next one, which cannot predict it.
+        bridge = protocol == "sliding" and stride == window and stop < length
+        last = stop + bridge
+        if first < last:
+            yield Pass(start, stop, first, last)
+        scored = last
+        if stop == length:
+            return
+
+
+def _groups(passes: list[Pass], pieces: int, length: int) -> dict[Pass, list[int]]:
+    """Passes of one form, all counted from their own start -> where each of them starts."""
+    groups: dict[Pass, list[int]] = defaultdict(list)
+    for piece in range(pieces):
+        for start, stop, first, last in passes:
+            form = Pass(0, stop - start, first - start, last - start)
+            groups[form].append(piece * length + start)
+    return groups
+
+
+def _batches(model: torch.nn.Module, starts: list[int], size: int) -> Iterator[list[int]]:
+    """`starts` in batches that keep the logits, and the scores of one layer, within memory."""
+    config = getattr(model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None) or 1
+    heads = getattr(config, "num_attention_heads", None) or 1
+    widest = size * max(vocabulary, heads * size)
+    batch = max(1, min(_ELEMENTS // widest, _TOKENS // size))
+    for first in range(0, len(starts), batch):
+        yield starts[first : first + batch]
+
+
+def _negative_log_likelihood(
+    model: torch.nn.Module, tokens: torch.Tensor, starts: list[int], form: Pass
+) -> float:
+    """Sum over the scored tokens of one batch of equal passes."""
+    import torch
+
+    rows = torch.tensor(starts, device=tokens.device)[:, None]
+    inputs = tokens[rows + torch.arange(form.stop, device=tokens.device)]
+    targets = tokens[rows + torch.arange(form.first, form.last, device=tokens.device)]
+    logits = model(input_ids=inputs, use_cache=False).logits
+    logits = logits[:, form.first - 1 : form.last - 1].flatten(0, 1).float()
+    losses = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="none")
+    return losses.double().sum().item()
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradient; each module's own mode comes back."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        # not inference_mode: a table the model caches now must stay usable in training
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

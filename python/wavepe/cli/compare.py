@@ -1,0 +1,236 @@
+"""``wavepe compare``: train one small Llama per encoding, evaluate each beyond its length."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import wavepe
+
+from .data import Text, evaluation_bytes, load_text
+from .environment import environment
+from .errors import Interrupted, UsageError, require
+from .folder import RunFolder, model_name, write_at_once
+from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
+
+# Training states kept so often that a kill costs little, so seldom that they cost nothing.
+_SAVES_PER_TRAINING = 20
+_MOST_STEPS_BETWEEN_SAVES = 200
+
+
+@dataclass(frozen=True)
+class Model:
+    """One training, and the rows (specs) that are read from it."""
+
+    spec: str
+    seed: int
+    rows: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return model_name(self.spec, self.seed)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe compare``."""
+    add = parser.add_argument
+    add("--encodings", nargs="+", metavar="SPEC",
+        help="the rows: name or name:key=value,key=value (default: "
+        + " ".join(DEFAULT_ENCODINGS) + ")")  # fmt: skip
+    add("--lengths", nargs="+", metavar="N",
+        help="sequence lengths to evaluate (default: 1, 2, 4, 8 times --train-length)")  # fmt: skip
+    add("--data", metavar="PATH", help="a text file, or a folder of them (default: the Python "
+        "standard library's sources)")  # fmt: skip
+    add("--steps", type=int, default=1200, metavar="N", help="training steps (%(default)s)")
+    add("--seeds", type=int, default=1, metavar="N", help="trainings per encoding (%(default)s)")
+    add("--out", metavar="DIR", help="folder of the results (default: runs/compare-XXXXXXXX, "
+        "named after the settings)")  # fmt: skip
+    add("--train-length", type=int, default=128, metavar="N", help="trained length (%(default)s)")
+    add("--batch", type=int, default=16, metavar="N", help="sequences per step (%(default)s)")
+    add("--layers", type=int, default=2, metavar="N", help="layers (%(default)s)")
+    add("--heads", type=int, default=4, metavar="N", help="attention heads (%(default)s)")
+    add("--head-dim", type=int, default=24, metavar="N", help="head size (%(default)s)")
+    add("--lr", type=float, default=3e-3, metavar="X", help="learning rate (%(default)s)")
+    add("--eval-bytes", type=int, default=131072, metavar="N",
+        help="held-out bytes to evaluate on, about (%(default)s)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
+    add("--save-every", type=int, metavar="N",
+        help="training steps between the states a killed run resumes from")  # fmt: skip
+    add("--quiet", action="store_true", help="print the table alone")
+
+
+def run(args: argparse.Namespace, argv: list[str]) -> int:
+    """Check everything, then train, evaluate and report; `argv` is repeated in the advice."""
+    settings = settings_from(args)
+    for option in ("threads", "save_every"):
+        value = getattr(args, option)
+        if value is not None and value < 1:
+            raise UsageError(f"--{option.replace('_', '-')} {value}: needs at least 1")
+    text = load_text(args.data, max(settings.lengths), settings.train_length)
+    require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
+    manifest = settings.manifest(text.sha256)
+    folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}"))
+    threads = args.threads or folder.recorded("threads")
+    save_every = args.save_every or max(
+        1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
+    )
+    with _torch_threads(threads) as threads, folder.opened({**manifest, "threads": threads}):
+        try:
+            results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
+        except KeyboardInterrupt:
+            command = ["wavepe", "compare", *argv]
+            if args.out is None:
+                command += ["--out", str(folder.path)]
+            raise Interrupted(f"to resume: {shlex.join(command)}") from None
+    _report(folder, settings, results, args.quiet)
+    return 0
+
+
+def models_of(settings: Settings) -> list[Model]:
+    """The trainings: rows whose encodings train alike share one."""
+    rows: dict[str, list[str]] = {}
+    for spec in settings.encodings:
+        rows.setdefault(str(wavepe.encoding(spec).trained_as()), []).append(spec)
+    return [
+        Model(spec, seed, tuple(specs))
+        for seed in range(settings.seeds)
+        for spec, specs in rows.items()
+    ]
+
+
+class _Comparison:
+    """Runs what is missing in the folder, in order, and keeps results.json up to date."""
+
+    def __init__(
+        self, settings: Settings, text: Text, folder: RunFolder, threads: int, save_every: int
+    ) -> None:
+        self.settings, self.text, self.folder = settings, text, folder
+        self.threads, self.save_every = threads, save_every
+        self.held_out = evaluation_bytes(text.held_out, settings.lengths, settings.eval_bytes)
+        before = folder.read(folder.results) or {"runs": []}
+        self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
+
+    def run(self, quiet: bool) -> dict[str, Any]:
+        """Train and evaluate; returns what results.json holds at the end."""
+        from .progress import Report
+
+        models = models_of(self.settings)
+        with Report(len(models), self.settings.steps, quiet=quiet) as report:
+            for number, model in enumerate(models):
+                report.model(number, model.rows[0])
+                self._train(model, report)
+                for spec in model.rows:
+                    if (spec, model.seed) not in self.done:
+                        report.evaluating(spec)
+                        self._evaluate(model, spec, report)
+        results = self.folder.read(self.folder.results)
+        assert results is not None  # every comparison has a row
+        return results
+
+    def _train(self, model: Model, report: Any) -> None:
+        if self.folder.checkpoint(model.name).is_dir():
+            self.folder.discard_training(model.name)
+            report.finished_before()
+            return
+        from .training import train
+
+        state = train(
+            model.spec, model.seed, self.settings, self.text.train,
+            self.folder.training(model.name), self.save_every, report.step,
+        )  # fmt: skip
+        facts = {"spec": model.spec, "seed": model.seed, "steps": state.step}
+        facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
+
+        def save(path: Path) -> None:
+            state.model.save_pretrained(path)
+            self.folder.write_json(path / "training.json", facts)
+
+        self.folder.finish(model.name, save)
+
+    def _evaluate(self, model: Model, spec: str, report: Any) -> None:
+        from .training import evaluate
+
+        checkpoint = self.folder.checkpoint(model.name)
+        trained = self.folder.read(checkpoint / "training.json")
+        began = time.perf_counter()
+        perplexity = evaluate(checkpoint, spec, self.held_out, self.settings.lengths)
+        seconds = trained["seconds"] + time.perf_counter() - began
+        self.done[spec, model.seed] = {
+            "encoding": spec,
+            "seed": model.seed,
+            "perplexity": perplexity,
+            "seconds": round(seconds, 3),
+        }
+        self.folder.write_json(self.folder.results, self._results())
+        numbers = ", ".join(f"{length}: {value:.2f}" for length, value in perplexity.items())
+        report.note(f"{spec} after {seconds:.0f} s, perplexity at {numbers}")
+
+    def _results(self) -> dict[str, Any]:
+        wanted = [
+            (spec, seed) for seed in range(self.settings.seeds) for spec in self.settings.encodings
+        ]
+        models = {}
+        for model in models_of(self.settings):
+            facts = self.folder.read(self.folder.checkpoint(model.name) / "training.json")
+            if facts is not None:
+                models[f"checkpoints/{model.name}"] = facts
+        return {
+            "train_length": self.settings.train_length,
+            "runs": [self.done[key] for key in wanted if key in self.done],
+            "environment": {
+                **environment(),
+                "threads": self.threads,
+                "date": datetime.date.today().isoformat(),
+                "protocol": "whole",
+                "data": {
+                    "text": self.text.description,
+                    "sha256": self.text.sha256,
+                    "train_bytes": len(self.text.train),
+                    "held_out_bytes": len(self.text.held_out),
+                    "evaluated_bytes": len(self.held_out),
+                },
+                "settings": asdict(self.settings),
+                "models": models,
+                "complete": all(key in self.done for key in wanted),
+            },
+        }
+
+
+def _report(folder: RunFolder, settings: Settings, results: dict[str, Any], quiet: bool) -> None:
+    from wavepe.analysis.plots import perplexity_by_length
+
+    from .report import markdown_table, print_table, title
+
+    runs, train_length = results["runs"], settings.train_length
+    heading = title(train_length).partition(" (*")[0]
+    write_at_once(
+        folder.picture,
+        lambda path: perplexity_by_length(runs, path, train_length=train_length, title=heading),
+    )
+    table = markdown_table(runs, settings.lengths, train_length)
+    write_at_once(folder.table, lambda path: path.write_text(table, "utf-8"))
+    print_table(runs, settings.lengths, train_length)
+    if not quiet:
+        print(f"results: {folder.results}  picture: {folder.picture}")
+
+
+@contextmanager
+def _torch_threads(wanted: int | None) -> Iterator[int]:
+    """torch on `wanted` threads; gives the number in force."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,155 @@
+"""The text of ``wavepe compare``: which bytes train, which are held out, and how they are drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .errors import UsageError
+
+HELD_OUT_SHARE = 0.05
+# Folders of the standard library that hold other people's code, or tests: repetitive tables mostly.
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Bytes to train on and bytes held out, both uint8 of shape (n,)."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    description: str
+    sha256: str
+
+
+def load_text(path: str | None, longest: int, train_length: int) -> Text:
+    """Read and split the text at `path`: a file, a folder, or None for the standard library.
+
+    Several files are split by file, one file by place (its end is held out). Needs
+    `train_length` + 1 bytes to train on and `longest` held-out bytes, else UsageError.
+    """
+    if path is None:
+        files, description = _standard_library()
+    else:
+        files, description = _read(Path(path))
+    train, held_out = _split_by_file(files, longest) if len(files) > 1 else _cut(files, longest)
+    size = sum(map(len, files.values()))
+    if len(train) <= train_length or len(held_out) < longest:
+        raise UsageError(
+            f"{description} is too short: {size} bytes give {len(train)} to train on and "
+            f"{len(held_out)} held out; needs at least {train_length + 1} and {longest}"
+        )
+    digest = hashlib.sha256()
+    for part in (train, held_out):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return Text(
+        np.frombuffer(train, np.uint8),
+        np.frombuffer(held_out, np.uint8),
+        f"{description}, {len(files)} file{'s' * (len(files) > 1)}, {size} bytes",
+        digest.hexdigest(),
+    )
+
+
+def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -> np.ndarray:
+    """The batch of training step `step`: int64 of shape (batch, length + 1).
+
+    It follows from its arguments alone, so every encoding sees the same batches and a resumed
+    training needs no generator state.
+    """
+    generator = np.random.default_rng([seed, step])
+    starts = generator.integers(0, len(train) - length, size=(batch, 1))
+    return train[starts + np.arange(length + 1)].astype(np.int64)
+
+
+def evaluation_bytes(held_out: np.ndarray, lengths: Sequence[int], budget: int) -> np.ndarray:
+    """About `budget` held-out bytes that cut into whole pieces of every length.
+
+    Blocks of the lengths' least common multiple, evenly spread over the held-out text, so that
+    every length scores the same bytes but those that begin a piece. Where that multiple is out of
+    reach, a stretch from the beginning, whose remainders differ with the length.
+    """
+    block = math.lcm(*lengths)
+    if block > min(len(held_out), max(budget, max(lengths))):
+        return held_out[: max(budget, max(lengths))]
+    there = len(held_out) // block
+    wanted = min(there, max(1, budget // block))
+    starts = [block * (number * there // wanted) for number in range(wanted)]
+    return np.concatenate([held_out[start : start + block] for start in starts])
+
+
+def _standard_library() -> tuple[dict[str, bytes], str]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = {
+        name: _bytes(file)
+        for name, file in _walk(root)
+        if name.endswith(".py") and not _NOT_LIBRARY.intersection(name.split("/"))
+    }
+    if not files:
+        raise UsageError(f"the standard library at {root} holds no sources: give --data PATH")
+    return files, "the Python standard library's sources"
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], str]:
+    if path.is_file():
+        return {path.name: _bytes(path)}, str(path)
+    if not path.is_dir():
+        raise UsageError(f"--data {path}: no such file or folder")
+    read = {name: _bytes(file) for name, file in _walk(path)}
+    files = {name: content for name, content in read.items() if content and b"\0" not in content}
+    if not files:
+        raise UsageError(f"--data {path}: holds no text files")
+    return files, f"the text files of {path}"
+
+
+def _walk(root: Path) -> list[tuple[str, Path]]:
+    """(name below root, path) of every regular file, sorted by name; hidden ones passed over."""
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            file = Path(folder, name)
+            if not name.startswith(".") and file.is_file():
+                found.append((file.relative_to(root).as_posix(), file))
+    return sorted(found)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _split_by_file(files: dict[str, bytes], longest: int) -> tuple[bytes, bytes]:
+    """Hold out files in the order of their names' hashes until the share is reached.
+
+    A file larger than the whole share stays in training, unless every file is.
+    """
+    share = max(math.ceil(HELD_OUT_SHARE * sum(map(len, files.values()))), longest)
+    ranked = sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest())
+    held_out: list[str] = []
+    size = 0
+    for name in ranked:
+        if size < share and len(files[name]) <= share:
+            held_out.append(name)
+            size += len(files[name])
+    if size < longest:
+        held_out = [min(ranked, key=lambda name: (len(files[name]) < longest, len(files[name])))]
+    kept = set(held_out)
+    train = b"".join(content for name, content in files.items() if name not in kept)
+    return train, b"".join(files[name] for name in held_out)
+
+
+def _cut(files: dict[str, bytes], longest: int) -> tuple[bytes, bytes]:
+    """Hold out the end of the only file."""
+    (content,) = files.values()
+    share = max(math.ceil(HELD_OUT_SHARE * len(content)), longest)
+    return content[:-share], content[-share:]

@@ -1,0 +1,38 @@
+"""What ends a command early, and how: one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+class CommandError(Exception):
+    """Ends the command with its message as one line on stderr."""
+
+    code = 1
+
+
+class UsageError(CommandError):
+    """The command was asked for something it cannot do."""
+
+    code = 2
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after what was under way has been saved."""
+
+
+def require(command: str, **parts: str) -> None:
+    """Raise CommandError unless every part (module=extra) is installed."""
+    missing = {name: extra for name, extra in parts.items() if not _found(name)}
+    if missing:
+        extras = ",".join(sorted(set(missing.values())))
+        raise CommandError(
+            f'{command} needs {" and ".join(missing)}: pip install "wavepe[{extras}]"'
+        )
+
+
+def _found(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # a module without a spec, as tests put into sys.modules
+        return False

@@ -1,0 +1,98 @@
+"""``wavepe info``: what this installation has, and what brings the rest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import wavepe
+
+from .environment import cpu_name, version_of
+
+# Optional package -> the extra that brings it.
+_OPTIONAL = {
+    "torch": "torch",
+    "transformers": "hf",
+    "fairseq": "fairseq",
+    "matplotlib": "plot",
+    "rich": "cli",
+    "PyWavelets": "pywt",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe info``."""
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace, argv: list[str]) -> int:
+    """Print what was found."""
+    facts = collect()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    width = max(map(len, facts)) + 2
+    for key, value in facts.items():
+        if key != "missing":
+            print(f"{key:{width}}{_plain(value)}")
+    for name, command in facts["missing"].items():
+        print(f"{name:{width}}missing: {command}")
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Facts by name, ready for JSON; "missing" maps what is not there to the command for it."""
+    build = dict(wavepe.build_info())
+    found = {name: version_of(name) for name in _OPTIONAL}
+    missing = {
+        name: f'pip install "wavepe[{extra}]"'
+        for name, extra in _OPTIONAL.items()
+        if found[name] is None
+    }
+    facts: dict[str, Any] = {
+        "wavepe": wavepe.__version__,
+        "variants here": list(wavepe.variants()),
+        "variant in use": wavepe.variant(),
+        **{f"built: {key}": value for key, value in build.items() if key != "version"},
+        "machine": cpu_name(),
+        **{name: version for name, version in found.items() if version is not None},
+    }
+    if found["torch"]:
+        facts["CUDA"] = _cuda()
+        operators = _torch_operators()
+        if operators:
+            missing["wavepe.ops"] = operators
+        else:
+            facts["wavepe.ops"] = True
+    facts["missing"] = missing
+    return facts
+
+
+def _cuda() -> str:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"torch does not load: {error}"
+    if torch.version.cuda is None:
+        return "none: this torch is built for the CPU"
+    if not torch.cuda.is_available():
+        return f"{torch.version.cuda}, no device"
+    return f"{torch.version.cuda}, {torch.cuda.get_device_name()}"
+
+
+def _torch_operators() -> str | None:
+    """Why wavepe.ops cannot be imported, in one line; None if it can."""
+    try:
+        import wavepe.ops  # noqa: F401
+    except (ImportError, OSError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

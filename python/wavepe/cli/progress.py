@@ -1,0 +1,121 @@
+"""How far a comparison is: a bar in a terminal, a few lines anywhere else (needs rich)."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+# Lines per model where there is no terminal.
+_LINES = 4
+
+
+class Report:
+    """Shows the training steps of several models, all of `steps` each, on stderr.
+
+    `done` steps were taken before; they count as done but not in the time left.
+    """
+
+    def __init__(self, models: int, steps: int, *, quiet: bool) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bar = self._console.is_terminal and not quiet
+        self._models, self._steps = models, steps
+        self._title, self._model = "", 0
+        self._session = _Pace(models * steps)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not self._bar,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("", total=models * steps, loss="", left="")
+
+    def __enter__(self) -> Report:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def model(self, number: int, title: str) -> None:
+        """Model `number` (from 0) is next."""
+        self._model, self._title = number, f"[{number + 1}/{self._models}] {title}"
+        self._progress.update(self._task, description=self._title)
+
+    def finished_before(self) -> None:
+        """The model was trained by an earlier call."""
+        self._session.skip_to((self._model + 1) * self._steps)
+        self._advance("", "")
+
+    def evaluating(self, spec: str) -> None:
+        """The row `spec` is being evaluated."""
+        self._progress.update(self._task, description=f"{self._title}: evaluating {spec}")
+
+    def step(self, step: int, loss: float) -> None:
+        """`step` steps of the model are done; the first call says where it starts."""
+        done = self._model * self._steps + step
+        if self._session.model != self._model:
+            self._session.skip_to(done)
+            self._session.model = self._model
+            if step:
+                self.note(f"resumes at step {step}")
+        else:
+            self._session.done = done
+        left = f"{_clock(self._session.left())} left"
+        self._advance(f"loss {loss:.3f}", left)
+        # the last step's line is the row's own
+        if not self._bar and step < self._steps and _passes_mark(step, self._steps):
+            self.note(f"step {step} of {self._steps}, loss {loss:.3f}, {left}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(f"{self._title}: {text}", markup=False, soft_wrap=True)
+
+    def _advance(self, loss: str, left: str) -> None:
+        if self._bar:
+            self._progress.update(self._task, completed=self._session.done, loss=loss, left=left)
+
+
+class _Pace:
+    """Steps done, and the time left judged by those of this session alone."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.model = total, 0, -1
+        self._skipped = 0
+        self._began = time.monotonic()
+
+    def skip_to(self, done: int) -> None:
+        """The steps up to `done` took no time of this session."""
+        self._skipped += done - self.done
+        self.done = done
+
+    def left(self) -> float | None:
+        own = self.done - self._skipped
+        if own <= 0:
+            return None
+        return (time.monotonic() - self._began) / own * (self.total - self.done)
+
+
+def _passes_mark(step: int, steps: int) -> bool:
+    """Whether `step` is the first at or after one of the _LINES marks."""
+    return step > 0 and step * _LINES // steps > (step - 1) * _LINES // steps
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,217 @@
+"""What the kernel tests share: sizes, layouts, error bounds with their reasons, and a canary around
+outputs."""
+
+import contextlib
+import importlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import wavepe
+
+# Around every block size a kernel may have: 2, 4, 8, 16, 32 and 64 lanes, one less, one more, and
+# odd tails.
+SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97)
+
+# How an input with given values may lie in memory. "unaligned" is off by one byte.
+LAYOUTS = ("contiguous", "sliced", "negative", "zero", "fortran", "offset", "unaligned")
+OUT_LAYOUTS = ("contiguous", "sliced", "negative", "fortran", "offset")
+
+INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+
+
+class Bound(NamedTuple):
+    """Errors are at most `units` unit roundoffs (half an ulp of 1) of the size given by
+    `reason`."""
+
+    units: float
+    reason: str
+
+
+BOUNDS = {
+    "ricker": Bound(
+        6, "of (1 + u^2)^2 exp(-u^2/2): quotient, square, exp and 1 - u^2 round once each"
+    ),
+    "gaussian": Bound(
+        5, "of (1 + u^2) exp(-u^2): quotient and square round once each, exp to one ulp"
+    ),
+    "morlet": Bound(8, "of (1 + u^2) exp(-u^2): as gaussian, and a cosine to one ulp"),
+    "haar": Bound(0, "jumps only: the value is exact"),
+    "relative_bias": Bound(1, "of (d + 1) sum abs(q p): any order of adding d products"),
+    "rope": Bound(
+        2, "of abs(a cos) + abs(b sin): two products and their difference round once each"
+    ),
+    "rope_wide_table": Bound(3, "as rope, and cos and sin of more bits than x are rounded first"),
+    "rope_table": Bound(2, "of the result: one ulp, near zeros of cos and sin too"),
+    "rope_frequencies": Bound(2, "of (1 + abs(log w)) w: the exponent rounds, then the power"),
+    "sinusoidal": Bound(4, "of 1 + abs(angle): frequency and angle round, then sine to one ulp"),
+    "alibi_slopes": Bound(
+        16, "of the slope: the exponent, at most 8 log 2, rounds, then the power"
+    ),
+}
+
+UNIT = {
+    np.dtype(np.float16): 2.0**-11,
+    np.dtype(np.float32): 2.0**-24,
+    np.dtype(np.float64): 2.0**-53,
+}
+
+
+def unit(dtype):
+    """Unit roundoff; doubled for float64, where the oracle's own roundings are as large as the
+    kernel's."""
+    dtype = np.dtype(dtype)
+    return UNIT[dtype] * (2 if dtype == np.float64 else 1)
+
+
+def ulp(values, dtype):
+    """Distance between neighbours of `dtype` at each float64 value, subnormals included."""
+    info = np.finfo(dtype)
+    values = np.asarray(values, np.float64)
+    exponent = np.where(values == 0, info.minexp, np.frexp(values)[1])
+    return np.ldexp(1.0, np.maximum(exponent - info.nmant - 1, info.minexp - info.nmant))
+
+
+def psi_bound(kind, u, dtype):
+    """Allowed error of psi(u) in `dtype` (float16: float32 arithmetic, then at most twice the error
+    of one rounding)."""
+    dtype = np.dtype(dtype)
+    work = np.dtype(np.float32) if dtype == np.float16 else dtype
+    u2 = np.minimum(np.square(np.asarray(u, np.float64)), 1e4)
+    if kind == "ricker":
+        size = np.square(1 + u2) * np.exp(-u2 / 2)
+    elif kind == "haar":
+        size = np.zeros_like(u2)
+    else:
+        size = (1 + u2) * np.exp(-u2)
+    bound = BOUNDS[kind].units * unit(work) * size
+    if kind != "haar":  # exp may drop what is below the smallest normal, before the factor 1 - u^2
+        bound = bound + float(np.finfo(work).tiny) * (1 + u2 if kind == "ricker" else 1)
+    if dtype == np.float16 and kind != "haar":
+        bound = bound + ulp(size, dtype)
+    return bound
+
+
+def assert_within(got, exact, bound, what=""):
+    """abs(got - exact) <= bound elementwise; NaN must meet NaN, and infinities must be equal."""
+    got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
+    assert got.shape == exact.shape, f"{what}: shape {got.shape}, expected {exact.shape}"
+    with np.errstate(all="ignore"):
+        good = (np.abs(got - exact) <= bound) | (got == exact) | (np.isnan(got) & np.isnan(exact))
+    if not good.all():
+        at = tuple(int(i) for i in np.argwhere(~good)[0])
+        allowed = float(np.broadcast_to(bound, got.shape)[at])
+        error = float(abs(got[at] - exact[at]))
+        raise AssertionError(
+            f"{what}: {int((~good).sum())} of {good.size} wrong, first at {at}: got {got[at]!r}, "
+            f"exact {exact[at]!r}, error {error:.3g}, allowed {allowed:.3g}"
+        )
+
+
+def assert_same_bits(a, b, what=""):
+    """Equal dtype, shape and bits; NaNs count by their place, not by their payload."""
+    a, b = np.asarray(a), np.asarray(b)
+    assert (a.dtype, a.shape) == (b.dtype, b.shape), what
+    bits = np.dtype(f"u{a.dtype.itemsize}")
+    same = (np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)) | (
+        np.isnan(a) & np.isnan(b)
+    )
+    assert same.all(), f"{what}: {int((~same).sum())} of {same.size} differ in their bits"
+
+
+def lay_out(values, layout):
+    """The same values in another memory layout. "zero" repeats the first entry of axis 0 with
+    stride 0."""
+    values = np.asarray(values)
+    if layout == "contiguous" or values.ndim == 0:
+        return np.ascontiguousarray(values)
+    if layout == "fortran":
+        return np.asfortranarray(values)
+    if layout == "zero":
+        return np.broadcast_to(values[:1].copy(), values.shape) if len(values) else values.copy()
+    if layout == "sliced":
+        wide = np.full(tuple(2 * n + 1 for n in values.shape), 1, values.dtype)
+        view = wide[tuple(slice(1, 1 + 2 * n, 2) for n in values.shape)]
+    elif layout == "negative":
+        view = np.empty_like(values, order="C")[(slice(None, None, -1),) * values.ndim]
+    else:
+        byte = 1 if layout == "unaligned" else values.dtype.itemsize
+        raw = np.zeros(values.nbytes + byte, np.uint8)
+        view = raw[byte:].view(values.dtype).reshape(values.shape)
+    view[...] = values
+    return view
+
+
+class Guard:
+    """An array `out` inside a larger buffer of a known byte; `check` finds any write beside its
+    elements."""
+
+    BYTE = 0xA5
+    MARGIN = 512
+
+    def __init__(self, shape, dtype, layout="contiguous"):
+        dtype = np.dtype(dtype)
+        step = 2 if layout == "sliced" else 1
+        axes = range(len(shape)) if layout == "fortran" else reversed(range(len(shape)))
+        strides, size = [0] * len(shape), dtype.itemsize
+        for axis in axes:
+            strides[axis] = size * step
+            size *= max(1, shape[axis] * step)
+        start = self.MARGIN + (dtype.itemsize if layout == "offset" else 0)
+        self._bytes = np.full(size + start + self.MARGIN, self.BYTE, np.uint8)
+        free = np.ones(self._bytes.shape, bool)
+        as_strided = np.lib.stride_tricks.as_strided
+        as_strided(free[start:], (*shape, dtype.itemsize), (*strides, 1))[...] = False
+        self._free = free
+        out = np.ndarray(shape, dtype, self._bytes, start, strides)
+        self.out = out[(slice(None, None, -1),) * len(shape)] if layout == "negative" else out
+
+    def check(self, what=""):
+        hit = np.flatnonzero(self._free & (self._bytes != self.BYTE))
+        assert not len(hit), (
+            f"{what}: {len(hit)} bytes beside the output were written, first {hit[0]}"
+        )
+
+
+@contextlib.contextmanager
+def using(name):
+    """The named variant for a block, then the one before."""
+    before = wavepe.variant()
+    wavepe.use_variant(name)
+    try:
+        yield name
+    finally:
+        wavepe.use_variant(before)
+
+
+def generator(*key):
+    """A random generator that depends on the arguments alone (Python's own hash changes from run to
+    run)."""
+    return np.random.default_rng([int.from_bytes(str(k).encode()[:8], "little") for k in key])
+
+
+def turn(rng, shape, dtype=np.float32):
+    """cos and sin of random angles, as a rotary table of any shape."""
+    angle = rng.uniform(-math.pi, math.pi, shape)
+    return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+
+
+def load_torch():
+    """(torch, wavepe.ops), or skip the module: no torch here, or a build without it."""
+    torch = pytest.importorskip("torch")
+    if not wavepe.build_info()["torch"]:
+        pytest.skip("wavepe was built without torch", allow_module_level=True)
+    return torch, importlib.import_module("wavepe.ops")
+
+
+def recording_backend():
+    """A backend for torch.compile (autograd traced, then run eagerly) that keeps its `.graphs`."""
+    testing = importlib.import_module("torch._dynamo.testing")
+    importlib.import_module("torch._dynamo").reset()
+    return testing.CompileCounterWithBackend("aot_eager")
+
+
+def compiled_once(backend):
+    """True if every length used one graph; empty graphs that Dynamo may add do not count."""
+    return sum(any(n.op == "call_function" for n in g.graph.nodes) for g in backend.graphs) == 1

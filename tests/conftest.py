@@ -1,0 +1,39 @@
+"""Fixture `variant`: every kernel variant in turn. WAVEPE_REQUIRE=portable,avx2,... makes a missing
+one a failure."""
+
+import os
+
+import pytest
+import wavepe
+
+KNOWN = ("portable", "avx2", "avx512")
+PRESENT = tuple(wavepe.variants())
+REQUIRED = tuple(filter(None, os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")))
+MISSING = tuple(name for name in KNOWN if name not in PRESENT)
+
+
+def pytest_configure(config):
+    unknown = sorted(set(REQUIRED) - set(KNOWN))
+    if unknown:
+        raise pytest.UsageError(f"WAVEPE_REQUIRE: unknown variants {unknown}; known: {list(KNOWN)}")
+
+
+def pytest_report_header(config):
+    lines = [f"wavepe {wavepe.__version__}, variants tested: {', '.join(PRESENT)}"]
+    for name in MISSING:
+        fate = "required: tests fail" if name in REQUIRED else "skipped"
+        lines.append(f"wavepe variant {name}: not in this build or not run by this CPU, {fate}")
+    return lines
+
+
+@pytest.fixture(params=[name for name in KNOWN if name in PRESENT or name in REQUIRED])
+def variant(request):
+    """Switch to one variant for a test, and back."""
+    if request.param in MISSING:
+        pytest.fail(
+            f"variant {request.param} is required, but not in this build or not run by this CPU"
+        )
+    before = wavepe.variant()
+    wavepe.use_variant(request.param)
+    yield request.param
+    wavepe.use_variant(before)

@@ -1,0 +1,360 @@
+"""rope: rotary encoding [R] of NumPy arrays against the oracle, in every variant."""
+
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+import wavepe
+from cases import (
+    BOUNDS,
+    LAYOUTS,
+    OUT_LAYOUTS,
+    SIZES,
+    Guard,
+    assert_same_bits,
+    assert_within,
+    generator,
+    lay_out,
+    turn,
+    ulp,
+    unit,
+    using,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+each_form = pytest.mark.parametrize(
+    ("interleaved", "inverse"), list(itertools.product((False, True), repeat=2))
+)
+
+
+def rope_bound(x, cos, sin, interleaved, dtype):
+    """Allowed error; 0 where dims are only copied. float16: float32 arithmetic, then twice one
+    rounding's error."""
+    dtype = np.dtype(dtype)
+    wide = np.result_type(cos, sin).itemsize > max(dtype.itemsize, 4)
+    bound = BOUNDS["rope_wide_table" if wide else "rope"]
+    terms = oracle.rope_terms(x, cos, sin, interleaved)
+    size = bound.units * unit(np.float32 if dtype == np.float16 else dtype) * terms
+    tiny = 3 * float(np.finfo(dtype).smallest_subnormal) * (terms > 0)
+    if dtype == np.float16:
+        size = size + ulp(oracle.rope(x, cos, sin, interleaved), dtype) * (terms > 0)
+    return size + tiny
+
+
+def check(got, x, cos, sin, interleaved=False, inverse=False, what=""):
+    exact = oracle.rope(x, cos, sin, interleaved, inverse)
+    assert got.dtype == x.dtype
+    assert got.shape == x.shape
+    bound = rope_bound(x, cos, np.negative(sin) if inverse else sin, interleaved, x.dtype)
+    assert_within(got, exact, bound, f"{x.dtype}{x.shape} table {cos.dtype}{cos.shape} {what}")
+
+
+@each_dtype
+@each_form
+def test_every_size(variant, dtype, interleaved, inverse):
+    """Pairs h and the copied rest d - 2h over all sizes, odd d too."""
+    rng = generator("sizes")
+    for h in SIZES:
+        for rest in (0, 1, 2, 7, 16, 33):
+            x = rng.normal(size=(3, 2 * h + rest)).astype(dtype)
+            cos, sin = turn(rng, (3, h), dtype)
+            got = wavepe.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
+            check(got, x, cos, sin, interleaved, inverse, f"h={h} rest={rest}")
+
+
+@each_dtype
+@each_form
+def test_every_length(variant, dtype, interleaved, inverse):
+    rng = generator("lengths")
+    for n in SIZES:
+        x, (cos, sin) = rng.normal(size=(2, n, 10)).astype(dtype), turn(rng, (n, 4), dtype)
+        got = wavepe.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
+        check(got, x, cos, sin, interleaved, inverse)
+
+
+@each_dtype
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_every_layout(variant, dtype, interleaved):
+    rng = generator("layouts")
+    values = rng.normal(size=(2, 3, 5, 38)).astype(dtype)
+    tables = turn(rng, (5, 17), dtype)
+    for of_x, of_table in itertools.product(LAYOUTS, repeat=2):
+        x, cos, sin = (
+            lay_out(values, of_x),
+            lay_out(tables[0], of_table),
+            lay_out(tables[1], of_table),
+        )
+        got = wavepe.rope(x, cos, sin, interleaved=interleaved)
+        check(got, x, cos, sin, interleaved, what=f"x {of_x}, table {of_table}")
+        whole = wavepe.rope(
+            np.ascontiguousarray(x), np.array(cos), np.array(sin), interleaved=interleaved
+        )
+        assert_same_bits(got, whole, f"x {of_x}, table {of_table}")
+    heads_major = np.ascontiguousarray(values.swapaxes(1, 2)).swapaxes(1, 2)
+    assert_same_bits(
+        wavepe.rope(heads_major, *tables, interleaved=interleaved),
+        wavepe.rope(values, *tables, interleaved=interleaved),
+    )
+
+
+@each_dtype
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_output_stays_inside(variant, dtype, interleaved):
+    rng = generator("canary")
+    for shape, h in (((1, 2), 1), ((3, 7), 3), ((2, 3, 17), 8), ((5, 34), 16), ((2, 2, 3, 66), 31)):
+        x, (cos, sin) = rng.normal(size=shape).astype(dtype), turn(rng, (shape[-2], h), dtype)
+        want = wavepe.rope(x, cos, sin, interleaved=interleaved)
+        for layout in OUT_LAYOUTS:
+            guard = Guard(shape, dtype, layout)
+            got = wavepe.rope(x, cos, sin, interleaved=interleaved, out=guard.out)
+            assert got is guard.out
+            guard.check(f"{shape} {layout}")
+            assert_same_bits(got, want, f"{shape} {layout}")
+            guard.out[...] = x
+            assert (
+                wavepe.rope(guard.out, cos, sin, interleaved=interleaved, out=guard.out)
+                is guard.out
+            )
+            guard.check(f"{shape} {layout} in place")
+            assert_same_bits(guard.out, want, f"{shape} {layout} in place")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_overlapping_output(variant, interleaved):
+    """An output that shares memory with an input gives the same result, or is refused before a byte
+    is written."""
+    rng = generator("overlap")
+    n, d = 9, 16
+    for shift in (1, 2, 7, 8, 16, 17, 64, -1, -8, -16):
+        buffer = rng.normal(size=n * d + 2 * abs(shift)).astype(np.float32)
+        start = abs(shift)
+        x, out = (buffer[s : s + n * d].reshape(n, d) for s in (start, start + shift))
+        cos, sin = turn(rng, (n, d // 2))
+        want, before = wavepe.rope(x.copy(), cos, sin, interleaved=interleaved), buffer.copy()
+        try:
+            got = wavepe.rope(x, cos, sin, interleaved=interleaved, out=out)
+        except ValueError:
+            assert_same_bits(buffer, before)
+        else:
+            assert_same_bits(got, want, f"shifted by {shift}")
+    table = rng.normal(size=(4, 8)).astype(np.float32)
+    x, (_, sin) = rng.normal(size=(4, 8)).astype(np.float32), turn(rng, (4, 4))
+    want = wavepe.rope(x, table[:, :4].copy(), sin, interleaved=interleaved)
+    try:
+        got = wavepe.rope(x, table[:, :4], sin, interleaved=interleaved, out=table)
+    except ValueError:
+        return
+    assert_same_bits(got, want, "out over cos")
+
+
+def test_reversed_view_of_itself_as_output(variant):
+    x, (cos, sin) = np.arange(32.0).reshape(4, 8), turn(generator("reversed"), (4, 4), np.float64)
+    want = wavepe.rope(x.copy(), cos, sin)
+    try:
+        got = wavepe.rope(x, cos, sin, out=x[::-1])
+    except ValueError:
+        return
+    assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("table", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_types_of_x_and_table(variant, table, dtype, interleaved):
+    rng = generator("types")
+    for d, h in ((2, 1), (9, 4), (40, 20), (66, 31)):
+        x, (cos, sin) = (4 * rng.normal(size=(5, d))).astype(dtype), turn(rng, (5, h), table)
+        for inverse in (False, True):
+            got = wavepe.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
+            check(got, x, cos, sin, interleaved, inverse)
+
+
+def test_bfloat16_where_ml_dtypes_is_installed(variant):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    rng = generator("bf16")
+    x, (cos, sin) = rng.normal(size=(7, 33)).astype(bfloat16), turn(rng, (7, 16), bfloat16)
+    got = wavepe.rope(x, cos, sin)
+    assert got.dtype == bfloat16
+    exact = oracle.rope(x, cos, sin)
+    spacing = np.ldexp(1.0, np.frexp(exact)[1] - 8)
+    terms = oracle.rope_terms(x, cos, sin)
+    assert_within(got.astype(np.float64), exact, spacing + 2 * unit(np.float32) * terms)
+
+
+def test_table_broadcasts_against_x(variant):
+    rng = generator("broadcast")
+    x = rng.normal(size=(2, 3, 5, 12)).astype(np.float32)
+    for shape in (
+        (6,),
+        (1,),
+        (5, 6),
+        (1, 6),
+        (3, 1, 6),
+        (3, 5, 4),
+        (2, 1, 5, 6),
+        (1, 1, 1, 2),
+        (2, 3, 5, 6),
+    ):
+        cos, sin = turn(rng, shape)
+        check(wavepe.rope(x, cos, sin), x, cos, sin)
+    cos, sin = turn(rng, (5, 6))
+    check(wavepe.rope(x[0, 0], cos, sin), x[0, 0], cos, sin)
+    check(wavepe.rope(x[0, 0, 0], cos[0], sin[0]), x[0, 0, 0], cos[0], sin[0])
+    # cos and sin of different leading shapes broadcast too.
+    cos, sin = turn(rng, (5, 6))[0], turn(rng, (2, 3, 5, 6))[1]
+    check(wavepe.rope(x, cos, sin), x, np.broadcast_to(cos, sin.shape), sin)
+
+
+def test_empty(variant):
+    for shape, table in (
+        ((0, 8), (0, 4)),
+        ((2, 0, 8), (0, 4)),
+        ((0, 3, 8), (3, 4)),
+        ((3, 0), (3, 0)),
+        ((3, 5), (3, 0)),
+    ):
+        x = np.ones(shape, np.float32)
+        got = wavepe.rope(x, np.ones(table, np.float32), np.zeros(table, np.float32))
+        assert got.dtype == np.float32
+        assert np.array_equal(got, x)
+
+
+def test_nan_and_inf_stay_in_their_pair(variant):
+    rng = generator("nan")
+    for interleaved, bad in itertools.product((False, True), (np.nan, np.inf, -np.inf)):
+        x, (cos, sin) = rng.normal(size=(3, 37)).astype(np.float32), turn(rng, (3, 17))
+        for place in (0, 5, 16, 17, 33, 34, 36):
+            spoilt = x.copy()
+            spoilt[1, place] = bad
+            with np.errstate(all="ignore"):
+                check(
+                    wavepe.rope(spoilt, cos, sin, interleaved=interleaved),
+                    spoilt,
+                    cos,
+                    sin,
+                    interleaved,
+                )
+        cos[1, 7] = bad
+        check(wavepe.rope(x, cos, sin, interleaved=interleaved), x, cos, sin, interleaved)
+
+
+def test_bits_do_not_depend_on_slicing(variant):
+    rng = generator("slicing")
+    for dtype, interleaved in itertools.product((np.float32, np.float64), (False, True)):
+        x, (cos, sin) = rng.normal(size=(33, 70)).astype(dtype), turn(rng, (33, 33), dtype)
+        whole = wavepe.rope(x, cos, sin, interleaved=interleaved)
+        for start, stop in ((0, 1), (1, 8), (5, 33), (16, 32), (32, 33)):
+            cut = slice(start, stop)
+            part = wavepe.rope(x[cut], cos[cut], sin[cut], interleaved=interleaved)
+            assert_same_bits(part, whole[cut], f"{start}:{stop}")
+
+
+def test_layouts_are_permutations_of_each_other(variant):
+    rng = generator("permutation")
+    x, (cos, sin) = rng.normal(size=(4, 34)).astype(np.float32), turn(rng, (4, 17))
+    order = np.arange(34).reshape(2, 17).T.ravel()
+    assert_same_bits(
+        wavepe.rope(x, cos, sin)[:, order], wavepe.rope(x[:, order], cos, sin, interleaved=True)
+    )
+
+
+def test_inputs_are_left_alone(variant):
+    rng = generator("left alone")
+    x, (cos, sin) = rng.normal(size=(4, 9)).astype(np.float32), turn(rng, (4, 4))
+    before = [a.copy() for a in (x, cos, sin)]
+    wavepe.rope(x, cos, sin)
+    for a, b in zip((x, cos, sin), before, strict=True):
+        assert_same_bits(a, b)
+
+
+X, TABLE = np.ones((2, 3, 8), np.float32), np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "x", "cos", "sin", "options"),
+    [
+        (ValueError, "8", X, np.ones((3, 5), "f4"), np.ones((3, 5), "f4"), {}),
+        (ValueError, "2", X, np.ones((2, 4), "f4"), np.ones((2, 4), "f4"), {}),
+        (ValueError, "4", X, TABLE, np.ones((3, 3), "f4"), {}),
+        (ValueError, "5", X, np.ones((5, 1, 3, 4), "f4"), np.ones((5, 1, 3, 4), "f4"), {}),
+        (ValueError, "6", X[:, :1], np.ones((6, 4), "f4"), np.ones((6, 4), "f4"), {}),
+        (ValueError, None, np.float32(1), TABLE, TABLE, {}),
+        (ValueError, None, X, np.float32(1), np.float32(0), {}),
+        (TypeError, "int64", X.astype(int), TABLE, TABLE, {}),
+        (TypeError, "complex", X.astype(complex), TABLE, TABLE, {}),
+        (TypeError, "int64", X, TABLE.astype(int), TABLE.astype(int), {}),
+        (TypeError, None, X, TABLE.astype(complex), TABLE, {}),
+        (TypeError, None, X.astype(object), TABLE, TABLE, {}),
+        (TypeError, None, None, TABLE, TABLE, {}),
+        (TypeError, None, X, "cos", "sin", {}),
+        (ValueError, "2, 3, 8", X, TABLE, TABLE, {"out": np.empty((2, 3, 9), np.float32)}),
+        (ValueError, "2, 3, 8", X, TABLE, TABLE, {"out": np.empty((1, 2, 3, 8), np.float32)}),
+        (TypeError, "float64", X, TABLE, TABLE, {"out": np.empty((2, 3, 8))}),
+        (TypeError, None, X, TABLE, TABLE, {"out": [1.0]}),
+        (ValueError, None, X, TABLE, TABLE, {"out": np.broadcast_to(np.float32(0), X.shape)}),
+        (TypeError, None, X, TABLE, TABLE, {"layout": "neox"}),
+    ],
+)
+def test_errors(error, match, x, cos, sin, options):
+    with pytest.raises(error, match=match):
+        wavepe.rope(x, cos, sin, **options)
+
+
+def test_options_are_keywords_only():
+    with pytest.raises(TypeError):
+        wavepe.rope(X, TABLE, TABLE, True)
+
+
+# ------------------------------------------------------------------ invariants
+
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+sizes = st.integers(1, 20)
+
+
+def frequencies(rng, h):
+    return rng.uniform(0, 1, h)
+
+
+@quick
+@given(
+    sizes, sizes, st.booleans(), st.booleans(), st.integers(-(2**24), 2**24), st.integers(0, 999)
+)
+def test_pair_norms_are_kept_and_inverse_undoes(n, h, interleaved, inverse, position, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2 * h)) * 10.0 ** rng.integers(-3, 3)
+    cos, sin = wavepe.rope_table(position + np.arange(n), frequencies(rng, h), dtype=np.float64)
+    for name in wavepe.variants():
+        with using(name):
+            y = wavepe.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
+            back = wavepe.rope(y, cos, sin, interleaved=interleaved, inverse=not inverse)
+        pairs = np.array(oracle.rope_pairs(h, interleaved))
+        norm = np.hypot(*np.moveaxis(x[:, pairs], -1, 0))
+        assert_within(
+            np.hypot(*np.moveaxis(y[:, pairs], -1, 0)), norm, 8 * unit(float) * norm, name
+        )
+        each = np.empty_like(x)
+        each[:, pairs] = norm[..., None]
+        assert_within(back, x, 12 * unit(float) * each, name)
+
+
+@quick
+@given(
+    sizes, st.booleans(), st.integers(-(10**5), 10**5), st.integers(0, 10**5), st.integers(0, 999)
+)
+def test_scores_keep_when_all_positions_shift(h, interleaved, shift, distance, seed):
+    """[R] Eq. 16: q_m . k_n depends on m - n alone."""
+    rng = np.random.default_rng(seed)
+    q, k, inv_freq = rng.normal(size=2 * h), rng.normal(size=2 * h), frequencies(rng, h)
+
+    def score(m, n):
+        rows = wavepe.rope_table(np.array([m, n]), inv_freq, dtype=np.float64)
+        x = wavepe.rope(np.stack([q, k]), *rows, interleaved=interleaved)
+        return x[0] @ x[1]
+
+    for name in wavepe.variants():
+        with using(name):
+            error = abs(score(distance + shift, shift) - score(distance, 0))
+            assert error <= 40 * unit(float) * np.linalg.norm(q) * np.linalg.norm(k), name
