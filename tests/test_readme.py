@@ -1,0 +1,38 @@
+"""Every Python example of README and docs runs, and prints what it says it prints."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+
+
+def examples():
+    for page in PAGES:
+        blocks = re.finditer(r"```python\n(.*?)```", page.read_text(), re.S)
+        for number, block in enumerate(blocks, 1):
+            yield pytest.param(block[1], id=f"{page.name}-{number}")
+
+
+@pytest.mark.parametrize("code", list(examples()))
+def test_example(code, monkeypatch, tmp_path):
+    for module in ("torch", "transformers"):
+        if module in code or "wavepe.hf" in code:
+            pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "<example>", "exec"), {"__name__": "__example__"})
+    shown = re.findall(r"print\(.*\)  # (.*)", code)  # a comment after print shows its output
+    assert printed.getvalue().splitlines()[: len(shown)] == shown
+
+
+def test_pages_link_to_files_that_exist():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
