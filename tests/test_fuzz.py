@@ -131,7 +131,7 @@ def rope_table_case(rng):
     bad = [
         ("inv_freq", np.ones((h, 1))),
         ("sections", [h + 1]),
-        ("sections", [h, 0, 0, 0]),
+        ("sections", [h, 0, 0, 0, 0, 0, 0]),
         ("precision", "half"),
         ("dtype", np.int8),
     ]

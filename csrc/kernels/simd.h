@@ -212,6 +212,12 @@ INLINE f64v narrow_f64(f64v x) { /* rounded to float32 */
 INLINE f64v splat_f64(double x) { return x - (f64v){0}; }
 INLINE f64v abs_f64(f64v x) { return (f64v)((i64v)x & INT64_MAX); }
 
+INLINE int all_lanes(i64v mask) {
+    int64_t all = -1;
+    for (int l = 0; l < F64_LANES; l++) all &= mask[l];
+    return all != 0;
+}
+
 /* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits. */
 #define ROUNDER 6755399441055744.0
 
@@ -313,10 +319,8 @@ INLINE void sincos_f64(f64v hi, f64v lo, f64v *sine, f64v *cosine) {
     *sine = (f64v)((i64v)select_f64(swap, c, s) ^ sine_sign);
     *cosine = (f64v)((i64v)select_f64(swap, s, c) ^ cosine_sign);
 
-    i64v near = abs_f64(hi) <= 0x1p31;
-    int64_t all_near = -1;
-    for (int l = 0; l < F64_LANES; l++) all_near &= near[l];
-    if (__builtin_expect(!all_near, 0)) sincos_far(hi, lo, sine, cosine);
+    int near = all_lanes(abs_f64(hi) <= 0x1p31);
+    if (__builtin_expect(!near, 0)) sincos_far(hi, lo, sine, cosine);
 }
 
 #endif

@@ -9,6 +9,7 @@
 #define REAL          f64v
 #define REAL_CONST(c) splat_f64(c)
 #define REAL_SELECT   select_f64
+#define REAL_ALL      all_lanes
 #define REAL_ABS      abs_f64
 #define REAL_EXP      exp_f64
 #define REAL_COS      cos_f64

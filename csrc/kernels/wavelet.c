@@ -55,8 +55,10 @@ static void NAME(wavelet_table)(int kind, int sign, void *out, const int64_t *of
                                 const double *scale, const double *shift,
                                 const wpe_wavelet_shape *s) {
     switch (kind) {
-#define CASE(KIND) \
-    case KIND: NAME(table_loop)(KIND, sign, out, offsets, scale, shift, s); break;
+#define CASE(KIND)                                                   \
+    case KIND:                                                       \
+        NAME(table_loop)(KIND, sign, out, offsets, scale, shift, s); \
+        break;
         CASE(WPE_RICKER)
         CASE(WPE_GAUSSIAN)
         CASE(WPE_MORLET)

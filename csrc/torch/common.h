@@ -46,20 +46,34 @@ inline std::string shape_of(const Tensor &x) {
 
 inline const char *name_of(ScalarType type) {
     switch (type) {
-        case ScalarType::Half: return "float16";
-        case ScalarType::BFloat16: return "bfloat16";
-        case ScalarType::Float: return "float32";
-        case ScalarType::Double: return "float64";
-        case ScalarType::Byte: return "uint8";
-        case ScalarType::Char: return "int8";
-        case ScalarType::Short: return "int16";
-        case ScalarType::Int: return "int32";
-        case ScalarType::Long: return "int64";
-        case ScalarType::UInt16: return "uint16";
-        case ScalarType::UInt32: return "uint32";
-        case ScalarType::UInt64: return "uint64";
-        case ScalarType::Bool: return "bool";
-        default: return "another dtype";
+        case ScalarType::Half:
+            return "float16";
+        case ScalarType::BFloat16:
+            return "bfloat16";
+        case ScalarType::Float:
+            return "float32";
+        case ScalarType::Double:
+            return "float64";
+        case ScalarType::Byte:
+            return "uint8";
+        case ScalarType::Char:
+            return "int8";
+        case ScalarType::Short:
+            return "int16";
+        case ScalarType::Int:
+            return "int32";
+        case ScalarType::Long:
+            return "int64";
+        case ScalarType::UInt16:
+            return "uint16";
+        case ScalarType::UInt32:
+            return "uint32";
+        case ScalarType::UInt64:
+            return "uint64";
+        case ScalarType::Bool:
+            return "bool";
+        default:
+            return "another dtype";
     }
 }
 
@@ -77,18 +91,24 @@ inline bool is_integer(ScalarType type) {
         case ScalarType::Long:
         case ScalarType::UInt16:
         case ScalarType::UInt32:
-        case ScalarType::UInt64: return true;
-        default: return false;
+        case ScalarType::UInt64:
+            return true;
+        default:
+            return false;
     }
 }
 
 // The kernel table's index of a float dtype.
 inline int kernel_dtype(ScalarType type) {
     switch (type) {
-        case ScalarType::Half: return WPE_F16;
-        case ScalarType::BFloat16: return WPE_BF16;
-        case ScalarType::Float: return WPE_F32;
-        default: return WPE_F64;
+        case ScalarType::Half:
+            return WPE_F16;
+        case ScalarType::BFloat16:
+            return WPE_BF16;
+        case ScalarType::Float:
+            return WPE_F32;
+        default:
+            return WPE_F64;
     }
 }
 

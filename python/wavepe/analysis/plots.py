@@ -53,6 +53,7 @@ def perplexity_by_length(
     figure = Figure(figsize=(9.0, 4.8), layout="constrained")
     axes = figure.subplots()
     every_length: set[int] = set()
+    lines = []
     for number, (encoding, by_length) in enumerate(_by_encoding(runs).items()):
         lengths = sorted(by_length)
         every_length.update(lengths)
@@ -60,12 +61,13 @@ def perplexity_by_length(
         colour = _COLOURS[number % len(_COLOURS)]
         style = _LINES[(number // len(_COLOURS)) % len(_LINES)]
         marker = _MARKERS[number % len(_MARKERS)]
-        axes.plot(lengths, mean, style, color=colour, marker=marker, label=encoding)
+        (line,) = axes.plot(lengths, mean, style, color=colour, marker=marker, label=encoding)
+        lines.append(line)
         low = [min(by_length[length]) for length in lengths]
         high = [max(by_length[length]) for length in lengths]
         axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
 
-    axes.axvline(train_length, color="0.4", linestyle=(0, (4, 3)), linewidth=1, zorder=0)
+    axes.axvline(train_length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.5, zorder=1)
     axes.annotate(
         " trained length", (train_length, 0.985), xycoords=("data", "axes fraction"), color="0.3",
         fontsize="small", va="top",
@@ -83,7 +85,8 @@ def perplexity_by_length(
     axes.grid(True, which="major", color="0.9")
     if title:
         axes.set_title(title, fontsize="medium", loc="left")
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    lines.sort(key=lambda line: -line.get_ydata()[-1])  # the legend in the order of the line ends
+    figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize="small")
     figure.savefig(path, dpi=150)
 
 

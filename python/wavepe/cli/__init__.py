@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -13,7 +14,7 @@ import wavepe
 
 from .errors import CommandError, UsageError
 
-# Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args, argv).
+# Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
 _COMMANDS = {
     "compare": "train one small Llama per position encoding on a text, evaluate beyond its length",
     "info": "what this installation has, and the commands that bring what it lacks",
@@ -48,13 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser(command).parse_args(argv)
         if command is None:
             raise UsageError("needs a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
-        return importlib.import_module(f".{command}", __name__).run(args, argv[1:])
+        code = importlib.import_module(f".{command}", __name__).run(args)
+        sys.stdout.flush()  # a reader that has gone shows here, not at exit
+        return code
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0)
     except CommandError as error:
         return _fail(name, f"error: {error}", error.code)
-    except KeyboardInterrupt as interrupt:
-        return _fail(name, f"interrupted; {str(interrupt) or 'nothing is lost'}", _INTERRUPTED)
+    except KeyboardInterrupt:
+        return _fail(name, f"interrupted; to resume: {shlex.join(['wavepe', *argv])}", _INTERRUPTED)
     except BrokenPipeError:  # whoever read our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import wavepe
 
 from .data import Text, evaluation_bytes, load_text
 from .environment import environment
-from .errors import Interrupted, UsageError, require
+from .errors import UsageError, require
 from .folder import RunFolder, model_name, write_at_once
 from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
 
@@ -48,17 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequence lengths to evaluate (default: 1, 2, 4, 8 times --train-length)")  # fmt: skip
     add("--data", metavar="PATH", help="a text file, or a folder of them (default: the Python "
         "standard library's sources)")  # fmt: skip
-    add("--steps", type=int, default=1200, metavar="N", help="training steps (%(default)s)")
+    add("--steps", type=int, default=2000, metavar="N", help="training steps (%(default)s)")
     add("--seeds", type=int, default=1, metavar="N", help="trainings per encoding (%(default)s)")
     add("--out", metavar="DIR", help="folder of the results (default: runs/compare-XXXXXXXX, "
         "named after the settings)")  # fmt: skip
     add("--train-length", type=int, default=128, metavar="N", help="trained length (%(default)s)")
-    add("--batch", type=int, default=16, metavar="N", help="sequences per step (%(default)s)")
+    add("--batch", type=int, default=8, metavar="N", help="sequences per step (%(default)s)")
     add("--layers", type=int, default=2, metavar="N", help="layers (%(default)s)")
     add("--heads", type=int, default=4, metavar="N", help="attention heads (%(default)s)")
     add("--head-dim", type=int, default=24, metavar="N", help="head size (%(default)s)")
     add("--lr", type=float, default=3e-3, metavar="X", help="learning rate (%(default)s)")
-    add("--eval-bytes", type=int, default=131072, metavar="N",
+    add("--eval-bytes", type=int, default=65536, metavar="N",
         help="held-out bytes to evaluate on, about (%(default)s)")  # fmt: skip
     add("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
     add("--save-every", type=int, metavar="N",
@@ -66,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="print the table alone")
 
 
-def run(args: argparse.Namespace, argv: list[str]) -> int:
-    """Check everything, then train, evaluate and report; `argv` is repeated in the advice."""
+def run(args: argparse.Namespace) -> int:
+    """Check everything, then train, evaluate and report."""
     settings = settings_from(args)
     for option in ("threads", "save_every"):
         value = getattr(args, option)
@@ -82,13 +81,7 @@ def run(args: argparse.Namespace, argv: list[str]) -> int:
         1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     )
     with _torch_threads(threads) as threads, folder.opened({**manifest, "threads": threads}):
-        try:
-            results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
-        except KeyboardInterrupt:
-            command = ["wavepe", "compare", *argv]
-            if args.out is None:
-                command += ["--out", str(folder.path)]
-            raise Interrupted(f"to resume: {shlex.join(command)}") from None
+        results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
     _report(folder, settings, results, args.quiet)
     return 0
 
@@ -137,13 +130,13 @@ class _Comparison:
     def _train(self, model: Model, report: Any) -> None:
         if self.folder.checkpoint(model.name).is_dir():
             self.folder.discard_training(model.name)
-            report.finished_before()
+            report.starts_at(self.settings.steps)
             return
         from .training import train
 
         state = train(
             model.spec, model.seed, self.settings, self.text.train,
-            self.folder.training(model.name), self.save_every, report.step,
+            self.folder.training(model.name), self.save_every, report,
         )  # fmt: skip
         facts = {"spec": model.spec, "seed": model.seed, "steps": state.step}
         facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
@@ -170,7 +163,7 @@ class _Comparison:
         }
         self.folder.write_json(self.folder.results, self._results())
         numbers = ", ".join(f"{length}: {value:.2f}" for length, value in perplexity.items())
-        report.note(f"{spec} after {seconds:.0f} s, perplexity at {numbers}")
+        report.note(f"{spec}: perplexity at {numbers}, in {seconds:.0f} s")
 
     def _results(self) -> dict[str, Any]:
         wanted = [

@@ -17,10 +17,6 @@ class UsageError(CommandError):
     code = 2
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after what was under way has been saved."""
-
-
 def require(command: str, **parts: str) -> None:
     """Raise CommandError unless every part (module=extra) is installed."""
     missing = {name: extra for name, extra in parts.items() if not _found(name)}

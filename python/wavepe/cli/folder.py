@@ -64,9 +64,7 @@ class RunFolder:
 
     def training(self, name: str) -> Path:
         """Where the state of `name`'s training is while it runs."""
-        path = self.path / "training" / f"{name}.pt"
-        path.parent.mkdir(exist_ok=True)
-        return path
+        return self.path / "training" / f"{name}.pt"
 
     def finish(self, name: str, save: Callable[[Path], None]) -> None:
         """Let `save` fill the folder of the trained model `name`, and drop its training state."""
@@ -80,9 +78,11 @@ class RunFolder:
 
     def discard_training(self, name: str) -> None:
         """Drop the training state of a finished model."""
-        self.training(name).unlink(missing_ok=True)
-        if not any(self.training(name).parent.iterdir()):
-            self.training(name).parent.rmdir()
+        state = self.training(name)
+        for path in (state, _unfinished(state)):
+            path.unlink(missing_ok=True)
+        if state.parent.is_dir() and not any(state.parent.iterdir()):
+            state.parent.rmdir()
 
     @staticmethod
     def read(path: Path) -> Any:
@@ -103,9 +103,15 @@ class RunFolder:
 
 def write_at_once(path: Path, write: Callable[[Path], Any]) -> None:
     """Call `write` with a path beside `path`, then give the file its name."""
-    part = path.with_name(f".{path.name}.part{path.suffix}")
+    path.parent.mkdir(exist_ok=True)
+    part = _unfinished(path)
     write(part)
     os.replace(part, path)
+
+
+def _unfinished(path: Path) -> Path:
+    """Where a file is written; the ending tells some writers its format."""
+    return path.with_name(f".{path.name}.part{path.suffix}")
 
 
 def model_name(spec: str, seed: int) -> str:

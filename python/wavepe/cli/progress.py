@@ -13,10 +13,7 @@ _LINES = 4
 
 
 class Report:
-    """Shows the training steps of several models, all of `steps` each, on stderr.
-
-    `done` steps were taken before; they count as done but not in the time left.
-    """
+    """Shows the training steps of several models, `steps` each, on stderr."""
 
     def __init__(self, models: int, steps: int, *, quiet: bool) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -34,6 +31,7 @@ class Report:
             console=self._console,
             disable=not self._bar,
             refresh_per_second=4,
+            transient=True,
         )
         self._task = self._progress.add_task("", total=models * steps, loss="", left="")
 
@@ -51,37 +49,35 @@ class Report:
 
     def model(self, number: int, title: str) -> None:
         """Model `number` (from 0) is next."""
-        self._model, self._title = number, f"[{number + 1}/{self._models}] {title}"
-        self._progress.update(self._task, description=self._title)
+        self._model, self._title = number, title
+        self._progress.update(self._task, description=f"{self._place()} {title}")
 
-    def finished_before(self) -> None:
-        """The model was trained by an earlier call."""
-        self._session.skip_to((self._model + 1) * self._steps)
+    def starts_at(self, step: int) -> None:
+        """`step` steps of the model were taken by an earlier call."""
+        self._session.skip_to(self._model * self._steps + step)
         self._advance("", "")
+        if 0 < step < self._steps:
+            self.note(f"{self._title}: resumes at step {step}")
 
     def evaluating(self, spec: str) -> None:
         """The row `spec` is being evaluated."""
-        self._progress.update(self._task, description=f"{self._title}: evaluating {spec}")
+        self._progress.update(self._task, description=f"{self._place()} evaluating {spec}")
 
     def step(self, step: int, loss: float) -> None:
-        """`step` steps of the model are done; the first call says where it starts."""
-        done = self._model * self._steps + step
-        if self._session.model != self._model:
-            self._session.skip_to(done)
-            self._session.model = self._model
-            if step:
-                self.note(f"resumes at step {step}")
-        else:
-            self._session.done = done
+        """`step` steps of the model are done, the last of them just now."""
+        self._session.advance_to(self._model * self._steps + step)
         left = f"{_clock(self._session.left())} left"
         self._advance(f"loss {loss:.3f}", left)
         # the last step's line is the row's own
         if not self._bar and step < self._steps and _passes_mark(step, self._steps):
-            self.note(f"step {step} of {self._steps}, loss {loss:.3f}, {left}")
+            self.note(f"{self._title}: step {step} of {self._steps}, loss {loss:.3f}, {left}")
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(f"{self._title}: {text}", markup=False, soft_wrap=True)
+        self._console.print(f"{self._place()} {text}", markup=False, soft_wrap=True)
+
+    def _place(self) -> str:
+        return f"[{self._model + 1}/{self._models}]"
 
     def _advance(self, loss: str, left: str) -> None:
         if self._bar:
@@ -92,9 +88,16 @@ class _Pace:
     """Steps done, and the time left judged by those of this session alone."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done, self.model = total, 0, -1
+        self.total, self.done = total, 0
         self._skipped = 0
-        self._began = time.monotonic()
+        self._began: float | None = None
+
+    def advance_to(self, done: int) -> None:
+        """The steps up to `done` were taken now; the first one warms up and is not judged by."""
+        self.done = done
+        if self._began is None:
+            self._began = time.monotonic()
+            self._skipped += 1
 
     def skip_to(self, done: int) -> None:
         """The steps up to `done` took no time of this session."""
@@ -103,7 +106,7 @@ class _Pace:
 
     def left(self) -> float | None:
         own = self.done - self._skipped
-        if own <= 0:
+        if own <= 0 or self._began is None:
             return None
         return (time.monotonic() - self._began) / own * (self.total - self.done)
 

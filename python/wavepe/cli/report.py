@@ -55,13 +55,14 @@ def title(train_length: int) -> str:
 def print_table(runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int) -> None:
     """Print the table on stdout."""
     console = Console(width=None if sys.stdout.isatty() else _width())
-    table = Table(title=title(train_length), title_justify="left", title_style="")
+    table = Table()
     table.add_column("encoding", overflow="fold")
     for heading in headings(lengths, train_length):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, cells in rows_of(runs, lengths):
         marked = [f"[bold green]{cell}[/]" if cell.endswith("*") else cell for cell in cells]
         table.add_row(name, *marked)
+    console.print(title(train_length), highlight=False)
     console.print(table)
 
 

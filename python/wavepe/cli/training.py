@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,14 @@ import wavepe.hf
 from wavepe.analysis import perplexity
 
 from .data import batch_at
-from .errors import CommandError, Interrupted
+from .errors import CommandError
 from .folder import write_at_once
+from .progress import Report
 from .settings import Settings
 
 VOCABULARY = 256
+# Twice the default of transformers: a small model starts nearer to where it goes.
+INITIAL_SPREAD = 0.04
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
@@ -73,7 +76,8 @@ def new_model(spec: str, seed: int, settings: Settings) -> torch.nn.Module:
         num_key_value_heads=settings.heads,
         head_dim=settings.head_dim,
         max_position_embeddings=settings.train_length,
-        tie_word_embeddings=False,
+        tie_word_embeddings=True,
+        initializer_range=INITIAL_SPREAD,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -89,12 +93,12 @@ def train(
     tokens: np.ndarray,
     saved: Path,
     save_every: int,
-    on_step: Callable[[int, float], None],
+    report: Report,
 ) -> State:
     """Train from the beginning, or from `saved` where that exists, to the last step.
 
-    `on_step` gets the number of steps done and the loss. Ctrl-C saves after the step under way
-    and raises Interrupted.
+    The state is saved every `save_every` steps. Ctrl-C saves after the step under way and raises
+    KeyboardInterrupt.
     """
     model = new_model(spec, seed, settings)
     state = State(model, _optimizer(model, settings))
@@ -103,7 +107,7 @@ def train(
             state.load(saved)
         except Exception as error:
             raise CommandError(f"cannot resume from {saved} ({error}): delete it") from error
-    on_step(state.step, state.loss)
+    report.starts_at(state.step)
     model.train()
     with _interrupt_noted() as noted:
         while state.step < settings.steps:
@@ -117,11 +121,11 @@ def train(
             state.step += 1
             state.loss += (loss - state.loss) * max(LOSS_MEMORY, 1 / state.step)
             state.seconds += time.perf_counter() - began
-            on_step(state.step, state.loss)
+            report.step(state.step, state.loss)
             if noted or (state.step % save_every == 0 and state.step < settings.steps):
                 state.save(saved)
             if noted:
-                raise Interrupted
+                raise KeyboardInterrupt
     return state
 
 

@@ -93,7 +93,7 @@ def absolute_vectors(spec: str, positions: Tensor, dim: int) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.ops.wavepe_hf.absolute_vectors(spec, positions, dim)
     if positions.numel() == 0:
-        return torch.empty((*positions.shape, dim), device=positions.device)
+        return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
     lowest, highest = (int(value) for value in positions.aminmax())
     if lowest < 0 or highest >= LARGEST_TABLE:
         return to_torch(encoding(spec).absolute(positions.cpu().numpy(), dim), positions.device)
@@ -113,7 +113,7 @@ def _relative_table(spec: str, length: int, head_dim: int, device: torch.device)
 
 @_relative_table.register_fake
 def _(spec: str, length: int, head_dim: int, device: torch.device) -> Tensor:
-    return torch.empty((length, head_dim), device=device)
+    return torch.empty((length, head_dim), dtype=torch.float32, device=device)
 
 
 @torch.library.custom_op("wavepe_hf::absolute_vectors", mutates_args=())
