@@ -8,7 +8,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
 import wavepe
 from wavepe import _numpy
 

@@ -72,6 +72,12 @@ inline const char *name_of(ScalarType type) {
             return "uint64";
         case ScalarType::Bool:
             return "bool";
+        case ScalarType::ComplexHalf:
+            return "complex32";
+        case ScalarType::ComplexFloat:
+            return "complex64";
+        case ScalarType::ComplexDouble:
+            return "complex128";
         default:
             return "another dtype";
     }

@@ -87,7 +87,8 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     const int dtype = kernel_dtype(q.scalar_type());
     const Packed packed(p, kernels, dtype);
     const int64_t block = 48, blocks = (shape.queries + block - 1) / block;
-    torch::stable::parallel_for(0, batch.count * blocks, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = 1 + (1 << 20) / (block * (shape.rows * shape.head_size + keys) + 1);
+    torch::stable::parallel_for(0, batch.count * blocks, grain, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
             const int64_t b = task / blocks, i = task % blocks * block;
             kernels->relative_bias[dtype](at_mutable(out, b * shape.queries * keys),
@@ -119,7 +120,8 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int 
     if (!(batch.count && out_size)) return out;
     const wpe_kernels *kernels = dispatch->current;
     const int dtype = kernel_dtype(x.scalar_type());
-    torch::stable::parallel_for(0, batch.count, 1, [&](int64_t begin, int64_t end) {
+    const int64_t grain = 1 + 32768 / (shape.queries * (rows + keys) + 1);
+    torch::stable::parallel_for(0, batch.count, grain, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; b++) {
             char *to = at_mutable(out, b * out_size);
             const char *from = at(x, batch.offset(b));

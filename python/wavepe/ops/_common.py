@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -38,3 +40,16 @@ def check_dtype(name: str, x: torch.Tensor, known=FLOATS) -> None:
 def check_device(**tensors: torch.Tensor) -> None:
     devices = {name: str(x.device) for name, x in tensors.items()}
     check(len(set(devices.values())) == 1, f"all tensors must be on one device, got {devices}")
+
+
+def check_choice(name: str, value: str, known: Iterable[str]) -> None:
+    check(value in known, f"unknown {name} {value!r}; known: {', '.join(known)}")
+
+
+def not_differentiable(op: str, arguments: str) -> None:
+    """Let backward raise, where torch would go on without the gradient and warn at most."""
+
+    def refuse(ctx, *grads):
+        raise RuntimeError(f"wavepe: {op} has no gradient to {arguments}; detach them")
+
+    torch.library.register_autograd(f"wavepe::{op}", refuse)

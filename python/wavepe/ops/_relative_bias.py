@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import check, check_device, check_dtype, check_tensors
+from .._relative_bias import BEYOND
+from ._common import check, check_choice, check_device, check_dtype, check_tensors
 
 _ops = torch.ops.wavepe
 _REAL = (torch.float32, torch.float64)
@@ -33,27 +34,26 @@ def relative_bias(
 
     Returns
     -------
-    Tensor (..., m, n) of q's dtype, differentiable in q and p any number of times.
+    Tensor (..., m, n) of q's dtype, differentiable in q and p any number of times. The gradients
+    are matrix products of torch's, whose last bits may follow its number of threads.
     """
     check_tensors(q=q, p=p)
-    if torch.is_autocast_enabled(q.device.type) and q.dtype in (*_REAL[:1], *_LOW):
-        low = torch.get_autocast_dtype(q.device.type)  # as scaled_dot_product_attention casts
+    kind = q.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if autocast and q.dtype != torch.float64:  # as scaled_dot_product_attention casts
+        low = torch.get_autocast_dtype(kind)
         q, p = q.to(low), p.to(low)
-    if q.dtype in _LOW:
-        check(q.dtype == p.dtype, f"q and p must have one dtype, got {q.dtype} and {p.dtype}")
-        with torch.autocast(q.device.type, enabled=False):
-            out = _ops.relative_bias(q.float(), p.float(), keys, first, beyond)
-        return out.to(q.dtype)
-    return _ops.relative_bias(q, p, keys, first, beyond)
-
-
-_LOW = (torch.bfloat16, torch.float16)
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return _ops.relative_bias(q, p, keys, first, beyond)
+    check(q.dtype == p.dtype, f"q and p must have one dtype, got {q.dtype} and {p.dtype}")
+    return _ops.relative_bias(q.float(), p.float(), keys, first, beyond).to(q.dtype)
 
 
 @torch.library.register_fake("wavepe::relative_bias")
 def _(q, p, keys, first=0, beyond="zero"):
     check_device(q=q, p=p)
     check_dtype("q", q, _REAL)
+    check_choice("beyond", beyond, BEYOND)
     shapes = f"{tuple(q.shape)} and {tuple(p.shape)}"
     check(q.dtype == p.dtype, f"q and p must have one dtype, got {q.dtype} and {p.dtype}")
     check(
@@ -65,6 +65,9 @@ def _(q, p, keys, first=0, beyond="zero"):
         p.dim() == 2 or p.shape[0] == (q.shape[-3] if q.dim() > 2 else 1),
         f"q and p have different numbers of heads: {shapes}",
     )
+    check(keys >= 0, f"keys must not be negative, got {keys}")
+    if beyond == "edge":
+        check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
     return q.new_empty((*q.shape[:-1], keys))
 
 

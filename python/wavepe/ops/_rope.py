@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import FLOATS, INTEGERS, check, check_device, check_dtype, check_tensors
+from ._common import (
+    FLOATS,
+    INTEGERS,
+    check,
+    check_choice,
+    check_device,
+    check_dtype,
+    check_tensors,
+    not_differentiable,
+)
 
 _ops = torch.ops.wavepe
 
@@ -42,10 +51,6 @@ def rope_(
 ) -> Tensor:
     """`rope` in place; returns x. Raises where autograd would need the overwritten values."""
     check_tensors(x=x, cos=cos, sin=sin)
-    check(
-        not (torch.is_grad_enabled() and x.requires_grad),
-        "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
-    )
     _ops.rope_(x, cos, sin, interleaved, inverse)
     return x
 
@@ -153,7 +158,18 @@ def _(positions, inv_freq, attention_factor=1.0, precision="exact", sections=Non
     check(inv_freq.dim() == 1, f"inv_freq must be 1-D (pairs,), got {tuple(inv_freq.shape)}")
     dtype = torch.float32 if dtype is None else dtype
     check(dtype in FLOATS, f"dtype must be a float dtype, got {dtype}")
-    leading = positions.shape if sections is None else positions.shape[:-1]
+    check_choice("precision", precision, ("exact", "hf"))
+    leading = positions.shape
+    if sections is not None:
+        pairs, leading = inv_freq.shape[0], positions.shape[:-1]
+        check(
+            all(size >= 0 for size in sections) and sum(sections) == pairs,
+            f"sections {list(sections)} must sum to inv_freq's {pairs} pairs",
+        )
+        check(
+            positions.dim() > 0 and positions.shape[-1] == len(sections),
+            f"positions of shape {tuple(positions.shape)} need a last axis of {len(sections)}",
+        )
     cos = positions.new_empty((*leading, inv_freq.shape[0]), dtype=dtype)
     return cos, torch.empty_like(cos)
 
@@ -181,3 +197,26 @@ def _rope_qk_backward(ctx, grad_q, grad_k):
 
 torch.library.register_autograd("wavepe::rope", _rope_backward, setup_context=_setup_rope)
 torch.library.register_autograd("wavepe::rope_qk", _rope_qk_backward, setup_context=_setup_rope)
+not_differentiable("rope_table", "inv_freq")
+
+
+# torch.library knows no autograd for operators that write to their arguments: refuse where x needs
+# a gradient, and raise x's version, so that backward notices a saved x that was overwritten.
+_library = torch.library.Library("wavepe", "FRAGMENT")
+
+
+def _rope_autograd(keys, x, *args):
+    check(
+        not (torch.is_grad_enabled() and x.requires_grad),
+        "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
+    )
+    return _ops.rope_.default.redispatch(keys & torch._C._after_autograd_keyset, x, *args)
+
+
+def _rope_version(keys, x, *args):
+    torch.autograd.graph.increment_version(x)
+    return _ops.rope_.default.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, x, *args)
+
+
+_library.impl("rope_", _rope_autograd, "Autograd", with_keyset=True)
+_library.impl("rope_", _rope_version, "ADInplaceOrView", with_keyset=True)

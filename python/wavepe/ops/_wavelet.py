@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks import integer
-from ._common import INTEGERS, check, check_device, check_dtype, check_tensors
+from .._wavelet import KINDS
+from ._common import (
+    INTEGERS,
+    check,
+    check_choice,
+    check_device,
+    check_dtype,
+    check_tensors,
+    not_differentiable,
+)
 
 _ops = torch.ops.wavepe
 
@@ -38,7 +46,10 @@ def wavelet_table(
     """
     check_tensors(scale=scale, shift=shift)
     if not isinstance(offsets, Tensor):
-        offsets = torch.arange(integer("offsets", offsets, 0), device=scale.device)
+        number = isinstance(offsets, (int, torch.SymInt)) and not isinstance(offsets, bool)
+        if not number or offsets < 0:  # a message made before would freeze a traced length
+            check(False, f"offsets must be a number from 0 on or a Tensor, got {offsets!r}")
+        offsets = torch.arange(offsets, device=scale.device)
     return _ops.wavelet_table(offsets, scale, shift, kind, mirrored)
 
 
@@ -48,6 +59,7 @@ def _(offsets, scale, shift, kind="ricker", mirrored=None):
     check_dtype("offsets", offsets, INTEGERS)
     check_dtype("scale", scale)
     check_dtype("shift", shift)
+    check_choice("kind", kind, KINDS)
     check(offsets.dim() == 1, f"offsets must be 1-D, got {tuple(offsets.shape)}")
     check(
         scale.dim() == 1 and scale.shape == shift.shape,
@@ -57,10 +69,4 @@ def _(offsets, scale, shift, kind="ricker", mirrored=None):
     return scale.new_empty((offsets.shape[0], scale.shape[0]))
 
 
-def _refuse_backward(ctx, grad):
-    raise RuntimeError(
-        "wavepe: wavelet_table has no gradient to scale and shift in this version; detach them"
-    )
-
-
-torch.library.register_autograd("wavepe::wavelet_table", _refuse_backward)
+not_differentiable("wavelet_table", "scale and shift")

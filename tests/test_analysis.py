@@ -1,0 +1,203 @@
+"""wavepe.analysis against computations written out token by token in float64."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from wavepe.analysis import perplexity
+from wavepe.analysis.plots import perplexity_by_length
+
+VOCABULARY = 7
+
+
+class Averages(torch.nn.Module):
+    """Predicts from the mean of the embeddings seen and the place in the pass: context matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.embedding = torch.nn.Parameter(torch.randn(VOCABULARY, 4, generator=generator) * 2)
+        self.output = torch.nn.Parameter(torch.randn(4, VOCABULARY, generator=generator) * 2)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.config = SimpleNamespace(vocab_size=VOCABULARY, num_attention_heads=1)
+        self.passes = []
+
+    def forward(self, input_ids, use_cache):
+        assert not torch.is_grad_enabled()
+        assert not use_cache
+        self.passes.append(tuple(input_ids.shape))
+        place = torch.arange(1, input_ids.shape[1] + 1)[:, None]
+        mean = self.embedding[input_ids].cumsum(1) / place
+        return SimpleNamespace(logits=(self.dropout(mean) + 0.1 * place.log()) @ self.output)
+
+    def surprise(self, context, token):
+        """-log p(token | context), in float64."""
+        embedding = self.embedding.detach().double().numpy()
+        output = self.output.detach().double().numpy()
+        logits = (embedding[context].mean(0) + 0.1 * math.log(len(context))) @ output
+        return np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[token]
+
+
+def tokens_of(count, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, count))
+
+
+def by_hand(model, tokens, length, context_start):
+    """exp of the mean over tokens t of each piece, seen from context_start(t) on (None: unscored).
+
+    The passes of float32 differ from this by rounding alone.
+    """
+    losses = []
+    tokens = tokens.numpy()
+    for piece in tokens[: len(tokens) // length * length].reshape(-1, length):
+        for t in range(1, length):
+            start = context_start(t)
+            if start is not None:
+                losses.append(model.surprise(piece[start:t], piece[t]))
+    return math.exp(np.mean(losses))
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 17])
+@pytest.mark.parametrize("count", [17, 40, 97])
+def test_whole(length, count):
+    model, tokens = Averages(), tokens_of(count)
+    expected = by_hand(model, tokens, length, lambda t: 0)
+    assert perplexity(model, tokens, length) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 8, 16, 17, 30])
+def test_blocks(window):
+    model, tokens, length = Averages(), tokens_of(60), 17
+    expected = by_hand(model, tokens, length, lambda t: t - t % window if t % window else None)
+    value = perplexity(model, tokens, length, protocol="blocks", window=window)
+    assert value == pytest.approx(expected, rel=1e-5)
+
+
+def first_window(t, window, stride):
+    """Start of the first window that holds t behind its first place, or else ends just before t."""
+    starts = range(0, t, stride)
+    inside = [start for start in starts if start < t < start + window]
+    return inside[0] if inside else next(start for start in starts if start + window == t)
+
+
+@pytest.mark.parametrize(
+    ("window", "stride"),
+    [(2, 1), (2, 2), (4, 1), (4, 3), (4, 4), (5, 2), (5, 5), (16, 4), (17, 17), (30, 3)],
+)
+def test_sliding_scores_every_token_once(window, stride):
+    model, tokens, length = Averages(), tokens_of(60), 17
+    expected = by_hand(model, tokens, length, lambda t: first_window(t, window, stride))
+    value = perplexity(model, tokens, length, protocol="sliding", window=window, stride=stride)
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert all(width <= window for _, width in model.passes)
+
+
+def test_one_window_of_the_whole_piece_is_the_whole_protocol():
+    model, tokens = Averages(), tokens_of(64)
+    whole = perplexity(model, tokens, 16)
+    assert perplexity(model, tokens, 16, protocol="blocks", window=16) == whole
+    assert perplexity(model, tokens, 16, protocol="sliding", window=16, stride=5) == whole
+
+
+def test_sizes_a_protocol_does_not_use_change_nothing():
+    model, tokens = Averages(), tokens_of(64)
+    assert perplexity(model, tokens, 16, window=3, stride=2) == perplexity(model, tokens, 16)
+
+
+def test_equal_pieces_share_a_pass_within_bounds():
+    model = Averages()
+    perplexity(model, tokens_of(16 * 50), 16)
+    assert model.passes == [(50, 16)]
+    model.passes.clear()
+    model.config.vocab_size = 1 << 20  # 16 tokens' logits fill the budget
+    perplexity(model, tokens_of(16 * 3), 16)
+    assert model.passes == [(1, 16)] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_any_integer_dtype_and_stride(dtype):
+    model, tokens = Averages(), tokens_of(40)
+    strided = tokens.to(dtype).repeat_interleave(3)[::3]
+    assert perplexity(model, strided, 8) == perplexity(model, tokens, 8)
+
+
+def test_training_mode_comes_back_and_no_gradient_is_left():
+    model = Averages()
+    model.train()
+    model.dropout.eval()
+    perplexity(model, tokens_of(16), 8)
+    assert model.training
+    assert not model.dropout.training
+    assert model.embedding.grad is None
+    model.dropout.train()
+    with pytest.raises(RuntimeError):
+        perplexity(BrokenModel(model), tokens_of(16), 8)
+    assert model.dropout.training
+
+
+class BrokenModel(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **inputs):
+        raise RuntimeError("broken")
+
+
+def test_impossible_tokens_give_infinity():
+    model = Averages()
+    with torch.no_grad():
+        model.output[:, 0] -= 1e6
+        model.embedding.abs_()
+    assert perplexity(model, torch.zeros(8, dtype=torch.int64), 8) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "error", "words"),
+    [
+        (list(range(6)), {}, TypeError, "list"),
+        (torch.zeros(8), {}, TypeError, "float32"),
+        (torch.zeros(8, dtype=torch.bool), {}, TypeError, "bool"),
+        (torch.zeros(2, 8, dtype=torch.int64), {}, ValueError, r"\(2, 8\)"),
+        (torch.zeros(0, dtype=torch.int64), {}, ValueError, "holds 0.* 4"),
+        (torch.zeros(3, dtype=torch.int64), {}, ValueError, "holds 3.* 4"),
+        (torch.full((8,), VOCABULARY), {}, ValueError, r"7\.\.7.*0\.\.6"),
+        (torch.full((8,), -1), {}, ValueError, r"-1\.\.-1.*0\.\.6"),
+        (torch.zeros(8, dtype=torch.int64), {"length": 1}, ValueError, "length is 1"),
+        (torch.zeros(8, dtype=torch.int64), {"length": 4.0}, TypeError, "length is 4.0"),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": "half"}, ValueError, "half.*sliding"),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": "blocks"}, ValueError, "window="),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": "blocks", "window": 1}, ValueError,
+         "window is 1"),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": "sliding", "window": 4}, ValueError,
+         "stride="),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": "sliding", "window": 4, "stride": 0},
+         ValueError, "stride is 0"),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": "sliding", "window": 4, "stride": 5},
+         ValueError, "stride is 5.*4"),
+    ],
+)  # fmt: skip
+def test_bad_input(tokens, options, error, words):
+    with pytest.raises(error, match=words):
+        perplexity(Averages(), tokens, **{"length": 4, **options})
+
+
+RUNS = [
+    {"encoding": f"encoding-{number}", "seed": seed, "perplexity": {"8": 3.0 + seed, "16": 9.5}}
+    for seed in range(2)
+    for number in range(10)
+]
+
+
+def test_plot_of_perplexity(tmp_path):
+    pytest.importorskip("matplotlib")
+    for count in (1, len(RUNS)):
+        path = tmp_path / f"{count}.png"
+        perplexity_by_length(RUNS[:count], path, train_length=8, title="a title")
+        assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="empty"):
+        perplexity_by_length([], tmp_path / "none.png", train_length=8)
