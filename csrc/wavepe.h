@@ -37,6 +37,13 @@ typedef void wpe_wavelet_table_fn(int kind, int sign, void *out, const int64_t *
                                   const double *scale, const double *shift,
                                   const wpe_wavelet_shape *shape);
 
+/* Its gradient: grad_scale[c] = sum over r of grad[r][c] * d out[r][c] / d scale[c], and likewise
+ * for shift; `out` in shape describes grad, the results are dense. Rows are summed in order. */
+typedef void wpe_wavelet_backward_fn(int kind, int sign, double *grad_scale, double *grad_shift,
+                                     const double *grad, const int64_t *offsets,
+                                     const double *scale, const double *shift,
+                                     const wpe_wavelet_shape *shape);
+
 /* cos and sin of position * inv_freq, times factor, element by element, n of them. The product is
  * taken without rounding error for |position| <= 2^31, position an integer. [R] */
 typedef void wpe_rope_table_fn(void *cos, void *sin, const double *position, const double *inv_freq,
@@ -84,6 +91,7 @@ typedef struct {
     const char *name; /* "portable", "avx2", "avx512" */
     wpe_psi_fn *psi[WPE_DTYPES];
     wpe_wavelet_table_fn *wavelet_table[WPE_DTYPES];
+    wpe_wavelet_backward_fn *wavelet_backward; /* in double only */
     wpe_rope_table_fn *rope_table[WPE_DTYPES];
     wpe_rope_fn *rope[WPE_DTYPES];
     wpe_packed_size_fn *packed_size[WPE_DTYPES];

@@ -1,8 +1,8 @@
-/* psi.h: every mother wavelet, written once. METHODS 1 [W].
+/* psi.h: every mother wavelet and its derivative, written once. METHODS 1 [W].
  *
  * The includer says what it computes on: REAL (a vector of double lanes on the CPU),
- * REAL_CONST(c), REAL_SELECT(mask, yes, no), REAL_ALL(mask), REAL_ABS, REAL_COS, REAL_NARROW
- * (rounds to float32), and REAL_EXP for x <= 0 with exp(-inf) = 0. */
+ * REAL_CONST(c), REAL_SELECT(mask, yes, no), REAL_ALL(mask), REAL_ABS, REAL_SINCOS(x, &s, &c),
+ * REAL_NARROW (rounds to float32), and REAL_EXP for x <= 0 with exp(-inf) = 0. */
 #ifndef WAVEPE_PSI_H
 #define WAVEPE_PSI_H
 
@@ -11,7 +11,7 @@
 INLINE REAL psi_at(int kind, REAL distance, REAL scale, int narrow) {
     const REAL zero = REAL_CONST(0.0), one = REAL_CONST(1.0);
     REAL u = REAL_SELECT(scale == 0.0, REAL_CONST(NAN), distance / scale);
-    REAL value;
+    REAL value, s, c;
     /* Past 38 exp has underflowed for every kind: tails are 0, where inf * 0 would be NaN. Most of
      * a long table is tail. */
     if (REAL_ALL(REAL_ABS(u) > 38.0)) return zero;
@@ -23,7 +23,8 @@ INLINE REAL psi_at(int kind, REAL distance, REAL scale, int narrow) {
             value = REAL_EXP(-u * u);
             break;
         case WPE_MORLET: /* exp(-u^2) cos(t - shift): the cosine is not scaled */
-            value = REAL_EXP(-u * u) * REAL_COS(distance);
+            REAL_SINCOS(distance, &s, &c);
+            value = REAL_EXP(-u * u) * c;
             break;
         default: /* haar: +1 on [-1/2, 0), -1 on [-1, -1/2), 0 elsewhere */
             if (narrow) u = REAL_NARROW(u);
@@ -32,6 +33,31 @@ INLINE REAL psi_at(int kind, REAL distance, REAL scale, int narrow) {
             return REAL_SELECT(u == u, value, u);
     }
     return REAL_SELECT(REAL_ABS(u) > 38.0, zero, value);
+}
+
+/* Partial derivatives of psi by u and, where distance also stands alone (morlet), by distance. */
+INLINE void psi_slope(int kind, REAL distance, REAL u, REAL *by_u, REAL *by_distance) {
+    const REAL zero = REAL_CONST(0.0);
+    REAL bell, s, c;
+    *by_u = *by_distance = zero;
+    switch (kind) {
+        case WPE_RICKER:
+            *by_u = u * (u * u - 3.0) * REAL_EXP(-0.5 * u * u);
+            break;
+        case WPE_GAUSSIAN:
+            *by_u = -2.0 * u * REAL_EXP(-u * u);
+            break;
+        case WPE_MORLET:
+            REAL_SINCOS(distance, &s, &c);
+            bell = REAL_EXP(-u * u);
+            *by_u = -2.0 * u * bell * c;
+            *by_distance = -bell * s;
+            break;
+        default: /* haar: steps, zero between them */
+            return;
+    }
+    *by_u = REAL_SELECT(REAL_ABS(u) > 38.0, zero, *by_u);
+    *by_distance = REAL_SELECT(REAL_ABS(u) > 38.0, zero, *by_distance);
 }
 
 #endif

@@ -6,19 +6,14 @@
 #include "../wavepe.h"
 #include "simd.h"
 
-#define REAL          f64v
-#define REAL_CONST(c) splat_f64(c)
-#define REAL_SELECT   select_f64
-#define REAL_ALL      all_lanes
-#define REAL_ABS      abs_f64
-#define REAL_EXP      exp_f64
-#define REAL_COS      cos_f64
-#define REAL_NARROW   narrow_f64
-INLINE f64v cos_f64(f64v x) {
-    f64v s, c;
-    sincos_f64(x, splat_f64(0.0), &s, &c);
-    return c;
-}
+#define REAL                 f64v
+#define REAL_CONST(c)        splat_f64(c)
+#define REAL_SELECT          select_f64
+#define REAL_ALL             all_lanes
+#define REAL_ABS             abs_f64
+#define REAL_EXP             exp_f64
+#define REAL_SINCOS(x, s, c) sincos_f64(x, splat_f64(0.0), s, c)
+#define REAL_NARROW          narrow_f64
 #include "psi.h"
 #undef REAL
 
@@ -106,6 +101,7 @@ INLINE f64v cos_f64(f64v x) {
 #include "rope.c"
 #include "rope_table.c"
 #include "wavelet.c"
+#include "wavelet_backward.c"
 #undef TYPE
 
 #define OF(op, type)    PASTE(op, type, VARIANT)
@@ -119,6 +115,7 @@ const wpe_kernels TABLE(VARIANT) = {
     .wavelet_table = {[WPE_F16] = OF(wavelet_table, f16),
                       [WPE_F32] = OF(wavelet_table, f32),
                       [WPE_F64] = OF(wavelet_table, f64)},
+    .wavelet_backward = OF(wavelet_backward, f64),
     .rope_table = {[WPE_F32] = OF(rope_table, f32), [WPE_F64] = OF(rope_table, f64)},
     .rope = {[WPE_F16] = OF(rope, f16),
              [WPE_BF16] = OF(rope, bf16),

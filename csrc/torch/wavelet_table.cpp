@@ -14,34 +14,70 @@ int kind_code(const std::string &kind) {
     return 0;
 }
 
+// The checked arguments, in the kernel's types.
+struct Wavelets {
+    Tensor offsets, scale, shift;
+    int kind, sign;
+    wpe_wavelet_shape shape;
+
+    Wavelets(const Tensor &offsets_in, const Tensor &scale_in, const Tensor &shift_in,
+             const std::string &kind_name, std::optional<bool> mirrored) {
+        check_integer("offsets", offsets_in);
+        check_float("scale", scale_in);
+        check_float("shift", shift_in);
+        WPE_CHECK(offsets_in.dim() == 1, "offsets must be 1-D, got shape ", shape_of(offsets_in));
+        WPE_CHECK(
+            scale_in.dim() == 1 && shift_in.dim() == 1 && scale_in.size(0) == shift_in.size(0),
+            "scale and shift must be 1-D and of one size, got ", shape_of(scale_in), " and ",
+            shape_of(shift_in));
+        kind = kind_code(kind_name);
+        sign = mirrored.value_or(kind == WPE_HAAR) ? -1 : 1;
+        offsets = as_type(offsets_in, ScalarType::Long);
+        scale = as_type(scale_in, ScalarType::Double);
+        shift = as_type(shift_in, ScalarType::Double);
+        shape = {offsets.size(0),   scale.size(0),   scale.size(0),  1,
+                 offsets.stride(0), scale.stride(0), shift.stride(0)};
+    }
+    const int64_t *offset(int64_t row) const {
+        return reinterpret_cast<const int64_t *>(at(offsets, row * shape.offsets));
+    }
+};
+
 Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kind,
                      std::optional<bool> mirrored) {
-    check_integer("offsets", offsets);
-    check_float("scale", scale);
-    check_float("shift", shift);
-    WPE_CHECK(offsets.dim() == 1, "offsets must be 1-D, got shape ", shape_of(offsets));
-    WPE_CHECK(scale.dim() == 1 && shift.dim() == 1 && scale.size(0) == shift.size(0),
-              "scale and shift must be 1-D and of one size, got ", shape_of(scale), " and ",
-              shape_of(shift));
-    const int code = kind_code(kind);
-    const int sign = mirrored.value_or(code == WPE_HAAR) ? -1 : 1;
+    const Wavelets w(offsets, scale, shift, kind, mirrored);
     const ScalarType type = scale.scalar_type();
     const ScalarType made = type == ScalarType::BFloat16 ? ScalarType::Double : type;
-
-    Tensor t = as_type(offsets, ScalarType::Long);
-    Tensor a = as_type(scale, ScalarType::Double), b = as_type(shift, ScalarType::Double);
-    const int64_t rows = offsets.size(0), cols = scale.size(0);
+    const int64_t rows = w.shape.rows, cols = w.shape.cols;
     Tensor out = torch::stable::new_empty(scale, {rows, cols}, made);
-    wpe_wavelet_shape shape{rows, cols, cols, 1, t.stride(0), a.stride(0), b.stride(0)};
     auto kernel = dispatch->current->wavelet_table[kernel_dtype(made)];
     torch::stable::parallel_for(0, rows, 1 + 8192 / (cols + 1), [&](int64_t begin, int64_t end) {
-        wpe_wavelet_shape part = shape;
+        wpe_wavelet_shape part = w.shape;
         part.rows = end - begin;
-        kernel(code, sign, at_mutable(out, begin * cols),
-               reinterpret_cast<const int64_t *>(at(t, begin * shape.offsets)),
-               a.const_data_ptr<double>(), b.const_data_ptr<double>(), &part);
+        kernel(w.kind, w.sign, at_mutable(out, begin * cols), w.offset(begin),
+               w.scale.const_data_ptr<double>(), w.shift.const_data_ptr<double>(), &part);
     });
     return as_type(out, type);
+}
+
+// Gradients in the dtypes of scale and shift. One thread: every column sums its rows in order.
+std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, Tensor scale,
+                                                  Tensor shift, std::string kind,
+                                                  std::optional<bool> mirrored) {
+    Wavelets w(offsets, scale, shift, kind, mirrored);
+    check_float("grad", grad);
+    WPE_CHECK(grad.dim() == 2 && grad.size(0) == w.shape.rows && grad.size(1) == w.shape.cols,
+              "grad must be (", w.shape.rows, ", ", w.shape.cols, "), got ", shape_of(grad));
+    Tensor g = as_type(grad, ScalarType::Double);
+    w.shape.out_row = g.stride(0);
+    w.shape.out_col = g.stride(1);
+    Tensor by_scale = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
+    Tensor by_shift = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
+    dispatch->current->wavelet_backward(
+        w.kind, w.sign, by_scale.mutable_data_ptr<double>(), by_shift.mutable_data_ptr<double>(),
+        g.const_data_ptr<double>(), w.offset(0), w.scale.const_data_ptr<double>(),
+        w.shift.const_data_ptr<double>(), &w.shape);
+    return {as_type(by_scale, scale.scalar_type()), as_type(by_shift, shift.scalar_type())};
 }
 
 }  // namespace
@@ -50,8 +86,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
     m.def(
         "wavelet_table(Tensor offsets, Tensor scale, Tensor shift, str kind=\"ricker\","
         " bool? mirrored=None) -> Tensor");
+    m.def(
+        "wavelet_table_backward(Tensor grad, Tensor offsets, Tensor scale, Tensor shift, str kind,"
+        " bool? mirrored) -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { m.impl("wavelet_table", TORCH_BOX(&wavelet_table)); }
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
+    m.impl("wavelet_table", TORCH_BOX(&wavelet_table));
+    m.impl("wavelet_table_backward", TORCH_BOX(&wavelet_table_backward));
+}
 
 }  // namespace wavepe

@@ -34,7 +34,7 @@ def wavelet_table(
     offsets : int or integer Tensor (w,)
         Distances query minus key; a number w means 0..w-1.
     scale, shift : Tensor (d,) of any float dtype
-        As `wavepe.wavelet_grid` gives them. Gradients to them raise in this version.
+        As `wavepe.wavelet_grid` gives them. Differentiable once (haar: zero).
     kind : str
         ricker, gaussian, morlet or haar.
     mirrored : bool, optional
@@ -69,4 +69,22 @@ def _(offsets, scale, shift, kind="ricker", mirrored=None):
     return scale.new_empty((offsets.shape[0], scale.shape[0]))
 
 
-not_differentiable("wavelet_table", "scale and shift")
+@torch.library.register_fake("wavepe::wavelet_table_backward")
+def _(grad, offsets, scale, shift, kind, mirrored):
+    return scale.new_empty(scale.shape), shift.new_empty(shift.shape)
+
+
+def _setup_wavelet(ctx, inputs, output):
+    *tensors, ctx.kind, ctx.mirrored = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _wavelet_backward(ctx, grad):
+    grads = _ops.wavelet_table_backward(grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored)
+    return None, *grads, None, None
+
+
+torch.library.register_autograd(
+    "wavepe::wavelet_table", _wavelet_backward, setup_context=_setup_wavelet
+)
+not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
