@@ -6,6 +6,10 @@
 #ifndef WAVEPE_PSI_H
 #define WAVEPE_PSI_H
 
+/* For a switch that calls one function with the kind as a constant: psi_at then folds to one case.
+ */
+#define EACH_KIND(CASE) CASE(WPE_RICKER) CASE(WPE_GAUSSIAN) CASE(WPE_MORLET) CASE(WPE_HAAR)
+
 /* psi at u = distance / scale, distance = t - shift. A scale of 0 gives NaN. `narrow`: the caller's
  * values are float32 or smaller; only haar, which jumps, can tell. */
 INLINE REAL psi_at(int kind, REAL distance, REAL scale, int narrow) {

@@ -23,16 +23,13 @@ INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T
 static void NAME(psi)(int kind, void *out, const void *t, const void *scale, const void *shift,
                       int64_t n, int64_t out_stride, int64_t t_stride, int64_t scale_stride,
                       int64_t shift_stride) {
-    switch (kind) { /* a constant kind in each: psi_at folds */
+    switch (kind) {
 #define CASE(KIND)                                                                        \
     case KIND:                                                                            \
         NAME(psi_loop)(KIND, out, t, scale, shift, n, out_stride, t_stride, scale_stride, \
                        shift_stride);                                                     \
         break;
-        CASE(WPE_RICKER)
-        CASE(WPE_GAUSSIAN)
-        CASE(WPE_MORLET)
-        CASE(WPE_HAAR)
+        EACH_KIND(CASE)
 #undef CASE
     }
 }
@@ -59,10 +56,7 @@ static void NAME(wavelet_table)(int kind, int sign, void *out, const int64_t *of
     case KIND:                                                       \
         NAME(table_loop)(KIND, sign, out, offsets, scale, shift, s); \
         break;
-        CASE(WPE_RICKER)
-        CASE(WPE_GAUSSIAN)
-        CASE(WPE_MORLET)
-        CASE(WPE_HAAR)
+        EACH_KIND(CASE)
 #undef CASE
     }
 }

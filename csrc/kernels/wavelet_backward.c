@@ -31,10 +31,7 @@ static void NAME(wavelet_backward)(int kind, int sign, double *grad_scale, doubl
     case KIND:                                                                                   \
         NAME(backward_loop)(KIND, sign, grad_scale, grad_shift, grad, offsets, scale, shift, s); \
         break;
-        CASE(WPE_RICKER)
-        CASE(WPE_GAUSSIAN)
-        CASE(WPE_MORLET)
-        CASE(WPE_HAAR)
+        EACH_KIND(CASE)
 #undef CASE
     }
 }

@@ -93,13 +93,7 @@ def attention_forward(
     weights : Tensor (B, H, m, n) or None
         With `output_attentions` only.
     """
-    layer = getattr(module, "wavepe", None)
-    if layer is None and hasattr(module.config, "position_encoding"):
-        raise ValueError(
-            f"this {type(module).__name__} has no position encoding, and its configuration names "
-            f"{module.config.position_encoding!r}: build a WavePELlama... from that configuration"
-        )
-    score = None if layer is None else layer.score
+    score = _score(module)
     # transformers records weights for the argument and for the configuration's own switch.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
     if score is None and not weights_wanted:
@@ -133,6 +127,23 @@ def attention_forward(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _score(module: nn.Module) -> Score | None:
+    """What the layer adds to its scores.
+
+    A layer without an encoding may belong to a model that shares a configuration with others, but
+    not to one whose configuration names an encoding.
+    """
+    layer = getattr(module, "wavepe", None)
+    if layer is not None:
+        return layer.score
+    if hasattr(module.config, "position_encoding"):
+        raise ValueError(
+            f"this {type(module).__name__} has no position encoding, and its configuration names "
+            f"{module.config.position_encoding!r}: build a WavePELlama... from that configuration"
+        )
+    return None
 
 
 def _additive_mask(
