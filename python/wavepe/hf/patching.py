@@ -1,0 +1,152 @@
+"""Swapping the position encoding of stock Llamas: one model, or all that are made for a while."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaModel,
+    LlamaPreTrainedModel,
+)
+
+from ..encodings import Encoding
+from ..encodings import encoding as read_encoding
+from .config import WavePELlamaConfig
+from .install import adopt, install_attention, install_patch, llama_base, uninstall
+
+M = TypeVar("M", bound=nn.Module)
+Spec = str | Mapping[str, Any] | Encoding
+
+# What patch_llama replaced; empty where it is not in force.
+_replaced: dict[str, Callable[..., None]] = {}
+
+
+def patch(model: M, encoding: Spec, **options: Any) -> M:
+    """Swap the position encoding of a live Llama; its weights are untouched.
+
+    Parameters
+    ----------
+    model : LlamaModel or a LlamaFor... model on it
+        Patched in place. Patch the outermost model, the one that will be saved.
+    encoding : str, dict or Encoding
+        As `wavepe.encoding` reads it. A bare "rope" takes the model's own base and scaling.
+    **options
+        Options of the encoding.
+
+    Returns
+    -------
+    The model.
+
+    Raises
+    ------
+    TypeError
+        Not a Llama.
+    ValueError
+        An unknown encoding, one that does not fit the model, a model patched already, or
+        parameters on the meta device.
+
+    Notes
+    -----
+    A patched model saves itself as a wavepe_llama. It raises when its attention implementation is
+    switched away from "wavepe".
+    """
+    chosen = read_encoding(encoding, **options)
+    llama_base(model)
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(
+                f"parameter {name} is on the meta device: patch the model first, then offload or "
+                "dispatch it"
+            )
+    install_patch(model, chosen)
+    return model
+
+
+def unpatch(model: M) -> M:
+    """Take the encoding out again: the model is bit for bit what it was before `patch`.
+
+    Returns
+    -------
+    The model.
+
+    Raises
+    ------
+    ValueError
+        The model is not patched, or was patched as part of a larger one.
+    """
+    uninstall(model)
+    return model
+
+
+@contextmanager
+def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
+    """`patch` for the time of a with block; see there. The block may end by an exception."""
+    patch(model, encoding, **options)
+    try:
+        yield model
+    finally:
+        unpatch(model)
+
+
+def patch_llama(encoding: Spec, **options: Any) -> None:
+    """Give the encoding to every stock Llama made or loaded until `unpatch_llama`.
+
+    Models made in between keep it afterwards (`unpatch(model)` takes it out of one). Those made
+    before, and those of the type wavepe_llama, are not concerned. A `LlamaAttention` made alone
+    rotates by itself, or not at all, whatever position embeddings it is given.
+
+    Parameters
+    ----------
+    encoding, **options
+        As for `patch`.
+
+    Raises
+    ------
+    ValueError
+        An unknown encoding, or `patch_llama` is in force already. What does not fit a model, and
+        a model with another configuration class than LlamaConfig (TypeError), is found as it is
+        made.
+    """
+    chosen = read_encoding(encoding, **options)
+    if _replaced:
+        raise ValueError("patch_llama is in force already: wavepe.hf.unpatch_llama() first")
+    make_attention, finish_model = LlamaAttention.__init__, LlamaPreTrainedModel.post_init
+    _replaced.update(make_attention=make_attention, finish_model=finish_model)
+
+    @functools.wraps(make_attention)
+    def patched_init(self: LlamaAttention, *args: Any, **kwargs: Any) -> None:
+        make_attention(self, *args, **kwargs)
+        if not isinstance(self.config, WavePELlamaConfig):
+            install_attention(self, chosen)
+
+    @functools.wraps(finish_model)
+    def patched_post_init(self: LlamaPreTrainedModel) -> None:
+        finish_model(self)
+        if isinstance(self, LlamaModel) and not isinstance(self.config, WavePELlamaConfig):
+            install_patch(self, chosen)
+        elif type(self.config) is LlamaConfig and isinstance(self.base_model, LlamaModel):
+            adopt(self)
+
+    LlamaAttention.__init__ = patched_init
+    LlamaPreTrainedModel.post_init = patched_post_init
+
+
+def unpatch_llama() -> None:
+    """End `patch_llama`: Llamas made from now on are stock again.
+
+    Raises
+    ------
+    ValueError
+        `patch_llama` is not in force.
+    """
+    if not _replaced:
+        raise ValueError("patch_llama is not in force: there is nothing to undo")
+    LlamaAttention.__init__ = _replaced["make_attention"]
+    del LlamaPreTrainedModel.post_init  # it is inherited
+    _replaced.clear()
