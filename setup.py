@@ -61,7 +61,11 @@ EXTENSIONS = [
         "wavepe._numpy",
         ["csrc/numpy/module.c"],
         include_dirs=["csrc", numpy.get_include()],
-        define_macros=[LIMITED_API, ("NPY_TARGET_VERSION", "NPY_2_1_API_VERSION")],
+        define_macros=[
+            LIMITED_API,
+            ("NPY_TARGET_VERSION", "NPY_2_1_API_VERSION"),
+            ("WPE_FLAGS", f'"{" ".join(C_FLAGS)}"'),
+        ],
         extra_compile_args=C_FLAGS,
         depends=HEADERS,
         libraries=["m"],

@@ -23,6 +23,7 @@
 typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef double f64v __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint64_t u64v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2)));
 typedef float f32h __attribute__((vector_size(VECTOR_BYTES / 2)));
@@ -242,7 +243,7 @@ INLINE f64v exp_f64(f64v x) {
     e = e * r + 0.5;
     e = e * r + 1.0;
     e = e * r + 1.0;
-    f64v scaled = (f64v)((i64v)e + ((i64v)shifted << 52));
+    f64v scaled = (f64v)((u64v)e + ((u64v)shifted << 52));
     f64v result = select_f64(x < -708.0, splat_f64(0.0), scaled);
     return select_f64(x != x, x, result);
 }
@@ -313,11 +314,11 @@ INLINE void sincos_f64(f64v hi, f64v lo, f64v *sine, f64v *cosine) {
     f64v half = 0.5 * z, w = 1.0 - half;
     c = w + (((1.0 - w) - half) + (z * z * c - r * tail));
 
-    i64v quadrant = (i64v)shifted;
+    u64v quadrant = (u64v)shifted;
     i64v swap = (quadrant & 1) != 0;
-    i64v sine_sign = (quadrant & 2) << 62, cosine_sign = ((quadrant + 1) & 2) << 62;
-    *sine = (f64v)((i64v)select_f64(swap, c, s) ^ sine_sign);
-    *cosine = (f64v)((i64v)select_f64(swap, s, c) ^ cosine_sign);
+    u64v sine_sign = (quadrant & 2) << 62, cosine_sign = ((quadrant + 1) & 2) << 62;
+    *sine = (f64v)((u64v)select_f64(swap, c, s) ^ sine_sign);
+    *cosine = (f64v)((u64v)select_f64(swap, s, c) ^ cosine_sign);
 
     int near = all_lanes(abs_f64(hi) <= 0x1p31);
     if (__builtin_expect(!near, 0)) sincos_far(hi, lo, sine, cosine);

@@ -296,11 +296,15 @@ static PyObject *py_compiler(PyObject *self, PyObject *args) {
 #endif
 }
 
-static PyMethodDef methods[] = {{"variants", py_variants, METH_NOARGS, NULL},
-                                {"variant", py_variant, METH_NOARGS, NULL},
-                                {"use_variant", py_use_variant, METH_O, NULL},
-                                {"compiler", py_compiler, METH_NOARGS, NULL},
-                                {NULL, NULL, 0, NULL}};
+static PyObject *py_flags(PyObject *self, PyObject *args) {
+    (void)self, (void)args;
+    return PyUnicode_FromString(WPE_FLAGS);
+}
+
+static PyMethodDef methods[] = {
+    {"variants", py_variants, METH_NOARGS, NULL},  {"variant", py_variant, METH_NOARGS, NULL},
+    {"use_variant", py_use_variant, METH_O, NULL}, {"compiler", py_compiler, METH_NOARGS, NULL},
+    {"flags", py_flags, METH_NOARGS, NULL},        {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "wavepe._numpy", NULL, 0, methods, slots, NULL, NULL, NULL};

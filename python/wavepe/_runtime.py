@@ -34,13 +34,14 @@ def use_variant(name: str) -> None:
 
 
 def build_info() -> dict:
-    """What was compiled in: version, variants, torch, cuda_archs, compiler."""
+    """What was compiled in: version, variants, torch, cuda_archs, compiler, flags."""
     return {
         "version": __version__,
         "variants": variants(),
         "torch": find_spec("wavepe._torch") is not None,
         "cuda_archs": [],
         "compiler": _numpy.compiler(),
+        "flags": _numpy.flags(),
     }
 
 

@@ -1,0 +1,255 @@
+"""The runner: `python -m benchmarks.bench [op ...]`; exit 1 if an error is over its bound.
+
+Each case is timed in turns, A B C A B C ..., in one process: wavepe in every variant this CPU runs,
+then its rivals (each bench_<op>.py says who they are). One warm-up call of each is judged against a
+float64 oracle and is not timed; compilation happens there. memory.py says what fresh and warm are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+USAGE_ERROR = 2
+
+
+def operators() -> list[str]:
+    """The names of the bench_<op>.py beside this file."""
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return [m.name.removeprefix("bench_") for m in modules if m.name.startswith("bench_")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options, here and in `wavepe bench`."""
+    known = ", ".join(operators())
+    parser.add_argument("op", nargs="*", help=f"what to time: {known} (default: all)")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
+    parser.add_argument("--variants", help="of wavepe, as avx2,avx512 (default: all that run here)")
+    parser.add_argument("--repeats", type=int, default=21, help="rounds of each case (default 21)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=4.0,
+        help="seconds after which a case ends, though not before 7 rounds (default 4)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the results there; a folder gets a file named by date, CPU and threads",
+    )
+    parser.add_argument("--rivals", action="store_true", help="print the rivals' own rows too")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes without torch.compile: a check, no figures"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if an error is over its bound; 2 for wrong arguments or a missing part."""
+    parser = argparse.ArgumentParser(prog="benchmarks.bench", description=__doc__.split("\n")[0])
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        return run(args)
+    except (ValueError, ImportError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def run(args: argparse.Namespace) -> int:
+    """What `main` does, for arguments as `add_arguments` gives them."""
+    names = args.op or operators()
+    for name in names:
+        if name not in operators():
+            raise ValueError(f"unknown operator '{name}'; known: {', '.join(operators())}")
+    for option in ("threads", "repeats"):
+        if getattr(args, option) < 1:
+            raise ValueError(f"--{option} {getattr(args, option)}: needs at least 1")
+    import wavepe.ops  # says how to get torch, where it is missing
+
+    variants = _variants(args.variants)
+    before = wavepe.variant()
+    try:
+        results = measure(names, variants, args)
+    finally:
+        wavepe.use_variant(before)
+    from .report import print_report
+
+    print_report(results, with_rivals=args.rivals)
+    if args.json:
+        print(f"\nresults: {write(results, args.json)}")
+    return 1 if any(row["ok"] is False for row in results["rows"]) else 0
+
+
+def _variants(wanted: str | None) -> list[str]:
+    import wavepe
+
+    known = wavepe.variants()
+    chosen = re.split(r"[,\s]+", wanted.strip()) if wanted else known
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"variant '{name}' does not run here; known: {', '.join(known)}")
+    return chosen
+
+
+def measure(names: Sequence[str], variants: Sequence[str], args: argparse.Namespace) -> dict:
+    """Run the cases of these operators; all results, ready for JSON."""
+    import torch
+
+    from .machine import Rates, facts, set_threads
+    from .memory import Allocator
+
+    allocator = Allocator()
+    threads = torch.get_num_threads()
+    blas = set_threads(args.threads)
+    notes = [] if blas else ["NumPy's BLAS is out of reach: its threads are not set"]
+    if not allocator.control:
+        notes.append("this malloc cannot be told: fresh and warm are as it pleases")
+    environment = facts(args.threads, blas, allocator)
+    rates, rows = Rates(args.quick), []
+    try:
+        rates.sample(allocator)
+        for case in _cases(names, quick=args.quick):
+            print(f"  {case.op} {case.size} {case.dtype}", file=sys.stderr, flush=True)
+            rows += time_case(case, variants, allocator, args)
+            notes += [note for note in case.notes if note not in notes]
+            rates.sample(allocator)
+    finally:
+        torch.set_num_threads(threads)
+        torch.compiler.reset()
+        allocator.leave()
+    environment["load_average_at_the_end"] = list(os.getloadavg())
+    results = {"environment": environment, "quick": args.quick, "machine": rates.results()}
+    return {**results, "notes": notes, "rows": [_with_share(row, results) for row in rows]}
+
+
+def _cases(names: Sequence[str], quick: bool) -> Iterator[Any]:
+    import torch
+
+    from .case import Compiler
+
+    for name in names:
+        module = importlib.import_module(f".bench_{name}", __package__)
+        made = module.cases(quick, Compiler(enabled=not quick))
+        while True:
+            torch.compiler.reset()  # else many shapes of one function end in eager mode
+            case = next(made, None)
+            if case is None:
+                break
+            yield case
+
+
+def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> list[dict]:
+    """The rows of one case: for each situation wavepe's variants, then the rivals."""
+    import wavepe
+
+    from .timing import take_turns
+
+    def before(key):
+        if key[0] == "wavepe":
+            wavepe.use_variant(key[1])
+
+    calls = {("wavepe", name): case.ours for name in variants}
+    calls |= {(name, None): call for name, call in case.rivals.items()}
+    verdicts = {}
+    for key in list(calls):
+        before(key)
+        if case.reset:
+            case.reset()
+        try:
+            result = calls[key]()
+        except Exception as error:
+            if not key[0].startswith("compile"):
+                raise
+            case.notes.append(f"{key[0]} left out: {_one_line(error)}")
+            del calls[key]
+            continue
+        verdicts[key] = None if key[0] in case.floor else case.judge(result)
+        del result
+    rows = []
+    for memory in case.memory:
+        allocator.enter(memory)
+        timings = take_turns(
+            calls, before=before, allocator=allocator, repeats=args.repeats, budget=args.budget
+        )
+        rows += [_row(case, memory, key, timings, verdicts[key], args.threads) for key in timings]
+    return rows
+
+
+def _row(case, memory: str, key: tuple, timings: dict, verdict, threads: int) -> dict:
+    who, variant = key
+    ours = who == "wavepe"
+    timing = timings[key]
+    theirs = {name: t for (name, _), t in timings.items() if name != "wavepe"}
+    return {
+        "op": case.op,
+        "size": case.size,
+        "dtype": case.dtype,
+        "memory": memory,
+        "headline": memory in case.headline,
+        "who": who,
+        "variant": variant,
+        "threads": threads,
+        "seconds": timing.summary(),
+        "unit": case.unit,
+        "work": case.work,
+        "ratios": {
+            name: {
+                "rounds": other.over(timing).median,
+                "median": other.median / timing.median,
+                "min": min(other.seconds) / min(timing.seconds),
+            }
+            for name, other in theirs.items()
+        }
+        if ours
+        else {},
+        "error": verdict and verdict.error,
+        "error_of_bound": verdict and verdict.of_bound,
+        "bound": case.bound if ours else None,
+        "ok": verdict.ok if ours else None,
+    }
+
+
+def _with_share(row: dict, results: dict) -> dict:
+    """Adds the rate, and its share of what the machine gave: of a clone where memory is fresh."""
+    rate = row["work"] / row["seconds"]["median"]
+    reference = "clone" if row["memory"] == "fresh" else "copy"
+    reference = reference if row["unit"] == "GB/s" else "sgemm"
+    share = rate / results["machine"][reference]["rate"]
+    return {**row, "rate": rate, "share": share, "share_of": reference}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def write(results: dict, target: Path) -> Path:
+    """The JSON file; its name, if `target` is a folder, from date, CPU and threads."""
+    environment = results["environment"]
+    if target.is_dir():
+        cpu = re.sub(r"[^a-z0-9]+", "-", environment["cpu"].lower()).strip("-")
+        target = target / f"{environment['date'][:10]}-{cpu}-{environment['threads']}t.json"
+    head = json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1)
+    rows = ",\n".join("  " + json.dumps(_rounded(row)) for row in results["rows"])
+    target.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', "utf-8")
+    return target
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to 6 digits, which is more than any of them means."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

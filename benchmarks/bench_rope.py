@@ -1,0 +1,286 @@
+"""rope, rope_, rope_qk [R] against what Hugging Face, NumPy and PyTorch users run.
+
+Queries and keys are strided head-major views, (B, L, H, d).transpose(1, 2), as attention layers
+hand them over. Bytes: q and k read and written once, cos and sin read once.
+
+Rivals
+    hf       apply_rotary_pos_emb of transformers: Llama's for half-split pairs, Cohere's for
+             interleaved ones; its tables are in x's dtype, as its models make them. In bfloat16
+             Llama's rounds after every operation, so it is less exact.
+    eager    the expression in PyTorch: half-split by chunks, interleaved by complex numbers; in
+             bfloat16 computed in float32 and rounded once, as wavepe does.
+    compile  torch.compile of the expression.
+    numpy    the expression in NumPy, float32.
+    clone, copy_   no rotation at all: q and k copied to new tensors, or to kept ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import wavepe
+import wavepe.ops as ops
+from torch import Tensor
+
+from .case import Call, Case, Compiler, judge, plain
+
+FLOOR = ("clone", "copy_")
+BOUND = {
+    torch.float32: "2 x 2^-24 (abs(a cos) + abs(b sin)): two products and a difference",
+    torch.bfloat16: "half a bfloat16 ulp of the result, plus 4 x 2^-24 of float32 arithmetic",
+}
+
+
+@dataclass
+class Inputs:
+    """q and k (1, H, L, d), cos and sin (L, d/2) in float32, and how pairs lie."""
+
+    q: Tensor
+    k: Tensor
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    @classmethod
+    def make(cls, quick: bool, dtype: torch.dtype, interleaved: bool) -> Inputs:
+        heads, kv_heads, length, d = (4, 1, 32, 16) if quick else (32, 8, 2048, 128)
+        random = torch.Generator().manual_seed(0)
+        q, k = (
+            torch.randn(1, length, h, d, generator=random).to(dtype).transpose(1, 2)
+            for h in (heads, kv_heads)
+        )
+        inv_freq, _ = wavepe.rope_frequencies(d)
+        cos, sin = ops.rope_table(torch.arange(length), torch.from_numpy(inv_freq))
+        return cls(q, k, cos, sin, interleaved)
+
+    @property
+    def size(self) -> str:
+        _, heads, length, d = self.q.shape
+        layout = "interleaved" if self.interleaved else "half-split"
+        return f"{heads}+{self.k.shape[1]} heads x {length} x {d}, {layout}"
+
+    @property
+    def dtype(self) -> str:
+        return str(self.q.dtype).removeprefix("torch.")
+
+    def bytes(self, *tensors: Tensor) -> int:
+        """Least traffic: each tensor read and written, the tables read."""
+        return sum(2 * x.nbytes for x in tensors) + self.cos.nbytes + self.sin.nbytes
+
+    def judge(self, *tensors: Tensor):
+        """Of float64 rotations of these tensors."""
+        cos, sin = plain(self.cos), plain(self.sin)
+        exact, bounds = [], []
+        for x in map(plain, tensors):
+            a, b = (x[..., i] for i in pairs(x.shape[-1], self.interleaved))
+            y, size = np.empty_like(x), np.empty_like(x)
+            first, second = pairs(x.shape[-1], self.interleaved)
+            y[..., first], y[..., second] = a * cos - b * sin, b * cos + a * sin
+            size[..., first] = abs(a * cos) + abs(b * sin)
+            size[..., second] = abs(b * cos) + abs(a * sin)
+            low = self.q.dtype == torch.bfloat16
+            bounds.append(2.0**-8 * abs(y) + 2.0**-22 * size if low else 2.0**-23 * size)
+            exact.append(y)
+        return judge(tuple(exact), tuple(bounds))
+
+
+def pairs(d: int, interleaved: bool) -> tuple[slice, slice]:
+    """Where the two halves of the pairs lie in a head."""
+    if interleaved:
+        return slice(0, None, 2), slice(1, None, 2)
+    return slice(0, d // 2), slice(d // 2, None)
+
+
+# ------------------------------------------------------------------ rivals
+
+
+def half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
+def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).to(x.dtype)
+
+
+def complex_product(x: Tensor, turn: Tensor) -> Tensor:
+    """The interleaved rotation as Meta's Llama code writes it."""
+    z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(z * turn).flatten(-2).to(x.dtype)
+
+
+def in_place(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    first, second = pairs(x.shape[-1], interleaved)
+    a, b = x[..., first], x[..., second]
+    turned = a * cos - b * sin, b * cos + a * sin
+    a.copy_(turned[0])
+    b.copy_(turned[1])
+    return x
+
+
+def with_numpy(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    first, second = pairs(x.shape[-1], interleaved)
+    a, b = x[..., first], x[..., second]
+    turned = a * cos - b * sin, b * cos + a * sin
+    if interleaved:
+        return np.stack(turned, -1).reshape(x.shape)
+    return np.concatenate(turned, -1)
+
+
+def hugging_face(x: Inputs, notes: list[str]) -> Call | None:
+    family = "cohere" if x.interleaved else "llama"
+    try:
+        module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    except ImportError as error:
+        notes.append(f"hf left out: {error}")
+        return None
+    if x.interleaved:
+        tables = [t.repeat_interleave(2, -1) for t in (x.cos, x.sin)]
+    else:
+        tables = [torch.cat((t, t), -1) for t in (x.cos, x.sin)]
+    cos, sin = (t[None].to(x.q.dtype) for t in tables)
+    return partial(module.apply_rotary_pos_emb, x.q, x.k, cos, sin)
+
+
+def torch_rivals(x: Inputs, tensors: tuple[Tensor, ...], compiler: Compiler) -> dict[str, Any]:
+    expression = interleaved if x.interleaved else half_split
+    turn = torch.complex(x.cos, x.sin)
+
+    def eager():
+        if x.interleaved:
+            return tuple(complex_product(t, turn) for t in tensors)
+        return tuple(half_split(t, x.cos, x.sin) for t in tensors)
+
+    def all_of(cos, sin, *tensors):
+        return tuple(expression(t, cos, sin) for t in tensors)
+
+    kept = [t.clone() for t in tensors]
+    return {
+        "eager": eager,
+        "compile": compiler(all_of, x.cos, x.sin, *tensors),
+        "clone": lambda: [t.clone() for t in tensors],
+        "copy_": lambda: [to.copy_(t) for to, t in zip(kept, tensors, strict=True)],
+    }
+
+
+# ------------------------------------------------------------------ cases
+
+
+def qk_case(x: Inputs, compiler: Compiler) -> Case:
+    notes: list[str] = []
+    full = x.q.dtype == torch.float32
+    headline = ("warm",) if full == x.interleaved else ("fresh", "warm") if full else ()
+    rivals = {"hf": hugging_face(x, notes), **torch_rivals(x, (x.q, x.k), compiler)}
+    if full:
+        arrays = [t.numpy() for t in (x.q, x.k)]
+        cos, sin = x.cos.numpy(), x.sin.numpy()
+        rivals["numpy"] = lambda: [with_numpy(t, cos, sin, x.interleaved) for t in arrays]
+    return Case(
+        op="ops.rope_qk",
+        size=x.size,
+        dtype=x.dtype,
+        ours=lambda: ops.rope_qk(x.q, x.k, x.cos, x.sin, interleaved=x.interleaved),
+        rivals=rivals,
+        work=x.bytes(x.q, x.k),
+        unit="GB/s",
+        judge=x.judge(x.q, x.k),
+        bound=BOUND[x.q.dtype],
+        headline=headline,
+        floor=FLOOR,
+        notes=notes,
+    )
+
+
+def one_case(x: Inputs, compiler: Compiler) -> Case:
+    return Case(
+        op="ops.rope",
+        size=x.size.partition("+")[0] + x.size[x.size.index(" heads") :],
+        dtype=x.dtype,
+        ours=lambda: (ops.rope(x.q, x.cos, x.sin, interleaved=x.interleaved),),
+        rivals=torch_rivals(x, (x.q,), compiler),
+        work=x.bytes(x.q),
+        unit="GB/s",
+        judge=x.judge(x.q),
+        bound=BOUND[x.q.dtype],
+        memory=("fresh",),
+        floor=FLOOR,
+    )
+
+
+def in_place_case(x: Inputs, compiler: Compiler) -> Case:
+    """rope_ of q and of k. Every call turns the values further; what a judge sees is reset."""
+    tensors = [x.q.clone(), x.k.clone()]
+    kept = [t.clone() for t in tensors]
+
+    def both(function, *more):
+        return [function(t, x.cos, x.sin, *more) for t in tensors]
+
+    def expression(cos, sin, q, k):
+        return in_place(q, cos, sin, x.interleaved), in_place(k, cos, sin, x.interleaved)
+
+    def reset():
+        tensors[0].copy_(x.q)
+        tensors[1].copy_(x.k)
+
+    return Case(
+        op="ops.rope_",
+        size=x.size,
+        dtype=x.dtype,
+        ours=lambda: [ops.rope_(t, x.cos, x.sin, interleaved=x.interleaved) for t in tensors],
+        rivals={
+            "eager": lambda: both(in_place, x.interleaved),
+            "compile": compiler(expression, x.cos, x.sin, *tensors),
+            "copy_": lambda: [to.copy_(t) for to, t in zip(kept, tensors, strict=True)],
+        },
+        work=x.bytes(x.q, x.k),
+        unit="GB/s",
+        judge=x.judge(x.q, x.k),
+        bound=BOUND[x.q.dtype],
+        memory=("in place",),
+        reset=reset,
+        floor=FLOOR,
+    )
+
+
+def numpy_case(x: Inputs) -> Case:
+    q, cos, sin = x.q.numpy(), x.cos.numpy(), x.sin.numpy()
+    kept = q.copy(order="K")
+
+    def copyto():
+        np.copyto(kept, q)
+
+    return Case(
+        op="wavepe.rope",
+        size=x.size.partition("+")[0] + x.size[x.size.index(" heads") :],
+        dtype=x.dtype,
+        ours=lambda: wavepe.rope(q, cos, sin, interleaved=x.interleaved),
+        rivals={
+            "numpy": lambda: with_numpy(q, cos, sin, x.interleaved),
+            "clone": lambda: q.copy(order="K"),
+            "copy_": copyto,
+        },
+        work=x.bytes(x.q),
+        unit="GB/s",
+        judge=x.judge(x.q),
+        bound=BOUND[x.q.dtype],
+        floor=FLOOR,
+    )
+
+
+def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
+    """All cases, made one by one."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for pairs_interleaved in (False, True):
+            x = Inputs.make(quick, dtype, pairs_interleaved)
+            yield qk_case(x, compiler)
+            if not pairs_interleaved:
+                yield one_case(x, compiler)
+                yield in_place_case(x, compiler)
+    yield numpy_case(Inputs.make(quick, torch.float32, False))

@@ -1,0 +1,139 @@
+"""What the machine is, and what it gives: copy bandwidth and the sgemm rate."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import wavepe
+from wavepe.cli.environment import cpu_name, version_of
+
+from .memory import Allocator
+from .timing import Timing, take_turns
+
+_HERE = Path(__file__).resolve().parent
+# What decides a measurement; a change elsewhere does not make a results file "dirty".
+_MEASURED = ("csrc", "python", "setup.py", "pyproject.toml", "benchmarks/*.py")
+_BLAS = [
+    f"{prefix}openblas_set_num_threads{suffix}"
+    for prefix in ("scipy_", "")
+    for suffix in ("64_", "")
+]
+
+
+def set_threads(count: int) -> bool:
+    """Threads of torch and of NumPy's matrix products; False if the latter are out of reach.
+
+    wavepe's NumPy functions, and NumPy's own besides matrix products, always use one.
+    """
+    torch.set_num_threads(count)
+    found = False
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    for path in {line.split()[-1] for line in lines if "openblas" in line}:
+        library = ctypes.CDLL(path)
+        for name in _BLAS:
+            if hasattr(library, name):
+                getattr(library, name)(count)
+                found = True
+    return found
+
+
+class Rates:
+    """Copy bandwidth (read plus written bytes) and sgemm rate, sampled through the run."""
+
+    def __init__(self, quick: bool):
+        size = 1 << 18 if quick else max(1 << 25, min(1 << 27, last_level_cache()))
+        self.buffer_bytes = 4 * size  # four times the last-level cache: `size` floats
+        self.order = 128 if quick else 1024
+        self._source, self._target = torch.ones(size), torch.zeros(size)
+        self._a, self._b = torch.randn(2, self.order, self.order)
+        self._c = torch.empty(self.order, self.order)
+        self._timings: dict[str, Timing] = {}
+
+    def sample(self, allocator: Allocator) -> None:
+        """Add a few timings of each."""
+        allocator.enter("fresh")
+        calls = {
+            "copy": lambda: self._target.copy_(self._source),
+            "clone": self._source.clone,
+            "sgemm": lambda: torch.mm(self._a, self._b, out=self._c),
+        }
+        for key, timing in take_turns(calls, allocator=allocator, repeats=2).items():
+            kept = self._timings.setdefault(key, Timing())
+            kept.seconds += timing.seconds
+            kept.faults += timing.faults
+
+    def results(self) -> dict[str, Any]:
+        """Rates from median times, in bytes or floating point operations per second."""
+        work = {
+            "copy": 2 * self.buffer_bytes,
+            "clone": 2 * self.buffer_bytes,
+            "sgemm": 2 * self.order**3,
+        }
+        return {
+            key: {"rate": work[key] / timing.median, "seconds": timing.summary()}
+            for key, timing in self._timings.items()
+        } | {"buffer_bytes": self.buffer_bytes, "sgemm_order": self.order}
+
+
+def last_level_cache() -> int:
+    """Bytes of the first processor's largest cache, 0 where the system does not tell."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        sizes.append(int(text.rstrip("KMG")) * unit)
+    return max(sizes)
+
+
+def commit() -> dict[str, Any]:
+    """The commit these files belong to, and whether what is measured differs from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=_HERE, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        # Installed inside somebody's repository (a .venv, say), these files are not part of it.
+        tracked = git("ls-files", "--error-unmatch", "bench.py")
+    except OSError:  # no git
+        tracked = ""
+    if not tracked:
+        return {"commit": None, "dirty": None}
+    paths = [f":(top){path}" for path in _MEASURED]
+    changed = git("status", "--porcelain", "--", *paths)
+    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+
+
+def facts(threads: int, blas: bool, allocator: Allocator) -> dict[str, Any]:
+    """Everything a reader of the results needs to know, ready for JSON."""
+    build = wavepe.build_info()
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **commit(),
+        "wavepe": wavepe.__version__,
+        "variant": wavepe.variant(),
+        "variants": wavepe.variants(),
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "last_level_cache": last_level_cache(),
+        "load_average": list(os.getloadavg()),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "allocator_controlled": allocator.control,
+        "compiler": build["compiler"],
+        "flags": build.get("flags"),
+        "threads": threads,
+        "numpy_threads": threads if blas else None,
+        "python": sys.version.split()[0],
+        **{name: version_of(name) for name in ("torch", "numpy", "transformers")},
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }

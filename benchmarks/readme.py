@@ -1,0 +1,177 @@
+"""Writes README's tables: `python -m benchmarks.readme`; with --check, says whether they are stale.
+
+Between `<!-- bench:begin -->` and `<!-- bench:end -->`: the headline rows of the newest file in
+benchmarks/results (one thread before several). Between `<!-- demo:begin -->` and
+`<!-- demo:end -->`: docs/demo.json, the results.json of `make demo`, and docs/demo.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from wavepe.cli.report import markdown_table, title
+
+ROOT = Path(__file__).resolve().parent.parent
+# Column -> the rivals it stands for; the fastest of those a row has is shown.
+RIVALS = {
+    "Hugging Face": ("hf",),
+    "NumPy": ("numpy",),
+    "PyTorch": ("eager", "skew"),
+    "torch.compile": ("compile", "compile-skew"),
+    "copy or matmul alone": ("clone", "matmul"),
+}
+
+
+class Missing(Exception):
+    """A source or a marker is not there."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if README is stale (--check) or a source is missing."""
+    parser = argparse.ArgumentParser(prog="benchmarks.readme", description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    args = parser.parse_args(argv)
+    readme = args.root / "README.md"
+    old = readme.read_text("utf-8")
+    new, problems = updated(old, args.root)
+    if args.check and new != old:
+        problems.append("README.md is stale: run python -m benchmarks.readme")
+    elif new != old:
+        readme.write_text(new, "utf-8")
+    for problem in problems:
+        print(f"benchmarks.readme: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def updated(text: str, root: Path) -> tuple[str, list[str]]:
+    """README's text with the tables as the committed figures give them, and what is missing."""
+    sections = {
+        "bench": lambda: bench_section(newest_results(root / "benchmarks" / "results")),
+        "demo": lambda: demo_section(root / "docs" / "demo.json"),
+    }
+    problems = []
+    for name, section in sections.items():
+        try:
+            text = replaced(text, name, section())
+        except Missing as error:
+            problems.append(str(error))
+    return text, problems
+
+
+def replaced(text: str, name: str, section: str) -> str:
+    """`text` with what stands between the two markers of `name` replaced."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+    if len(pattern.findall(text)) != 1:
+        raise Missing(f"README.md needs {begin} ... {end} once")
+    return pattern.sub(lambda _: f"{begin}\n{section.strip()}\n{end}", text)
+
+
+# ------------------------------------------------------------------ benchmarks
+
+
+def newest_results(folder: Path) -> Path:
+    """The newest results file by the date it holds; one of a --quick run does not count."""
+    dated = []
+    for path in folder.glob("*.json"):
+        results = json.loads(path.read_text("utf-8"))
+        if not results["quick"]:
+            about = results["environment"]
+            dated.append((about["threads"] == 1, about["date"], path.name, path))
+    if not dated:
+        raise Missing(f"no results in {folder}: python -m benchmarks.bench --json {folder}")
+    return max(dated)[-1]
+
+
+def bench_section(path: Path) -> str:
+    """The headline rows of the variant that wavepe uses by itself, as Markdown."""
+    results = json.loads(path.read_text("utf-8"))
+    about, machine = results["environment"], results["machine"]
+    rows = [
+        row
+        for row in results["rows"]
+        if row["headline"] and row["who"] == "wavepe" and row["variant"] == about["variant"]
+    ]
+    if not rows:
+        raise Missing(f"{path.name} holds no headline rows of variant {about['variant']}")
+    measured = {name for row in rows for name in row["ratios"]}
+    columns = [name for name, keys in RIVALS.items() if measured & set(keys)]
+    lines = [
+        "| operator | input | memory | wavepe | " + " | ".join(columns) + " |",
+        "|---|---|---|---:|" + "---:|" * len(columns),
+    ]
+    for row in rows:
+        cells = [_ratio(row["ratios"], RIVALS[name]) for name in columns]
+        size = f"{row['size']}, {row['dtype']}"
+        time = _milliseconds(row["seconds"]["median"])
+        lines.append(f"| `{row['op']}` | {size} | {row['memory']} | {time} | {' | '.join(cells)} |")
+    commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    note = (
+        f"Median time, and how many times as long each other way takes (above 1: wavepe is "
+        f"faster). {about['cpu']}, {about['variant']}, {threads}, {about['date'][:10]}, "
+        f"commit {commit}; torch {about['torch']}, NumPy {about['numpy']}, transformers "
+        f"{about['transformers']}. The same run copied {machine['copy']['rate'] / 1e9:.1f} GB/s "
+        f"and multiplied matrices at {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s. Fresh memory "
+        f"comes from the system page by page, warm memory is reused. All rows, rivals and error "
+        f"bounds: `make bench`, [{path.name}](benchmarks/results/{path.name})."
+    )
+    return "\n".join([*lines, "", _wrapped(note)])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"
+
+
+def _ratio(ratios: dict, names: Sequence[str]) -> str:
+    present = [ratios[name]["rounds"] for name in names if name in ratios]
+    return f"{min(present):.2f}" if present else ""
+
+
+# ------------------------------------------------------------------ demo
+
+
+def demo_section(path: Path) -> str:
+    """The picture, the table and what it was made with, as Markdown."""
+    if not path.exists():
+        raise Missing(f"{path} is missing: copy it and the picture from the folder of make demo")
+    if not path.with_suffix(".png").exists():
+        raise Missing(f"{path.with_suffix('.png')} is missing, the picture of {path.name}")
+    results = json.loads(path.read_text("utf-8"))
+    runs, train_length, about = results["runs"], results["train_length"], results["environment"]
+    lengths = sorted(map(int, runs[0]["perplexity"]))
+    heading = title(train_length).partition(" (*")[0]
+    picture = f"![{heading}](docs/{path.stem}.png)"
+    table = markdown_table(runs, lengths, train_length)
+    words = f"{heading}; the best of each column in bold:"
+    return "\n".join([picture, "", words, "", table, _wrapped(_made_with(runs, about))])
+
+
+def _made_with(runs: list[dict], about: dict) -> str:
+    seeds = sorted({run["seed"] for run in runs})
+    words = [("Seed " if len(seeds) == 1 else "Seeds ") + ", ".join(map(str, seeds))]
+    models = about.get("models") or {}
+    if models:
+        seconds = sum(model["seconds"] for model in models.values())
+        words.append(f"{len(models)} trainings in {seconds:.0f} s")
+    else:
+        words.append(f"at most {max(run['seconds'] for run in runs):.0f} s a row")
+    threads = about.get("threads")
+    machine = about["machine"] + (f" ({threads} threads)" if threads else "")
+    words += [machine, f"torch {about['torch']}", about.get("date", "")]
+    return "; ".join(filter(None, words)) + "."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

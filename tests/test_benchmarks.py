@@ -1,0 +1,393 @@
+"""The benchmarks on tiny sizes: what a run writes, when it fails, and README's tables from it."""
+
+import functools
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("rich")  # README's tables come from the command line's own
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+
+import wavepe
+import wavepe.ops as ops
+
+from benchmarks import bench, readme
+from benchmarks.case import Case, Compiler, judge
+from benchmarks.memory import Allocator
+from benchmarks.timing import Timing, take_turns
+
+QUICK = ["--quick", "--repeats", "2"]
+OPERATORS = ("relative_bias", "rope", "wavelet_table")
+
+
+def run(tmp_path, *words):
+    """(exit code, results)"""
+    file = tmp_path / "results.json"
+    code = bench.main([*words, *QUICK, "--json", str(file)])
+    return code, json.loads(file.read_text())
+
+
+def rows_of(results, op, **wanted):
+    rows = [row for row in results["rows"] if row["op"] == op]
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+# ------------------------------------------------------------------ the runner
+
+
+def test_every_benchmark_is_found():
+    assert tuple(sorted(bench.operators())) == OPERATORS
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_quick_run(operator, tmp_path, capsys):
+    before = wavepe.variant(), torch.get_num_threads()
+    code, results = run(tmp_path, operator)
+    assert code == 0
+    assert before == (wavepe.variant(), torch.get_num_threads())
+    ours = [row for row in results["rows"] if row["who"] == "wavepe"]
+    assert {row["variant"] for row in ours} == set(wavepe.variants())
+    for row in ours:
+        assert row["ok"] is True
+        assert 0 <= row["error_of_bound"] <= 1
+        seconds = row["seconds"]
+        assert 0 < seconds["min"] <= seconds["p10"] <= seconds["median"] <= seconds["p90"]
+        assert row["rate"] == pytest.approx(row["work"] / seconds["median"], rel=1e-4)
+        reference = results["machine"][row["share_of"]]["rate"]
+        assert row["share"] == pytest.approx(row["rate"] / reference, rel=1e-4)
+        for name, ratio in row["ratios"].items():
+            same = {key: row[key] for key in ("op", "size", "dtype", "memory")}
+            (rival,) = rows_of(results, same.pop("op"), who=name, **same)
+            quotient = rival["seconds"]["median"] / seconds["median"]
+            assert ratio["median"] == pytest.approx(quotient, rel=1e-4)
+            assert rival["ok"] is None
+    assert any(row["headline"] for row in ours)
+    printed = capsys.readouterr().out
+    for word in ("share", "max error", "GB/s", *wavepe.variants()):
+        assert word in printed
+    assert "FAIL" not in printed
+
+
+def test_rope_rows(tmp_path):
+    pytest.importorskip("transformers")
+    _, results = run(tmp_path, "rope", "--variants", "portable")
+    for dtype in ("float32", "bfloat16"):
+        for layout in ("half-split", "interleaved"):
+            for memory in ("fresh", "warm"):
+                rows = rows_of(results, "ops.rope_qk", dtype=dtype, memory=memory, who="wavepe")
+                (row,) = (row for row in rows if row["size"].endswith(layout))
+                rivals = {"hf", "eager", "clone", "copy_"}
+                assert set(row["ratios"]) - {"numpy"} == rivals
+                assert ("numpy" in row["ratios"]) == (dtype == "float32")
+    assert rows_of(results, "ops.rope_", memory="in place")
+    # in float32 every rival computes the same thing as well
+    for row in results["rows"]:
+        if row["dtype"] == "float32" and row["error"] is not None:
+            assert row["error_of_bound"] <= 1, row["who"]
+
+
+def test_environment_is_recorded(tmp_path):
+    _, results = run(tmp_path, "wavelet_table")
+    about = results["environment"]
+    assert results["quick"] is True
+    assert about["torch"] == torch.__version__
+    assert about["numpy"] == np.__version__
+    assert about["compiler"] == wavepe.build_info()["compiler"]
+    assert about["threads"] == 1
+    assert about["variant"] == wavepe.variant()
+    assert about["cpu"]
+    for name in ("copy", "clone", "sgemm"):
+        assert results["machine"][name]["rate"] > 0
+
+
+@pytest.mark.parametrize("wrong", [1 + 1e-4, float("nan")])
+def test_an_error_over_its_bound_fails_the_run(wrong, tmp_path, monkeypatch, capsys):
+    right = ops.wavelet_table
+    monkeypatch.setattr(ops, "wavelet_table", lambda *args: right(*args) * wrong)
+    code, results = run(tmp_path, "wavelet_table")
+    assert code == 1
+    assert {row["ok"] for row in rows_of(results, "ops.wavelet_table", who="wavepe")} == {False}
+    assert {row["ok"] for row in rows_of(results, "wavepe.wavelet_table", who="wavepe")} == {True}
+    assert "FAIL ops.wavelet_table" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rope_table"], "unknown operator 'rope_table'; known: "),
+        (["rope", "--variants", "neon"], "variant 'neon' does not run here; known: portable"),
+        (["rope", "--threads", "0"], "--threads 0: needs at least 1"),
+        (["rope", "--repeats", "0"], "--repeats 0: needs at least 1"),
+    ],
+)
+def test_wrong_arguments(words, message, capsys):
+    assert bench.main([*words, "--quick"]) == bench.USAGE_ERROR
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_gets_a_file_named_by_date_cpu_and_threads(tmp_path):
+    about = {"date": "2026-01-02T03:04:05+00:00", "cpu": "Some CPU (R) 3000", "threads": 2}
+    path = bench.write({"environment": about, "rows": [{"x": 1 / 3}, {}]}, tmp_path)
+    assert path.name == "2026-01-02-some-cpu-r-3000-2t.json"
+    assert json.loads(path.read_text()) == {"environment": about, "rows": [{"x": 0.333333}, {}]}
+
+
+def test_runs_from_an_installed_place(tmp_path, monkeypatch):
+    """Under another package name and outside the repository; the commit is then unknown."""
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "installed_benchmarks")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    elsewhere = __import__("installed_benchmarks.bench").bench
+    file = tmp_path / "results.json"
+    assert elsewhere.main(["wavelet_table", *QUICK, "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["environment"]["commit"] is None
+
+
+# ------------------------------------------------------------------ its parts
+
+
+def case_of(**rivals):
+    return Case(
+        op="double",
+        size="3",
+        dtype="float64",
+        ours=lambda: np.full(3, 2.0),
+        rivals=rivals,
+        work=24,
+        unit="GB/s",
+        judge=judge((np.full(3, 2.0),), (0.0,)),
+        bound="none",
+        memory=("warm",),
+    )
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiled_rivals_compute_the_same(operator, monkeypatch):
+    """With Dynamo's eager backend: inductor itself takes many seconds."""
+    compile_eagerly = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    module = importlib.import_module(f"benchmarks.bench_{operator}")
+    compared = 0
+    for case in module.cases(True, Compiler()):
+        for name in set(case.rivals) & {"compile", "compile-skew"}:
+            if case.reset:
+                case.reset()
+            verdict = case.judge(case.rivals[name]())
+            assert verdict.ok, (case.op, case.dtype, name, verdict)
+            compared += 1
+    torch.compiler.reset()
+    assert compared >= 2
+
+
+def broken():
+    raise RuntimeError("no working C++ compiler\nfound: none")
+
+
+def timed(case):
+    args = bench.argparse.Namespace(repeats=2, budget=1.0, threads=1)
+    return bench.time_case(case, ["portable"], Allocator(), args)
+
+
+def test_without_a_compiler_the_compiled_rival_is_left_out():
+    before = wavepe.variant()
+    case = case_of(compile=broken, eager=lambda: np.full(3, 2.0))
+    ours, eager = timed(case)
+    wavepe.use_variant(before)
+    assert (ours["who"], eager["who"]) == ("wavepe", "eager")
+    assert set(ours["ratios"]) == {"eager"}
+    assert case.notes == ["compile left out: RuntimeError: no working C++ compiler found: none"]
+
+
+def test_another_rival_that_breaks_is_an_error():
+    before = wavepe.variant()
+    with pytest.raises(RuntimeError, match="no working"):
+        timed(case_of(eager=broken))
+    wavepe.use_variant(before)
+
+
+def test_judge():
+    exact, bound = np.array([1.0, 0.0]), np.array([0.5, 0.0])
+    verdict = judge((exact,), (bound,))
+    assert verdict(np.array([1.25, 0.0])) == (0.25, 0.5)
+    assert verdict((torch.tensor([1.0, 0.0]),)).ok
+    assert verdict(np.array([1.5, 0.0])).ok
+    for wrong in ([1.6, 0.0], [1.0, 1e-9], [float("nan"), 0.0], [float("inf"), 0.0], [1.0]):
+        assert not verdict(np.array(wrong)).ok
+    with pytest.raises(ValueError, match="zip"):
+        verdict((exact, exact))
+
+
+def test_timing_statistics():
+    timing = Timing([4.0, 1.0, 3.0, 2.0, 9.0], [0, 0, 7, 0, 9])
+    for share in (0, 0.1, 0.5, 0.9, 1):
+        assert timing.quantile(share) == pytest.approx(np.quantile(timing.seconds, share))
+    assert timing.summary()["min"] == 1
+    assert timing.summary()["page_faults"] == 0
+    assert timing.over(Timing([1.0, 1.0, 1.0, 4.0, 3.0])).seconds == [4, 1, 3, 0.5, 3]
+
+
+def test_take_turns_calls_each_once_a_round_and_not_always_in_one_order():
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    prepared = []
+    timings = take_turns(calls, before=prepared.append, repeats=12, budget=60, warm_up=1)
+    assert prepared == called
+    rounds = [called[i : i + 3] for i in range(0, len(called), 3)]
+    assert len(rounds) == 13
+    assert {tuple(sorted(r)) for r in rounds} == {("a", "b", "c")}
+    assert len({tuple(r) for r in rounds}) > 1
+    assert [len(t.seconds) for t in timings.values()] == [12] * 3
+
+
+def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
+    allocator = Allocator()
+    if not allocator.control:
+        pytest.skip("this C library's malloc cannot be told")
+    pages = {}
+    for situation in ("fresh", "warm", "fresh"):
+        allocator.enter(situation)
+        calls = {"small": lambda: torch.ones(1 << 20), "large": lambda: torch.ones(10 << 20)}
+        timings = take_turns(calls, allocator=allocator, repeats=3, warm_up=2)
+        for name, timing in timings.items():
+            pages[situation, name] = timing.summary()["page_faults"]
+    allocator.leave()
+    # a huge page is 2 MiB; warm memory is there except for malloc's own bookkeeping
+    assert pages["fresh", "small"] >= 2
+    assert pages["fresh", "large"] >= 20
+    assert pages["warm", "small"] <= 1
+    assert pages["warm", "large"] <= 1
+    with pytest.raises(ValueError, match="situation"):
+        allocator.enter("tepid")
+
+
+# ------------------------------------------------------------------ README's tables
+
+PAGE = """# x
+<!-- demo:begin -->
+<!-- demo:end -->
+between
+<!-- bench:begin -->
+old
+<!-- bench:end -->
+after
+"""
+DEMO = {
+    "train_length": 128,
+    "runs": [
+        {"encoding": name, "seed": 0, "perplexity": {"128": a, "256": b}, "seconds": 30.0}
+        for name, a, b in (("rope", 4.0, 9.0), ("wavelet:scales=6", 4.5, 4.25))
+    ],
+    "environment": {"machine": "Some CPU", "torch": "2.13.0", "threads": 2, "date": "2026-01-02"},
+}
+
+
+def results_of(date, threads=1, quick=False, ratio=2.0):
+    about = {"cpu": "Some CPU", "variant": "avx2", "commit": "0123456789abcdef", "dirty": False}
+    about |= {"torch": "2.13.0", "numpy": "2.4", "transformers": "5.23", "date": date}
+    row = {"op": "ops.rope_qk", "size": "tiny", "dtype": "float32", "memory": "warm"}
+    row |= {"who": "wavepe", "headline": True, "seconds": {"median": 0.00125}}
+    ratios = {name: {"rounds": ratio + i} for i, name in enumerate(("hf", "skew", "eager"))}
+    rows = [
+        {**row, "variant": "portable", "ratios": {"hf": {"rounds": 77.0}}},
+        {**row, "variant": "avx2", "ratios": ratios},
+        {**row, "variant": "avx2", "headline": False, "ratios": {"numpy": {"rounds": 88.0}}},
+    ]
+    machine = {name: {"rate": 2e10} for name in ("copy", "clone", "sgemm")}
+    about |= {"threads": threads}
+    return {"environment": about, "machine": machine, "quick": quick, "rows": rows}
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A README with empty markers, a demo and three results files."""
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(PAGE)
+    (tmp_path / "docs" / "demo.json").write_text(json.dumps(DEMO))
+    (tmp_path / "docs" / "demo.png").write_bytes(b"")
+    files = {
+        "z-old": results_of("2026-01-01T10:00:00+00:00", ratio=1.0),
+        "a-new": results_of("2026-01-02T10:00:00+00:00", ratio=5.0),
+        "b-two-threads": results_of("2026-01-03T10:00:00+00:00", threads=2),
+        "c-quick": results_of("2026-01-04T10:00:00+00:00", quick=True),
+    }
+    for name, results in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(results))
+    return tmp_path
+
+
+def readme_main(root, *words):
+    return readme.main(["--root", str(root), *words])
+
+
+def test_readme_is_written_and_checked(repository, capsys):
+    page = repository / "README.md"
+    assert readme_main(repository, "--check") == 1
+    assert "stale" in capsys.readouterr().err
+    assert page.read_text() == PAGE
+    assert readme_main(repository) == 0
+    assert readme_main(repository, "--check") == 0
+    written = page.read_text()
+    assert written.startswith("# x\n<!-- demo:begin -->\n")
+    assert "\nbetween\n" in written
+    assert written.endswith("<!-- bench:end -->\nafter\n")
+    page.write_text(written.replace("5.00", "5.01"))
+    assert readme_main(repository, "--check") == 1
+
+
+def test_benchmark_table(repository):
+    readme_main(repository)
+    lines = (repository / "README.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| `ops")]
+    assert rows == ["| `ops.rope_qk` | tiny, float32 | warm | 1.25 ms | 5.00 | 6.00 |"]
+    text = " ".join(lines)
+    for word in ("Hugging Face | PyTorch |", "a-new.json", "Some CPU", "one thread", "2026-01-02"):
+        assert word in text
+    assert "0123456789ab;" in text
+
+
+def test_demo_table(repository):
+    readme_main(repository)
+    text = (repository / "README.md").read_text()
+    assert "](docs/demo.png)" in text
+    assert "| `rope` | **4.00** | 9.00 |" in text
+    assert "| `wavelet:scales=6` | 4.50 | **4.25** |" in text
+    assert "Seed 0; at most 30 s a row; Some CPU (2 threads); torch 2.13.0; 2026-01-02." in text
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        ("docs/demo.json", "demo.json is missing"),
+        ("docs/demo.png", "demo.png is missing"),
+        ("benchmarks/results", "no results in"),
+    ],
+)
+def test_a_missing_source_is_named_and_the_other_table_still_written(
+    repository, remove, message, capsys
+):
+    path = repository / remove
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert readme_main(repository) == 1
+    assert message in capsys.readouterr().err
+    assert ("wavelet" in (repository / "README.md").read_text()) == ("demo" not in remove)
+
+
+def test_missing_markers_are_named(repository, capsys):
+    (repository / "README.md").write_text(PAGE.replace("<!-- bench:end -->", ""))
+    assert readme_main(repository) == 1
+    assert "README.md needs <!-- bench:begin -->" in capsys.readouterr().err
+
+
+def test_this_readme_is_current(capsys):
+    if not list((ROOT / "benchmarks" / "results").glob("*.json")):
+        pytest.skip("no results are recorded yet")
+    assert readme_main(ROOT, "--check") == 0, capsys.readouterr().err
