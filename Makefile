@@ -5,7 +5,7 @@ BIN    := .venv/bin
 C_FILES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench format clean
+.PHONY: help demo test lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ format: .venv/packages ## let ruff and clang-format rewrite the sources
 
 bench: .venv/built ## time every operator against its rivals, in one process
 	$(BIN)/python -m benchmarks.bench
+
+readme: .venv/built ## README's tables, from benchmarks/results and docs/demo.json
+	$(BIN)/python -m benchmarks.readme
 
 clean: ## remove what was built, the environment too
 	rm -rf .venv build dist python/*.egg-info python/wavepe/*.so
