@@ -1,0 +1,114 @@
+"""The command `wavepe` itself: help, version, info, and what it says where a part is missing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import wavepe
+from wavepe.cli import main
+from wavepe.cli.environment import cpu_name, version_of
+
+EXTRAS = {"torch": "torch", "transformers": "hf", "rich": "cli", "matplotlib": "plot"}
+
+
+def run(capsys, *argv):
+    code = main(argv)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"wavepe {wavepe.__version__}\n", "")
+
+
+def test_help_names_commands_and_options(capsys):
+    code, out, err = run(capsys, "--help")
+    assert (code, err) == (0, "")
+    assert "compare" in out
+    assert "info" in out
+    code, out, err = run(capsys, "compare", "--help")
+    assert (code, err) == (0, "")
+    options = ("--encodings", "--lengths", "--data", "--steps", "--seeds", "--out", "--threads")
+    assert [option for option in options if option not in out] == []
+    assert "wavelet:scales=6" in out
+
+
+@pytest.mark.parametrize("argv", [[], ["swap"], ["--nonsense"], ["info", "--nonsense"]])
+def test_wrong_arguments_are_one_line(capsys, argv):
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("wavepe")
+    assert "--help" in err
+
+
+def test_info(capsys):
+    code, out, err = run(capsys, "info")
+    assert (code, err) == (0, "")
+    facts = dict(line.split(None, 1) for line in out.splitlines() if line.split(None, 1)[1:])
+    assert facts["wavepe"] == wavepe.__version__
+    assert ", ".join(wavepe.variants()) in out
+    for name in ("torch", "transformers", "matplotlib", "rich", "fairseq"):
+        found = version_of(name)
+        assert (found if found else "missing: pip install") in facts[name]
+
+
+def test_info_as_json(capsys):
+    code, out, _ = run(capsys, "info", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["variants here"] == list(wavepe.variants())
+    assert facts["variant in use"] == wavepe.variant()
+    assert facts["machine"] == cpu_name() != ""
+    assert facts["built: torch"] == wavepe.build_info()["torch"]
+    assert ("wavepe.ops" in facts) != ("wavepe.ops" in facts["missing"] or "torch" not in facts)
+
+
+def test_info_without_any_optional_part(capsys, monkeypatch):
+    monkeypatch.setattr("wavepe.cli.info.version_of", lambda name: None)
+    code, out, _ = run(capsys, "info")
+    assert code == 0
+    for extra in ("torch", "hf", "fairseq", "plot", "cli", "pywt"):
+        assert f'missing: pip install "wavepe[{extra}]"' in out
+
+
+@pytest.mark.parametrize("missing", EXTRAS)
+def test_compare_names_the_command_for_a_missing_part(capsys, monkeypatch, tmp_path, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"some text " * 1000)
+    code, out, err = run(
+        capsys, "compare", "--data", str(text), "--lengths", "16", "--out", str(tmp_path / "out")
+    )
+    assert (code, out) == (1, "")
+    others = [name for name in EXTRAS if name != missing and version_of(name) is None]
+    if not others:
+        install = f'pip install "wavepe[{EXTRAS[missing]}]"'
+        assert err == f"wavepe compare: error: wavepe compare needs {missing}: {install}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "wavepe"]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"wavepe {wavepe.__version__}\n"
+    wrong = subprocess.run([*command, "swap"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_a_reader_that_stops_early_is_no_failure_to_report():
+    command = f"{sys.executable} -m wavepe info"
+    done = subprocess.run(
+        f"{command} | true", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+def test_the_numpy_front_end_loads_no_framework():
+    program = "import sys, wavepe.cli; print([m for m in ('torch', 'rich') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

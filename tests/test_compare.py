@@ -1,0 +1,469 @@
+"""`wavepe compare` on tiny models: what it writes, what it shares, and that it resumes exactly."""
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+import torch
+import wavepe.hf
+from transformers import AutoModelForCausalLM
+from wavepe.analysis import perplexity
+from wavepe.cli import folder as run_folder
+from wavepe.cli import main
+from wavepe.cli.compare import models_of
+from wavepe.cli.data import batch_at, evaluation_bytes, load_text
+from wavepe.cli.errors import UsageError
+from wavepe.cli.settings import DEFAULT_ENCODINGS, Settings
+from wavepe.cli.training import new_model
+
+SPECS = ["none", "rope", "rope:inference_theta=scaled", "wavelet:scales=3"]
+TRAININGS = 3
+TINY = [
+    "--train-length", "16", "--lengths", "16", "32", "--batch", "2", "--layers", "1", "--heads",
+    "2", "--head-dim", "6", "--eval-bytes", "128", "--lr", "0.02", "--threads", "1",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder of twelve text files, 300 bytes each."""
+    folder = tmp_path_factory.mktemp("text")
+    letters = np.random.default_rng(0).integers(97, 105, size=(12, 300)).astype(np.uint8)
+    for number, content in enumerate(letters):
+        (folder / f"part{number}.txt").write_bytes(content.tobytes())
+    return folder
+
+
+def arguments(text, out, *more, steps=6, specs=SPECS):
+    tiny = [*TINY, "--data", str(text), "--steps", str(steps), "--save-every", "2"]
+    return ["compare", "--encodings", *specs, *tiny, "--out", str(out), *more]
+
+
+def figures(out):
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    return [(run["encoding"], run["seed"], run["perplexity"]) for run in runs]
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """The folder of one uninterrupted comparison."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(arguments(text, out)) == 0
+    return out
+
+
+def test_results_have_the_published_form(finished):
+    results = json.loads((finished / "results.json").read_text())
+    assert set(results) == {"train_length", "runs", "environment"}
+    assert results["train_length"] == 16
+    assert [run["encoding"] for run in results["runs"]] == SPECS
+    for run in results["runs"]:
+        assert set(run) == {"encoding", "seed", "perplexity", "seconds"}
+        assert run["seed"] == 0
+        assert list(run["perplexity"]) == ["16", "32"]
+        assert all(1 < value < 300 for value in run["perplexity"].values())
+        assert run["seconds"] > 0
+    environment = results["environment"]
+    assert environment["complete"] is True
+    assert environment["threads"] == 1
+    assert environment["torch"] == torch.__version__
+    assert environment["variant"] in wavepe.variants()
+    assert environment["settings"]["steps"] == 6
+    assert environment["data"]["evaluated_bytes"] == 128
+    assert len(environment["data"]["sha256"]) == 64
+
+
+def test_rows_trained_alike_share_a_checkpoint(finished):
+    folders = sorted(path.name for path in (finished / "checkpoints").iterdir())
+    assert len(folders) == TRAININGS
+    assert not (finished / "training").exists()
+    environment = json.loads((finished / "results.json").read_text())["environment"]
+    assert sorted(environment["models"]) == [f"checkpoints/{name}" for name in folders]
+    assert all(model["steps"] == 6 for model in environment["models"].values())
+    figure = {spec: values for spec, _, values in figures(finished)}
+    plain, scaled = figure["rope"], figure["rope:inference_theta=scaled"]
+    assert plain["16"] == scaled["16"]
+    assert plain["32"] != scaled["32"]
+
+
+def test_the_default_rows_take_six_trainings():
+    settings = Settings(DEFAULT_ENCODINGS, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
+    models = models_of(settings)
+    assert len(DEFAULT_ENCODINGS) == 8
+    assert len(models) == 2 * 6
+    assert len({model.name for model in models}) == len(models)
+    assert sorted(row for model in models[:6] for row in model.rows) == sorted(DEFAULT_ENCODINGS)
+
+
+def test_checkpoints_load_with_their_encoding(finished, text):
+    held_out = evaluation_bytes(load_text(str(text), 32, 16).held_out, (16, 32), 128)
+    held_out = torch.from_numpy(held_out)
+    figure = {wavepe.encoding(spec).trained_as(): value for spec, _, value in figures(finished)[:2]}
+    figure[wavepe.encoding(SPECS[3])] = figures(finished)[3][2]
+    for folder in (finished / "checkpoints").iterdir():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert isinstance(model, wavepe.hf.WavePELlamaForCausalLM)
+        trained = json.loads((folder / "training.json").read_text())["spec"]
+        assert wavepe.encoding(model.config.position_encoding) == wavepe.encoding(trained)
+        assert model.config.max_position_embeddings == 16
+        expected = figure[wavepe.encoding(trained)]["32"]
+        assert perplexity(model, held_out, 32) == expected
+
+
+def test_every_encoding_starts_from_the_same_weights():
+    settings = Settings(tuple(SPECS), (16,), 16, 1, 1, 1, 1, 2, 6, 1e-3, 1)
+    first = new_model("none", 3, settings).state_dict()
+    state = torch.random.get_rng_state()
+    for spec in SPECS:
+        other = new_model(spec, 3, settings).state_dict()
+        assert all(torch.equal(first[key], other[key]) for key in first)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not torch.equal(new_model("none", 4, settings).lm_head.weight, first["lm_head.weight"])
+
+
+def test_picture_and_tables(finished, text, capsys):
+    assert (finished / "perplexity.png").read_bytes().startswith(b"\x89PNG")
+    table = (finished / "table.md").read_text()
+    assert table.count("**") >= 2 * 2
+    before = (finished / "results.json").read_bytes()
+    assert main(arguments(text, finished, "--quiet")) == 0  # nothing left to do but to report
+    assert (finished / "results.json").read_bytes() == before
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "16 (1x)" in printed.out
+    assert printed.out.count("*") >= 2 + 1  # one best per column, and its meaning
+    for spec, _, values in figures(finished):
+        assert spec in printed.out
+        assert f"{values['32']:.2f}" in printed.out
+
+
+def test_few_lines_without_a_terminal(text, tmp_path, capsys):
+    assert main(arguments(text, tmp_path, steps=40, specs=["none"])) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 6
+    assert "loss" in lines[0]
+    assert "left" in lines[0]
+
+
+def test_seeds_are_trainings_of_their_own(text, tmp_path, capsys):
+    specs = ["none", "alibi"]
+    assert main(arguments(text, tmp_path, "--seeds", "2", specs=specs)) == 0
+    rows = figures(tmp_path)
+    assert [row[:2] for row in rows] == [("none", 0), ("alibi", 0), ("none", 1), ("alibi", 1)]
+    assert rows[0][2] != rows[2][2]
+    assert "±" in capsys.readouterr().out
+
+
+def test_default_folder_is_named_after_the_settings(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for steps in (1, 2):
+        without_out = arguments(text, "", steps=steps, specs=["none"])[:-2]
+        assert main(without_out) == 0
+    assert len(list((tmp_path / "runs").glob("compare-*/results.json"))) == 2
+
+
+# Interruption
+
+
+class Crash(BaseException):
+    """Stands for the process's end."""
+
+
+@pytest.mark.parametrize("death", range(1, 20, 2))
+def test_dies_at_any_write_and_resumes(finished, text, tmp_path, monkeypatch, death):
+    """The process ends right before its nth renaming; each write before it is complete."""
+    renames = {"done": 0}
+
+    def dying(rename):
+        def replacement(*paths):
+            renames["done"] += 1
+            if renames["done"] == death:
+                raise Crash
+            return rename(*paths)
+
+        return replacement
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.os, "replace", dying(os.replace))
+        patch.setattr(run_folder.os, "rename", dying(os.rename))
+        with pytest.raises(Crash):
+            main(arguments(text, tmp_path))
+    assert main(arguments(text, tmp_path)) == 0
+    assert figures(tmp_path) == figures(finished)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {path.name for path in finished.iterdir()}
+
+
+def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeypatch):
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    (out / "results.json").unlink()
+    monkeypatch.setattr("wavepe.cli.training.train", None)
+    assert main(arguments(text, out)) == 0
+    assert figures(out) == figures(finished)
+
+
+def start(text, out, steps):
+    """The command as a process of its own, in its second training."""
+    command = [sys.executable, "-m", "wavepe", *arguments(text, out, steps=steps)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    second = out / "training" / "rope-theta-10000-seed0.pt"
+    deadline = time.monotonic() + 60
+    while not second.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return process, second
+
+
+@pytest.fixture(scope="module")
+def long_finished(text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "long"
+    assert main(arguments(text, out, steps=150)) == 0
+    return out
+
+
+def test_killed_it_resumes_with_the_same_figures(long_finished, text, tmp_path, capsys):
+    process, second = start(text, tmp_path, 150)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert second.exists()
+    first = tmp_path / "checkpoints" / "none-seed0" / "model.safetensors"
+    written = first.stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(arguments(text, tmp_path, steps=150)) == 0
+    assert "resumes at step" in capsys.readouterr().err
+    assert first.stat().st_mtime_ns == written
+    assert figures(tmp_path) == figures(long_finished)
+
+
+def test_ctrl_c_says_how_to_resume(long_finished, text, tmp_path):
+    process, second = start(text, tmp_path, 150)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    advice = errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert advice.startswith("wavepe compare: interrupted; to resume: wavepe compare ")
+    assert second.exists()
+    assert [run[0] for run in figures(tmp_path)] == SPECS[:1]
+    again = shlex.split(advice.partition("to resume: wavepe ")[2])
+    assert main(again) == 0
+    assert figures(tmp_path) == figures(long_finished)
+
+
+# Bad input
+
+
+def one_line(capsys):
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("wavepe compare: error: ")
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["--encodings", "rotary"], "'rotary'"),
+        (["--encodings", "rope:base=3"], "'base'"),
+        (["--encodings", "none", "rope", "none"], "none: given twice"),
+        (["--encodings", "wavelet:scales=3", "wavelet:scales=3,min_scale=1"], "given twice"),
+        (["--encodings", "wavelet:scales=5"], "5"),
+        (["--encodings"], "--encodings"),
+        (["--lengths", "1"], "--lengths 1: needs at least 2"),
+        (["--lengths", "-8"], "needs at least 2"),
+        (["--lengths", "16", "x"], "--lengths x: needs integers"),
+        (["--lengths", "16", "32.5"], "--lengths 32.5: needs integers"),
+        (["--lengths", "16", "32", "16"], "--lengths 16: given twice"),
+        (["--lengths", ","], "at least one"),
+        (["--lengths", "99999"], "too short"),
+        (["--train-length", "99999"], "too short"),
+        (["--steps", "0"], "--steps 0: needs at least 1"),
+        (["--steps", "many"], "--steps"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--batch", "0"], "--batch 0"),
+        (["--layers", "0"], "--layers 0"),
+        (["--heads", "0"], "--heads 0"),
+        (["--head-dim", "7"], "--head-dim 7: needs an even number"),
+        (["--train-length", "1"], "--train-length 1"),
+        (["--eval-bytes", "0"], "--eval-bytes 0"),
+        (["--threads", "0"], "--threads 0"),
+        (["--save-every", "0"], "--save-every 0"),
+        (["--lr", "0"], "--lr 0: needs a positive number"),
+        (["--lr", "nan"], "--lr nan"),
+        (["--lr", "inf"], "--lr inf"),
+        (["--data", "/does/not/exist"], "no such file or folder"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_starts(text, tmp_path, capsys, wrong, words):
+    out = tmp_path / "out"
+    assert main(arguments(text, out, *wrong)) == 2
+    assert words in one_line(capsys)
+    assert not out.exists()
+
+
+def test_short_empty_and_unreadable_text(text, tmp_path, capsys):
+    out = tmp_path / "out"
+    short = tmp_path / "short.txt"
+    for size in (0, 1, 32, 48):  # held out 32, so 17 too few to train on
+        short.write_bytes(b"a" * size)
+        assert main(arguments(short, out)) == 2
+        assert "too short" in one_line(capsys)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "binary").write_bytes(b"\0" * 9999)
+    assert main(arguments(empty, out)) == 2
+    assert "no text files" in one_line(capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("call", ["mkdir", "read_bytes"])
+def test_files_and_folders_without_permission(text, tmp_path, capsys, monkeypatch, call):
+    def refused(path, *args, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, call, refused)  # the tests may run as root, who is refused nothing
+    out = tmp_path / "out"
+    assert main(arguments(text, out)) == 2
+    error = one_line(capsys)
+    assert "Permission denied" in error
+    assert str(out if call == "mkdir" else text) in error
+
+
+def test_out_that_cannot_serve(finished, text, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    for out in (file, file / "below"):
+        assert main(arguments(text, out)) == 2
+        assert str(out) in one_line(capsys)
+    before = figures(finished)
+    assert main(arguments(text, finished, "--steps", "7")) == 2
+    assert "steps 6 there, 7 here" in one_line(capsys)
+    assert main(arguments(text, finished, "--threads", "2")) == 2
+    assert "threads 1 there, 2 here" in one_line(capsys)
+    other = tmp_path / "other.txt"
+    other.write_bytes(b"some other text " * 100)
+    assert main(arguments(other, finished)) == 2
+    assert "text_sha256" in one_line(capsys)
+    assert figures(finished) == before
+
+
+def test_one_process_a_folder(text, tmp_path, capsys):
+    folder = run_folder.RunFolder(tmp_path / "out")
+    with folder.opened({}):
+        assert main(arguments(text, tmp_path / "out")) == 2
+    assert "another wavepe compare" in one_line(capsys)
+
+
+def test_a_loss_that_is_no_number_ends_it(text, tmp_path, capsys):
+    assert main(arguments(text, tmp_path, "--lr", "1e30", "--quiet")) == 1
+    error = one_line(capsys)
+    assert "--lr" in error
+    assert "none: the loss is" in error
+
+
+# Data
+
+
+def test_held_out_files_are_whole_and_apart(text):
+    read = load_text(str(text), 32, 16)
+    contents = [file.read_bytes() for file in sorted(text.iterdir())]
+    train, held_out = read.train.tobytes(), read.held_out.tobytes()
+    assert len(train) + len(held_out) == sum(map(len, contents))
+    for content in contents:
+        assert (content in train) != (content in held_out)
+    assert 0 < len(held_out) < 0.2 * len(train)
+    again = load_text(str(text), 32, 16)
+    assert again.sha256 == read.sha256
+    assert again.held_out.tobytes() == held_out
+
+
+def test_a_single_file_holds_out_its_end(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = folder / "one.txt"
+    file.write_bytes(bytes(range(1, 201)) * 5)
+    for path in (file, folder):
+        read = load_text(str(path), 32, 16)
+        assert read.train.tobytes() + read.held_out.tobytes() == file.read_bytes()
+        assert len(read.held_out) == 50
+
+
+def test_large_files_stay_in_training_unless_all_are(tmp_path):
+    (tmp_path / "a").write_bytes(b"a" * 5000)
+    (tmp_path / "b").write_bytes(b"b" * 6000)
+    assert set(load_text(str(tmp_path), 32, 16).held_out.tobytes()) == {ord("a")}
+    (tmp_path / "c").write_bytes(b"c" * 300)
+    assert set(load_text(str(tmp_path), 32, 16).held_out.tobytes()) == {ord("c")}
+
+
+def test_the_standard_library_is_the_default():
+    read = load_text(None, 1024, 128)
+    assert len(read.train) > 5_000_000
+    assert 0.04 < len(read.held_out) / len(read.train) < 0.07
+    assert b"def test_" not in read.held_out.tobytes()[:100_000]
+
+
+def test_unreadable_standard_library(monkeypatch, tmp_path):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(UsageError, match="--data"):
+        load_text(None, 16, 16)
+
+
+def test_batches_follow_from_step_and_seed():
+    train = np.arange(200, dtype=np.uint8)
+    batch = batch_at(train, 7, 1, 5, 16)
+    assert batch.shape == (5, 17)
+    assert (np.diff(batch, axis=1) == 1).all()
+    assert np.array_equal(batch, batch_at(train, 7, 1, 5, 16))
+    assert not np.array_equal(batch, batch_at(train, 8, 1, 5, 16))
+    assert not np.array_equal(batch, batch_at(train, 7, 2, 5, 16))
+    shortest = batch_at(train[:17], 0, 0, 3, 16)
+    assert np.array_equal(shortest, np.tile(train[:17], (3, 1)))
+
+
+@pytest.mark.parametrize("lengths", [(16, 32, 128), (16, 24), (128,)])
+def test_every_length_scores_the_same_bytes(lengths):
+    held_out = np.arange(5000).astype(np.int64)
+    chosen = evaluation_bytes(held_out, lengths, 600)
+    assert all(len(chosen) % length == 0 for length in lengths)
+    assert 256 < len(chosen) <= 600
+    pieces = chosen.reshape(-1, max(lengths))
+    if max(lengths) == 128:
+        assert (np.diff(pieces, axis=1) == 1).all()  # no seam within a piece
+        assert len(np.unique(chosen)) == len(chosen)
+        assert chosen.max() > 3500  # spread over all of it
+
+
+def test_lengths_without_a_common_multiple_take_a_stretch():
+    held_out = np.arange(5000).astype(np.int64)
+    chosen = evaluation_bytes(held_out, (101, 103), 600)
+    assert np.array_equal(chosen, held_out[:600])
+    assert len(evaluation_bytes(held_out, (101, 103), 50)) == 103
