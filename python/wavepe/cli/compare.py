@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequence lengths to evaluate (default: 1, 2, 4, 8 times --train-length)")  # fmt: skip
     add("--data", metavar="PATH", help="a text file, or a folder of them (default: the Python "
         "standard library's sources)")  # fmt: skip
-    add("--steps", type=int, default=1800, metavar="N", help="training steps (%(default)s)")
+    add("--steps", type=int, default=1500, metavar="N", help="training steps (%(default)s)")
     add("--seeds", type=int, default=1, metavar="N", help="trainings per encoding (%(default)s)")
     add("--out", metavar="DIR", help="folder of the results (default: runs/compare-XXXXXXXX, "
         "named after the settings)")  # fmt: skip

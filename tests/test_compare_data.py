@@ -1,0 +1,92 @@
+"""The text of `wavepe compare`: how it is split, drawn in batches, and cut for evaluation."""
+
+import numpy as np
+import pytest
+from wavepe.cli.data import batch_at, evaluation_bytes, load_text
+from wavepe.cli.errors import UsageError
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder of twelve text files, 300 bytes each."""
+    letters = np.random.default_rng(0).integers(97, 105, size=(12, 300)).astype(np.uint8)
+    for number, content in enumerate(letters):
+        (tmp_path / f"part{number}.txt").write_bytes(content.tobytes())
+    return tmp_path
+
+
+def test_held_out_files_are_whole_and_apart(text):
+    read = load_text(str(text), 32, 16)
+    contents = [file.read_bytes() for file in sorted(text.iterdir())]
+    train, held_out = read.train.tobytes(), read.held_out.tobytes()
+    assert len(train) + len(held_out) == sum(map(len, contents))
+    for content in contents:
+        assert (content in train) != (content in held_out)
+    assert 0 < len(held_out) < 0.2 * len(train)
+    again = load_text(str(text), 32, 16)
+    assert again.sha256 == read.sha256
+    assert again.held_out.tobytes() == held_out
+
+
+def test_a_single_file_holds_out_its_end(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = folder / "one.txt"
+    file.write_bytes(bytes(range(1, 201)) * 5)
+    for path in (file, folder):
+        read = load_text(str(path), 32, 16)
+        assert read.train.tobytes() + read.held_out.tobytes() == file.read_bytes()
+        assert len(read.held_out) == 50
+
+
+def test_large_files_stay_in_training_unless_all_are(tmp_path):
+    (tmp_path / "a").write_bytes(b"a" * 5000)
+    (tmp_path / "b").write_bytes(b"b" * 6000)
+    assert set(load_text(str(tmp_path), 32, 16).held_out.tobytes()) == {ord("a")}
+    (tmp_path / "c").write_bytes(b"c" * 300)
+    assert set(load_text(str(tmp_path), 32, 16).held_out.tobytes()) == {ord("c")}
+
+
+def test_the_standard_library_is_the_default():
+    read = load_text(None, 1024, 128)
+    assert len(read.train) > 5_000_000
+    assert 0.04 < len(read.held_out) / len(read.train) < 0.07
+    assert b"def test_" not in read.held_out.tobytes()[:100_000]
+
+
+def test_unreadable_standard_library(monkeypatch, tmp_path):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(UsageError, match="--data"):
+        load_text(None, 16, 16)
+
+
+def test_batches_follow_from_step_and_seed():
+    train = np.arange(200, dtype=np.uint8)
+    batch = batch_at(train, 7, 1, 5, 16)
+    assert batch.shape == (5, 17)
+    assert (np.diff(batch, axis=1) == 1).all()
+    assert np.array_equal(batch, batch_at(train, 7, 1, 5, 16))
+    assert not np.array_equal(batch, batch_at(train, 8, 1, 5, 16))
+    assert not np.array_equal(batch, batch_at(train, 7, 2, 5, 16))
+    shortest = batch_at(train[:17], 0, 0, 3, 16)
+    assert np.array_equal(shortest, np.tile(train[:17], (3, 1)))
+
+
+@pytest.mark.parametrize("lengths", [(16, 32, 128), (16, 24), (128,)])
+def test_every_length_scores_the_same_bytes(lengths):
+    held_out = np.arange(5000).astype(np.int64)
+    chosen = evaluation_bytes(held_out, lengths, 600)
+    assert all(len(chosen) % length == 0 for length in lengths)
+    assert 256 < len(chosen) <= 600
+    pieces = chosen.reshape(-1, max(lengths))
+    if max(lengths) == 128:
+        assert (np.diff(pieces, axis=1) == 1).all()  # no seam within a piece
+        assert len(np.unique(chosen)) == len(chosen)
+        assert chosen.max() > 3500  # spread over all of it
+
+
+def test_lengths_without_a_common_multiple_take_a_stretch():
+    held_out = np.arange(5000).astype(np.int64)
+    chosen = evaluation_bytes(held_out, (101, 103), 600)
+    assert np.array_equal(chosen, held_out[:600])
+    assert len(evaluation_bytes(held_out, (101, 103), 50)) == 103
