@@ -15,8 +15,10 @@ INLINE void NAME(backward_loop)(int kind, int sign, double *grad_scale, double *
             f64v u = distance / a, by_u, by_distance;
             f64v g = load_wide_f64(grad + r * s->out_row + c * s->out_col, s->out_col, count);
             psi_slope(kind, distance, u, &by_u, &by_distance);
-            by_scale -= g * (by_u * u / a);
-            by_shift -= g * (by_u / a + by_distance);
+            /* In the tails, and for haar everywhere, 0 whatever u and a are (inf * 0, 0 / 0). */
+            i64v flat = (by_u == 0.0) & (by_distance == 0.0);
+            by_scale -= g * select_f64(flat, splat_f64(0.0), by_u * u / a);
+            by_shift -= g * select_f64(flat, splat_f64(0.0), by_u / a + by_distance);
         }
         store_wide_f64(grad_scale + c, 1, count, by_scale);
         store_wide_f64(grad_shift + c, 1, count, by_shift);

@@ -38,10 +38,17 @@ struct Packed {
     Packed(const Tensor &p, const wpe_kernels *kernels, int dtype) {
         const int64_t n = p.dim(), rows = p.size(n - 2), d = p.size(n - 1),
                       tables = Batch(p, 2).count;
+        // An expanded p may be larger than memory can be: no product below may wrap.
+        const int64_t padding = 4096;  // of rows to whole panels, and of bytes
+        int64_t bytes;
+        WPE_CHECK(!__builtin_mul_overflow(rows + padding, d * item_size(p.scalar_type()), &bytes) &&
+                      !__builtin_mul_overflow(bytes + padding, tables + 1, &bytes),
+                  "p of shape ", shape_of(p), " is too large");
         bytes_each = kernels->packed_size[dtype](rows, d) * item_size(p.scalar_type());
         bytes_each = (bytes_each + 63) / 64 * 64;
         memory.reset(static_cast<char *>(std::aligned_alloc(64, tables * bytes_each + 64)));
-        WPE_CHECK(memory, "out of memory: ", tables * bytes_each, " bytes for the packed table");
+        WPE_CHECK(memory, "out of memory: ", tables * bytes_each, " bytes for p of shape ",
+                  shape_of(p));
         for (int64_t h = 0; h < tables; h++)
             kernels->pack_table[dtype](memory.get() + h * bytes_each,
                                        at(p, n > 2 ? h * p.stride(0) : 0), rows, d, p.stride(n - 2),

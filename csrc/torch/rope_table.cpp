@@ -15,7 +15,8 @@ std::vector<Section> read_sections(const std::optional<std::vector<int64_t>> &se
     std::vector<Section> runs;
     int64_t begin = 0;
     for (int64_t size : *sections) {
-        WPE_CHECK(size >= 0, "sections must not be negative, got ", size);
+        WPE_CHECK(size >= 0 && size <= pairs - begin, "sections must be from 0 on and sum to the ",
+                  pairs, " pairs of inv_freq, got ", size, " after ", begin);
         runs.push_back({(int64_t)runs.size(), begin, begin + size});
         begin += size;
     }
@@ -49,7 +50,7 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
         sizes.push_back(positions.size(i));
     const int64_t rows = Batch(positions, sections ? 1 : 0).count;
     sizes.push_back(pairs);
-    // 16-bit results are rounded once more, from double
+    // 16-bit results are made from double, by torch
     const ScalarType made = type == ScalarType::Float ? type : ScalarType::Double;
     Tensor cos = torch::stable::new_empty(positions, sizes, made);
     Tensor sin = torch::stable::new_empty(positions, sizes, made);

@@ -25,6 +25,13 @@ def integer(name: str, value, minimum: int | None = None) -> int:
     return number
 
 
+def flag(name: str, value) -> bool:
+    """`value` as a bool; a string such as "false" would be true."""
+    if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def positive(name: str, value) -> float:
     """`value` as a finite float above 0."""
     number = finite(name, value)

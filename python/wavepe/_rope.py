@@ -67,9 +67,10 @@ def rope(
         )
         if shape != x.shape[:-1]:
             raise ValueError(f"{name} of shape {table.shape} does not broadcast to x {x.shape}")
+    flags = _checks.flag("interleaved", interleaved), _checks.flag("inverse", inverse)
     if out is not None:
         out = _checks.out_array(out, x.shape, x.dtype)
-    return _numpy.rope(x, cos, sin, int(bool(interleaved)), int(bool(inverse)), out=out)
+    return _numpy.rope(x, cos, sin, flags[0], flags[1], out=out)
 
 
 def rope_table(
@@ -169,11 +170,13 @@ def rope_frequencies(
         if value is not None:
             _checks.integer(name, value, 1)
     scaling = _read_scaling(scaling)
+    theta = None if theta is None else _checks.positive("theta", theta)
     base = scaling.get("rope_theta")
-    if theta is not None and base is not None and float(theta) != float(base):
+    base = None if base is None else _checks.positive("rope_theta", base)
+    if theta is not None and base is not None and theta != base:
         raise ValueError(f"theta is {theta} and scaling's rope_theta is {base}: give one")
     theta = base if theta is None else theta
-    theta = DEFAULT_THETA if theta is None else _checks.positive("theta", theta)
+    theta = DEFAULT_THETA if theta is None else theta
     partial = _checks.positive("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
     rotary_dim = int(dim * partial)
     if rotary_dim % 2 or rotary_dim > dim:
@@ -194,5 +197,7 @@ def _read_scaling(scaling: Mapping | None) -> dict:
     _checks.choice("rope_type", kind, ["default"])
     unknown = set(scaling) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if unknown:
-        warnings.warn(f"unknown keys in scaling: {', '.join(sorted(unknown))}", stacklevel=3)
+        warnings.warn(
+            f"unknown keys in scaling: {', '.join(sorted(map(str, unknown)))}", stacklevel=3
+        )
     return scaling

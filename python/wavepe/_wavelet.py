@@ -48,6 +48,9 @@ def wavelet_grid(
     min_scale = _checks.positive("min_scale", min_scale)
     if np.ndim(scales) == 0:
         count = _checks.integer("scales", scales, 1)
+        fixed_scale = _checks.flag("fixed_scale", fixed_scale)
+        if dim % count:
+            raise ValueError(f"dim {dim} is not divisible by the number of scales {count}")
         with np.errstate(over="ignore"):
             values = min_scale * np.exp2(np.zeros(count) if fixed_scale else np.arange(count))
     else:
@@ -108,8 +111,7 @@ def wavelet_table(
     dtype = np.dtype(dtype)
     if dtype not in (np.float16, np.float32, np.float64):
         raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
-    if mirrored is None:
-        mirrored = kind == "haar"
+    mirrored = kind == "haar" if mirrored is None else _checks.flag("mirrored", mirrored)
     out = _checks.out_array(out, (offsets.size, scale.size), dtype)
     return _numpy.wavelet_table(
         offsets.astype(np.int64, copy=False),

@@ -23,6 +23,10 @@ from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
 _SAVES_PER_TRAINING = 20
 _MOST_STEPS_BETWEEN_SAVES = 200
 
+# Measured on models of this size: a second thread gains a quarter on an idle machine, and costs a
+# factor of 2 to 20 where another process keeps one of two cores busy (the threads wait by spinning).
+_THREADS = 1
+
 
 @dataclass(frozen=True)
 class Model:
@@ -47,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequence lengths to evaluate (default: 1, 2, 4, 8 times --train-length)")  # fmt: skip
     add("--data", metavar="PATH", help="a text file, or a folder of them (default: the Python "
         "standard library's sources)")  # fmt: skip
-    add("--steps", type=int, default=1500, metavar="N", help="training steps (%(default)s)")
+    add("--steps", type=int, default=1200, metavar="N", help="training steps (%(default)s)")
     add("--seeds", type=int, default=1, metavar="N", help="trainings per encoding (%(default)s)")
     add("--out", metavar="DIR", help="folder of the results (default: runs/compare-XXXXXXXX, "
         "named after the settings)")  # fmt: skip
@@ -59,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, default=3e-3, metavar="X", help="learning rate (%(default)s)")
     add("--eval-bytes", type=int, default=65536, metavar="N",
         help="held-out bytes to evaluate on, about (%(default)s)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's own choice)")
+    add("--threads", type=int, metavar="N", help=f"CPU threads (default: {_THREADS})")
     add("--save-every", type=int, metavar="N",
         help="training steps between the states a killed run resumes from")  # fmt: skip
     add("--quiet", action="store_true", help="print the table alone")
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
     manifest = settings.manifest(text.sha256)
     folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}"))
-    threads = args.threads or folder.recorded("threads")
+    threads = args.threads or folder.recorded("threads") or _THREADS
     save_every = args.save_every or max(
         1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     )
@@ -215,14 +219,14 @@ def _report(folder: RunFolder, settings: Settings, results: dict[str, Any], quie
 
 
 @contextmanager
-def _torch_threads(wanted: int | None) -> Iterator[int]:
+def _torch_threads(wanted: int) -> Iterator[int]:
     """torch on `wanted` threads; gives the number in force."""
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     before = torch.get_num_threads()
-    torch.set_num_threads(wanted or before)
+    torch.set_num_threads(wanted)
     try:
         yield torch.get_num_threads()
     finally:

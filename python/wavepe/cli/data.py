@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from .errors import UsageError
+from .folder import RUN_FILES
 
 HELD_OUT_SHARE = 0.05
 # Folders of the standard library that hold other people's code, or tests: repetitive tables mostly.
@@ -38,6 +39,8 @@ def load_text(path: str | None, longest: int, train_length: int) -> Text:
     if path is None:
         files, description = _standard_library()
     else:
+        if not path:
+            raise UsageError("--data: needs a file or a folder, got an empty name")
         files, description = _read(Path(path))
     train, held_out = _split_by_file(files, longest) if len(files) > 1 else _cut(files, longest)
     size = sum(map(len, files.values()))
@@ -110,9 +113,16 @@ def _read(path: Path) -> tuple[dict[str, bytes], str]:
 
 
 def _walk(root: Path) -> list[tuple[str, Path]]:
-    """(name below root, path) of every regular file, sorted by name; hidden ones passed over."""
+    """(name below root, path) of every regular file, sorted by name.
+
+    Hidden files are passed over, and so are the folders of comparisons, which may lie in the data:
+    read again, they would change the text.
+    """
     found = []
     for folder, subfolders, names in os.walk(root):
+        if RUN_FILES.issubset(names):
+            subfolders.clear()
+            continue
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
             file = Path(folder, name)
@@ -134,7 +144,7 @@ def _split_by_file(files: dict[str, bytes], longest: int) -> tuple[bytes, bytes]
     A file larger than the whole share stays in training, unless every file is.
     """
     share = max(math.ceil(HELD_OUT_SHARE * sum(map(len, files.values()))), longest)
-    ranked = sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest())
+    ranked = sorted(files, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
     held_out: list[str] = []
     size = 0
     for name in ranked:

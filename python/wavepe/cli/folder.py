@@ -23,6 +23,9 @@ from typing import Any
 from .errors import UsageError
 from .settings import differences
 
+# Together in a folder, they say that it is one of these.
+RUN_FILES = frozenset({"settings.json", ".lock"})
+
 
 class RunFolder:
     """Paths and atomic writes of one comparison's folder."""

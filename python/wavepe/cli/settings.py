@@ -100,9 +100,12 @@ def _plain(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+_TOO_MANY = 2**31
+
+
 def _integer(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise UsageError(f"{name} {value}: needs at least {least}")
+    if not least <= value < _TOO_MANY:
+        raise UsageError(f"{name} {value}: needs {least} to {_TOO_MANY - 1}")
     return value
 
 
@@ -151,7 +154,7 @@ def _try_encoding(spec: str, settings: Settings) -> None:
         elif encoding.entry == "rotary":
             encoding.rope_table(ends, settings.head_dim, **around)
         elif encoding.entry == "relative":
-            encoding.table(longest, settings.head_dim)
+            encoding.table(2, settings.head_dim)  # the head size decides; the whole may be large
         elif encoding.entry == "slope":
             encoding.slopes(settings.heads)
     except (ValueError, TypeError) as error:

@@ -33,7 +33,7 @@ class Layer:
     score : Score, optional
         Added to the scores.
     angles : Rotated, optional
-        Rotation whose base follows the sequence length: caches are checked against it.
+        Rotation whose base may change: caches are checked against it.
     rotary : Rotary, optional
         Of a layer that stands alone, outside a model: makes its position embeddings.
     """

@@ -33,8 +33,8 @@ class Parts:
     @property
     def angles(self) -> Rotated | None:
         """The rotation, where caches must be checked against it."""
-        follows = isinstance(self.rotary, Rotated) and self.rotary.follows_length
-        return self.rotary if follows else None
+        changes = isinstance(self.rotary, Rotated) and self.rotary.changes
+        return self.rotary if changes else None
 
 
 @dataclass

@@ -84,6 +84,8 @@ class Rotated(Rotary):
         self.inferred = self._frequencies(self.trained_length)
         longer, _ = self._frequencies(2 * self.trained_length)
         self.follows_length = not torch.equal(longer, self.inferred[0])
+        # Then a cache may hold keys of another rotation.
+        self.changes = self.follows_length or not torch.equal(self.trained[0], self.inferred[0])
 
     def _frequencies(self, length: int, training: bool = False) -> tuple[Tensor, float]:
         inv_freq, factor = self.encoding.frequencies(
@@ -116,11 +118,14 @@ class Rotated(Rotary):
         """
         inv_freq, _ = self.frequencies(position_ids)
         rotated_with = getattr(cache, CACHE_TAG, None)
-        if seen > 0 and (rotated_with is None or not torch.equal(rotated_with, inv_freq)):
+        same = rotated_with is inv_freq or (
+            rotated_with is not None and torch.equal(rotated_with, inv_freq)
+        )
+        if not same and seen > 0:
             raise ValueError(
                 f"{self.encoding}: {int(seen)} cached keys were rotated with another base than "
-                f"length {int(position_ids.max()) + 1} needs (trained length "
-                f"{self.trained_length}): pass use_cache=False"
+                f"this call needs (length {int(position_ids.max()) + 1}, trained length "
+                f"{self.trained_length}, training mode {self.training}): pass use_cache=False"
             )
         setattr(cache, CACHE_TAG, inv_freq)
 

@@ -33,7 +33,9 @@ class _Rows:
         if len(rows) < count:
             capacity = max(count, 2 * len(rows), FIRST_CAPACITY)
             array = np.ascontiguousarray(self.compute(capacity), dtype=np.float32)
-            rows = self.rows = torch.from_numpy(array).to(self.device)
+            # Kept for the next caller, who may train: an inference tensor could not be saved there.
+            with torch.inference_mode(False):
+                rows = self.rows = torch.from_numpy(array).to(self.device)
         return rows[:count]
 
 

@@ -25,10 +25,9 @@ def check(condition: bool, message: str) -> None:
 
 
 def check_tensors(**tensors: torch.Tensor) -> None:
-    """Raise TypeError for what is no tensor: the dispatcher's own message names no function."""
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+            check(False, f"{name} must be a torch.Tensor, got {type(value).__name__}")
 
 
 def check_dtype(name: str, x: torch.Tensor, known=FLOATS) -> None:

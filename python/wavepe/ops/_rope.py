@@ -93,14 +93,16 @@ def rope_table(
     sections : sequence of int, optional
         Pairs per axis of positions, summing to h; pair i keeps inv_freq[i].
     dtype : torch.dtype
-        float32, float64, bfloat16 or float16.
+        float32, float64, bfloat16 or float16 (these two rounded from float64 as torch does).
 
     Returns
     -------
     (cos, sin) : Tensors (..., h), not differentiable
     """
     check_tensors(positions=positions, inv_freq=inv_freq)
-    sections = None if sections is None else list(sections)
+    if sections is not None:
+        check(isinstance(sections, Sequence), f"sections must be a list, got {sections!r}")
+        sections = list(sections)
     return _ops.rope_table(positions, inv_freq, attention_factor, precision, sections, dtype)
 
 
