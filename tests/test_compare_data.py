@@ -1,5 +1,7 @@
 """The text of `wavepe compare`: how it is split, drawn in batches, and cut for evaluation."""
 
+import os
+
 import numpy as np
 import pytest
 from wavepe.cli.data import batch_at, evaluation_bytes, load_text
@@ -90,3 +92,18 @@ def test_lengths_without_a_common_multiple_take_a_stretch():
     chosen = evaluation_bytes(held_out, (101, 103), 600)
     assert np.array_equal(chosen, held_out[:600])
     assert len(evaluation_bytes(held_out, (101, 103), 50)) == 103
+
+
+def test_comparisons_inside_the_data_are_not_read(text):
+    before = load_text(str(text), 32, 16)
+    run = text / "runs" / "one"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in (".lock", "settings.json", "results.json", "checkpoints/config.json"):
+        (run / name).write_text("{}" * 100)
+    assert load_text(str(text), 32, 16).sha256 == before.sha256
+
+
+def test_file_names_that_are_no_text(tmp_path):
+    for number in range(9):
+        (tmp_path / os.fsdecode(b"caf\xe9%d" % number)).write_bytes(b"text " * 100)
+    assert len(load_text(str(tmp_path), 32, 16).train)

@@ -380,3 +380,24 @@ def test_only_causal_attention():
     with pytest.raises(ValueError, match="causal"):
         model(tokens(1, 5), is_causal=False)
     assert isinstance(model, LlamaForCausalLM)
+
+
+def test_a_table_made_in_inference_mode_serves_training():
+    """The tables are shared; a forward under inference_mode must not spoil them for others."""
+    model = patched_tiny("wavelet:scales=4,min_scale=3")  # no other test's table
+    with torch.inference_mode():
+        model(tokens(1, 300))
+    model.train()
+    model(tokens(1, 20), labels=tokens(1, 20)).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise():
+    model = patched_tiny("rope:theta=32,inference_theta=999")
+    cache = DynamicCache(config=model.config)
+    model.train()
+    with torch.no_grad():
+        model(tokens(1, 8), past_key_values=cache, use_cache=True)
+    model.eval()
+    with torch.no_grad(), pytest.raises(ValueError, match="use_cache=False"):
+        model(tokens(1, 2), past_key_values=cache, use_cache=True)

@@ -317,3 +317,11 @@ def test_sizes_that_overflow(keys, first):
         except RuntimeError:
             continue
         check(got, q, p, keys, first, beyond)
+
+
+@pytest.mark.parametrize("p_shape", [(2**31, 2**31), (1, 2**42, 2**20)])
+def test_tables_larger_than_memory_can_be(p_shape):
+    """Expanded tensors have such sizes; the bytes to pack must not wrap around."""
+    zero = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"large|memory"):
+        ops.relative_bias(zero.expand(1, 1, p_shape[-1]), zero.expand(p_shape), 1)

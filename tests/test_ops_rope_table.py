@@ -141,3 +141,10 @@ def test_errors(match, args, options, device):
 def test_devices_must_agree():
     with pytest.raises(RuntimeError, match="meta"):
         ops.rope_table(POSITIONS, FREQ.to("meta"))
+
+
+def test_sections_whose_sum_wraps_around():
+    with pytest.raises(RuntimeError, match="sections"):
+        ops.rope_table(
+            torch.zeros(2, 3, dtype=torch.int8), torch.ones(4), sections=[2**63 - 1, 2**63 - 1, 6]
+        )

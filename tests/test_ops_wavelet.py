@@ -251,3 +251,13 @@ def test_errors_of_counts_and_devices():
         ops.wavelet_table(2**62, ONE, ONE)
     with pytest.raises(TypeError):
         ops.wavelet_table(3, ONE, ONE, "ricker")
+
+
+@pytest.mark.parametrize("kind", oracle.KINDS)
+def test_gradients_where_the_quotient_overflows(variant, kind):
+    """psi is 0 there, whatever u and the scale are: no inf * 0."""
+    scale = torch.tensor([1e-308, 1.0], dtype=torch.float64, requires_grad=True)
+    shift = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    ops.wavelet_table(torch.tensor([50]), scale, shift, kind=kind).sum().backward()
+    assert not scale.grad.any()
+    assert not shift.grad.any()

@@ -14,9 +14,11 @@ std::vector<Section> read_sections(const std::optional<std::vector<int64_t>> &se
     if (!sections) return {{0, 0, pairs}};
     std::vector<Section> runs;
     int64_t begin = 0;
+    for (int64_t size : *sections)
+        WPE_CHECK(size >= 0, "sections must not be negative, got ", size);
     for (int64_t size : *sections) {
-        WPE_CHECK(size >= 0 && size <= pairs - begin, "sections must be from 0 on and sum to the ",
-                  pairs, " pairs of inv_freq, got ", size, " after ", begin);
+        WPE_CHECK(size <= pairs - begin, "sections sum to more than the ", pairs,
+                  " pairs of inv_freq: ", size, " after ", begin);
         runs.push_back({(int64_t)runs.size(), begin, begin + size});
         begin += size;
     }

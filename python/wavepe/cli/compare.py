@@ -24,7 +24,7 @@ _SAVES_PER_TRAINING = 20
 _MOST_STEPS_BETWEEN_SAVES = 200
 
 # Measured on models of this size: a second thread gains a quarter on an idle machine, and costs a
-# factor of 2 to 20 where another process keeps one of two cores busy (the threads wait by spinning).
+# factor of 2 to 20 where another process keeps one of two cores busy (threads wait by spinning).
 _THREADS = 1
 
 
