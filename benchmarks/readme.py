@@ -113,7 +113,7 @@ def bench_section(path: Path) -> str:
         time = _milliseconds(row["seconds"]["median"])
         lines.append(f"| `{row['op']}` | {size} | {row['memory']} | {time} | {' | '.join(cells)} |")
     commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    threads = _threads(about["threads"])
     note = (
         f"Median time, and how many times as long each other way takes (above 1: wavepe is "
         f"faster). {about['cpu']}, {about['variant']}, {threads}, {about['date'][:10]}, "
@@ -168,9 +168,13 @@ def _made_with(runs: list[dict], about: dict) -> str:
     else:
         words.append(f"at most {max(run['seconds'] for run in runs):.0f} s a row")
     threads = about.get("threads")
-    machine = about["machine"] + (f" ({threads} threads)" if threads else "")
+    machine = about["machine"] + (f", {_threads(threads)}" if threads else "")
     words += [machine, f"torch {about['torch']}", about.get("date", "")]
     return "; ".join(filter(None, words)) + "."
+
+
+def _threads(count: int) -> str:
+    return "one thread" if count == 1 else f"{count} threads"
 
 
 if __name__ == "__main__":
