@@ -360,7 +360,7 @@ def test_demo_table(repository):
     assert "](docs/demo.png)" in text
     assert "| `rope` | **4.00** | 9.00 |" in text
     assert "| `wavelet:scales=6` | 4.50 | **4.25** |" in text
-    assert "Seed 0; at most 30 s a row; Some CPU (2 threads); torch 2.13.0; 2026-01-02." in text
+    assert "Seed 0; at most 30 s a row; Some CPU, 2 threads; torch 2.13.0; 2026-01-02." in text
 
 
 @pytest.mark.parametrize(
