@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH  := torch==2.13.0
 BIN    := .venv/bin
-C_FILES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp')
+C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench format readme clean
@@ -42,7 +42,7 @@ clean: ## remove what was built, the environment too
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $@
+	touch $@ .venv/built
 
 .venv/built: .venv/packages setup.py $(C_FILES)
 	$(BIN)/python -m pip install --quiet --no-deps --editable .

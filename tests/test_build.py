@@ -8,7 +8,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-import wavepe
 from wavepe import _numpy
 
 ROOT = Path(__file__).parent.parent
@@ -82,13 +81,6 @@ def test_build_without_torch_says_what_to_do():
     )
     assert "--no-cache-dir" in done.stderr, done.stderr
     assert done.stderr.rstrip().splitlines()[-3].startswith("ImportError")
-
-
-def test_build_info():
-    info = wavepe.build_info()
-    assert info["version"] == wavepe.__version__
-    assert info["variants"] == wavepe.variants()
-    assert {"torch", "cuda_archs", "compiler"} <= set(info)
 
 
 def test_source_distribution_is_complete(tmp_path):

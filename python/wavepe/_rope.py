@@ -82,12 +82,12 @@ def rope_table(
     sections: Sequence[int] | None = None,
     dtype=np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of position * inv_freq, exact at any position [R].
+    """cos and sin of position * inv_freq, exact for positions within +-2^31 [R].
 
     Parameters
     ----------
     positions : integer array (...), or (..., axes) with `sections`
-        Within +-2^53.
+        Within +-2^53; beyond +-2^31 the error grows with the position.
     inv_freq : array (h,)
         Radians per position of each pair, as `rope_frequencies` gives them.
     attention_factor : float

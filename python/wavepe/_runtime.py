@@ -34,7 +34,7 @@ def use_variant(name: str) -> None:
 
 
 def build_info() -> dict:
-    """What was compiled in: version, variants, torch, cuda_archs, compiler, flags."""
+    """This build: version, variants (that this CPU runs), torch, cuda_archs, compiler, flags."""
     return {
         "version": __version__,
         "variants": variants(),

@@ -36,7 +36,7 @@ class Wavelet(Encoding):
         The mother wavelet psi: ricker, gaussian, morlet or haar.
     scales : int or list of float
         The number s of scales min_scale * 2^0 .. 2^(s-1), or the scales themselves. The largest
-        should be about a quarter of the training length.
+        should be at most about a quarter of the training length.
     min_scale : float
         The smallest scale, where `scales` is a number.
     fixed_scale : bool

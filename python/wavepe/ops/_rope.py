@@ -78,7 +78,7 @@ def rope_table(
     sections: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * inv_freq, exact at any position [R].
+    """cos and sin of position * inv_freq, exact for positions within +-2^31 [R].
 
     Parameters
     ----------
