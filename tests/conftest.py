@@ -3,8 +3,9 @@ one a failure."""
 
 import os
 
-# Before torch is loaded: small operators on several threads of a busy machine mostly wait.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before torch is loaded, and for the processes that tests start: small operators on several threads
+# of a busy machine mostly wait. Tests of threads ask torch for theirs.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import wavepe

@@ -2,7 +2,6 @@
 
 import numpy as np
 import oracle
-import pytest
 import torch
 import wavepe.hf
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -10,15 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 LENGTH = 16  # trained length
 HEAD = 8  # head size
 VOCABULARY = 50
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """For the tests of every file that imports it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):

@@ -17,7 +17,6 @@ from hf_model import (
     LENGTH,
     close,
     logits,
-    one_thread,  # noqa: F401 - a fixture
     patched_tiny,
     reference,
     tiny,

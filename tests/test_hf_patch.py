@@ -16,7 +16,6 @@ from hf_model import (
     HEAD,
     close,
     logits,
-    one_thread,  # noqa: F401 - a fixture
     patched_tiny,
     tiny,
     tiny_config,
