@@ -16,38 +16,59 @@ INLINE void NAME(rotate)(V a, V b, V c, V s, V *ra, V *rb) {
     *rb = second;
 }
 
-/* One row. `unit` is a constant where this is inlined: all element strides are 1. */
-INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
-                           const wpe_rope_shape *s, int unit, int interleaved, REAL sign) {
-    int64_t h = s->pairs;
-    int64_t o = unit ? 1 : s->out[2], e = unit ? 1 : s->x[2];
-    int64_t cs = unit ? 1 : s->cos[2], sn = unit ? 1 : s->sin[2];
-    int64_t i = 0;
-    if (unit && interleaved)
-        for (; i + LANES <= h; i += LANES) { /* (a b a b ...) -> (a a ...), (b b ...) and back */
-            V x0 = LOAD(x + 2 * i, 1, LANES), x1 = LOAD(x + 2 * i + LANES, 1, LANES);
-            V a = EVENS(x0, x1), b = ODDS(x0, x1);
-            V c = LOAD_REAL(cos + i, 1, LANES), si = LOAD_REAL(sin + i, 1, LANES) * sign;
-            V ra, rb;
-            NAME(rotate)(a, b, c, si, &ra, &rb);
-            STORE(out + 2 * i, 1, LANES, ZIP_LOW(ra, rb));
-            STORE(out + 2 * i + LANES, 1, LANES, ZIP_HIGH(ra, rb));
-        }
-    int64_t step = interleaved ? 2 : 1, mate = interleaved ? 1 : h; /* pair i: step * i, + mate */
+/* Pairs i .. h-1 of a row, where elements have strides or a vector would not be full. */
+INLINE void NAME(rope_rest)(T *out, const T *x, const REAL *cos, const REAL *sin,
+                            const wpe_rope_shape *s, int64_t i, REAL sign) {
+    const int64_t h = s->pairs, o = s->out[2], e = s->x[2], cs = s->cos[2], sn = s->sin[2];
+    const int64_t step = s->interleaved ? 2 : 1, mate = s->interleaved ? 1 : h; /* a, its b */
     for (; i < h; i += LANES) {
-        int count = h - i < LANES ? (int)(h - i) : LANES;
+        const int count = h - i < LANES ? (int)(h - i) : LANES;
         const T *xa = x + step * i * e, *xb = xa + mate * e;
         T *oa = out + step * i * o, *ob = oa + mate * o;
         V a = LOAD(xa, step * e, count), b = LOAD(xb, step * e, count);
         V c = LOAD_REAL(cos + i * cs, cs, count);
         V si = LOAD_REAL(sin + i * sn, sn, count) * sign;
-        V ra, rb;
-        NAME(rotate)(a, b, c, si, &ra, &rb);
-        STORE(oa, step * o, count, ra);
-        STORE(ob, step * o, count, rb);
+        NAME(rotate)(a, b, c, si, &a, &b);
+        STORE(oa, step * o, count, a);
+        STORE(ob, step * o, count, b);
     }
+}
+
+/* One row; `unit`, a constant where this is inlined: all element strides are 1. */
+INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
+                           const wpe_rope_shape *s, int unit, int interleaved, REAL sign) {
+    const int64_t h = s->pairs;
+    int64_t i = 0;
+    if (unit && interleaved)
+        for (; i + LANES <= h; i += LANES) {
+            V a, b, c = LOAD_REAL(cos + i, 1, LANES), si = LOAD_REAL(sin + i, 1, LANES) * sign;
+            LOAD_PAIRS(x + 2 * i, &a, &b);
+            NAME(rotate)(a, b, c, si, &a, &b);
+            STORE_PAIRS(out + 2 * i, a, b);
+        }
+    else if (unit && TWO_A_LANE) /* even and odd pairs apart costs less than widening in order */
+        for (; i + 2 * LANES <= h; i += 2 * LANES) {
+            V a0, a1, b0, b1, c0, c1, s0, s1;
+            LOAD_PAIRS(x + i, &a0, &a1);
+            LOAD_PAIRS(x + i + h, &b0, &b1);
+            LOAD_REAL_PAIRS(cos + i, &c0, &c1);
+            LOAD_REAL_PAIRS(sin + i, &s0, &s1);
+            NAME(rotate)(a0, b0, c0, s0 * sign, &a0, &b0);
+            NAME(rotate)(a1, b1, c1, s1 * sign, &a1, &b1);
+            STORE_PAIRS(out + i, a0, a1);
+            STORE_PAIRS(out + i + h, b0, b1);
+        }
+    else if (unit)
+        for (; i + LANES <= h; i += LANES) {
+            V a = LOAD(x + i, 1, LANES), b = LOAD(x + i + h, 1, LANES);
+            V c = LOAD_REAL(cos + i, 1, LANES), si = LOAD_REAL(sin + i, 1, LANES) * sign;
+            NAME(rotate)(a, b, c, si, &a, &b);
+            STORE(out + i, 1, LANES, a);
+            STORE(out + i + h, 1, LANES, b);
+        }
+    if (i < h) NAME(rope_rest)(out, x, cos, sin, s, i, sign);
     if (out != x)
-        for (i = 2 * h; i < s->head_size; i++) out[i * o] = x[i * e];
+        for (i = 2 * h; i < s->head_size; i++) out[i * s->out[2]] = x[i * s->x[2]];
 }
 
 INLINE void NAME(rope_rows)(T *out, const T *x, const REAL *cos, const REAL *sin,

@@ -45,7 +45,7 @@ INLINE bf16 f32_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (bf16){(uint16_t)(x == x ? rounded : bits >> 16 | 0x40)}; /* a NaN stays one */
+    return (bf16){(uint16_t)(x == x ? rounded : 0xffff)}; /* a NaN stays one */
 }
 
 INLINE f32v load_full_f32(const float *p) {
@@ -68,22 +68,39 @@ INLINE f32v load_full_bf16(const bf16 *p) {
     u32v bits = __builtin_convertvector(half, u32v) << 16;
     return (f32v)bits;
 }
-INLINE void store_full_bf16(bf16 *p, f32v v) {
+/* The result in the high half of each lane, above bits of no meaning. */
+INLINE u32v round_bf16(f32v v) {
     u32v bits = (u32v)v;
-    u32v rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    u32v is_nan = (u32v)(v != v);
-    u32v result = (rounded & ~is_nan) | ((bits >> 16 | 0x40) & is_nan);
-    u16h half = __builtin_convertvector(result, u16h);
+    return (bits + 0x7fff + (bits >> 16 & 1)) | (u32v)(v != v);
+}
+INLINE void store_full_bf16(bf16 *p, f32v v) {
+    u16h half = __builtin_convertvector(round_bf16(v) >> 16, u16h);
     memcpy(p, &half, sizeof half);
 }
 
+#if defined(__F16C__) && !defined(__clang__)
+/* GCC would convert lane by lane: name its instruction. 4: round as the processor is told to. */
+typedef short s16h __attribute__((vector_size(VECTOR_BYTES / 2)));
+#if VECTOR_BYTES == 64
+#define WIDEN_F16(h)  __builtin_ia32_vcvtph2ps512_mask(h, (f32v){0}, -1, 4)
+#define NARROW_F16(v) __builtin_ia32_vcvtps2ph512_mask(v, 4, (s16h){0}, -1)
+#else
+#define WIDEN_F16(h)  __builtin_ia32_vcvtph2ps256(h)
+#define NARROW_F16(v) __builtin_ia32_vcvtps2ph256(v, 4)
+#endif
+#else
+typedef f16 s16h __attribute__((vector_size(VECTOR_BYTES / 2)));
+#define WIDEN_F16(h)  __builtin_convertvector(h, f32v)
+#define NARROW_F16(v) __builtin_convertvector(v, s16h)
+#endif
 INLINE f32v load_full_f16(const f16 *p) {
-    f32v v;
-    for (int l = 0; l < F32_LANES; l++) v[l] = (float)p[l];
-    return v;
+    s16h half;
+    memcpy(&half, p, sizeof half);
+    return WIDEN_F16(half);
 }
 INLINE void store_full_f16(f16 *p, f32v v) {
-    for (int l = 0; l < F32_LANES; l++) p[l] = (f16)v[l];
+    s16h half = NARROW_F16(v);
+    memcpy(p, &half, sizeof half);
 }
 
 /* float storage widened to double lanes */
@@ -151,7 +168,8 @@ DEFINE_STORE(store_wide_f64, double, f64v, F64_LANES, store_wide_full_f64, v[l])
 DEFINE_STORE(store_wide_f32, float, f64v, F64_LANES, store_wide_full_f32, (float)v[l])
 DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l])
 
-/* ---- interleaved pairs: (a0 b0 a1 b1 ...) <-> (a0 a1 ...), (b0 b1 ...) ---------------------- */
+/* ---- interleaved pairs: 2 * LANES elements (a0 b0 a1 b1 ...) as (a0 a1 ...) and (b0 b1 ...) ---
+ */
 
 #if VECTOR_BYTES == 64
 #define EVENS_16 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -182,14 +200,53 @@ DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l
 #define F32_ORDER(which) which##_4
 #define F64_ORDER(which) which##_2
 #endif
-#define evens_f32(x, y)    __builtin_shufflevector(x, y, F32_ORDER(EVENS))
-#define odds_f32(x, y)     __builtin_shufflevector(x, y, F32_ORDER(ODDS))
-#define zip_low_f32(a, b)  __builtin_shufflevector(a, b, F32_ORDER(LOW))
-#define zip_high_f32(a, b) __builtin_shufflevector(a, b, F32_ORDER(HIGH))
-#define evens_f64(x, y)    __builtin_shufflevector(x, y, F64_ORDER(EVENS))
-#define odds_f64(x, y)     __builtin_shufflevector(x, y, F64_ORDER(ODDS))
-#define zip_low_f64(a, b)  __builtin_shufflevector(a, b, F64_ORDER(LOW))
-#define zip_high_f64(a, b) __builtin_shufflevector(a, b, F64_ORDER(HIGH))
+
+#define DEFINE_LOAD_PAIRS(type, T, V, LANES, ORDER)                   \
+    INLINE void load_pairs_##type(const T *p, V *a, V *b) {           \
+        V x = load_full_##type(p), y = load_full_##type(p + (LANES)); \
+        *a = __builtin_shufflevector(x, y, ORDER(EVENS));             \
+        *b = __builtin_shufflevector(x, y, ORDER(ODDS));              \
+    }
+#define DEFINE_STORE_PAIRS(type, T, V, LANES, ORDER)                                \
+    INLINE void store_pairs_##type(T *p, V a, V b) {                                \
+        store_full_##type(p, __builtin_shufflevector(a, b, ORDER(LOW)));            \
+        store_full_##type(p + (LANES), __builtin_shufflevector(a, b, ORDER(HIGH))); \
+    }
+#if VECTOR_BYTES == 32
+/* As above; the compiler's own order of shuffles crosses the halves of a register twice as often.
+ */
+typedef float f32q __attribute__((vector_size(16)));
+INLINE f32v load_halves_f32(const float *low, const float *high) {
+    f32q x, y;
+    memcpy(&x, low, sizeof x);
+    memcpy(&y, high, sizeof y);
+    return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+INLINE void load_pairs_f32(const float *p, f32v *a, f32v *b) {
+    f32v x = load_halves_f32(p, p + 8), y = load_halves_f32(p + 4, p + 12);
+    *a = __builtin_shufflevector(x, y, 0, 2, 8, 10, 4, 6, 12, 14);
+    *b = __builtin_shufflevector(x, y, 1, 3, 9, 11, 5, 7, 13, 15);
+}
+#else
+DEFINE_LOAD_PAIRS(f32, float, f32v, F32_LANES, F32_ORDER)
+#endif
+DEFINE_STORE_PAIRS(f32, float, f32v, F32_LANES, F32_ORDER)
+DEFINE_LOAD_PAIRS(f64, double, f64v, F64_LANES, F64_ORDER)
+DEFINE_STORE_PAIRS(f64, double, f64v, F64_LANES, F64_ORDER)
+DEFINE_LOAD_PAIRS(f16, f16, f32v, F32_LANES, F32_ORDER)
+DEFINE_STORE_PAIRS(f16, f16, f32v, F32_LANES, F32_ORDER)
+
+/* A pair of bf16 fills a 32-bit lane: nothing to shuffle (little endian). */
+INLINE void load_pairs_bf16(const bf16 *p, f32v *a, f32v *b) {
+    u32v both;
+    memcpy(&both, p, sizeof both);
+    *a = (f32v)(both << 16);
+    *b = (f32v)(both & 0xffff0000);
+}
+INLINE void store_pairs_bf16(bf16 *p, f32v a, f32v b) {
+    u32v both = round_bf16(a) >> 16 | (round_bf16(b) & 0xffff0000);
+    memcpy(p, &both, sizeof both);
+}
 
 /* A point that the compiler moves no arithmetic on these four across, and where it contracts no
  * product into an FMA. Costs nothing: each stays in its register. */

@@ -29,40 +29,52 @@
 #include "wavelet.c"
 #undef LOAD_WIDE
 #undef STORE_WIDE
-#define REAL      float
-#define V         f32v
-#define LANES     F32_LANES
-#define LOAD_REAL load_f32
-#define EVENS     evens_f32
-#define ODDS      odds_f32
-#define ZIP_LOW   zip_low_f32
-#define ZIP_HIGH  zip_high_f32
-#define LOAD      load_f16
-#define STORE     store_f16
+#define REAL            float
+#define V               f32v
+#define LANES           F32_LANES
+#define LOAD_REAL       load_f32
+#define LOAD_REAL_PAIRS load_pairs_f32
+#define LOAD            load_f16
+#define STORE           store_f16
+#define LOAD_PAIRS      load_pairs_f16
+#define STORE_PAIRS     store_pairs_f16
+#define TWO_A_LANE      0
 #include "rope.c"
 #undef TYPE
 #undef T
 #undef LOAD
 #undef STORE
+#undef LOAD_PAIRS
+#undef STORE_PAIRS
+#undef TWO_A_LANE
 
 /* ---- bfloat16 ---- */
-#define TYPE  bf16
-#define T     bf16
-#define LOAD  load_bf16
-#define STORE store_bf16
+#define TYPE        bf16
+#define T           bf16
+#define LOAD        load_bf16
+#define STORE       store_bf16
+#define LOAD_PAIRS  load_pairs_bf16
+#define STORE_PAIRS store_pairs_bf16
+#define TWO_A_LANE  1
 #include "rope.c"
 #undef TYPE
 #undef T
 #undef LOAD
 #undef STORE
+#undef LOAD_PAIRS
+#undef STORE_PAIRS
+#undef TWO_A_LANE
 
 /* ---- float32 ---- */
-#define TYPE       f32
-#define T          float
-#define LOAD       load_f32
-#define STORE      store_f32
-#define LOAD_WIDE  load_wide_f32
-#define STORE_WIDE store_wide_f32
+#define TYPE        f32
+#define T           float
+#define LOAD        load_f32
+#define STORE       store_f32
+#define LOAD_PAIRS  load_pairs_f32
+#define STORE_PAIRS store_pairs_f32
+#define TWO_A_LANE  0
+#define LOAD_WIDE   load_wide_f32
+#define STORE_WIDE  store_wide_f32
 #include "relative_bias.c"
 #include "rope.c"
 #include "rope_table.c"
@@ -76,27 +88,25 @@
 #undef REAL
 #undef V
 #undef LANES
+#undef LOAD_PAIRS
+#undef STORE_PAIRS
 #undef LOAD_REAL
-#undef EVENS
-#undef ODDS
-#undef ZIP_LOW
-#undef ZIP_HIGH
+#undef LOAD_REAL_PAIRS
 
 /* ---- float64 ---- */
-#define TYPE       f64
-#define T          double
-#define REAL       double
-#define V          f64v
-#define LANES      F64_LANES
-#define LOAD       load_f64
-#define STORE      store_f64
-#define LOAD_REAL  load_f64
-#define LOAD_WIDE  load_wide_f64
-#define STORE_WIDE store_wide_f64
-#define EVENS      evens_f64
-#define ODDS       odds_f64
-#define ZIP_LOW    zip_low_f64
-#define ZIP_HIGH   zip_high_f64
+#define TYPE            f64
+#define T               double
+#define REAL            double
+#define V               f64v
+#define LANES           F64_LANES
+#define LOAD            load_f64
+#define STORE           store_f64
+#define LOAD_REAL       load_f64
+#define LOAD_WIDE       load_wide_f64
+#define STORE_WIDE      store_wide_f64
+#define LOAD_PAIRS      load_pairs_f64
+#define STORE_PAIRS     store_pairs_f64
+#define LOAD_REAL_PAIRS load_pairs_f64
 #include "relative_bias.c"
 #include "rope.c"
 #include "rope_table.c"

@@ -122,6 +122,7 @@ static void rope_loop(int dtype, npy_intp size, npy_intp real, char **args, cons
         rope_loop(DTYPE, size, real, args, dims, steps);                                   \
     }
 ROPE_LOOP(f16, WPE_F16, 2, 4)
+ROPE_LOOP(bf16, WPE_BF16, 2, 4)
 ROPE_LOOP(f32, WPE_F32, 4, 4)
 ROPE_LOOP(f64, WPE_F64, 8, 8)
 
@@ -219,6 +220,11 @@ static char rope_types[] = {NPY_HALF,   NPY_FLOAT,  NPY_FLOAT,  NPY_INT64, NPY_I
                             NPY_FLOAT,  NPY_FLOAT,  NPY_FLOAT,  NPY_INT64, NPY_INT64, NPY_FLOAT,
                             NPY_DOUBLE, NPY_DOUBLE, NPY_DOUBLE, NPY_INT64, NPY_INT64, NPY_DOUBLE};
 
+/* The bits of bfloat16 as integers: ml_dtypes' type is not NumPy's own. */
+static PyUFuncGenericFunction rope_bf16_loops[] = {(PyUFuncGenericFunction)rope_loop_bf16};
+static char rope_bf16_types[] = {NPY_UINT16, NPY_FLOAT, NPY_FLOAT,
+                                 NPY_INT64,  NPY_INT64, NPY_UINT16};
+
 static PyUFuncGenericFunction relative_bias_loops[] = {
     (PyUFuncGenericFunction)relative_bias_loop_f32, (PyUFuncGenericFunction)relative_bias_loop_f64};
 static char relative_bias_types[] = {NPY_FLOAT,  NPY_FLOAT,  NPY_INT64, NPY_INT64, NPY_FLOAT,
@@ -256,6 +262,7 @@ static int exec_module(PyObject *module) {
         add_ufunc(module, "wavelet_table",
                   GUFUNC(wavelet_table, 3, 5, "(w),(d),(d),(),()->(w,d)")) < 0 ||
         add_ufunc(module, "rope", GUFUNC(rope, 3, 5, "(d),(h),(h),(),()->(d)")) < 0 ||
+        add_ufunc(module, "rope_bf16", GUFUNC(rope_bf16, 1, 5, "(d),(h),(h),(),()->(d)")) < 0 ||
         add_ufunc(module, "relative_bias",
                   GUFUNC(relative_bias, 2, 4, "(m,d),(w,d),(),()->(m,n)")) < 0)
         return -1;

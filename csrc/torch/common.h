@@ -142,6 +142,28 @@ inline Tensor as_type(const Tensor &x, ScalarType type) {
     return x.scalar_type() == type ? x : torch::stable::to(x, type);
 }
 
+// As torch.empty_like. Where x fills its memory without holes or overlaps, in whatever order of its
+// dimensions, it goes straight to the allocator: half a microsecond instead of one and a half,
+// which is what counts for one token.
+inline Tensor new_like(const Tensor &x) {
+    const auto sizes = x.sizes(), strides = x.strides();
+    int64_t dense = 1;
+    for (size_t found = 0; found < sizes.size(); found++)
+        for (size_t i = 0; i < sizes.size(); i++)
+            if (sizes[i] != 1 && strides[i] == dense) {
+                dense *= sizes[i];
+                break;
+            }
+    if (dense != x.numel()) return torch::stable::empty_like(x);
+    int32_t dtype;
+    AtenTensorHandle handle;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided((int64_t)sizes.size(), sizes.data(), strides.data(), dtype,
+                                 aoti_torch_device_type_cpu(), 0, &handle));
+    return Tensor(handle);
+}
+
 inline int64_t last_size(const Tensor &x) { return x.size(x.dim() - 1); }
 inline int64_t last_stride(const Tensor &x) { return x.stride(x.dim() - 1); }
 

@@ -4,42 +4,59 @@
 namespace wavepe {
 namespace {
 
-// cos and sin in the kernel's dtype, with strides for x's (batch, position).
-struct Angles {
-    Tensor cos, sin;
-    int64_t cos_strides[3], sin_strides[3];  // batch, position, pair
+// A tensor with its sizes and strides, asked for once: every question crosses torch's C interface.
+struct View {
+    Tensor tensor;
+    int64_t dim;
+    const int64_t *sizes, *strides;
 
-    Angles(const Tensor &x, const Tensor &cos_in, const Tensor &sin_in) {
-        bool wide = x.scalar_type() == ScalarType::Double;
-        cos = as_type(cos_in, wide ? ScalarType::Double : ScalarType::Float);
-        sin = as_type(sin_in, wide ? ScalarType::Double : ScalarType::Float);
-        fill(cos, cos_strides);
-        fill(sin, sin_strides);
-    }
-    static void fill(const Tensor &table, int64_t strides[3]) {
-        int64_t n = table.dim();
-        strides[0] = n == 3 && table.size(0) > 1 ? table.stride(0) : 0;
-        strides[1] = table.stride(n - 2);
-        strides[2] = table.stride(n - 1);
-    }
+    explicit View(const Tensor &x)
+        : tensor(x), dim(x.dim()), sizes(x.sizes().data()), strides(x.strides().data()) {}
+
+    // Of the `back`-th dimension from the end, counted from 1.
+    int64_t size(int64_t back) const { return back <= dim ? sizes[dim - back] : 1; }
+    int64_t stride(int64_t back) const { return back <= dim ? strides[dim - back] : 0; }
 };
 
-void check_table(const char *name, const Tensor &x, const Tensor &table) {
-    check_float(name, table);
-    int64_t n = table.dim(), d = last_size(x), length = x.size(x.dim() - 2);
-    int64_t batch = x.dim() == 4 ? x.size(0) : 1;
-    WPE_CHECK((n == 2 || n == 3) && table.size(n - 2) == length &&
-                  (n == 2 || table.size(0) == 1 || table.size(0) == batch),
-              name, " must be (L, h) or (1|B, L, h) with L = ", length, ", B = ", batch, "; got ",
-              shape_of(table), " for x of shape ", shape_of(x));
-    WPE_CHECK(2 * last_size(table) <= d, name, " holds ", last_size(table),
-              " pairs, x has head size ", d, ": at most ", d / 2, " pairs fit");
+// A table in the kernel's dtype, and its strides for x's batch, position and pair.
+struct Table : View {
+    int64_t batch, position, pair;
+
+    Table(const Tensor &table, ScalarType x_type)
+        : View(as_type(table,
+                       x_type == ScalarType::Double ? ScalarType::Double : ScalarType::Float)),
+          batch(size(3) > 1 ? stride(3) : 0),
+          position(stride(2)),
+          pair(stride(1)) {}
+};
+
+struct Angles {
+    Table cos, sin;
+    int64_t pairs;
+
+    Angles(ScalarType x_type, const Tensor &cos_in, const Tensor &sin_in)
+        : cos(cos_in, x_type), sin(sin_in, x_type), pairs(cos.size(1)) {}
+};
+
+void check_x(const char *name, const View &x) {
+    check_float(name, x.tensor);
+    WPE_CHECK(x.dim >= 2 && x.dim <= 4, name,
+              " must be (L, d), (H, L, d) or (B, H, L, d), got shape ", shape_of(x.tensor));
 }
 
-void check(const char *name, const Tensor &x, const Tensor &cos, const Tensor &sin) {
-    check_float(name, x);
-    WPE_CHECK(x.dim() >= 2 && x.dim() <= 4, name,
-              " must be (L, d), (H, L, d) or (B, H, L, d), got shape ", shape_of(x));
+void check_table(const char *name, const View &x, const Tensor &tensor) {
+    check_float(name, tensor);
+    const View table(tensor);
+    const int64_t d = x.size(1), length = x.size(2), batch = x.size(4), n = table.dim;
+    WPE_CHECK((n == 2 || n == 3) && table.size(2) == length &&
+                  (table.size(3) == 1 || table.size(3) == batch),
+              name, " must be (L, h) or (1|B, L, h) with L = ", length, ", B = ", batch, "; got ",
+              shape_of(tensor), " for x of shape ", shape_of(x.tensor));
+    WPE_CHECK(2 * table.size(1) <= d, name, " holds ", table.size(1), " pairs, x has head size ", d,
+              ": at most ", d / 2, " pairs fit");
+}
+
+void check_tables(const View &x, const Tensor &cos, const Tensor &sin) {
     check_table("cos", x, cos);
     check_table("sin", x, sin);
     WPE_CHECK(last_size(cos) == last_size(sin), "cos and sin hold ", last_size(cos), " and ",
@@ -48,74 +65,82 @@ void check(const char *name, const Tensor &x, const Tensor &cos, const Tensor &s
 
 // Walks memory in order: positions outside and heads inside where x is stored token by token (a
 // row of cos and sin then serves all heads from the first-level cache), else the other way round.
-void rotate(const Tensor &out, const Tensor &x, const Angles &angles, bool interleaved,
-            bool inverse) {
-    int64_t n = x.dim(), d = x.size(n - 1), length = x.size(n - 2);
-    int64_t heads = n > 2 ? x.size(n - 3) : 1, batch = n > 3 ? x.size(0) : 1;
+void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse) {
+    const int64_t d = x.size(1), length = x.size(2), heads = x.size(3), batch = x.size(4);
     if (!(batch && heads && length && d)) return;
-    auto stride = [](const Tensor &t, int64_t back) {
-        return t.dim() >= back ? t.stride(t.dim() - back) : 0;
-    };
-    bool by_token = heads > 1 && std::abs(stride(x, 3)) < std::abs(stride(x, 2));
+    const bool by_token = heads > 1 && std::abs(x.stride(3)) < std::abs(x.stride(2));
     const int64_t outer = by_token ? length : heads, inner = by_token ? heads : length;
     const int64_t back_outer = by_token ? 2 : 3, back_inner = by_token ? 3 : 2;
-    const int64_t *cs = angles.cos_strides, *sn = angles.sin_strides;
-    wpe_rope_shape shape{};
-    shape.inner = inner;
-    shape.head_size = d;
-    shape.pairs = last_size(angles.cos);
-    shape.interleaved = interleaved;
-    shape.inverse = inverse;
-    int64_t *three[4] = {shape.out, shape.x, shape.cos, shape.sin};
-    const int64_t values[4][3] = {
-        {stride(out, back_outer), stride(out, back_inner), stride(out, 1)},
-        {stride(x, back_outer), stride(x, back_inner), stride(x, 1)},
-        {by_token ? cs[1] : 0, by_token ? 0 : cs[1], cs[2]},
-        {by_token ? sn[1] : 0, by_token ? 0 : sn[1], sn[2]}};
-    for (int i = 0; i < 4; i++) std::copy(values[i], values[i] + 3, three[i]);
-
-    auto kernel = dispatch->current->rope[kernel_dtype(x.scalar_type())];
-    const int64_t grain = std::max<int64_t>(1, 32768 / (inner * d));
-    torch::stable::parallel_for(0, batch * outer, grain, [&](int64_t begin, int64_t end) {
+    const Table &cos = angles.cos, &sin = angles.sin;
+    const int64_t cos_outer = by_token ? cos.position : 0, sin_outer = by_token ? sin.position : 0;
+    const wpe_rope_shape shape = {
+        .outer = outer,
+        .inner = inner,
+        .head_size = d,
+        .pairs = angles.pairs,
+        .out = {out.stride(back_outer), out.stride(back_inner), out.stride(1)},
+        .x = {x.stride(back_outer), x.stride(back_inner), x.stride(1)},
+        .cos = {cos_outer, cos.position - cos_outer, cos.pair},
+        .sin = {sin_outer, sin.position - sin_outer, sin.pair},
+        .interleaved = interleaved,
+        .inverse = inverse,
+    };
+    const ScalarType type = x.tensor.scalar_type();
+    auto kernel = dispatch->current->rope[kernel_dtype(type)];
+    const int64_t item = item_size(type), real = type == ScalarType::Double ? 8 : 4;
+    char *const to = static_cast<char *>(out.tensor.mutable_data_ptr());
+    const char *const from = static_cast<const char *>(x.tensor.const_data_ptr());
+    const char *const c = static_cast<const char *>(cos.tensor.const_data_ptr());
+    const char *const s = static_cast<const char *>(sin.tensor.const_data_ptr());
+    auto rows = [&](int64_t begin, int64_t end) {
         while (begin < end) {  // one call per batch row
-            int64_t b = begin / outer, i = begin % outer;
+            const int64_t b = begin / outer, i = begin % outer;
             wpe_rope_shape part = shape;
             part.outer = std::min(end - begin, outer - i);
-            kernel(at_mutable(out, b * stride(out, 4) + i * shape.out[0]),
-                   at(x, b * stride(x, 4) + i * shape.x[0]),
-                   at(angles.cos, b * cs[0] + i * shape.cos[0]),
-                   at(angles.sin, b * sn[0] + i * shape.sin[0]), &part);
+            kernel(to + (b * out.stride(4) + i * shape.out[0]) * item,
+                   from + (b * x.stride(4) + i * shape.x[0]) * item,
+                   c + (b * cos.batch + i * shape.cos[0]) * real,
+                   s + (b * sin.batch + i * shape.sin[0]) * real, &part);
             begin += part.outer;
         }
-    });
+    };
+    torch::stable::parallel_for(0, batch * outer, std::max<int64_t>(1, 32768 / (inner * d)), rows);
 }
 
-Tensor rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool inverse) {
-    check("x", x, cos, sin);
-    Tensor out = torch::stable::empty_like(x);
-    rotate(out, x, Angles(x, cos, sin), interleaved, inverse);
+Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) {
+    const View x(x_in);
+    check_x("x", x);
+    check_tables(x, cos, sin);
+    Tensor out = new_like(x_in);
+    rotate(View(out), x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
     return out;
 }
 
-void rope_(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool inverse) {
-    check("x", x, cos, sin);
-    for (int64_t i = 0; i < x.dim(); i++)
-        WPE_CHECK(x.size(i) < 2 || x.stride(i) != 0,
-                  "rope_ cannot write to an expanded x: dimension ", i, " of size ", x.size(i),
+void rope_(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) {
+    const View x(x_in);
+    check_x("x", x);
+    check_tables(x, cos, sin);
+    for (int64_t i = 0; i < x.dim; i++)
+        WPE_CHECK(x.sizes[i] < 2 || x.strides[i] != 0,
+                  "rope_ cannot write to an expanded x: dimension ", i, " of size ", x.sizes[i],
                   " has stride 0; use rope, or x.contiguous()");
-    rotate(x, x, Angles(x, cos, sin), interleaved, inverse);
+    rotate(x, x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
 }
 
-std::tuple<Tensor, Tensor> rope_qk(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved,
-                                   bool inverse) {
-    check("q", q, cos, sin);
-    check("k", k, cos, sin);
-    WPE_CHECK(q.scalar_type() == k.scalar_type(), "q and k must have one dtype, got ",
-              name_of(q.scalar_type()), " and ", name_of(k.scalar_type()));
-    Angles angles(q, cos, sin);
-    Tensor q_out = torch::stable::empty_like(q), k_out = torch::stable::empty_like(k);
-    rotate(q_out, q, angles, interleaved, inverse);
-    rotate(k_out, k, angles, interleaved, inverse);
+std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor sin,
+                                   bool interleaved, bool inverse) {
+    const View q(q_in), k(k_in);
+    check_x("q", q);
+    check_x("k", k);
+    WPE_CHECK(q_in.scalar_type() == k_in.scalar_type(), "q and k must have one dtype, got ",
+              name_of(q_in.scalar_type()), " and ", name_of(k_in.scalar_type()));
+    check_tables(q, cos, sin);
+    if (k.size(1) != q.size(1) || k.size(2) != q.size(2) || k.size(4) != q.size(4))
+        check_tables(k, cos, sin);
+    const Angles angles(q_in.scalar_type(), cos, sin);
+    Tensor q_out = new_like(q_in), k_out = new_like(k_in);
+    rotate(View(q_out), q, angles, interleaved, inverse);
+    rotate(View(k_out), k, angles, interleaved, inverse);
     return {q_out, k_out};
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._common import (
     FLOATS,
@@ -19,6 +20,7 @@ from ._common import (
 )
 
 _ops = torch.ops.wavepe
+_ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
 
 
 def rope(
@@ -42,8 +44,11 @@ def rope(
     -------
     Tensor of x's shape, dtype and (dense) strides, differentiable in x.
     """
-    check_tensors(x=x, cos=cos, sin=sin)
-    return _ops.rope(x, cos, sin, interleaved, inverse)
+    if not (isinstance(x, Tensor) and isinstance(cos, Tensor) and isinstance(sin, Tensor)):
+        check_tensors(x=x, cos=cos, sin=sin)
+    if _transformed():
+        return _Rope.apply(x, cos, sin, interleaved, inverse)
+    return _call(_ROPE, x, cos, sin, interleaved, inverse)
 
 
 def rope_(
@@ -65,8 +70,14 @@ def rope_qk(
     inverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`rope` of queries and keys, which may have different numbers of heads, in one call [R]."""
-    check_tensors(q=q, k=k, cos=cos, sin=sin)
-    return _ops.rope_qk(q, k, cos, sin, interleaved, inverse)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor)):
+        check_tensors(q=q, k=k)
+    if not (isinstance(cos, Tensor) and isinstance(sin, Tensor)):
+        check_tensors(cos=cos, sin=sin)
+    if _transformed():
+        check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
+        return tuple(_Rope.apply(x, cos, sin, interleaved, inverse) for x in (q, k))
+    return _call(_ROPE_QK, q, k, cos, sin, interleaved, inverse)
 
 
 def rope_table(
@@ -176,30 +187,128 @@ def _(positions, inv_freq, attention_factor=1.0, precision="exact", sections=Non
     return cos, torch.empty_like(cos)
 
 
-# A rotation's gradient is the rotation back: the same kernel, differentiable again.
-def _setup_rope(ctx, inputs, output):
-    *_, cos, sin, ctx.interleaved, ctx.inverse = inputs
-    if any(ctx.needs_input_grad[len(inputs) - 4 : len(inputs) - 2]):
+# ---- derivatives: a rotation is linear, and its transpose is the rotation back ------------------
+
+
+def _transformed() -> bool:
+    """Inside torch.func's transforms or forward mode, which `register_autograd` does not know."""
+    return not torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
+
+
+def _call(op, *args):
+    """`op`, past autograd where there is nothing to record.
+
+    The autograd that torch.library makes of `register_autograd` costs 8 microseconds even then,
+    which is most of one token's rotation.
+    """
+    if torch.compiler.is_compiling() or (
+        torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+    ):
+        return op(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args)
+
+
+def _refuse_table_gradient(needs_cos: bool, needs_sin: bool) -> None:
+    if needs_cos or needs_sin:
         raise RuntimeError(
             "wavepe: rope is not differentiable in cos and sin; detach them (they require grad)"
         )
+
+
+def _setup_context(ctx, inputs, output):
+    *_, cos, sin, ctx.interleaved, ctx.inverse = inputs
+    count = len(inputs)
+    _refuse_table_gradient(*ctx.needs_input_grad[count - 4 : count - 2])
+    ctx.set_materialize_grads(False)  # so that absent gradients and tangents show
     ctx.save_for_backward(cos, sin)
+    ctx.save_for_forward(cos, sin)
 
 
-def _rope_backward(ctx, grad):
+def _backward(ctx, *grads):
+    return *_rotate(ctx, grads, not ctx.inverse), None, None, None, None
+
+
+def _jvp(ctx, tangent, cos, sin, *_):
+    _refuse_table_gradient(cos is not None, sin is not None)
+    return _rotate(ctx, (tangent,), ctx.inverse)[0]
+
+
+def _rotate(ctx, tensors: Sequence[Tensor | None], inverse: bool) -> tuple[Tensor | None, ...]:
+    """Those of q and k (or x) that are there, rotated."""
     cos, sin = ctx.saved_tensors
-    return _ops.rope(grad, cos, sin, ctx.interleaved, not ctx.inverse), None, None, None, None
+    options = {"interleaved": ctx.interleaved, "inverse": inverse}
+    if len(tensors) == 2 and all(x is not None for x in tensors):
+        return rope_qk(*tensors, cos, sin, **options)
+    return tuple(x if x is None else rope(x, cos, sin, **options) for x in tensors)
 
 
-def _rope_qk_backward(ctx, grad_q, grad_k):
-    cos, sin = ctx.saved_tensors
-    grads = _ops.rope_qk(grad_q, grad_k, cos, sin, ctx.interleaved, not ctx.inverse)
-    return *grads, None, None, None, None
+class _Rope(torch.autograd.Function):
+    """rope for torch.func and forward mode: its derivatives in both directions."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_ROPE)
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+    jvp = staticmethod(_jvp)
 
 
-torch.library.register_autograd("wavepe::rope", _rope_backward, setup_context=_setup_rope)
-torch.library.register_autograd("wavepe::rope_qk", _rope_qk_backward, setup_context=_setup_rope)
+torch.library.register_autograd("wavepe::rope", _backward, setup_context=_setup_context)
+torch.library.register_autograd("wavepe::rope_qk", _backward, setup_context=_setup_context)
 not_differentiable("rope_table", "inv_freq")
+
+
+# ---- vmap: the new axis joins x's batch, and the tables follow ----------------------------------
+
+
+def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
+    """x (B, H, L, d), (H, L, d) or (L, d), with the new axis in its batch: (size * B, H, L, d)."""
+    x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+    while x.dim() < 4:
+        x = x.unsqueeze(1)
+    return x if x.dim() == 4 else x.flatten(0, 1)
+
+
+def _fold_table(table: Tensor, axis: int | None, size: int, batch: int) -> Tensor:
+    """The table (L, h) or (1|B, L, h) that goes with it."""
+    if axis is None and (table.dim() == 2 or table.shape[0] == 1):
+        return table
+    table = table.expand(size, *table.shape) if axis is None else table.movedim(axis, 0)
+    table = table.unsqueeze(1) if table.dim() == 3 else table
+    return table.expand(size, batch, *table.shape[2:]).flatten(0, 1)
+
+
+def _unfold(y: Tensor, x: Tensor, axis: int | None, size: int) -> Tensor:
+    """y in the shape of x, its new axis first."""
+    shape = x.shape if axis is None else x.movedim(axis, 0).shape[1:]
+    return y.reshape(size, *shape)
+
+
+def _vmap(op, info, in_dims, tensors, cos, sin, *flags):
+    size = info.batch_size
+    axes, (cos_axis, sin_axis) = in_dims[: len(tensors)], in_dims[len(tensors) :][:2]
+    folded = [_fold(x, axis, size) for x, axis in zip(tensors, axes, strict=True)]
+    batched = tensors[0].dim() - (axes[0] is not None) == 4
+    batch = folded[0].shape[0] // size if batched else 1
+    cos, sin = _fold_table(cos, cos_axis, size, batch), _fold_table(sin, sin_axis, size, batch)
+    out = op(*folded, cos, sin, *flags)
+    out = (out,) if isinstance(out, Tensor) else out
+    return tuple(
+        _unfold(y, x, axis, size) for y, x, axis in zip(out, tensors, axes, strict=True)
+    )
+
+
+@torch.library.register_vmap("wavepe::rope")
+def _(info, in_dims, x, cos, sin, interleaved=False, inverse=False):
+    (out,) = _vmap(_ROPE, info, in_dims, (x,), cos, sin, interleaved, inverse)
+    return out, 0
+
+
+@torch.library.register_vmap("wavepe::rope_qk")
+def _(info, in_dims, q, k, cos, sin, interleaved=False, inverse=False):
+    return _vmap(_ROPE_QK, info, in_dims, (q, k), cos, sin, interleaved, inverse), (0, 0)
 
 
 # torch.library knows no autograd for operators that write to their arguments: refuse where x needs
