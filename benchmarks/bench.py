@@ -178,7 +178,12 @@ def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> 
     for memory in case.memory:
         allocator.enter(memory)
         timings = take_turns(
-            calls, before=before, allocator=allocator, repeats=args.repeats, budget=args.budget
+            calls,
+            before=before,
+            allocator=allocator,
+            repeats=args.repeats,
+            budget=args.budget,
+            batch=case.batch,
         )
         rows += [_row(case, memory, key, timings, verdicts[key], args.threads) for key in timings]
     return rows

@@ -1,7 +1,8 @@
 """rope, rope_, rope_qk [R] against what Hugging Face, NumPy and PyTorch users run.
 
 Queries and keys are strided head-major views, (B, L, H, d).transpose(1, 2), as attention layers
-hand them over. Bytes: q and k read and written once, cos and sin read once.
+hand them over, 32 + 8 heads of 128, at 16384 tokens 8 + 2 heads. Bytes: q and k read and written
+once (with gradients these too), cos and sin read once.
 
 Rivals
     hf       apply_rotary_pos_emb of transformers: Llama's for half-split pairs, Cohere's for
@@ -48,15 +49,17 @@ class Inputs:
     interleaved: bool
 
     @classmethod
-    def make(cls, quick: bool, dtype: torch.dtype, interleaved: bool) -> Inputs:
-        heads, kv_heads, length, d = (4, 1, 32, 16) if quick else (32, 8, 2048, 128)
+    def make(cls, quick: bool, dtype: torch.dtype, interleaved: bool, length: int = 2048) -> Inputs:
+        heads, kv_heads, d = (4, 1, 16) if quick else (32, 8, 128)
+        if length > 2048:
+            heads, kv_heads = heads // 4, max(1, kv_heads // 4)
         random = torch.Generator().manual_seed(0)
         q, k = (
             torch.randn(1, length, h, d, generator=random).to(dtype).transpose(1, 2)
             for h in (heads, kv_heads)
         )
         inv_freq, _ = wavepe.rope_frequencies(d)
-        cos, sin = ops.rope_table(torch.arange(length), torch.from_numpy(inv_freq))
+        cos, sin = ops.rope_table(torch.arange(7, 7 + length), torch.from_numpy(inv_freq))
         return cls(q, k, cos, sin, interleaved)
 
     @property
@@ -75,7 +78,15 @@ class Inputs:
 
     def judge(self, *tensors: Tensor):
         """Of float64 rotations of these tensors."""
-        cos, sin = plain(self.cos), plain(self.sin)
+        return judge(*self._exact(tensors, plain(self.sin)))
+
+    def judge_gradients(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor, ...]):
+        """Of rotations of the tensors, and of the gradients' rotations back."""
+        forward, back = self._exact(tensors, plain(self.sin)), self._exact(grads, -plain(self.sin))
+        return judge(forward[0] + back[0], forward[1] + back[1])
+
+    def _exact(self, tensors: tuple[Tensor, ...], sin: np.ndarray):
+        cos = plain(self.cos)
         exact, bounds = [], []
         for x in map(plain, tensors):
             a, b = (x[..., i] for i in pairs(x.shape[-1], self.interleaved))
@@ -87,7 +98,7 @@ class Inputs:
             low = self.q.dtype == torch.bfloat16
             bounds.append(2.0**-8 * abs(y) + 2.0**-22 * size if low else 2.0**-23 * size)
             exact.append(y)
-        return judge(tuple(exact), tuple(bounds))
+        return tuple(exact), tuple(bounds)
 
 
 def pairs(d: int, interleaved: bool) -> tuple[slice, slice]:
@@ -174,9 +185,15 @@ def torch_rivals(x: Inputs, tensors: tuple[Tensor, ...], compiler: Compiler) -> 
 
 
 def qk_case(x: Inputs, compiler: Compiler) -> Case:
+    """At one token the time is that of the calls, so many are timed together."""
     notes: list[str] = []
+    one_token = x.q.shape[2] == 1
     full = x.q.dtype == torch.float32
-    headline = ("warm",) if full == x.interleaved else ("fresh", "warm") if full else ()
+    headline: tuple[str, ...] = ()
+    if x.q.shape[2] == 2048:
+        headline = ("warm",) if full == x.interleaved else ("fresh", "warm") if full else ()
+    elif one_token and full and not x.interleaved:
+        headline = ("warm",)
     rivals = {"hf": hugging_face(x, notes), **torch_rivals(x, (x.q, x.k), compiler)}
     if full:
         arrays = [t.numpy() for t in (x.q, x.k)]
@@ -192,25 +209,49 @@ def qk_case(x: Inputs, compiler: Compiler) -> Case:
         unit="GB/s",
         judge=x.judge(x.q, x.k),
         bound=BOUND[x.q.dtype],
+        memory=("warm",) if one_token else ("fresh", "warm"),
         headline=headline,
+        batch=200 if one_token else 1,
         floor=FLOOR,
         notes=notes,
     )
 
 
-def one_case(x: Inputs, compiler: Compiler) -> Case:
+def gradients_case(x: Inputs, compiler: Compiler) -> Case:
+    """rope_qk, then the gradients to q and k."""
+    leaves = tuple(t.clone().requires_grad_() for t in (x.q, x.k))
+    turned = Inputs(*leaves, x.cos, x.sin, x.interleaved)
+    random = torch.Generator().manual_seed(1)
+    grads = tuple(torch.randn(t.shape, generator=random).to(t.dtype) for t in leaves)
+    grads = tuple(torch.empty_like(t).copy_(g) for t, g in zip(leaves, grads, strict=True))
+    notes: list[str] = []
+    theirs = torch_rivals(turned, leaves, compiler)
+    rivals = {"hf": hugging_face(turned, notes), **{n: theirs[n] for n in ("eager", "compile")}}
+
+    def with_gradients(call: Call | None) -> Call | None:
+        def both():
+            out = call()
+            return (*(t.detach() for t in out), *torch.autograd.grad(out, leaves, grads))
+
+        return both if call else None
+
     return Case(
-        op="ops.rope",
-        size=x.size.partition("+")[0] + x.size[x.size.index(" heads") :],
+        op="ops.rope_qk + gradients",
+        size=x.size,
         dtype=x.dtype,
-        ours=lambda: (ops.rope(x.q, x.cos, x.sin, interleaved=x.interleaved),),
-        rivals=torch_rivals(x, (x.q,), compiler),
-        work=x.bytes(x.q),
+        ours=with_gradients(lambda: ops.rope_qk(*leaves, x.cos, x.sin, interleaved=x.interleaved)),
+        rivals={
+            **{name: with_gradients(call) for name, call in rivals.items()},
+            "clone": lambda: [t.clone() for t in (x.q, x.k, *grads)],
+        },
+        work=2 * x.bytes(x.q, x.k),
         unit="GB/s",
-        judge=x.judge(x.q),
+        judge=x.judge_gradients((x.q, x.k), grads),
         bound=BOUND[x.q.dtype],
-        memory=("fresh",),
+        memory=("warm",),
+        batch=50 if x.q.shape[2] == 1 else 1,
         floor=FLOOR,
+        notes=notes,
     )
 
 
@@ -276,11 +317,12 @@ def numpy_case(x: Inputs) -> Case:
 
 def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
     """All cases, made one by one."""
-    for dtype in (torch.float32, torch.bfloat16):
-        for pairs_interleaved in (False, True):
-            x = Inputs.make(quick, dtype, pairs_interleaved)
-            yield qk_case(x, compiler)
-            if not pairs_interleaved:
-                yield one_case(x, compiler)
-                yield in_place_case(x, compiler)
-    yield numpy_case(Inputs.make(quick, torch.float32, False))
+    for length in (1, 32) if quick else (1, 128, 2048, 16384):
+        for dtype in (torch.float32, torch.bfloat16):
+            for pairs_interleaved in (False, True):
+                x = Inputs.make(quick, dtype, pairs_interleaved, length)
+                yield qk_case(x, compiler)
+                yield gradients_case(x, compiler)
+                if length > 1:
+                    yield in_place_case(x, compiler)
+    yield numpy_case(Inputs.make(quick, torch.float32, False, 32 if quick else 2048))

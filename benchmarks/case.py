@@ -33,6 +33,7 @@ class Case:
     judge: result of any of the calls -> Verdict; bound: the bound in words.
     memory: the situations to time, see memory.py; headline: those that README shows.
     reset: run before a call that is judged (for what works in place).
+    batch: calls that are timed together, where one takes microseconds.
     floor: rivals that do less than the case asks; they are not judged.
     """
 
@@ -48,6 +49,7 @@ class Case:
     memory: tuple[str, ...] = ("fresh", "warm")
     headline: tuple[str, ...] = ()
     reset: Call | None = None
+    batch: int = 1
     floor: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 

@@ -59,12 +59,14 @@ def take_turns(
     repeats: int = 21,
     budget: float = 6.0,
     warm_up: int = 1,
+    batch: int = 1,
 ) -> dict[Any, Timing]:
     """Time all calls round by round: each once, in a new (seeded) order, `repeats` times.
 
     The order changes so that nobody always finds the caches as the same other call left them.
     `before(key)` and the dropping of a result are not timed. Once LEAST_ROUNDS rounds are done,
-    `budget` seconds end it.
+    `budget` seconds end it. A `batch` of calls is timed together and divided, for calls of
+    microseconds.
     """
     order, shuffle = list(calls), random.Random(0).shuffle
     timings = {key: Timing() for key in order}
@@ -79,13 +81,15 @@ def take_turns(
                 if allocator is not None:
                     allocator.before_call()
                 faults = page_faults()
+                call = calls[key]
                 start = time.perf_counter()
-                result = calls[key]()
+                for _ in range(batch):
+                    result = call()
                 seconds = time.perf_counter() - start
                 faults = page_faults() - faults
                 del result
                 if number >= 0:
-                    timings[key].seconds.append(seconds)
+                    timings[key].seconds.append(seconds / batch)
                     timings[key].faults.append(faults)
             if number + 1 >= LEAST_ROUNDS and time.perf_counter() - began > budget:
                 break

@@ -10,11 +10,15 @@
  */
 #define EACH_KIND(CASE) CASE(WPE_RICKER) CASE(WPE_GAUSSIAN) CASE(WPE_MORLET) CASE(WPE_HAAR)
 
-/* psi at u = distance / scale, distance = t - shift. A scale of 0 gives NaN. `narrow`: the caller's
- * values are float32 or smaller; only haar, which jumps, can tell. */
-INLINE REAL psi_at(int kind, REAL distance, REAL scale, int narrow) {
+/* u = distance / scale, distance = t - shift; a scale of 0 gives NaN. */
+INLINE REAL psi_quotient(REAL distance, REAL scale) {
+    return REAL_SELECT(scale == 0.0, REAL_CONST(NAN), distance / scale);
+}
+
+/* psi at u = distance / scale. `narrow`: the caller's values are float32 or smaller; only haar,
+ * which jumps, can tell. */
+INLINE REAL psi_at(int kind, REAL distance, REAL u, int narrow) {
     const REAL zero = REAL_CONST(0.0), one = REAL_CONST(1.0);
-    REAL u = REAL_SELECT(scale == 0.0, REAL_CONST(NAN), distance / scale);
     REAL value, s, c;
     /* Past 38 exp has underflowed for every kind: tails are 0, where inf * 0 would be NaN. Most of
      * a long table is tail. */

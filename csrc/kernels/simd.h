@@ -270,10 +270,26 @@ INLINE f64v narrow_f64(f64v x) { /* rounded to float32 */
 INLINE f64v splat_f64(double x) { return x - (f64v){0}; }
 INLINE f64v abs_f64(f64v x) { return (f64v)((i64v)x & INT64_MAX); }
 
+/* Whether all lanes of a mask are -1; compilers read lane after lane if not told. */
 INLINE int all_lanes(i64v mask) {
+#if defined(__AVX512DQ__)
+    typedef long long word __attribute__((vector_size(VECTOR_BYTES)));
+    return (uint8_t)__builtin_ia32_cvtq2mask512((word)mask) == 0xff;
+#elif defined(__AVX2__)
+    return __builtin_ia32_movmskpd256((f64v)mask) == 0xf;
+#elif defined(__SSE2__)
+    return __builtin_ia32_movmskpd((f64v)mask) == 0x3;
+#else
     int64_t all = -1;
     for (int l = 0; l < F64_LANES; l++) all &= mask[l];
     return all != 0;
+#endif
+}
+
+/* Then x / 2^k and x * 2^-k are the same, which 2^-k in the normal range keeps true. */
+INLINE i64v is_power_of_two_f64(f64v x) {
+    f64v size = abs_f64(x);
+    return (((i64v)x & 0xfffffffffffff) == 0) & (size >= 0x1p-1022) & (size <= 0x1p1022);
 }
 
 /* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits. */

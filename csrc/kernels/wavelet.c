@@ -16,7 +16,7 @@ INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T
         distance = LOAD_WIDE(rounded, 1, F64_LANES);
         f64v a = LOAD_WIDE(scale + i * scale_stride, scale_stride, count);
         STORE_WIDE(out + i * out_stride, out_stride, count,
-                   psi_at(kind, distance, a, sizeof(T) < 8));
+                   psi_at(kind, distance, psi_quotient(distance, a), sizeof(T) < 8));
     }
 }
 
@@ -34,16 +34,36 @@ static void NAME(psi)(int kind, void *out, const void *t, const void *scale, con
     }
 }
 
+enum { NAME(TILE) = 64 }; /* rows that stay in the first-level cache while columns pass */
+
+/* Rows of F64_LANES columns or fewer. `inverse`: 1 / a, where it gives the same u as the division;
+ * a division takes as long as all the rest of a tail. */
+INLINE void NAME(table_columns)(int kind, T *out, const double *t, f64v a, f64v b,
+                                const f64v *inverse, int64_t rows, int count,
+                                const wpe_wavelet_shape *s) {
+    for (int64_t r = 0; r < rows; r++) {
+        f64v distance = splat_f64(t[r]) - b;
+        f64v u = inverse ? distance * *inverse : psi_quotient(distance, a);
+        STORE_WIDE(out + r * s->out_row, s->out_col, count, psi_at(kind, distance, u, 0));
+    }
+}
+
 INLINE void NAME(table_loop)(int kind, int sign, T *out, const int64_t *offsets,
                              const double *scale, const double *shift, const wpe_wavelet_shape *s) {
-    for (int64_t r = 0; r < s->rows; r++) {
-        f64v t = splat_f64(sign * (double)offsets[r * s->offsets]);
-        T *row = out + r * s->out_row;
+    for (int64_t r = 0; r < s->rows; r += NAME(TILE)) {
+        const int64_t rows = s->rows - r < NAME(TILE) ? s->rows - r : NAME(TILE);
+        double t[NAME(TILE)];
+        for (int64_t i = 0; i < rows; i++) t[i] = sign * (double)offsets[(r + i) * s->offsets];
         for (int64_t c = 0; c < s->cols; c += F64_LANES) {
-            int count = s->cols - c < F64_LANES ? (int)(s->cols - c) : F64_LANES;
+            const int count = s->cols - c < F64_LANES ? (int)(s->cols - c) : F64_LANES;
             f64v a = load_wide_f64(scale + c * s->scale, s->scale, count);
             f64v b = load_wide_f64(shift + c * s->shift, s->shift, count);
-            STORE_WIDE(row + c * s->out_col, s->out_col, count, psi_at(kind, t - b, a, 0));
+            f64v inverse = 1.0 / a;
+            T *at = out + r * s->out_row + c * s->out_col;
+            if (count == F64_LANES && all_lanes(is_power_of_two_f64(a)))
+                NAME(table_columns)(kind, at, t, a, b, &inverse, rows, F64_LANES, s);
+            else
+                NAME(table_columns)(kind, at, t, a, b, 0, rows, count, s);
         }
     }
 }
