@@ -112,12 +112,12 @@ def pairs(d: int, interleaved: bool) -> tuple[slice, slice]:
 
 
 def half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
+    a, b = x.float().chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
 def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x[..., 0::2], x[..., 1::2]
+    a, b = x.float()[..., 0::2], x.float()[..., 1::2]
     return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).to(x.dtype)
 
 

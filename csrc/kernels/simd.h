@@ -342,11 +342,13 @@ INLINE void product_f64(f64v position, f64v f, f64v *hi, f64v *lo) {
     *lo = e1 + e2;
 }
 
-/* pi/2 in three parts of 22 bits, whose products with a 31-bit integer are exact, and a rest */
+/* pi/2 in four parts of 22 bits or less, whose products with a 31-bit integer are exact, and a
+ * rest */
 #define PIO2_1 0x1.921fbp+0
 #define PIO2_2 0x1.5110bp-22
 #define PIO2_3 0x1.184698p-44
-#define PIO2_4 0x1.3198a2e037073p-69
+#define PIO2_4 0x1.3198ap-69
+#define PIO2_5 0x1.701b839a25205p-92
 
 /* sin and cos of lane values outside the reduction's range: far more than any position needs, but
  * morlet is right for every finite argument. */
@@ -360,15 +362,18 @@ static __attribute__((noinline)) void sincos_far(f64v hi, f64v lo, f64v *s, f64v
 }
 
 /* sin and cos of hi + lo. Cody-Waite: k = round((hi + lo) / (pi/2)), r = hi + lo - k pi/2 as an
- * unevaluated sum with absolute error below 2^-83, so that results next to a zero keep their
- * relative precision; then fdlibm's kernels on |r| <= pi/4. */
+ * unevaluated sum with absolute error below 2^-104, and below 2^-113 where |r| < 2^-14, so that
+ * results next to a zero keep their relative precision (docs/rope.md derives both); then fdlibm's
+ * kernels on |r| <= pi/4. */
 INLINE void sincos_f64(f64v hi, f64v lo, f64v *sine, f64v *cosine) {
     f64v shifted = hi * 0x1.45f306dc9c883p-1 + ROUNDER; /* 2/pi */
     f64v k = shifted - ROUNDER;
-    f64v e1, e2, tail;
-    f64v r = two_sum(hi - k * PIO2_1, -k * PIO2_2, &e1);
+    f64v e1, e2, e3, tail;
+    f64v r = (hi - k * PIO2_1) - k * PIO2_2; /* both exact */
+    r = two_sum(r, lo, &e1);
     r = two_sum(r, -k * PIO2_3, &e2);
-    r = two_sum(r, ((e1 + e2) - k * PIO2_4) + lo, &tail);
+    r = two_sum(r, -k * PIO2_4, &e3);
+    r = two_sum(r, ((e1 + e2) + e3) - k * PIO2_5, &tail);
 
     f64v z = r * r;
     f64v s = splat_f64(1.58969099521155010221e-10);
