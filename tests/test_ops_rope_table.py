@@ -148,3 +148,11 @@ def test_sections_whose_sum_wraps_around():
         ops.rope_table(
             torch.zeros(2, 3, dtype=torch.int8), torch.ones(4), sections=[2**63 - 1, 2**63 - 1, 6]
         )
+
+
+@pytest.mark.parametrize("position", [2**53 + 2, -(2**53) - 2, 2**63 - 1])
+def test_positions_that_float64_does_not_hold_are_refused(position):
+    inv_freq = torch.tensor([1.0, 0.5])
+    ops.rope_table(torch.tensor([2**53, -(2**53)]), inv_freq)
+    with pytest.raises(RuntimeError, match=r"positions must lie within \+-2\^53"):
+        ops.rope_table(torch.tensor([0, position]), inv_freq)

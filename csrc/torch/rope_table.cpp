@@ -58,6 +58,9 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     Tensor sin = torch::stable::new_empty(positions, sizes, made);
 
     const double *position = m.const_data_ptr<double>(), *frequency = f.const_data_ptr<double>();
+    for (int64_t i = 0; i < m.numel(); i++)
+        WPE_CHECK(std::abs(position[i]) <= 0x1p53, "positions must lie within +-2^53, got about ",
+                  position[i]);
     auto kernel = dispatch->current->rope_table[kernel_dtype(made)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
