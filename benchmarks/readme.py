@@ -65,12 +65,12 @@ def updated(text: str, root: Path) -> tuple[str, list[str]]:
     return text, problems
 
 
-def replaced(text: str, name: str, section: str) -> str:
+def replaced(text: str, name: str, section: str, page: str | Path = "README.md") -> str:
     """`text` with what stands between the two markers of `name` replaced."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
     if len(pattern.findall(text)) != 1:
-        raise Missing(f"README.md needs {begin} ... {end} once")
+        raise Missing(f"{page} needs {begin} ... {end} once")
     return pattern.sub(lambda _: f"{begin}\n{section.strip()}\n{end}", text)
 
 
@@ -82,7 +82,7 @@ def newest_results(folder: Path) -> Path:
     dated = []
     for path in folder.glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
-        if not results["quick"]:
+        if "machine" in results and not results["quick"]:  # rope-accuracy.json is no timing
             about = results["environment"]
             dated.append((about["threads"] == 1, about["date"], path.name, path))
     if not dated:

@@ -111,6 +111,19 @@ def sinusoidal(theta=10000.0, count_back=False):
     return parts
 
 
+def counted(kind):
+    """METHODS 4: position m, its share m/N of the length, or its bits."""
+
+    def parts(length, heads, dim):
+        if kind == "binary":
+            rows = [[float(bit) for bit in format(m, f"0{dim}b")] for m in range(length)]
+        else:
+            rows = [[m / length if kind == "normalised" else m] * dim for m in range(length)]
+        return {"added": np.array(rows)}
+
+    return parts
+
+
 def rotary(theta, fraction=1.0):
     """[R]; [B] leaves the pairs of lowest frequency alone; theta may depend on the length."""
 
@@ -135,6 +148,9 @@ ENCODINGS = {
     "sinusoidal": sinusoidal(),
     "sinusoidal:theta=length": sinusoidal("length"),
     "sinusoidal:reversed=true": sinusoidal(count_back=True),
+    "binary": counted("binary"),
+    "integer": counted("integer"),
+    "normalised": counted("normalised"),
     "rope": rotary(10000.0),
     "rope:theta=100": rotary(100.0),
     "rope:theta=100,fraction=0.5": rotary(100.0, fraction=0.5),

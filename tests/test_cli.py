@@ -26,6 +26,7 @@ def test_help_names_commands_and_options(capsys):
     code, out, err = run(capsys, "--help")
     assert (code, err) == (0, "")
     assert "compare" in out
+    assert "bench" in out
     assert "info" in out
     code, out, err = run(capsys, "compare", "--help")
     assert (code, err) == (0, "")

@@ -261,3 +261,74 @@ def test_gradients_where_the_quotient_overflows(variant, kind):
     ops.wavelet_table(torch.tensor([50]), scale, shift, kind=kind).sum().backward()
     assert not scale.grad.any()
     assert not shift.grad.any()
+
+
+# ------------------------------------------------------------------ torch.func
+
+
+def loss(scale, shift, kind="ricker"):
+    return ops.wavelet_table(T, scale, shift, kind=kind).square().sum()
+
+
+@each_kind
+def test_func_grad(kind):
+    """As backward gives it, through jacrev and a batch of scales too."""
+    scale, shift = grid(generator("func", kind), 6)
+    leaves = [a.clone().requires_grad_() for a in (scale, shift)]
+    wanted = torch.autograd.grad(loss(*leaves, kind), leaves)
+    got = torch.func.grad(loss, argnums=(0, 1))(scale, shift, kind)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    table = lambda scale: ops.wavelet_table(T, scale, shift, kind=kind)  # noqa: E731
+    jacobian = torch.func.jacrev(table)(scale)
+    assert torch.equal(jacobian, torch.autograd.functional.jacobian(table, scale))
+    scales = torch.stack([scale, scale / 2, scale + 1])
+    batch = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None, None))(scales, shift, kind)
+    each = [torch.func.grad(loss)(scale, shift, kind) for scale in scales]
+    assert torch.equal(batch, torch.stack(each))
+
+
+@each_kind
+@each_mirrored
+@pytest.mark.parametrize(
+    "axes", [(None, 0, None), (None, 1, 0), (None, None, 1), (0, None, None), (1, 0, 1)], ids=str
+)
+def test_vmap(kind, mirrored, axes, capfd):
+    rng = generator("vmap")
+    size = 3
+    tensors = [
+        torch.from_numpy(rng.integers(-9, 30, (size, 7))),
+        torch.from_numpy(rng.uniform(1, 9, (size, 5))),
+        torch.from_numpy(rng.uniform(-3, 9, (size, 5))),
+    ]
+
+    def table(*args):
+        return ops.wavelet_table(*args, kind=kind, mirrored=mirrored)
+
+    rows = [
+        [x[i] if axis is not None else x[0] for x, axis in zip(tensors, axes, strict=True)]
+        for i in range(size)
+    ]
+    given = [
+        x[0] if axis is None else x.movedim(0, axis) for x, axis in zip(tensors, axes, strict=True)
+    ]
+    got = torch.func.vmap(table, in_dims=axes)(*given)
+    assert torch.equal(got, torch.stack([table(*row) for row in rows]))
+    assert "performance drop" not in capfd.readouterr().err  # no loop of torch's own
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # forward mode's own
+def test_forward_mode_and_second_derivatives_raise():
+    """Torch would give tangents of zero in silence."""
+    scale, shift = ONE.double() + 1, ONE.double()
+    for transform in (torch.func.jacfwd, torch.func.hessian):
+        with pytest.raises(NotImplementedError, match="jvp"):
+            transform(loss)(scale, shift)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda scale: loss(scale, shift), (scale,), (scale,))
+    forward = torch.autograd.forward_ad
+    with forward.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        loss(forward.make_dual(scale, scale), shift)
+    with forward.dual_level():  # nothing to differentiate here
+        assert torch.equal(loss(scale, shift), loss(scale, shift))
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.func.jacrev(torch.func.grad(loss))(scale, shift)

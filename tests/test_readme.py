@@ -20,8 +20,8 @@ def examples():
 
 @pytest.mark.parametrize("code", list(examples()))
 def test_example(code, monkeypatch, tmp_path):
-    for module in ("torch", "transformers"):
-        if module in code or "wavepe.hf" in code:
+    for module in ("torch", "transformers", "pywt"):
+        if module in code or (module != "pywt" and "wavepe.hf" in code):
             pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()

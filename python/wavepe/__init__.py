@@ -7,10 +7,13 @@ keys of docs/methods.md, such as [W] for the wavelet position encoding.
 
 from ._alibi import alibi_slopes
 from ._relative_bias import relative_bias
-from ._rope import rope, rope_frequencies, rope_table
+from ._rope import rope, rope_table
+from ._rope_frequencies import rope_frequencies
 from ._runtime import __version__, build_info, use_variant, variant, variants
 from ._sinusoidal import sinusoidal
+from ._threads import set_num_threads
 from ._wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_table
+from ._wavelet_registered import register_wavelet
 from .encodings import encoding, register_encoding
 
 __all__ = [
@@ -22,11 +25,13 @@ __all__ = [
     "haar",
     "morlet",
     "register_encoding",
+    "register_wavelet",
     "relative_bias",
     "ricker",
     "rope",
     "rope_frequencies",
     "rope_table",
+    "set_num_threads",
     "sinusoidal",
     "use_variant",
     "variant",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 
-def integer(name: str, value, minimum: int | None = None) -> int:
+def integer(name: str, value: Any, minimum: int | None = None) -> int:
     """`value` as an int (NumPy integers too; no bool, no float). Sizes have a minimum."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -25,14 +27,14 @@ def integer(name: str, value, minimum: int | None = None) -> int:
     return number
 
 
-def flag(name: str, value) -> bool:
+def flag(name: str, value: Any) -> bool:
     """`value` as a bool; a string such as "false" would be true."""
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def positive(name: str, value) -> float:
+def positive(name: str, value: Any) -> float:
     """`value` as a finite float above 0."""
     number = finite(name, value)
     if number <= 0:
@@ -40,7 +42,15 @@ def positive(name: str, value) -> float:
     return number
 
 
-def finite(name: str, value) -> float:
+def share(name: str, value: Any) -> float:
+    """`value` as a float from 0 to 1, both included."""
+    number = finite(name, value) + 0.0  # -0.0 becomes 0.0
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, got {number!r}")
+    return number
+
+
+def finite(name: str, value: Any) -> float:
     """`value` as a finite float."""
     try:
         number = float(value)
@@ -56,7 +66,7 @@ def finite(name: str, value) -> float:
     return number
 
 
-def choice(name: str, value, known: Iterable[str]) -> str:
+def choice(name: str, value: Any, known: Iterable[str]) -> str:
     """`value`, one of the known strings."""
     known = list(known)
     if not isinstance(value, str):
@@ -66,7 +76,7 @@ def choice(name: str, value, known: Iterable[str]) -> str:
     return value
 
 
-def real_array(name: str, value, *, integers: bool = True) -> np.ndarray:
+def real_array(name: str, value: ArrayLike, *, integers: bool = True) -> np.ndarray:
     """`value` as an array of real numbers, its dtype kept."""
     array = np.asarray(value)
     if array.dtype.kind not in ("fiu" if integers else "f"):
@@ -75,7 +85,18 @@ def real_array(name: str, value, *, integers: bool = True) -> np.ndarray:
     return array
 
 
-def position_array(name: str, value) -> np.ndarray:
+def is_bfloat16(dtype: np.dtype) -> bool:
+    """Whether it is the bfloat16 of ml_dtypes, which need not be installed to ask."""
+    return dtype.kind == "V" and dtype.itemsize == 2 and dtype.name == "bfloat16"
+
+
+def float_array(name: str, value: ArrayLike) -> np.ndarray:
+    """`value` as an array of a floating point dtype, bfloat16 too."""
+    array = np.asarray(value)
+    return array if is_bfloat16(array.dtype) else real_array(name, array, integers=False)
+
+
+def position_array(name: str, value: ArrayLike) -> np.ndarray:
     """`value` as an array of integers that float64 holds exactly."""
     array = np.asarray(value)
     if array.size == 0 and array.dtype.kind == "f":
@@ -90,7 +111,15 @@ def position_array(name: str, value) -> np.ndarray:
     return array
 
 
-def out_array(out, shape: tuple[int, ...], dtype) -> np.ndarray:
+def counted_positions(name: str, value: ArrayLike) -> np.ndarray:
+    """`value` as int64 positions of tokens, counted from 0."""
+    array = position_array(name, value).astype(np.int64)
+    if array.size and array.min() < 0:
+        raise ValueError(f"{name} must be at least 0, got {int(array.min())}")
+    return array
+
+
+def out_array(out: np.ndarray | None, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """`out` checked against the exact shape and dtype of the result, or a new array."""
     if out is None:
         return np.empty(shape, dtype)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from . import _checks, _numpy
+from . import _checks, _numpy, _threads
 
 BEYOND = ("zero", "edge")  # in the order of wpe_beyond, csrc/wavepe.h
 
 
 def relative_bias(
-    q,
-    p,
+    q: ArrayLike,
+    p: ArrayLike,
     keys: int,
     *,
     first: int = 0,
@@ -55,5 +56,17 @@ def relative_bias(
     dtype = np.result_type(q.dtype, p.dtype, np.float32)
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"q and p must be float32 or float64, got {q.dtype} and {p.dtype}")
-    out = _checks.out_array(out, (*batch, q.shape[-2], keys), dtype)
-    return _numpy.relative_bias(q, p, first, edge, out=out)
+    queries = q.shape[-2]
+    out = _checks.out_array(out, (*batch, queries, keys), dtype)
+    overlap = np.may_share_memory(out, q) or np.may_share_memory(out, p)
+    result = np.empty_like(out) if overlap else out  # all of q and p is read until the end
+
+    def part(i: slice) -> None:  # its last query stands queries - i.stop before the last key
+        shifted = first + (queries - i.stop)
+        _numpy.relative_bias(q[..., i, :], p, shifted, edge, out=result[..., i, :])
+
+    work = out.size * q.shape[-1] // 8  # as much as rotating so many elements
+    _threads.run(part, _threads.cut(queries, work))
+    if overlap:
+        out[...] = result
+    return out

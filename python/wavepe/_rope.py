@@ -1,21 +1,20 @@
-"""Rotary position embedding: rotation, exact tables of angles, frequencies [R]."""
+"""Rotary position embedding: rotation, and exact tables of angles [R]."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
-from . import _checks, _numpy
-
-DEFAULT_THETA = 10000.0
+from . import _checks, _numpy, _threads
 
 
 def rope(
-    x,
-    cos,
-    sin,
+    x: ArrayLike,
+    cos: ArrayLike,
+    sin: ArrayLike,
     *,
     interleaved: bool = False,
     inverse: bool = False,
@@ -28,7 +27,7 @@ def rope(
 
     Parameters
     ----------
-    x : array (..., d) of float16, float32 or float64
+    x : array (..., d) of float16, float32, float64 or ml_dtypes.bfloat16
         Any strides.
     cos, sin : arrays (..., h), any float dtype
         Broadcast against x without its last axis; read as float32 (float64 for float64 x).
@@ -44,11 +43,14 @@ def rope(
     array of x's shape and dtype
     """
     x = np.asarray(x)
-    if x.dtype not in (np.float16, np.float32, np.float64):
-        raise TypeError(f"x must be float16, float32 or float64, got dtype {x.dtype}")
+    bfloat16 = _checks.is_bfloat16(x.dtype)
+    if not (bfloat16 or x.dtype in (np.float16, np.float32, np.float64)):
+        raise TypeError(
+            f"x must be float16, float32, float64 or ml_dtypes.bfloat16, got dtype {x.dtype}"
+        )
     real = np.float64 if x.dtype == np.float64 else np.float32
-    cos = _checks.real_array("cos", cos, integers=False).astype(real, copy=False)
-    sin = _checks.real_array("sin", sin, integers=False).astype(real, copy=False)
+    cos = _checks.float_array("cos", cos).astype(real, copy=False)
+    sin = _checks.float_array("sin", sin).astype(real, copy=False)
     if min(x.ndim, cos.ndim, sin.ndim) < 1:
         raise ValueError(
             f"x (..., d), cos and sin (..., h) need a last axis, got shapes "
@@ -62,25 +64,53 @@ def rope(
             f"at most {x.shape[-1] // 2} pairs fit"
         )
     for name, table in (("cos", cos), ("sin", sin)):
-        shape = _checks.broadcast(
-            f"x and {name} without their last axes", x.shape[:-1], table.shape[:-1]
-        )
-        if shape != x.shape[:-1]:
-            raise ValueError(f"{name} of shape {table.shape} does not broadcast to x {x.shape}")
+        leading = table.shape[:-1]
+        pairs_of_sizes = zip(leading[::-1], x.shape[-2::-1], strict=False)
+        if len(leading) >= x.ndim or not all(n in (1, m) for n, m in pairs_of_sizes):
+            raise ValueError(
+                f"{name} {table.shape} without its last axis does not broadcast to x {x.shape} "
+                "without its own"
+            )
     flags = _checks.flag("interleaved", interleaved), _checks.flag("inverse", inverse)
-    if out is not None:
-        out = _checks.out_array(out, x.shape, x.dtype)
-    return _numpy.rope(x, cos, sin, flags[0], flags[1], out=out)
+    out = np.empty_like(x) if out is None else _checks.out_array(out, x.shape, x.dtype)
+    if bfloat16:  # NumPy hands foreign dtypes to no loop of ours: the same bits as integers
+        _rotate(_numpy.rope_bf16, x.view(np.uint16), cos, sin, flags, out.view(np.uint16))
+    else:
+        _rotate(_numpy.rope, x, cos, sin, flags, out)
+    return out
+
+
+def _rotate(
+    kernel: np.ufunc,
+    x: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    flags: tuple[bool, bool],
+    out: np.ndarray,
+) -> None:
+    """In as many pieces of x's longest leading axis as there are threads."""
+    axis = max(range(x.ndim - 1), key=x.shape.__getitem__, default=0)
+    pieces = _threads.cut(x.shape[axis], x.size) if x.ndim > 1 else []
+    if len(pieces) < 2 or (np.may_share_memory(x, out) and not _same_memory(x, out)):
+        kernel(x, cos, sin, *flags, out=out)
+        return
+    tables = (np.broadcast_to(t, (*x.shape[:-1], t.shape[-1])) for t in (cos, sin))
+    x, cos, sin, out = (np.moveaxis(a, axis, 0) for a in (x, *tables, out))
+    _threads.run(lambda i: kernel(x[i], cos[i], sin[i], *flags, out=out[i]), pieces)
+
+
+def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
 def rope_table(
-    positions,
-    inv_freq,
+    positions: ArrayLike,
+    inv_freq: ArrayLike,
     *,
     attention_factor: float = 1.0,
     precision: str = "exact",
     sections: Sequence[int] | None = None,
-    dtype=np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of position * inv_freq, exact for positions within +-2^31 [R].
 
@@ -115,16 +145,27 @@ def rope_table(
     dtype = np.dtype(dtype)
     if dtype not in (np.float16, np.float32, np.float64):
         raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
-    per_pair = _positions_per_pair(positions, inv_freq.size, sections).astype(np.float64)
+    per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections).astype(np.float64)
     if precision == "hf":
         inv_freq = (per_pair.astype(np.float32) * inv_freq.astype(np.float32)).astype(np.float64)
         per_pair = 1.0
-    real = np.float32 if dtype == np.float32 else np.float64
-    cos, sin = _numpy.rope_table(per_pair, inv_freq, factor, signature=(None,) * 3 + (real,) * 2)
+    real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
+    angles = np.broadcast_arrays(per_pair, inv_freq)
+    shape: tuple[int, ...] = angles[0].shape
+    cos, sin = (np.empty(shape, real) for _ in range(2))
+    loop = (None,) * 3 + (real,) * 2
+
+    def part(i: slice) -> None:
+        _numpy.rope_table(*(a[i] for a in angles), factor, out=(cos[i], sin[i]), signature=loop)
+
+    # Along the first axis; an angle is as much work as the rotation of four elements.
+    _threads.run(part, _threads.cut(cos.shape[0], 4 * cos.size))
     return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
 
 
-def _positions_per_pair(positions, pairs: int, sections) -> np.ndarray:
+def _positions_per_pair(
+    positions: np.ndarray, pairs: int, sections: Sequence[int] | None
+) -> np.ndarray:
     """Positions with a last axis that broadcasts against the pairs."""
     if sections is None:
         return positions[..., None]
@@ -137,67 +178,3 @@ def _positions_per_pair(positions, pairs: int, sections) -> np.ndarray:
             f"one coordinate per section"
         )
     return positions[..., np.repeat(np.arange(len(sections)), sections)]
-
-
-def rope_frequencies(
-    dim: int,
-    theta: float | None = None,
-    *,
-    scaling: Mapping | None = None,
-    length: int | None = None,
-    max_length: int | None = None,
-) -> tuple[np.ndarray, float]:
-    """Radians per position of each pair, ``theta**(-2i/dim)`` [R].
-
-    Parameters
-    ----------
-    dim : int
-        Head size, even.
-    theta : float, optional
-        Base. None: the base of `scaling`, else 10000.
-    scaling : dict, optional
-        Hugging Face ``rope_parameters``: rope_type (or type), rope_theta,
-        partial_rotary_factor. This version knows the type "default".
-    length, max_length : int, optional
-        Current and trained length; the type "default" needs neither.
-
-    Returns
-    -------
-    (inv_freq, attention_factor) : float64 array (rotary_dim / 2,), float
-    """
-    dim = _checks.integer("dim", dim, 1)
-    for name, value in (("length", length), ("max_length", max_length)):
-        if value is not None:
-            _checks.integer(name, value, 1)
-    scaling = _read_scaling(scaling)
-    theta = None if theta is None else _checks.positive("theta", theta)
-    base = scaling.get("rope_theta")
-    base = None if base is None else _checks.positive("rope_theta", base)
-    if theta is not None and base is not None and theta != base:
-        raise ValueError(f"theta is {theta} and scaling's rope_theta is {base}: give one")
-    theta = base if theta is None else theta
-    theta = DEFAULT_THETA if theta is None else theta
-    partial = _checks.positive("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
-    rotary_dim = int(dim * partial)
-    if rotary_dim % 2 or rotary_dim > dim:
-        raise ValueError(
-            f"the rotated part of the head must be even and at most {dim}, got {rotary_dim} "
-            f"(dim {dim}, partial_rotary_factor {partial})"
-        )
-    return theta ** (-np.arange(0, rotary_dim, 2) / max(rotary_dim, 1)), 1.0
-
-
-def _read_scaling(scaling: Mapping | None) -> dict:
-    if scaling is None:
-        return {}
-    if not isinstance(scaling, Mapping):
-        raise TypeError(f"scaling must be a dict of rope parameters, got {scaling!r}")
-    scaling = {k: v for k, v in scaling.items() if v is not None}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    _checks.choice("rope_type", kind, ["default"])
-    unknown = set(scaling) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    if unknown:
-        warnings.warn(
-            f"unknown keys in scaling: {', '.join(sorted(map(str, unknown)))}", stacklevel=3
-        )
-    return scaling

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import _checks, _numpy
-from ._rope import DEFAULT_THETA, rope_frequencies
+from ._rope_frequencies import DEFAULT_THETA, rope_frequencies
 
 
 def sinusoidal(
-    positions, dim: int, theta: float = DEFAULT_THETA, *, out: np.ndarray | None = None
+    positions: ArrayLike,
+    dim: int,
+    theta: float = DEFAULT_THETA,
+    *,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """``PE[m, 2i] = sin(m w_i)``, ``PE[m, 2i+1] = cos(m w_i)``, ``w_i = theta**(-2i/dim)`` [V].
 

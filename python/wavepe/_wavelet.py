@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
-from . import _checks, _numpy
+from . import _checks, _numpy, _threads, _wavelet_pywt, _wavelet_registered
 from ._numpy import gaussian, haar, morlet, ricker
 
-KINDS = ("ricker", "gaussian", "morlet", "haar")  # in the order of wpe_kind, csrc/wavepe.h
+KINDS = _wavelet_registered.BUILT_IN  # in the order of wpe_kind, csrc/wavepe.h
 
 __all__ = ["KINDS", "gaussian", "haar", "morlet", "ricker", "wavelet_grid", "wavelet_table"]
 
@@ -67,14 +69,35 @@ def wavelet_grid(
     return np.repeat(values, shifts.size), np.tile(shifts, values.size)
 
 
+def check_kind(label: str, value: Any) -> str:
+    """`value`, a kind that is built in, registered, or a discrete wavelet of PyWavelets.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is none of these.
+    ImportError
+        It needs PyWavelets, which is not installed.
+    """
+    if isinstance(value, str) and value not in KINDS and _wavelet_pywt.is_family(value):
+        return _wavelet_pywt.check_family(label, value)
+    known = (*KINDS, *_wavelet_registered.names())
+    if isinstance(value, str) and value not in known:
+        raise ValueError(
+            f"unknown {label} {value!r}; known: {', '.join(known)}, what wavepe.register_wavelet "
+            f"adds, and the discrete wavelets of PyWavelets, such as {_wavelet_pywt.EXAMPLES}"
+        )
+    return _checks.choice(label, value, known)
+
+
 def wavelet_table(
-    offsets,
-    scale,
-    shift,
+    offsets: ArrayLike,
+    scale: ArrayLike,
+    shift: ArrayLike,
     *,
     kind: str = "ricker",
     mirrored: bool | None = None,
-    dtype=np.float32,
+    dtype: DTypeLike = np.float32,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Table of wavelets: ``p[r, c] = psi((t - shift[c]) / scale[c])`` [W].
@@ -84,9 +107,12 @@ def wavelet_table(
     offsets : int or integer array (w,)
         Distances query minus key; a number w means 0..w-1.
     scale, shift : arrays (dim,)
-        As `wavelet_grid` gives them. A scale of 0 gives a column of NaN.
+        As `wavelet_grid` gives them. A scale of 0 gives a column of NaN. For PyWavelets scale holds
+        levels (integers from 1 to 16) and shift integers: ``p[r, c]`` is sample number t - shift[c]
+        of ``pywt.Wavelet(kind).wavefun(level)``'s psi (bior, rbio: of decomposition), 0 outside.
     kind : str
-        ricker, gaussian, morlet or haar.
+        ricker, gaussian, morlet or haar, a name given to `register_wavelet`, or a discrete wavelet
+        of PyWavelets such as db4 (``pip install "wavepe[pywt]"``).
     mirrored : bool, optional
         t is -offset instead of offset. None: True for haar, else False.
     dtype : float16, float32 or float64
@@ -97,7 +123,7 @@ def wavelet_table(
     -------
     array (w, dim)
     """
-    kind = _checks.choice("kind", kind, KINDS)
+    kind = check_kind("kind", kind)
     if np.ndim(offsets) == 0:
         offsets = np.arange(_checks.integer("offsets", offsets, 0))
     offsets = _checks.position_array("offsets", offsets)
@@ -113,12 +139,27 @@ def wavelet_table(
         raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
     mirrored = kind == "haar" if mirrored is None else _checks.flag("mirrored", mirrored)
     out = _checks.out_array(out, (offsets.size, scale.size), dtype)
-    return _numpy.wavelet_table(
-        offsets.astype(np.int64, copy=False),
-        scale.astype(np.float64, copy=False),
-        shift.astype(np.float64, copy=False),
-        KINDS.index(kind),
-        -1 if mirrored else 1,
-        out=out,
-        signature=(None,) * 5 + (dtype,),
-    )
+    sign = -1 if mirrored else 1
+    scale, shift = (a.astype(np.float64, copy=False) for a in (scale, shift))
+    if kind not in KINDS:
+        with np.errstate(all="ignore"):  # float16 may overflow
+            out[...] = sampled_table(kind, sign * offsets.astype(np.float64), scale, shift)
+        return out
+    arrays = (offsets.astype(np.int64, copy=False), scale, shift)
+    # An element is as much work as the rotation of four.
+    work = 0 if any(np.may_share_memory(out, a) for a in arrays) else 4 * out.size
+
+    def part(i: slice) -> None:
+        code, loop = KINDS.index(kind), (None,) * 5 + (dtype,)
+        _numpy.wavelet_table(arrays[0][i], scale, shift, code, sign, out=out[i], signature=loop)
+
+    _threads.run(part, _threads.cut(offsets.size, work))
+    return out
+
+
+def sampled_table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """The table of a kind that is not built in, float64 (w, dim); t (w,), scale, shift (dim,)."""
+    wavelet = _wavelet_registered.registered(kind)
+    if wavelet is None:
+        return _wavelet_pywt.table(kind, t, scale, shift)
+    return _wavelet_registered.table(wavelet, t, scale, shift)

@@ -66,9 +66,13 @@ def perplexity_by_length(
     axes.set_ylabel("perplexity per byte")
     if title:
         axes.set_title(title, fontsize="medium", loc="left")
-    lines.sort(key=lambda line: -line.get_ydata()[-1])  # the legend in the order of the line ends
+    lines.sort(key=_last, reverse=True)  # the legend in the order of the line ends
     figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize="small")
     figure.savefig(path, dpi=150)
+
+
+def _last(line: Any) -> float:
+    return line.get_ydata()[-1]
 
 
 def _draw_line(axes: Axes, number: int, label: str, by_length: Mapping[int, list[float]]) -> Line2D:

@@ -17,6 +17,7 @@ from .data import Text, evaluation_bytes, load_text
 from .environment import environment
 from .errors import UsageError, require
 from .folder import RunFolder, model_name, write_at_once
+from .imports import import_all, name_in
 from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
 
 # Training states kept so often that a kill costs little, so seldom that they cost nothing.
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--encodings", nargs="+", metavar="SPEC",
         help="the rows: name or name:key=value,key=value (default: "
         + " ".join(DEFAULT_ENCODINGS) + ")")  # fmt: skip
+    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
+        help="Python file (.py) or module that registers encodings or wavelets of your own; "
+        "may be repeated")  # fmt: skip
     add("--lengths", nargs="+", metavar="N",
         help="sequence lengths to evaluate (default: 1, 2, 4, 8 times --train-length)")  # fmt: skip
     add("--data", metavar="PATH", help="a text file, or a folder of them (default: the Python "
@@ -71,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything, then train, evaluate and report."""
-    settings = settings_from(args)
+    settings = settings_from(args, _import(args))
     for option in ("threads", "save_every"):
         value = getattr(args, option)
         if value is not None and value < 1:
@@ -88,6 +92,16 @@ def run(args: argparse.Namespace) -> int:
         results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
     _report(folder, settings, results, args.quiet)
     return 0
+
+
+def _import(args: argparse.Namespace) -> tuple[str, ...]:
+    """Run the files of --import; UsageError where the folder was begun with another."""
+    imports = import_all(args.imports)
+    begun = RunFolder(Path(args.out)).recorded("imports") if args.out else None
+    for name in map(name_in, begun or ()):
+        if name not in map(name_in, imports):
+            raise UsageError(f"--out {args.out} was begun with --import {name}: give it again")
+    return imports
 
 
 def models_of(settings: Settings) -> list[Model]:

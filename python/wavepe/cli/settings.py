@@ -44,6 +44,7 @@ class Settings:
     head_dim: int
     learning_rate: float
     eval_bytes: int
+    imports: tuple[str, ...] = ()
 
     @property
     def hidden(self) -> int:
@@ -51,11 +52,17 @@ class Settings:
 
     def manifest(self, text_sha256: str) -> dict[str, Any]:
         """What a run folder keeps to recognise its own settings, as JSON gives it back."""
-        return json.loads(json.dumps({**asdict(self), "text_sha256": text_sha256}))
+        settings = asdict(self)
+        if not self.imports:  # as folders of comparisons without them have it
+            del settings["imports"]
+        return json.loads(json.dumps({**settings, "text_sha256": text_sha256}))
 
 
-def settings_from(args: argparse.Namespace) -> Settings:
-    """The parsed arguments as Settings; UsageError names the first one that is wrong."""
+def settings_from(args: argparse.Namespace, imports: tuple[str, ...] = ()) -> Settings:
+    """The parsed arguments as Settings; UsageError names the first one that is wrong.
+
+    `imports` are what `import_all` gave for the files that were imported.
+    """
     train_length = _integer("--train-length", args.train_length, 2)
     heads = _integer("--heads", args.heads, 1)
     head_dim = _integer("--head-dim", args.head_dim, 2)
@@ -76,6 +83,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
         head_dim=head_dim,
         learning_rate=args.lr,
         eval_bytes=_integer("--eval-bytes", args.eval_bytes, 1),
+        imports=imports,
     )
     for spec in settings.encodings:
         _try_encoding(spec, settings)

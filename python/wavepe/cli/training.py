@@ -41,7 +41,7 @@ LOSS_MEMORY = 0.02
 class State:
     """A training under way; `loss` is a running mean in nats per byte."""
 
-    model: torch.nn.Module
+    model: Any  # a Hugging Face model
     optimizer: torch.optim.Optimizer
     step: int = 0
     seconds: float = 0.0

@@ -12,7 +12,10 @@ from typing import Any
 
 from .alibi import ALiBi
 from .base import Encoding, build, known_encodings, read_dict, register_encoding
+from .binary import Binary
+from .integer import Integer
 from .none import NoPE
+from .normalised import Normalised
 from .options import option
 from .rope import RoPE
 from .sinusoidal import Sinusoidal
@@ -21,8 +24,11 @@ from .wavelet import Wavelet
 
 __all__ = [
     "ALiBi",
+    "Binary",
     "Encoding",
+    "Integer",
     "NoPE",
+    "Normalised",
     "RoPE",
     "Sinusoidal",
     "Wavelet",
@@ -56,7 +62,7 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
     --------
     >>> import wavepe
     >>> wavepe.encoding("rope:theta=128")
-    RoPE(theta=128.0, fraction=1.0, interleaved=False, inference_theta=None)
+    RoPE(theta=128.0)
     >>> str(wavepe.encoding("wavelet", scales=[1, 2, 8], kind="haar"))
     'wavelet:kind=haar,scales=1+2+8'
     """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks
+from .. import _checks, _wavelet_registered
 from .options import checked
 from .spec import Value, is_word, write_spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 1
 
@@ -144,11 +147,30 @@ class Encoding:
         """The slope of each head, float64 (heads,); the score loses slope * abs(delta)."""
         self._raise_other_entry("slopes")
 
+    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+        """What a learned encoding learns: names, shapes and initial values, float64.
+
+        The front end owns the tensors. `getattr(encoding, "learned", False)` says whether there
+        are any.
+        """
+        self._raise_learns_nothing("parameters")
+
+    def learned_table(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> tuple[Tensor, int, str]:
+        """As `table`, of torch tensors for `parameters` and differentiable in them."""
+        self._raise_learns_nothing("learned_table")
+
     def _raise_other_entry(self, method: str) -> NoReturn:
         own = ENTRY_METHODS[self.entry]
         raise NotImplementedError(
             f"{method}() does not apply to the encoding {self.name!r}: its entry point is "
             f"{self.entry!r}, served by {own + '()' if own else 'no method'}"
+        )
+
+    def _raise_learns_nothing(self, method: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() does not apply to the encoding '{self}': it learns nothing"
         )
 
 
@@ -192,6 +214,7 @@ def register_encoding(cls: type[E]) -> type[E]:
     if old and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"encoding name {cls.name!r} is taken by {old.__module__}; choose another")
     _known[cls.name] = cls
+    _wavelet_registered.note_registration()
     return cls
 
 

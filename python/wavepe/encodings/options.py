@@ -82,10 +82,7 @@ def positive(*words: str) -> Check:
 
 def share(label: str, value: Any) -> float:
     """A number from 0 to 1, both included."""
-    value = number(label, value)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{label} must be a number from 0 to 1, got {value!r}")
-    return value
+    return _checks.share(label, value)
 
 
 def items(label: str, value: Any) -> tuple[Any, ...]:

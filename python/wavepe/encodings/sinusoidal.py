@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._rope import DEFAULT_THETA
+from .._rope_frequencies import DEFAULT_THETA
 from .._sinusoidal import sinusoidal
 from .base import Encoding, register_encoding, sequence_length
 from .options import option, positive
@@ -47,7 +48,7 @@ class Sinusoidal(Encoding):
         `length`, by default the largest position + 1, serves theta="length" and reversed=True;
         `trained_length` is not used.
         """
-        theta = self.theta
+        theta: Any = self.theta
         if theta == "length" or self.reversed:
             length = sequence_length(self, positions, length)
             theta = float(length) if theta == "length" else theta

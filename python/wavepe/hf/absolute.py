@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..encodings import Encoding
@@ -34,11 +34,11 @@ class AddAbsolute:
         self.spec = str(encoding)
         self.dim = config.hidden_size
         self.trained_length = config.max_position_embeddings
-        probes = [self._vectors(np.ones(1), self.trained_length * n) for n in (2, 4)]
-        self.follows_length = not np.array_equal(*probes)
+        one, other = (self._vectors(np.array([1]), self.trained_length * n) for n in (2, 4))
+        self.follows_length = not np.array_equal(one, other)
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         kwargs = dict(zip(FORWARD_ARGUMENTS, args, strict=False)) | kwargs
         input_ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")

@@ -44,7 +44,7 @@ class Layer:
 
 
 def before_attention(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of an attention layer: what its attention function is not told."""
     layer = module.wavepe
@@ -65,7 +65,7 @@ def before_attention(
 
 
 def attention_forward(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -156,7 +156,7 @@ def _additive_mask(
 ) -> Tensor | None:
     """The encoding's scores and the mask in one float32 tensor (float64 for float64)."""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    bias: Tensor | float | None = None
+    bias: Tensor | None = None
     if score is not None:
         bias = _from_offset(score.bias(query.to(dtype) * scaling, keys), offset)
     if mask is None:

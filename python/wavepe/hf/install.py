@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -18,8 +19,9 @@ from ..encodings import Encoding, encoding
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
+from .learned import LearnedTable, attach, detach
 from .rotary import Rotary, Rotated, rotation
-from .scores import RelativeScore, Score, SlopeScore
+from .scores import LearnedScore, RelativeScore, Score, SlopeScore
 
 
 @dataclass
@@ -29,12 +31,13 @@ class Parts:
     rotary: Rotary
     score: Score | None = None
     absolute: AddAbsolute | None = None
+    learned: LearnedTable | None = None
 
     @property
     def angles(self) -> Rotated | None:
         """The rotation, where caches must be checked against it."""
-        changes = isinstance(self.rotary, Rotated) and self.rotary.changes
-        return self.rotary if changes else None
+        rotary = self.rotary
+        return rotary if isinstance(rotary, Rotated) and rotary.changes else None
 
 
 @dataclass
@@ -67,8 +70,10 @@ def installed(base: LlamaModel) -> Installed | None:
     return base.__dict__.get("_wavepe")
 
 
-def make_parts(encoding: Encoding, config: LlamaConfig, stock_rotary: nn.Module) -> Parts:
-    """Everything that `encoding` needs in a model of this configuration.
+def make_parts(
+    encoding: Encoding, config: LlamaConfig, stock_rotary: nn.Module, owner: nn.Module
+) -> Parts:
+    """Everything that `encoding` needs in `owner`, a model or layer of this configuration.
 
     Raises
     ------
@@ -76,7 +81,16 @@ def make_parts(encoding: Encoding, config: LlamaConfig, stock_rotary: nn.Module)
         Where the encoding does not fit the model (head size, number of heads, rope type).
     """
     parts = Parts(rotation(encoding, config, stock_rotary))
-    if encoding.entry == "relative":
+    learned = getattr(encoding, "learned", False)
+    if learned and encoding.entry != "relative":
+        raise ValueError(
+            f"{encoding} is learned and {encoding.entry}: only relative encodings can be learned "
+            "in a Hugging Face model"
+        )
+    if learned:
+        parts.learned = LearnedTable(encoding, config.head_dim, config.num_attention_heads)
+        parts.score = LearnedScore(encoding, owner)
+    elif encoding.entry == "relative":
         parts.score = RelativeScore(encoding, config.head_dim)
     elif encoding.entry == "slope":
         parts.score = SlopeScore(encoding, config.num_attention_heads)
@@ -109,14 +123,14 @@ def install_patch(model: nn.Module, encoding: Encoding) -> None:
     for layer in base.layers:
         release_attention(layer.self_attn)
     own = patched_config(config, encoding)
-    parts = make_parts(encoding, own, base.rotary_emb)
+    parts = make_parts(encoding, own, base.rotary_emb, base)
     replace_config(model, config, own)
     _attach(base, parts, Installed(str(encoding), type(model).__name__, config, own))
 
 
 def adopt(model: nn.Module) -> None:
     """Let a head built around a patched LlamaModel share its configuration."""
-    present = installed(model.base_model)
+    present: Any = installed(model.base_model)
     replace_config(model, present.stock, present.config)
     present.owner = type(model).__name__
 
@@ -128,7 +142,7 @@ def install_own(model: nn.Module) -> None:
         return
     config = base.config
     own = encoding(config.position_encoding)
-    parts = make_parts(own, config, base.rotary_emb)
+    parts = make_parts(own, config, base.rotary_emb, base)
     _attach(base, parts, Installed(str(own), type(model).__name__, None, config))
 
 
@@ -158,6 +172,7 @@ def uninstall(model: nn.Module) -> None:
     for layer in base.layers:
         layer.self_attn.__dict__.pop("wavepe", None)
     base.rotary_emb = base.rotary_emb.stock
+    detach(base)
     return_changes(present.config, present.stock)
     replace_config(model, present.config, present.stock)
     del base._wavepe
@@ -174,9 +189,11 @@ def install_attention(attention: LlamaAttention, encoding: Encoding) -> None:
     """Install `encoding` in a layer that stands alone: it rotates, or not, by itself."""
     stock = attention.config
     own = patched_config(stock, encoding)
-    parts = make_parts(encoding, own, LlamaRotaryEmbedding(config=stock))
+    parts = make_parts(encoding, own, LlamaRotaryEmbedding(config=stock), attention)
     attention.config = own
     attention.wavepe = Layer(parts.score, parts.angles, parts.rotary)
+    if parts.learned is not None:
+        attach(attention, parts.learned)
     hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
     attention._wavepe = Installed(str(encoding), type(attention).__name__, stock, own, [hook])
 
@@ -187,11 +204,14 @@ def release_attention(attention: LlamaAttention) -> None:
     if present is not None:
         present.hooks[0].remove()
         attention.config = present.stock
+        detach(attention)
         del attention.wavepe
 
 
 def _attach(base: LlamaModel, parts: Parts, record: Installed) -> None:
     base.rotary_emb = parts.rotary
+    if parts.learned is not None:
+        attach(base, parts.learned)
     for index, layer in enumerate(base.layers):
         attention = layer.self_attn
         attention.wavepe = Layer(parts.score, parts.angles if index == 0 else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import (
     AutoConfig,
@@ -20,6 +20,7 @@ from transformers import (
 
 from .config import WavePELlamaConfig
 from .install import install_own
+from .learned import MODULE
 from .names import MODEL_TYPE, NAME
 
 
@@ -30,10 +31,11 @@ class _WithEncoding:
     # transformers chooses these by itself in places, and the encoding would be gone.
     _supports_flash_attn = False
     _supports_flex_attn = False
+    _keep_in_fp32_modules_strict: ClassVar[set[str]] = {MODULE}
 
     def post_init(self) -> None:
-        super().post_init()
-        install_own(self)
+        super().post_init()  # type: ignore[misc] # of the Llama class beside this one
+        install_own(self)  # type: ignore[arg-type]
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any

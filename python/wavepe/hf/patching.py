@@ -35,7 +35,8 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     model : LlamaModel or a LlamaFor... model on it
         Patched in place. Patch the outermost model, the one that will be saved.
     encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it. A bare "rope" takes the model's own base and scaling.
+        As `wavepe.encoding` reads it. A "rope" without theta takes the model's own base, and
+        without a type its scaling too.
     **options
         Options of the encoding.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import warnings
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,11 +12,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from .. import ops
-from ..encodings import Encoding
+from .._rope_frequencies import standard_parameters
+from ..encodings import Encoding, RoPE
 from .names import NAME
 
-# Rope types of transformers whose frequencies change with the sequence length.
-LIVE_ROPE_TYPES = ("dynamic", "longrope")
 CACHE_TAG = "_wavepe_inv_freq"
 
 
@@ -68,9 +68,13 @@ class Unrotated(Rotary):
 
 
 class Rotated(Rotary):
-    """RoPE with the encoding's frequencies, and exact angles at any position [R]."""
+    """RoPE with the encoding's frequencies, and exact angles at any position [R].
 
-    def __init__(self, stock: nn.Module, config: PretrainedConfig, encoding: Encoding) -> None:
+    Frequencies that follow the length are those of the longest row of the batch, whatever was
+    computed before.
+    """
+
+    def __init__(self, stock: nn.Module, config: PretrainedConfig, encoding: RoPE) -> None:
         super().__init__(stock, config)
         if encoding.interleaved:
             raise ValueError(
@@ -80,29 +84,40 @@ class Rotated(Rotary):
         self.encoding = encoding
         self.head_dim = config.head_dim
         self.trained_length = config.max_position_embeddings
-        self.trained = self._frequencies(self.trained_length, training=True)
-        self.inferred = self._frequencies(self.trained_length)
-        longer, _ = self._frequencies(2 * self.trained_length)
-        self.follows_length = not torch.equal(longer, self.inferred[0])
+        trained, inferred = self._fixed(training=True), self._fixed(training=False)
+        self.fixed = {True: trained, False: inferred}
         # Then a cache may hold keys of another rotation.
-        self.changes = self.follows_length or not torch.equal(self.trained[0], self.inferred[0])
+        self.changes = not (trained and inferred and torch.equal(trained[0], inferred[0]))
 
-    def _frequencies(self, length: int, training: bool = False) -> tuple[Tensor, float]:
+    def _fixed(self, training: bool) -> tuple[Tensor, float] | None:
+        """The frequencies of every length; None where they follow it."""
+        first = self._frequencies(1, training)
+        longer = self._frequencies(2 * self.trained_length, training)
+        if 2 * first[0].numel() != self.head_dim:
+            raise ValueError(
+                f"{self.encoding} rotates {2 * first[0].numel()} of {self.head_dim} dims, and a "
+                "Llama's pairs (i, i + d/2) need them all: fraction or type=proportional leaves "
+                "pairs of the whole head alone"
+            )
+        # longrope may turn at any length.
+        live = self.encoding.type == "longrope" or not torch.equal(first[0], longer[0])
+        return None if live else first
+
+    def _frequencies(self, length: int, training: bool) -> tuple[Tensor, float]:
         inv_freq, factor = self.encoding.frequencies(
             self.head_dim, length=length, trained_length=self.trained_length, training=training
         )
         return torch.from_numpy(np.asarray(inv_freq, dtype=np.float64)), float(factor)
 
     def frequencies(self, position_ids: Tensor) -> tuple[Tensor, float]:
-        """Angle per position of each pair, and the factor on cos and sin, for these positions.
+        """Angle per position of each pair, and the factor on cos and sin, for these positions."""
+        fixed = self.fixed[self.training]
+        return self._at_length(position_ids) if fixed is None else fixed
 
-        Where the base follows the length, it is that of the longest row of the batch.
-        """
-        if self.training:
-            return self.trained
-        if not self.follows_length:
-            return self.inferred
-        return self._frequencies(int(position_ids.max()) + 1)
+    @torch.compiler.disable(reason="this RoPE follows the length: its frequencies are made eagerly")
+    def _at_length(self, position_ids: Tensor) -> tuple[Tensor, float]:
+        length = int(position_ids.max()) + 1 if position_ids.numel() else 1
+        return self._frequencies(max(length, 1), self.training)
 
     def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         inv_freq, factor = self.frequencies(position_ids)
@@ -130,37 +145,37 @@ class Rotated(Rotary):
         setattr(cache, CACHE_TAG, inv_freq)
 
 
-class ScaledStock(Rotary):
-    """RoPE with the frequencies of the stock module, for a model with a scaled rope type."""
-
-    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        if self.stock.rope_type in LIVE_ROPE_TYPES:
-            self.stock(x, position_ids)  # brings inv_freq and the factor up to date
-        return _table(x, position_ids, self.stock.inv_freq, self.stock.attention_scaling)
-
-
 def rotation(encoding: Encoding, config: PretrainedConfig, stock: nn.Module) -> Rotary:
     """The module for an encoding; one without a base of its own takes the model's.
 
     Raises
     ------
     ValueError
-        Options that need a base, on a model with a scaled rope type.
+        An encoding that a Llama cannot rotate by, or `fraction` on a model with a scaled rope type.
     """
     if encoding.entry != "rotary":
         return Unrotated(stock, config)
-    if encoding.theta is not None:
-        return Rotated(stock, config, encoding)
-    parameters = config.rope_parameters
-    if parameters["rope_type"] == "default":
-        base = float(parameters["rope_theta"])
-        return Rotated(stock, config, dataclasses.replace(encoding, theta=base))
-    if encoding.options():
+    rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
+    return Rotated(stock, config, _with_base(rope, config) if rope.theta is None else rope)
+
+
+def _with_base(encoding: RoPE, config: PretrainedConfig) -> RoPE:
+    """`encoding` with the base of the model, and where it names no type, with its scaling."""
+    given, doubts = standard_parameters(config.rope_parameters, config.max_position_embeddings)
+    kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
+    encoding = dataclasses.replace(encoding, theta=theta)
+    if encoding.type is not None or kind == "default":
+        # A stock Llama of the type "default" reads no partial_rotary_factor either.
+        return encoding
+    for doubt in doubts:
+        warnings.warn(f"rope_parameters of the model: {doubt}", stacklevel=2)
+    try:
+        return dataclasses.replace(encoding, type=kind, **given)
+    except ValueError as error:
         raise ValueError(
-            f"{encoding} needs theta= on a model with rope_type {parameters['rope_type']!r}: "
-            "only a bare 'rope' takes over its scaling"
-        )
-    return ScaledStock(stock, config)
+            f"{encoding} on a model with rope_type {kind!r}, whose scaling it takes over: {error}; "
+            "give theta= or type= for an encoding of its own"
+        ) from None
 
 
 def _table(

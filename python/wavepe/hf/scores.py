@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import ops
 from ..encodings import Encoding
+from .learned import MODULE
 from .tables import relative_table
 
 
@@ -35,6 +36,20 @@ class RelativeScore:
         return ops.relative_bias(query, table, keys)
 
 
+class LearnedScore:
+    """q.p_delta, with a table that is learned [W]: `owner.position_encoding`."""
+
+    def __init__(self, encoding: Encoding, owner: nn.Module) -> None:
+        self.spec = str(encoding)
+        self.owner = owner
+
+    def bias(self, query: Tensor, keys: int) -> Tensor:
+        """As `RelativeScore.bias`."""
+        table, first, beyond = getattr(self.owner, MODULE)(keys)
+        table = table.to(query.device, query.dtype)
+        return ops.relative_bias(query, table, keys, first=first, beyond=beyond)
+
+
 class SlopeScore:
     """-slope_h * delta, for an encoding with the entry point "slope" [A]."""
 
@@ -56,4 +71,4 @@ class SlopeScore:
         return ops.relative_bias(slopes, -distance[:, None], keys)[None]
 
 
-Score = RelativeScore | SlopeScore
+Score = RelativeScore | LearnedScore | SlopeScore

@@ -1,6 +1,7 @@
 """Arrays of an encoding as torch tensors, computed by NumPy once per needed length.
 
-The tables grow by doubling, and every layer and model of one spec, size and device shares them.
+The tables grow by doubling, and every layer and model of one spec, size and device shares them;
+what a user registers anew under a known name makes new ones.
 A compiler must not trace into NumPy: under torch.compile and torch.export the same functions run
 as custom ops `wavepe_hf::*`, so that one graph serves every length.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._wavelet_registered import registrations
 from ..encodings import encoding
 
 FIRST_CAPACITY = 128
@@ -31,8 +34,11 @@ class _Rows:
     def first(self, count: int) -> Tensor:
         rows = self.rows
         if len(rows) < count:
-            capacity = max(count, 2 * len(rows), FIRST_CAPACITY)
-            array = np.ascontiguousarray(self.compute(capacity), dtype=np.float32)
+            try:
+                array = self.compute(max(count, 2 * len(rows), FIRST_CAPACITY))
+            except ValueError:  # an encoding may end between: "binary" has 2^dim positions
+                array = self.compute(count)
+            array = np.ascontiguousarray(array, dtype=np.float32)
             # Kept for the next caller, who may train: an inference tensor could not be saved there.
             with torch.inference_mode(False):
                 rows = self.rows = torch.from_numpy(array).to(self.device)
@@ -40,19 +46,19 @@ class _Rows:
 
 
 @functools.lru_cache(maxsize=16)
-def _relative_rows(spec: str, head_dim: int, device: torch.device) -> _Rows:
+def _relative_rows(spec: str, head_dim: int, device: torch.device, definitions: int) -> _Rows:
     def compute(length: int) -> np.ndarray:
         table, first, beyond = encoding(spec).table(length, head_dim)
         if first != 0:
             raise ValueError(f"{spec}: a causal table starts at delta 0, this one at {first}")
-        mode = "edge" if beyond == "edge" else "constant"
+        mode: Any = "edge" if beyond == "edge" else "constant"
         return np.pad(table, ((0, max(length - len(table), 0)), (0, 0)), mode)
 
     return _Rows(compute, device)
 
 
 @functools.lru_cache(maxsize=16)
-def _absolute_rows(spec: str, dim: int, device: torch.device) -> _Rows:
+def _absolute_rows(spec: str, dim: int, device: torch.device, definitions: int) -> _Rows:
     return _Rows(lambda length: encoding(spec).absolute(np.arange(length), dim), device)
 
 
@@ -74,7 +80,7 @@ def relative_table(spec: str, length: int, query: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.ops.wavepe_hf.relative_table(spec, length, query.shape[-1], query.device)
-    return _relative_rows(spec, query.shape[-1], query.device).first(length)
+    return _relative_rows(spec, query.shape[-1], query.device, registrations()).first(length)
 
 
 def absolute_vectors(spec: str, positions: Tensor, dim: int) -> Tensor:
@@ -99,7 +105,9 @@ def absolute_vectors(spec: str, positions: Tensor, dim: int) -> Tensor:
     lowest, highest = (int(value) for value in positions.aminmax())
     if lowest < 0 or highest >= LARGEST_TABLE:
         return to_torch(encoding(spec).absolute(positions.cpu().numpy(), dim), positions.device)
-    return _absolute_rows(spec, dim, positions.device).first(highest + 1)[positions]
+    return _absolute_rows(spec, dim, positions.device, registrations()).first(highest + 1)[
+        positions
+    ]
 
 
 def to_torch(array: np.ndarray, device: torch.device) -> Tensor:
@@ -110,7 +118,7 @@ def to_torch(array: np.ndarray, device: torch.device) -> Tensor:
 # A custom op may not return a view of what it keeps: the compiler may write into the result.
 @torch.library.custom_op("wavepe_hf::relative_table", mutates_args=())
 def _relative_table(spec: str, length: int, head_dim: int, device: torch.device) -> Tensor:
-    return _relative_rows(spec, head_dim, device).first(length).clone()
+    return _relative_rows(spec, head_dim, device, registrations()).first(length).clone()
 
 
 @_relative_table.register_fake

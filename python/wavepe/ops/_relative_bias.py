@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
-from ._common import check, check_choice, check_device, check_dtype, check_tensors
+from ._common import (
+    check,
+    check_choice,
+    check_device,
+    check_dtype,
+    check_tensors,
+    transformed,
+)
 
 _ops = torch.ops.wavepe
+_SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.default
 _REAL = (torch.float32, torch.float64)
 
 
@@ -43,14 +53,15 @@ def relative_bias(
     if autocast and q.dtype != torch.float64:  # as scaled_dot_product_attention casts
         low = torch.get_autocast_dtype(kind)
         q, p = q.to(low), p.to(low)
+    op: Any = _composed if transformed() else _ops.relative_bias
     if q.dtype not in (torch.bfloat16, torch.float16):
-        return _ops.relative_bias(q, p, keys, first, beyond)
+        return op(q, p, keys, first, beyond)
     check(q.dtype == p.dtype, f"q and p must have one dtype, got {q.dtype} and {p.dtype}")
-    return _ops.relative_bias(q.float(), p.float(), keys, first, beyond).to(q.dtype)
+    return op(q.float(), p.float(), keys, first, beyond).to(q.dtype)
 
 
 @torch.library.register_fake("wavepe::relative_bias")
-def _(q, p, keys, first=0, beyond="zero"):
+def _(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
     check_device(q=q, p=p)
     check_dtype("q", q, _REAL)
     check_choice("beyond", beyond, BEYOND)
@@ -72,27 +83,27 @@ def _(q, p, keys, first=0, beyond="zero"):
 
 
 @torch.library.register_fake("wavepe::relative_bias_skew")
-def _(t, keys, first=0, beyond="zero"):
+def _(t: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
     check_dtype("t", t, _REAL)
     return t.new_empty((*t.shape[:-1], keys))
 
 
 @torch.library.register_fake("wavepe::relative_bias_unskew")
-def _(skewed, rows, first=0, beyond="zero"):
+def _(skewed: Tensor, rows: int, first: int = 0, beyond: str = "zero") -> Tensor:
     check_dtype("skewed", skewed, _REAL)
     return skewed.new_empty((*skewed.shape[:-1], rows))
 
 
 # relative_bias(q, p) = skew(q p^T), and skew is linear with unskew as its transpose. So
 # G = unskew(grad) gives dq = G p and dp = G^T q, each differentiable by the same three operators.
-def _setup_bias(ctx, inputs, output):
+def _setup_bias(ctx: Any, inputs: tuple, output: Tensor) -> None:
     q, p, _, ctx.first, ctx.beyond = inputs
     ctx.save_for_backward(q, p)
 
 
-def _bias_backward(ctx, grad):
+def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, p = ctx.saved_tensors
-    g = _ops.relative_bias_unskew(grad, p.shape[-2], ctx.first, ctx.beyond)
+    g = _UNSKEW(grad, p.shape[-2], ctx.first, ctx.beyond)
     grad_q = grad_p = None
     if ctx.needs_input_grad[0]:
         grad_q = g @ p
@@ -103,17 +114,17 @@ def _bias_backward(ctx, grad):
     return grad_q, grad_p, None, None, None
 
 
-def _setup_skew(ctx, inputs, output):
-    x, _, ctx.first, ctx.beyond = inputs
+def _setup_skew(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, ctx.out, ctx.first, ctx.beyond = inputs
     ctx.size = x.shape[-1]
 
 
-def _skew_backward(ctx, grad):
-    return _ops.relative_bias_unskew(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+def _skew_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _UNSKEW(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
 
 
-def _unskew_backward(ctx, grad):
-    return _ops.relative_bias_skew(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+def _unskew_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _SKEW(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
 
 
 torch.library.register_autograd("wavepe::relative_bias", _bias_backward, setup_context=_setup_bias)
@@ -123,3 +134,54 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     "wavepe::relative_bias_unskew", _unskew_backward, setup_context=_setup_skew
 )
+
+
+# ---- torch.func, vmap and forward mode: a matrix product of torch's, then skew ------------------
+
+
+def _composed(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
+    product = q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
+    return _Skew.apply(product, keys, first, beyond)
+
+
+class _Skew(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(_SKEW)
+    setup_context = staticmethod(_setup_skew)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Unskew.apply(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return _Skew.apply(tangent, ctx.out, ctx.first, ctx.beyond)
+
+
+class _Unskew(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(_UNSKEW)
+    setup_context = staticmethod(_setup_skew)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Skew.apply(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return _Unskew.apply(tangent, ctx.out, ctx.first, ctx.beyond)
+
+
+def _vmap_leading(op: Any) -> Any:
+    """Both take any leading axes: the new one is the first."""
+
+    def rule(
+        info: Any, in_dims: tuple, x: Tensor, size: int, first: int = 0, beyond: str = "zero"
+    ) -> tuple[Tensor, int]:
+        return op(x.movedim(in_dims[0], 0), size, first, beyond), 0
+
+    return rule
+
+
+torch.library.register_vmap("wavepe::relative_bias_skew", _vmap_leading(_SKEW))
+torch.library.register_vmap("wavepe::relative_bias_unskew", _vmap_leading(_UNSKEW))

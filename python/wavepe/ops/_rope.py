@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ._common import (
     FLOATS,
@@ -17,10 +17,11 @@ from ._common import (
     check_dtype,
     check_tensors,
     not_differentiable,
+    transformed,
 )
 
 _ops = torch.ops.wavepe
-_ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
+_ROPE, _ROPE_QK, _ROPE_TABLE = _ops.rope.default, _ops.rope_qk.default, _ops.rope_table.default
 
 
 def rope(
@@ -46,7 +47,7 @@ def rope(
     """
     if not (isinstance(x, Tensor) and isinstance(cos, Tensor) and isinstance(sin, Tensor)):
         check_tensors(x=x, cos=cos, sin=sin)
-    if _transformed():
+    if transformed():
         return _Rope.apply(x, cos, sin, interleaved, inverse)
     return _call(_ROPE, x, cos, sin, interleaved, inverse)
 
@@ -74,7 +75,7 @@ def rope_qk(
         check_tensors(q=q, k=k)
     if not (isinstance(cos, Tensor) and isinstance(sin, Tensor)):
         check_tensors(cos=cos, sin=sin)
-    if _transformed():
+    if transformed():
         check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
         return tuple(_Rope.apply(x, cos, sin, interleaved, inverse) for x in (q, k))
     return _call(_ROPE_QK, q, k, cos, sin, interleaved, inverse)
@@ -114,7 +115,7 @@ def rope_table(
     if sections is not None:
         check(isinstance(sections, Sequence), f"sections must be a list, got {sections!r}")
         sections = list(sections)
-    return _ops.rope_table(positions, inv_freq, attention_factor, precision, sections, dtype)
+    return _call(_ROPE_TABLE, positions, inv_freq, attention_factor, precision, sections, dtype)
 
 
 def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -142,20 +143,31 @@ def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 @torch.library.register_fake("wavepe::rope")
-def _(x, cos, sin, interleaved=False, inverse=False):
+def _(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False
+) -> Tensor:
     check_device(x=x, cos=cos, sin=sin)
     _check_rope("x", x, cos, sin)
     return torch.empty_like(x)
 
 
 @torch.library.register_fake("wavepe::rope_")
-def _(x, cos, sin, interleaved=False, inverse=False):
+def _(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False
+) -> None:
     check_device(x=x, cos=cos, sin=sin)
     _check_rope("x", x, cos, sin)
 
 
 @torch.library.register_fake("wavepe::rope_qk")
-def _(q, k, cos, sin, interleaved=False, inverse=False):
+def _(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor]:
     check_device(q=q, k=k, cos=cos, sin=sin)
     _check_rope("q", q, cos, sin)
     _check_rope("k", k, cos, sin)
@@ -164,7 +176,14 @@ def _(q, k, cos, sin, interleaved=False, inverse=False):
 
 
 @torch.library.register_fake("wavepe::rope_table")
-def _(positions, inv_freq, attention_factor=1.0, precision="exact", sections=None, dtype=None):
+def _(
+    positions: Tensor,
+    inv_freq: Tensor,
+    attention_factor: float = 1.0,
+    precision: str = "exact",
+    sections: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
     check_device(positions=positions, inv_freq=inv_freq)
     check_dtype("positions", positions, INTEGERS)
     check_dtype("inv_freq", inv_freq)
@@ -190,14 +209,7 @@ def _(positions, inv_freq, attention_factor=1.0, precision="exact", sections=Non
 # ---- derivatives: a rotation is linear, and its transpose is the rotation back ------------------
 
 
-def _transformed() -> bool:
-    """Inside torch.func's transforms or forward mode, which `register_autograd` does not know."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
-
-
-def _call(op, *args):
+def _call(op: Any, *args: Any) -> Any:
     """`op`, past autograd where there is nothing to record.
 
     The autograd that torch.library makes of `register_autograd` costs 8 microseconds even then,
@@ -218,7 +230,7 @@ def _refuse_table_gradient(needs_cos: bool, needs_sin: bool) -> None:
         )
 
 
-def _setup_context(ctx, inputs, output):
+def _setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
     *_, cos, sin, ctx.interleaved, ctx.inverse = inputs
     count = len(inputs)
     _refuse_table_gradient(*ctx.needs_input_grad[count - 4 : count - 2])
@@ -227,21 +239,23 @@ def _setup_context(ctx, inputs, output):
     ctx.save_for_forward(cos, sin)
 
 
-def _backward(ctx, *grads):
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return *_rotate(ctx, grads, not ctx.inverse), None, None, None, None
 
 
-def _jvp(ctx, tangent, cos, sin, *_):
+def _jvp(
+    ctx: Any, tangent: Tensor | None, cos: Tensor | None, sin: Tensor | None, *_: Any
+) -> Tensor | None:
     _refuse_table_gradient(cos is not None, sin is not None)
     return _rotate(ctx, (tangent,), ctx.inverse)[0]
 
 
-def _rotate(ctx, tensors: Sequence[Tensor | None], inverse: bool) -> tuple[Tensor | None, ...]:
+def _rotate(ctx: Any, tensors: Sequence[Any], inverse: bool) -> tuple[Tensor | None, ...]:
     """Those of q and k (or x) that are there, rotated."""
     cos, sin = ctx.saved_tensors
     options = {"interleaved": ctx.interleaved, "inverse": inverse}
     if len(tensors) == 2 and all(x is not None for x in tensors):
-        return rope_qk(*tensors, cos, sin, **options)
+        return rope_qk(tensors[0], tensors[1], cos, sin, **options)
     return tuple(x if x is None else rope(x, cos, sin, **options) for x in tensors)
 
 
@@ -286,7 +300,15 @@ def _unfold(y: Tensor, x: Tensor, axis: int | None, size: int) -> Tensor:
     return y.reshape(size, *shape)
 
 
-def _vmap(op, info, in_dims, tensors, cos, sin, *flags):
+def _vmap(
+    op: Any,
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    tensors: tuple[Tensor, ...],
+    cos: Tensor,
+    sin: Tensor,
+    *flags: bool,
+) -> tuple[Tensor, ...]:
     size = info.batch_size
     axes, (cos_axis, sin_axis) = in_dims[: len(tensors)], in_dims[len(tensors) :][:2]
     folded = [_fold(x, axis, size) for x, axis in zip(tensors, axes, strict=True)]
@@ -295,19 +317,34 @@ def _vmap(op, info, in_dims, tensors, cos, sin, *flags):
     cos, sin = _fold_table(cos, cos_axis, size, batch), _fold_table(sin, sin_axis, size, batch)
     out = op(*folded, cos, sin, *flags)
     out = (out,) if isinstance(out, Tensor) else out
-    return tuple(
-        _unfold(y, x, axis, size) for y, x, axis in zip(out, tensors, axes, strict=True)
-    )
+    return tuple(_unfold(y, x, axis, size) for y, x, axis in zip(out, tensors, axes, strict=True))
 
 
 @torch.library.register_vmap("wavepe::rope")
-def _(info, in_dims, x, cos, sin, interleaved=False, inverse=False):
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inverse: bool = False,
+) -> tuple[Tensor, int]:
     (out,) = _vmap(_ROPE, info, in_dims, (x,), cos, sin, interleaved, inverse)
     return out, 0
 
 
 @torch.library.register_vmap("wavepe::rope_qk")
-def _(info, in_dims, q, k, cos, sin, interleaved=False, inverse=False):
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inverse: bool = False,
+) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
     return _vmap(_ROPE_QK, info, in_dims, (q, k), cos, sin, interleaved, inverse), (0, 0)
 
 
@@ -316,7 +353,7 @@ def _(info, in_dims, q, k, cos, sin, interleaved=False, inverse=False):
 _library = torch.library.Library("wavepe", "FRAGMENT")
 
 
-def _rope_autograd(keys, x, *args):
+def _rope_autograd(keys: Any, x: Tensor, *args: Any) -> Tensor:
     check(
         not (torch.is_grad_enabled() and x.requires_grad),
         "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
@@ -324,7 +361,7 @@ def _rope_autograd(keys, x, *args):
     return _ops.rope_.default.redispatch(keys & torch._C._after_autograd_keyset, x, *args)
 
 
-def _rope_version(keys, x, *args):
+def _rope_version(keys: Any, x: Tensor, *args: Any) -> Tensor:
     torch.autograd.graph.increment_version(x)
     return _ops.rope_.default.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, x, *args)
 

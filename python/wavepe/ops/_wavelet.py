@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._wavelet import KINDS
+from .._wavelet import KINDS, check_kind, sampled_table
+from .._wavelet_registered import registered, table_gradients
 from ._common import (
     INTEGERS,
     check,
@@ -14,6 +20,7 @@ from ._common import (
     check_dtype,
     check_tensors,
     not_differentiable,
+    transformed,
 )
 
 _ops = torch.ops.wavepe
@@ -34,9 +41,12 @@ def wavelet_table(
     offsets : int or integer Tensor (w,)
         Distances query minus key; a number w means 0..w-1.
     scale, shift : Tensor (d,) of any float dtype
-        As `wavepe.wavelet_grid` gives them. Differentiable once (haar: zero).
+        As `wavepe.wavelet_grid` gives them, or for PyWavelets levels and integers. Differentiable
+        once, in reverse mode (haar: zero; PyWavelets: not).
     kind : str
-        ricker, gaussian, morlet or haar.
+        As of `wavepe.wavelet_table`. Registered kinds and those of PyWavelets are computed by
+        NumPy, as ``torch.ops.wavepe.sampled_wavelet_table``; a registered one is differentiable
+        where it was registered with its derivative.
     mirrored : bool, optional
         t is -offset instead of offset. None: True for haar, else False.
 
@@ -50,36 +60,55 @@ def wavelet_table(
         if not number or offsets < 0:  # a message made before would freeze a traced length
             check(False, f"offsets must be a number from 0 on or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
-    return _ops.wavelet_table(offsets, scale, shift, kind, mirrored)
+    sampled = isinstance(kind, str) and kind not in KINDS
+    op: Any = _ops.sampled_wavelet_table if sampled else _ops.wavelet_table
+    if transformed():
+        op = (_SampledTable if sampled else _Table).apply
+    return op(offsets, scale, shift, kind, mirrored)
 
 
-@torch.library.register_fake("wavepe::wavelet_table")
-def _(offsets, scale, shift, kind="ricker", mirrored=None):
+def _check_arguments(offsets: Tensor, scale: Tensor, shift: Tensor) -> None:
     check_device(offsets=offsets, scale=scale, shift=shift)
     check_dtype("offsets", offsets, INTEGERS)
     check_dtype("scale", scale)
     check_dtype("shift", shift)
-    check_choice("kind", kind, KINDS)
     check(offsets.dim() == 1, f"offsets must be 1-D, got {tuple(offsets.shape)}")
     check(
         scale.dim() == 1 and scale.shape == shift.shape,
         f"scale and shift must be 1-D and of one size, got {tuple(scale.shape)} and "
         f"{tuple(shift.shape)}",
     )
+
+
+# ------------------------------------------------------------------ the kinds of the C core
+
+
+@torch.library.register_fake("wavepe::wavelet_table")
+def _(
+    offsets: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    kind: str = "ricker",
+    mirrored: bool | None = None,
+) -> Tensor:
+    _check_arguments(offsets, scale, shift)
+    check_choice("kind", kind, KINDS)
     return scale.new_empty((offsets.shape[0], scale.shape[0]))
 
 
 @torch.library.register_fake("wavepe::wavelet_table_backward")
-def _(grad, offsets, scale, shift, kind, mirrored):
+def _(
+    grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
+) -> tuple[Tensor, Tensor]:
     return scale.new_empty(scale.shape), shift.new_empty(shift.shape)
 
 
-def _setup_wavelet(ctx, inputs, output):
+def _setup_wavelet(ctx: Any, inputs: tuple, output: Any) -> None:
     *tensors, ctx.kind, ctx.mirrored = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _wavelet_backward(ctx, grad):
+def _wavelet_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grads = _ops.wavelet_table_backward(grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored)
     return None, *grads, None, None
 
@@ -88,3 +117,163 @@ torch.library.register_autograd(
     "wavepe::wavelet_table", _wavelet_backward, setup_context=_setup_wavelet
 )
 not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
+
+
+# ------------------------------------------------------------------ the kinds that NumPy computes
+
+
+@torch.library.custom_op("wavepe::sampled_wavelet_table", mutates_args=())
+def _sampled(
+    offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
+) -> Tensor:
+    _check_sampled(offsets, scale, shift, kind)
+    with _as_torch_raises():
+        table = sampled_table(kind, *_arrays(offsets, scale, shift, mirrored))
+    return _like(scale, table)
+
+
+@_sampled.register_fake
+def _(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None) -> Tensor:
+    _check_sampled(offsets, scale, shift, kind)
+    return scale.new_empty((offsets.shape[0], scale.shape[0]))
+
+
+@torch.library.custom_op("wavepe::sampled_wavelet_table_backward", mutates_args=())
+def _sampled_backward(
+    grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
+) -> tuple[Tensor, Tensor]:
+    (given,) = _float64(grad)
+    own: Any = registered(kind)
+    with _as_torch_raises():
+        arrays = _arrays(offsets, scale, shift, mirrored)
+        by_scale, by_shift = table_gradients(own, given, *arrays)
+    return _like(scale, by_scale), _like(shift, by_shift)
+
+
+@_sampled_backward.register_fake
+def _(
+    grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
+) -> tuple[Tensor, Tensor]:
+    return scale.new_empty(scale.shape), shift.new_empty(shift.shape)
+
+
+def _check_sampled(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str) -> None:
+    _check_arguments(offsets, scale, shift)
+    with _as_torch_raises():
+        check_kind("kind", kind)
+
+
+def _arrays(
+    offsets: Tensor, scale: Tensor, shift: Tensor, mirrored: bool | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """t, scale and shift in float64."""
+    t, a, b = _float64(offsets, scale, shift)
+    return (-t if mirrored else t), a, b
+
+
+def _float64(*tensors: Tensor) -> list[np.ndarray]:
+    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
+
+
+def _like(tensor: Tensor, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(tensor.device, tensor.dtype)
+
+
+@contextlib.contextmanager
+def _as_torch_raises() -> Iterator[None]:
+    """What the NumPy side finds wrong, as torch's operators raise it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"wavepe: {error}") from error
+
+
+def _setup_sampled(ctx: Any, inputs: tuple, output: Any) -> None:
+    kind = inputs[3]
+    if any(ctx.needs_input_grad):
+        own = registered(kind)
+        check(
+            own is not None and own.derivative is not None,
+            f"wavelet_table of kind {kind!r} is not differentiable in scale and shift: detach them"
+            + (", or register it with derivative=" if own else " (levels and integers)"),
+        )
+    _setup_wavelet(ctx, inputs, output)
+
+
+def _sampled_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    grads = _ops.sampled_wavelet_table_backward(grad, *tensors, ctx.kind, ctx.mirrored)
+    return None, *grads, None, None
+
+
+_sampled.register_autograd(_sampled_gradients, setup_context=_setup_sampled)
+not_differentiable("sampled_wavelet_table_backward", "its inputs (a second derivative)")
+
+
+# ------------------------------------------------------------------ torch.func
+# The autograd that torch.library makes knows neither torch.func nor that there is no formula for
+# forward mode here; these functions do.
+
+
+class _Gradients(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(lambda op, *args: op(*args))
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise RuntimeError("wavepe: wavelet_table has no second derivative; detach its gradients")
+
+
+def _once(gradients: Any) -> Callable:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        args = grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored
+        return None, *_Gradients.apply(gradients, *args), None, None
+
+    return backward
+
+
+class _Table(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(_ops.wavelet_table.default)
+    setup_context = staticmethod(_setup_wavelet)
+    backward = staticmethod(_once(_ops.wavelet_table_backward))
+
+
+class _SampledTable(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(_ops.sampled_wavelet_table.default)
+    setup_context = staticmethod(_setup_sampled)
+    backward = staticmethod(_once(_ops.sampled_wavelet_table_backward))
+
+
+def _joins_columns(op: Any) -> Callable:
+    """vmap of (grad,) offsets, scale, shift: columns do not depend on one another, so the new axis
+    joins them, but for offsets that differ along it."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple:
+        size = info.batch_size
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        axes, options = in_dims[: len(tensors)], args[len(tensors) :]
+        stacked = [
+            x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+            for x, axis in zip(tensors, axes, strict=True)
+        ]
+        if axes[-3] is not None:
+            results = [op(*(x[i] for x in stacked), *options) for i in range(size)]
+            if isinstance(results[0], tuple):
+                return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0)
+            return torch.stack(results), 0
+        *grad, _, scale, shift = stacked
+        grad = [g.transpose(0, 1).flatten(1) for g in grad]
+        out = op(*grad, tensors[-3], scale.flatten(), shift.flatten(), *options)
+        if isinstance(out, tuple):
+            return tuple(x.unflatten(0, scale.shape) for x in out), (0, 0)
+        return out.unflatten(1, scale.shape), 1
+
+    return rule
+
+
+for _name in ("wavelet_table", "sampled_wavelet_table"):
+    for _op in (getattr(_ops, _name), getattr(_ops, f"{_name}_backward")):
+        torch.library.register_vmap(_op.default, _joins_columns(_op.default))

@@ -1,0 +1,124 @@
+"""cos and sin of position * inv_freq, far more exact than float32 can show: the reference.
+
+The angle in quarter turns is m * g, g = inv_freq * 2/pi. Modulo 4 quarter turns it is found in
+integers: g is cut after 190 binary places and multiplied by m in limbs of 32 bits, which is exact.
+The signed distance r to the nearest quarter turn is then rounded to float64 and given to NumPy's
+sin and cos. For |m| < 2^54 the cut moves r by less than 2^-135 radians; all later rounding is
+relative to the result and below 2^-48 of it. So an error in float32 ulp is off by less than 2^-23
+of an ulp as long as |r| > 2^-86 (`Exact.nearest` says how small it was).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mpmath
+import numpy as np
+
+PLACES = 190  # binary places of a quarter turn; two more bits hold the turn's four quarters
+LIMBS = 6  # of 32 bits
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+BITS = 400  # precision for pi and for powers of theta
+
+
+@dataclass
+class Exact:
+    """cos and sin for one set of frequencies, which are taken as exact numbers.
+
+    Parameters
+    ----------
+    frequencies : sequence of float or mpmath.mpf (h,)
+        Radians per position, positive.
+    """
+
+    frequencies: Sequence
+    nearest: float = field(default=1.0, init=False)  # smallest |angle - multiple of pi/2| met
+
+    def __post_init__(self) -> None:
+        self.quarters = quarters(self.frequencies)
+        limbs = [[g >> 32 * i & 0xFFFFFFFF for g in self.quarters] for i in range(LIMBS)]
+        self._limbs = np.array(limbs, np.uint64)
+
+    def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """float64 (n, h) each, of integer positions (n,) within +-2^53."""
+        limbs = self._times(np.abs(positions).astype(np.uint64)[:, None])
+        quadrant = limbs[-1] >> np.uint64(30)
+        limbs[-1] &= np.uint64(2**30 - 1)
+        negative = (limbs[-1] >> np.uint64(29)).astype(bool)
+        limbs = _negated(limbs, negative)
+        size = np.zeros(negative.shape)
+        for i, limb in enumerate(limbs):  # from the lowest: each rounding is relative
+            size += np.ldexp(limb.astype(np.float64), 32 * i - PLACES)
+        r = np.where(negative, -size, size) * (np.pi / 2)
+        self.nearest = min(self.nearest, float(np.abs(r).min(initial=1.0)))
+        quadrant = (quadrant + negative) & np.uint64(3)
+        c, s = np.cos(r), np.sin(r)
+        odd = (quadrant & np.uint64(1)).astype(bool)
+        cos = np.where(odd, s, c) * np.where((quadrant == 1) | (quadrant == 2), -1.0, 1.0)
+        sin = np.where(odd, c, s) * np.where(quadrant >= 2, -1.0, 1.0)
+        return cos, sin * np.where(positions < 0, -1.0, 1.0)[:, None]
+
+    def _times(self, m: np.ndarray) -> np.ndarray:
+        """m * g modulo 2^192, as limbs (LIMBS, n, h) of 32 bits."""
+        sums = np.zeros((LIMBS + 2, m.shape[0], self._limbs.shape[1]), np.uint64)
+        for place, digit in enumerate((m & _LOW, m >> _32)):
+            for i in range(LIMBS - place):
+                product = digit * self._limbs[i]
+                sums[i + place] += product & _LOW
+                sums[i + place + 1] += product >> _32
+        for i in range(LIMBS):
+            sums[i + 1] += sums[i] >> _32
+            sums[i] &= _LOW
+        return sums[:LIMBS]
+
+
+def _negated(limbs: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """2^PLACES - x for x in limbs, where asked; the top limb holds 30 bits."""
+    carry = np.ones(where.shape, np.uint64)
+    out = np.empty_like(limbs)
+    for i, limb in enumerate(limbs):
+        mask = _LOW if i < LIMBS - 1 else np.uint64(2**30 - 1)
+        turned = (limb ^ mask) + carry
+        carry = turned >> _32
+        out[i] = np.where(where, turned & mask, limb)
+    return out
+
+
+def quarters(frequencies: Sequence) -> list[int]:
+    """inv_freq * 2/pi modulo 4, cut after PLACES binary places."""
+    with mpmath.workprec(BITS):
+        scale = 2 / mpmath.pi * mpmath.mpf(2) ** PLACES
+        return [int(mpmath.floor(mpmath.mpf(f) * scale)) % 2 ** (PLACES + 2) for f in frequencies]
+
+
+def ideal_frequencies(dim: int, theta: float) -> list[mpmath.mpf]:
+    """theta^(-2i/dim) to BITS bits."""
+    with mpmath.workprec(BITS):
+        return [mpmath.power(theta, -mpmath.mpf(2 * i) / dim) for i in range(dim // 2)]
+
+
+def near_quarter_turns(quarter: int, low: int, high: int, count: int) -> list[int]:
+    """The `count` positions in [low, high) found nearest to a multiple of a quarter turn.
+
+    The nearest of all positions below a bound are the denominators of the continued fraction of
+    g = quarter / 2^PLACES; inside a decade they are these, their multiples and their sums.
+    """
+    one = 1 << PLACES
+    found, before, now = set(), 0, 1
+    a, b = one, quarter % one
+    while b and now < high:
+        first = max(1, -(-low // now))
+        for step in range(first, first + count):
+            found |= {step * now, step * now + before}
+        quotient = a // b
+        a, b = b, a % b
+        before, now = now, quotient * now + before
+    inside = [m for m in found if low <= m < high]
+
+    def distance(m: int) -> int:
+        part = m * quarter % one
+        return min(part, one - part)
+
+    return sorted(inside, key=distance)[:count]

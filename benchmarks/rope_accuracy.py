@@ -1,0 +1,346 @@
+"""Largest error of rope_table and of other ways to make RoPE angles, per decade of |position|.
+
+`python -m benchmarks.rope_accuracy` measures and prints; `--json FILE` keeps the figures; `--write`
+puts benchmarks/results/rope-accuracy.json into docs/rope.md, `--check` says whether that is stale.
+
+The judge is benchmarks/exact_angles.py: cos and sin of position * inv_freq in integers. Head size
+128, theta 1e4, 5e5 and 1e6; per decade and theta some thousand positions of either sign: the ends,
+powers of two and their neighbours, for each frequency the positions whose angle lies nearest to a
+multiple of pi/2 (continued fractions), and random ones. Errors are in float32 ulp of the exact
+result (near a zero of cos or sin that is a small unit) and absolute.
+
+The ways
+    wavepe          rope_table, float32, inv_freq in float64; every variant, and the torch operator.
+    from theta      the same numbers against theta^(-2i/d) itself instead of its float64 rounding.
+    transformers    LlamaRotaryEmbedding as it is: inv_freq and the product in float32.
+    its own angles  the same numbers against the exact product with its float32 inv_freq.
+    recurrence      (c, s) of position m + 1 from those of m by one rotation, in float32, to 10^6.
+                    Beyond it, where nobody walks: the product, in float32, of the rotations by f,
+                    2f, 4f, ... that the bits of m name, each the square of the one before, brought
+                    back to length 1 each time.
+    bf16 positions  position rounded to bfloat16, then as transformers (angles made under autocast).
+    bf16 inv_freq   LlamaRotaryEmbedding after model.to(torch.bfloat16), which casts its buffer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import wavepe
+import wavepe.ops
+from wavepe.cli.environment import cpu_name, version_of
+
+from .exact_angles import Exact, ideal_frequencies, near_quarter_turns
+from .readme import ROOT, Missing, replaced
+
+RESULTS = Path("benchmarks", "results", "rope-accuracy.json")
+PAGE = Path("docs", "rope.md")
+DIM = 128
+THETAS = (1e4, 5e5, 1e6)
+STEPS = 10**6  # how far the recurrence is walked
+BOUNDS = (*(10**k for k in range(10)), 2**31, 10**10, 10**12, 10**14, 2**53)
+WAYS = {  # name in the results -> heading of the page's table
+    "wavepe": "wavepe",
+    "transformers": "transformers",
+    "recurrence": "recurrence",
+    "bf16 positions": "bf16 positions",
+    "bf16 inv_freq": "bf16 inv_freq",
+}
+
+Table = tuple[np.ndarray, np.ndarray]
+Way = Callable[[np.ndarray], Table]
+
+
+# ------------------------------------------------------------------ positions
+
+
+def positions_of(
+    low: int, high: int, count: int, quarters: list[int], rng: np.random.Generator
+) -> np.ndarray:
+    """Positions in [low, high], of either sign: all if they are few, else the hard and random."""
+    if high - low <= count:
+        chosen = np.arange(low, high + 1)
+    else:
+        hard = [m for g in quarters for m in near_quarter_turns(g, low, high, 4)]
+        powers = [2**k + d for k in range(54) for d in (-1, 0, 1) if low <= 2**k + d <= high]
+        anywhere = rng.integers(low, high, count, endpoint=True)
+        chosen = np.unique(np.concatenate([[low, high], powers, hard, anywhere]).astype(np.int64))
+    return chosen * rng.choice([-1, 1], chosen.size)
+
+
+# ------------------------------------------------------------------ the ways
+
+
+def wavepe_table(inv_freq: np.ndarray, variant: str) -> Way:
+    def table(positions: np.ndarray) -> Table:
+        before = wavepe.variant()
+        wavepe.use_variant(variant)
+        try:
+            made = wavepe.rope_table(positions, inv_freq)
+            tensors = wavepe.ops.rope_table(torch.from_numpy(positions), torch.from_numpy(inv_freq))
+        finally:
+            wavepe.use_variant(before)
+        for ours, theirs in zip(made, tensors, strict=True):
+            if not np.array_equal(ours, theirs.numpy()):
+                raise AssertionError(f"{variant}: NumPy's and torch's tables differ")
+        return made
+
+    return table
+
+
+def llama(theta: float, dtype: torch.dtype) -> torch.nn.Module:
+    """transformers' module for this base, cast as its model would be."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_type": "default", "rope_theta": theta}
+    config = LlamaConfig(hidden_size=DIM, num_attention_heads=1, rope_parameters=parameters)
+    return LlamaRotaryEmbedding(config).to(dtype)
+
+
+def llama_table(module: torch.nn.Module) -> Way:
+    def table(positions: np.ndarray) -> Table:
+        cos, sin = module(torch.zeros(1), torch.from_numpy(positions)[None])
+        return cos[0, :, : DIM // 2].numpy(), sin[0, :, : DIM // 2].numpy()
+
+    return table
+
+
+def bf16_positions(module: torch.nn.Module) -> Way:
+    def table(positions: np.ndarray) -> Table:
+        angle = torch.from_numpy(positions).to(torch.bfloat16).float()[:, None] * module.inv_freq
+        return angle.cos().numpy(), angle.sin().numpy()
+
+    return table
+
+
+def one_step(inv_freq: np.ndarray) -> np.ndarray:
+    """cos + i sin of the angle of one position, rounded once: complex64 (h,)."""
+    return np.exp(1j * inv_freq).astype(np.complex64)
+
+
+def walked(inv_freq: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The recurrence: one rotation after another, kept at the sorted positions `wanted`."""
+    step, block, done = one_step(inv_freq), 1000, 0
+    rows, now = np.empty((block, step.size), np.complex64), np.ones_like(step)
+    out = np.empty((wanted.size, step.size), np.complex64)
+    for start in range(0, int(wanted.max(initial=0)), block):
+        for row in rows:
+            now = np.multiply(now, step, out=row)
+        now = now.copy()
+        stop = np.searchsorted(wanted, start + block, side="right")
+        out[done:stop] = rows[wanted[done:stop] - start - 1]
+        done = stop
+    return out
+
+
+def doubled(inv_freq: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Rotations by squaring and multiplying, for positions > 0: complex64 (n, h).
+
+    Each product is brought back to length 1: otherwise squaring doubles the error of the length,
+    and ends in infinity near 10^8.
+    """
+    power = one_step(inv_freq)
+    out = np.ones((positions.size, inv_freq.size), np.complex64)
+    for bit in range(int(positions.max()).bit_length()):
+        turned = out * power
+        turned /= np.abs(turned)
+        out = np.where((positions >> bit & 1).astype(bool)[:, None], turned, out)
+        power = power * power
+        power /= np.abs(power)
+    return out
+
+
+def recurrence(inv_freq: np.ndarray, decades: Sequence[np.ndarray]) -> Way:
+    """Walked once to STEPS for the positions of all decades, doubled beyond."""
+    steps = np.abs(np.concatenate(decades))
+    steps = np.unique(steps[steps <= STEPS])
+    rows = walked(inv_freq, steps)
+
+    def table(positions: np.ndarray) -> Table:
+        size = np.abs(positions)
+        near = size.max() <= STEPS
+        z = rows[np.searchsorted(steps, size)] if near else doubled(inv_freq, size)
+        return z.real, z.imag * np.sign(positions).astype(np.float32)[:, None]
+
+    return table
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def errors(made: Table, exact: Table) -> dict[str, float]:
+    """The largest of cos and sin, in float32 ulp of the exact result and absolute."""
+    ulps, absolute = [], []
+    for got, right in zip(made, exact, strict=True):
+        distance = np.abs(got.astype(np.float64) - right)
+        unit = np.ldexp(1.0, np.maximum(np.frexp(right)[1] - 24, -149))
+        ulps.append(float((distance / unit).max()))
+        absolute.append(float(distance.max()))
+    return {"ulp": max(ulps), "absolute": max(absolute)}
+
+
+def judged(theta: float, count: int, bounds: Sequence[int]) -> list[dict]:
+    """For each decade: positions, smallest distance to a quarter turn, errors of each way."""
+    rng = np.random.default_rng(int(theta))
+    inv_freq, _ = wavepe.rope_frequencies(DIM, theta)
+    stock, cast = llama(theta, torch.float32), llama(theta, torch.bfloat16)
+    exact = Exact(inv_freq.tolist())
+    others = {
+        "from theta": Exact(ideal_frequencies(DIM, theta)),
+        "its own angles": Exact(stock.inv_freq.tolist()),
+    }
+    decades = [
+        positions_of(low, high, count, exact.quarters, rng)
+        for low, high in itertools.pairwise(bounds)
+    ]
+    ways: dict[str, Way] = {name: wavepe_table(inv_freq, name) for name in wavepe.variants()}
+    ways |= {"transformers": llama_table(stock), "recurrence": recurrence(inv_freq, decades)}
+    ways |= {"bf16 positions": bf16_positions(stock), "bf16 inv_freq": llama_table(cast)}
+    rows = []
+    for positions in decades:
+        exact.nearest = 1.0
+        right = exact(positions)
+        made = {name: way(positions) for name, way in ways.items()}
+        found = {name: errors(table, right) for name, table in made.items()}
+        ours = made[wavepe.variant()]
+        found["from theta"] = errors(ours, others["from theta"](positions))
+        found["its own angles"] = errors(made["transformers"], others["its own angles"](positions))
+        found["wavepe"] = worst(found.pop(name) for name in wavepe.variants())
+        rows.append({"positions": positions.size, "nearest": exact.nearest, "errors": found})
+    return rows
+
+
+def worst(several: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The larger of each error."""
+    several = list(several)
+    return {key: max(one[key] for one in several) for key in ("ulp", "absolute")}
+
+
+def measure(count: int = 3000, bounds: Sequence[int] = BOUNDS) -> dict:
+    """All results, ready for JSON; `count` random positions per decade and theta."""
+    by_theta = [judged(theta, count, bounds) for theta in THETAS]
+    rows = []
+    for low, high, *parts in zip(bounds, bounds[1:], *by_theta, strict=False):
+        rows.append(
+            {
+                "from": low,
+                "to": high,
+                "positions": sum(part["positions"] for part in parts),
+                "nearest_to_a_quarter_turn": min(part["nearest"] for part in parts),
+                "errors": {
+                    name: worst(part["errors"][name] for part in parts)
+                    for name in parts[0]["errors"]
+                },
+            }
+        )
+    about = {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "cpu": cpu_name(),
+        "python": platform.python_version(),
+        **{name: version_of(name) for name in ("wavepe", "numpy", "torch", "transformers")},
+        "variants": wavepe.variants(),
+    }
+    return {"environment": about, "dim": DIM, "thetas": THETAS, "steps": STEPS, "rows": rows}
+
+
+# ------------------------------------------------------------------ the page
+
+
+def place(number: int) -> str:
+    """A bound as people write it."""
+    for base, power in ((10, len(str(number)) - 1), (2, number.bit_length() - 1)):
+        if number == base**power and power > 3:
+            return f"{base}^{power}"
+    return str(number)
+
+
+def cell(error: dict[str, float]) -> str:
+    ulp, absolute = error["ulp"], error["absolute"]
+    ulp_text = f"{ulp:.3f}" if ulp < 1 else f"{ulp:.0f}" if ulp < 1000 else f"{ulp:.0e}"
+    absolute_text = f"{absolute:.1f}" if absolute >= 0.1 else f"{absolute:.0e}"
+    return re.sub(r"e([+-])0*", r"e\1", f"{ulp_text}, {absolute_text}").replace("e+", "e")
+
+
+def section(results: dict) -> str:
+    """The table and what it was made with, as Markdown."""
+    lines = [
+        "| positions | " + " | ".join(WAYS.values()) + " |",
+        "|---|" + "---:|" * len(WAYS),
+    ]
+    for row in results["rows"]:
+        cells = [cell(row["errors"][name]) for name in WAYS]
+        lines.append(f"| {place(row['from'])} to {place(row['to'])} | {' | '.join(cells)} |")
+    about = results["environment"]
+    total = sum(row["positions"] for row in results["rows"])
+    lines += [
+        "",
+        f"{total} positions times {results['dim'] // 2} pairs; wavepe {about['wavepe']} "
+        f"({', '.join(about['variants'])}), torch {about['torch']}, transformers "
+        f"{about['transformers']}, {about['date']}.",
+    ]
+    return "\n".join(lines)
+
+
+def read(root: Path) -> dict:
+    """The kept results."""
+    path = root / RESULTS
+    if not path.exists():
+        raise Missing(f"{RESULTS} is missing: python -m benchmarks.rope_accuracy --json {RESULTS}")
+    return json.loads(path.read_text("utf-8"))
+
+
+def updated(text: str, root: Path) -> str:
+    """The page's text with the table as the kept results give it."""
+    return replaced(text, "accuracy", section(read(root)), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.rope_accuracy", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="measure and keep the figures")
+    parser.add_argument("--write", action="store_true", help=f"update {PAGE} from the kept figures")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    args = parser.parse_args(argv)
+    if args.json or not (args.write or args.check):
+        results = measure()
+        print(section(results))
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if args.write or args.check:
+        return write_page(args.root, updated, check=args.check)
+    return 0
+
+
+def write_page(root: Path, update: Callable[[str, Path], str], *, check: bool) -> int:
+    """Update docs/rope.md, or see whether that would change it; an exit code."""
+    page = root / PAGE
+    old = page.read_text("utf-8")
+    try:
+        new = update(old, root)
+    except Missing as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    if check and new != old:
+        print(f"benchmarks: {PAGE} is stale: run make readme", file=sys.stderr)
+        return 1
+    if new != old:
+        page.write_text(new, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

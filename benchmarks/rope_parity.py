@@ -1,0 +1,369 @@
+"""rope_frequencies beside transformers' own functions, over many configurations.
+
+    python -m benchmarks.rope_parity [--json benchmarks/results/rope-parity-VERSION.json]
+
+Runs on transformers 4.57 and 5. Three differences per rope type, the largest of its configurations:
+
+- "inv_freq", "factor": relative, to what transformers computes, in float32;
+- "float64": relative, to the same functions of transformers run in float64;
+- "cos, sin": of `rope_table(..., precision="hf")` and transformers' tables, from the same
+  frequencies, relative to the attention factor.
+
+Exits 1 above the bounds, but for what is transformers' own:
+
+- its rounding: yarn and llama3 divide nearly by the factor where a ramp nearly ends, and 1 - ramp
+  in float32 has lost bits there, the more the larger the factor. Such a configuration is excused,
+  and counted, where the same function run in float64 is as far from its own float32 result;
+- the known exception: transformers 4.57 overrides an explicit factor of longrope by the ratio of
+  the lengths. These configurations are listed by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import wavepe
+from torch.overrides import TorchFunctionMode
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+BOUND = 2e-6  # of inv_freq and attention factor, relative
+BOUND_FLOAT64 = 1e-13
+BOUND_TABLE = 2.0**-22  # one float32 ulp of 1 for each of the two, which have rounded once each
+OLD = int(transformers.__version__.split(".")[0]) < 5
+DIMS = (32, 64, 80, 96, 128, 256)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One call: the head size, `rope_parameters`, and the lengths."""
+
+    dim: int
+    parameters: dict[str, Any]
+    max_length: int = 4096
+    length: int | None = None
+
+    @property
+    def rope_type(self) -> str:
+        return self.parameters["rope_type"]
+
+
+# ------------------------------------------------------------------ configurations
+
+
+def configurations() -> list[Configuration]:
+    """All of them, some hundreds, the same in every run."""
+    return [
+        *_without_length(),
+        *_dynamic(),
+        *_yarn(),
+        *_longrope(),
+        *_llama3(),
+    ]
+
+
+def _parameters(rope_type: str, theta: float, partial: float = 1.0, **keys: Any) -> dict[str, Any]:
+    part = {} if partial == 1 else {"partial_rotary_factor": partial}
+    given = {key: value for key, value in keys.items() if value is not Ellipsis}
+    return {"rope_type": rope_type, "rope_theta": theta, **part, **given}
+
+
+def _without_length() -> Iterator[Configuration]:
+    for dim, theta, partial in itertools.product(DIMS, (128.0, 1e4, 1e6), (1.0, 0.5, 0.25)):
+        yield Configuration(dim, _parameters("default", theta, partial))
+        for factor in (1.0, 2, 3.7, 32.0):
+            if theta > 1e3 or factor == 2:
+                yield Configuration(dim, _parameters("linear", theta, partial, factor=factor))
+    for factor in (..., 2.0):  # 25 rotated dims are rounded up to 13 pairs
+        kind = "default" if factor is ... else "linear"
+        yield Configuration(100, _parameters(kind, 1e4, 0.25, factor=factor))
+    for dim, theta, partial in itertools.product(DIMS, (1e4, 1e6), (1.0, 0.75, 0.25, 0.0)):
+        for factor in (..., 8.0):
+            yield Configuration(dim, _parameters("proportional", theta, partial, factor=factor))
+
+
+def _dynamic() -> Iterator[Configuration]:
+    lengths = (None, 1, 4096, 4097, 10000, 131072)
+    for dim, theta, length in itertools.product(DIMS, (1e4, 5e5), lengths):
+        for partial, factor in ((1.0, 2.0), (0.5, 4.5), (1.0, 1)):
+            given = _parameters("dynamic", theta, partial, factor=factor)
+            yield Configuration(dim, given, length=length)
+
+
+def _yarn() -> Iterator[Configuration]:
+    original = {"original_max_position_embeddings": 4096}
+    variants: list[dict[str, Any]] = [
+        {},
+        {"attention_factor": 1.25},
+        {"truncate": False},
+        {"beta_fast": 64, "beta_slow": 2},
+        {"beta_fast": 48.5, "beta_slow": 0.5, "truncate": False},
+        {"beta_fast": 8, "beta_slow": 8},
+        {"mscale": 0.707, "mscale_all_dim": 1.0},
+        {"mscale": 1.0, "mscale_all_dim": 0},
+        {"mscale": 0.8, "mscale_all_dim": 0.8, "attention_factor": 1.1},
+    ]
+    for dim, theta, variant in itertools.product(DIMS, (1e4, 1e6), variants):
+        for factor, partial in ((4.0, 1.0), (40, 0.5)):
+            given = _parameters("yarn", theta, partial, factor=factor, **original, **variant)
+            yield Configuration(dim, given, max_length=int(4096 * factor))
+    for dim in DIMS:
+        yield Configuration(dim, _parameters("yarn", 150000.0, factor=32.0))
+        none = _parameters("yarn", 1e4, factor=None, **original)
+        yield Configuration(dim, none, max_length=65536)
+        # An explicit factor that is not the ratio of the lengths.
+        yield Configuration(dim, _parameters("yarn", 1e4, factor=3.5, **original), max_length=65536)
+
+
+def _longrope() -> Iterator[Configuration]:
+    original = {"original_max_position_embeddings": 4096}
+    for dim, theta, partial in itertools.product(DIMS, (1e4, 1e6), (1.0, 0.5)):
+        pairs = np.arange(int(dim * partial) // 2)
+        lists = {
+            "short_factor": (1 + 0.03 * pairs).round(2).tolist(),
+            "long_factor": (1 + 1.7 * pairs**1.2).round(3).tolist(),
+        }
+        for length in (None, 4096, 4097, 100000):
+            for variant in ({}, {"factor": 16.0}, {"factor": 32.0}, {"attention_factor": 1.19}):
+                given = _parameters("longrope", theta, partial, **lists, **original, **variant)
+                yield Configuration(dim, given, max_length=131072, length=length)
+        given = _parameters("longrope", theta, partial, **lists, factor=4.0)
+        yield Configuration(dim, given, length=9000)
+
+
+def _llama3() -> Iterator[Configuration]:
+    for dim, theta, partial in itertools.product(DIMS, (1e4, 5e5), (1.0, 0.5)):
+        for factor, low, high in ((8.0, 1.0, 4.0), (32, 1, 4), (2.5, 0.5, 32.0)):
+            bands = {"low_freq_factor": low, "high_freq_factor": high}
+            for original in (8192, ...):
+                given = _parameters(
+                    "llama3",
+                    theta,
+                    partial,
+                    factor=factor,
+                    original_max_position_embeddings=original,
+                    **bands,
+                )
+                yield Configuration(dim, given, max_length=131072)
+
+
+# ------------------------------------------------------------------ the two sides
+
+
+class _Float64(TorchFunctionMode):
+    """Runs torch code that asks for float32 in float64."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs) if func is not torch.Tensor.float else args[0].double()
+
+
+def theirs(case: Configuration) -> tuple[torch.Tensor, float] | None:
+    """What transformers computes; None where this version of it cannot."""
+    config = _old_config(case) if OLD else _config(case)
+    if config is None:
+        return None
+    function = ROPE_INIT_FUNCTIONS.get(case.rope_type)
+    if case.rope_type == "default" and not OLD:
+        from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+        # Of the many like it, one that honours partial_rotary_factor.
+        return Phi3RotaryEmbedding.compute_default_rope_parameters(config)
+    return function(config, torch.device("cpu"), seq_len=case.length)
+
+
+def _sizes(case: Configuration) -> dict[str, Any]:
+    return {
+        "hidden_size": case.dim,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": case.dim,
+        "max_position_embeddings": case.max_length,
+    }
+
+
+def _config(case: Configuration) -> LlamaConfig:
+    return LlamaConfig(**_sizes(case), rope_parameters=dict(case.parameters))
+
+
+def _old_config(case: Configuration) -> LlamaConfig | None:
+    """With rope_scaling, rope_theta and what else 4.57 reads beside them."""
+    scaling = dict(case.parameters)
+    kind, theta = scaling["rope_type"], scaling.pop("rope_theta")
+    partial = scaling.pop("partial_rotary_factor", 1.0)
+    original = scaling.get("original_max_position_embeddings")
+    if (
+        kind not in ROPE_INIT_FUNCTIONS
+        or (kind == "yarn" and scaling["factor"] is None)
+        or (kind == "llama3" and original is None)
+    ):
+        return None
+    config = LlamaConfig(**_sizes(case), rope_theta=theta, rope_scaling=scaling)
+    config.partial_rotary_factor = partial
+    if kind == "longrope" and original is not None:
+        config.original_max_position_embeddings = original
+    return config
+
+
+def is_known_exception(case: Configuration) -> bool:
+    """Whether 4.57 is known to compute something else than 5 here."""
+    given = case.parameters
+    original = given.get("original_max_position_embeddings")
+    if not OLD or case.rope_type != "longrope" or original is None or "factor" not in given:
+        return False
+    return "attention_factor" not in given and given["factor"] != case.max_length / original
+
+
+def differences(case: Configuration) -> dict[str, float] | None:
+    """The largest differences of one configuration; None where transformers has no such thing."""
+    found = theirs(case)
+    if found is None:
+        return None
+    inv_freq, factor = wavepe.rope_frequencies(
+        case.dim, scaling=case.parameters, length=case.length, max_length=case.max_length
+    )
+    with _Float64():
+        double, _ = theirs(case)
+    if double.dtype != torch.float64:
+        raise TypeError(f"{case}: transformers computed in {double.dtype}")
+    single = found[0].double().numpy()
+    return {
+        "inv_freq": _relative(inv_freq, single),
+        "float64": _relative(inv_freq, double.numpy()),
+        "rounding": _relative(double.numpy(), single),
+        "factor": _relative(np.array(factor), np.array(float(found[1]))),
+        "cos, sin": _tables(case, found[0], float(found[1])),
+    }
+
+
+def _relative(ours: np.ndarray, other: np.ndarray) -> float:
+    """Largest difference relative to `other`; its zeros must be zeros."""
+    if ours.shape != other.shape:
+        return np.inf
+    if np.any((ours != 0) & (other == 0)):
+        return np.inf
+    safe = np.where(other == 0, 1.0, other)
+    return float(np.max(np.abs(ours - other) / np.abs(safe), initial=0.0))
+
+
+def _tables(case: Configuration, inv_freq: torch.Tensor, factor: float) -> float:
+    """precision="hf" against LlamaRotaryEmbedding.forward, positions to the longest length."""
+    last = max(case.length or 0, case.max_length) - 1
+    positions = np.unique(np.linspace(0, last, 33).astype(np.int64))
+    ours = wavepe.rope_table(
+        positions, inv_freq.double().numpy(), attention_factor=factor, precision="hf"
+    )
+    angles = torch.from_numpy(positions)[:, None].float() * inv_freq
+    other = (angles.cos() * factor).numpy(), (angles.sin() * factor).numpy()
+    worst = max(
+        np.max(np.abs(a.astype(np.float64) - b), initial=0.0)
+        for a, b in zip(ours, other, strict=True)
+    )
+    return float(worst / factor)
+
+
+# ------------------------------------------------------------------ the report
+
+
+LIMITS = {
+    "inv_freq": BOUND,
+    "factor": BOUND,
+    "float64": BOUND_FLOAT64,
+    "cos, sin": BOUND_TABLE,
+}
+
+
+def is_excused(found: dict[str, float]) -> bool:
+    """Whether inv_freq is above its bound by the float32 rounding of transformers alone."""
+    ours, own = found["inv_freq"], found["rounding"]
+    return ours > BOUND and found["float64"] <= BOUND_FLOAT64 and ours <= own * (1 + 1e-6)
+
+
+def compare() -> list[dict[str, Any]]:
+    """A row a rope type: configurations, largest differences, and those that are not counted."""
+    rows: dict[tuple[str, bool], dict[str, Any]] = {}
+    for case in configurations():
+        known = is_known_exception(case)
+        start = {"type": case.rope_type, "known exception": known, "ok": True}
+        start |= dict.fromkeys(("configurations", "excused", "absent"), 0)
+        row = rows.setdefault((case.rope_type, known), {**start, **dict.fromkeys(LIMITS, 0.0)})
+        found = differences(case)
+        if found is None:
+            row["absent"] += 1
+            continue
+        row["configurations"] += 1
+        row["excused"] += is_excused(found)
+        above = [key for key, limit in LIMITS.items() if not found[key] <= limit]
+        row["ok"] &= known or not above or (above == ["inv_freq"] and is_excused(found))
+        for key in LIMITS:
+            row[key] = max(row[key], found[key])
+    return list(rows.values())
+
+
+def print_report(rows: list[dict[str, Any]]) -> None:
+    """The rows as a table."""
+    print(f"wavepe {wavepe.__version__}, transformers {transformers.__version__}")
+    print(f"{'type':14}{'configurations':>15}" + "".join(f"{key:>11}" for key in LIMITS))
+    counted = [row for row in rows if not row["known exception"]]
+    for row in counted:
+        print(_line(row["type"], row) + _note(row))
+    whole = {key: max(row[key] for row in counted) for key in LIMITS}
+    whole["configurations"] = sum(row["configurations"] for row in counted)
+    print(_line("all", whole))
+    print(f"{'bound':29}" + "".join(f"{limit:11.1e}" for limit in LIMITS.values()))
+    for row in rows:
+        if row["known exception"]:
+            print(_line(row["type"], row) + "  known exception, not counted")
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    return f"{name:14}{row['configurations']:15}" + "".join(f"{row[key]:11.1e}" for key in LIMITS)
+
+
+def _note(row: dict[str, Any]) -> str:
+    note = "" if row["ok"] else "  FAIL"
+    if row["excused"]:
+        note += f"  {row['excused']} above the bound by transformers' own rounding"
+    if row["absent"]:
+        note += f"  {row['absent']} more not in this version"
+    return note
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 1 where a difference is above its bound."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows too")
+    options = parser.parse_args(argv)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it doubts many of these on purpose
+    try:
+        rows = compare()
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    print_report(rows)
+    if options.json:
+        about = {
+            "date": datetime.date.today().isoformat(),
+            "wavepe": wavepe.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
+    return int(not all(row["ok"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

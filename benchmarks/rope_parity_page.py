@@ -1,0 +1,79 @@
+"""Writes the kept results of rope_parity into docs/rope.md.
+
+python -m benchmarks.rope_parity_page --write | --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .readme import ROOT, Missing, replaced
+from .rope_accuracy import PAGE, write_page
+
+RESULTS = Path("benchmarks", "results")
+COLUMNS = ("inv_freq", "float64", "factor", "cos, sin")
+
+
+def section(runs: Sequence[dict[str, Any]]) -> str:
+    """A table for each version of transformers."""
+    return "\n\n".join(_table(run) for run in runs)
+
+
+def _table(run: dict[str, Any]) -> str:
+    heads = ["type", "configurations", *COLUMNS]
+    lines = [
+        f"**transformers {run['transformers']}** (torch {run['torch']}, {run['date']})",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---" + "|---:" * (len(heads) - 1) + "|",
+    ]
+    rows = sorted(run["rows"], key=lambda row: row["known exception"])
+    lines += [_row(row) for row in rows if row["configurations"]]
+    counted = [row for row in rows if not row["known exception"]]
+    whole = {key: max(row[key] for row in counted) for key in COLUMNS}
+    for key in ("configurations", "excused"):
+        whole[key] = sum(row[key] for row in counted)
+    lines.append(_row({"type": "all but the exception" if counted != rows else "all", **whole}))
+    return "\n".join(lines)
+
+
+def _row(row: dict[str, Any]) -> str:
+    name = row["type"] + ", known exception" * row.get("known exception", False)
+    cells = [name, str(row["configurations"]), *(_number(row[key]) for key in COLUMNS)]
+    if row["excused"]:
+        cells[2] += f" ({row['excused']} above 2e-6)"
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}".replace("e-0", "e-") if value else "0"
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the tables of all kept runs, the newest version first."""
+    paths = sorted((root / RESULTS).glob("rope-parity-*.json"))
+    if not paths:
+        raise Missing(f"no rope-parity-*.json in {RESULTS}: run benchmarks.rope_parity --json")
+    runs = [json.loads(path.read_text("utf-8")) for path in paths]
+    runs.sort(key=lambda run: [int(n) for n in run["transformers"].split(".")], reverse=True)
+    return replaced(text, "parity", section(runs), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", action="store_true", help=f"update {PAGE}")
+    what.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    options = parser.parse_args(argv)
+    return write_page(options.root, updated, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The roofline of one case: `python -m benchmarks.rope_roofline --write` puts it into docs/rope.md.
+
+ops.rope_qk, float32, 32 + 8 heads x 2048 x 128, half-split: the bytes it has to move, the time they
+take at the copy bandwidth of the same run, and the time it took. Figures come from the results file
+that README shows; `--check` says whether the page is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .readme import ROOT, Missing, newest_results, replaced
+from .rope_accuracy import PAGE, write_page
+
+OP, SIZE, DTYPE = "ops.rope_qk", "32+8 heads x 2048 x 128, half-split", "float32"
+HEADS, LENGTH, DIM, BYTES = 32 + 8, 2048, 128, 4
+HEAD_BYTES = HEADS * LENGTH * DIM * BYTES  # q and k, once
+TABLE_BYTES = 2 * LENGTH * DIM // 2 * BYTES
+FLOPS = 6 * HEADS * LENGTH * DIM // 2  # four products and two sums a pair
+SITUATIONS = {"warm": ("copy", "copy_"), "fresh": ("clone", "clone")}  # bandwidth, rival
+
+
+def row_of(results: dict, memory: str) -> dict:
+    """The row of this case and memory, in the variant that wavepe uses by itself."""
+    wanted = {
+        "op": OP,
+        "size": SIZE,
+        "dtype": DTYPE,
+        "memory": memory,
+        "who": "wavepe",
+        "variant": results["environment"]["variant"],
+    }
+    for row in results["rows"]:
+        if all(row[key] == value for key, value in wanted.items()):
+            if row["work"] != 2 * HEAD_BYTES + TABLE_BYTES:
+                raise ValueError(f"{OP} counts {row['work']} bytes, the page another number")
+            return row
+    raise Missing(f"no row {wanted} in the newest results: python -m benchmarks.bench rope")
+
+
+def section(path: Path) -> str:
+    """Both tables, warm memory beside fresh, as Markdown."""
+    results = json.loads(path.read_text("utf-8"))
+    machine, about = results["machine"], results["environment"]
+    rows = {memory: row_of(results, memory) for memory in SITUATIONS}
+    seconds = {memory: row["seconds"] for memory, row in rows.items()}
+    least = {
+        memory: rows[memory]["work"] / machine[bandwidth]["rate"]
+        for memory, (bandwidth, _) in SITUATIONS.items()
+    }
+    faults = seconds["fresh"]["page_faults"]
+    more = seconds["fresh"]["median"] - seconds["warm"]["median"]
+    a_page = f"{1e6 * more / faults:.1f} us" if faults else ""
+    lines = {
+        "q and k read": [_mb(HEAD_BYTES)] * 2,
+        "results written": [_mb(HEAD_BYTES)] * 2,
+        "cos and sin read": [_mb(TABLE_BYTES)] * 2,
+        "**sum, which rates count**": [_mb(2 * HEAD_BYTES + TABLE_BYTES)] * 2,
+        "cache lines of the results, read because they are written": [_mb(HEAD_BYTES)] * 2,
+        "new pages, zeroed by the system": ["", _mb(HEAD_BYTES)],
+        "bandwidth of a large copy in the same run": [
+            f"{machine[bandwidth]['rate'] / 1e9:.1f} GB/s" for bandwidth, _ in SITUATIONS.values()
+        ],
+        "**time of the sum at that bandwidth**": [_ms(least[m]) for m in SITUATIONS],
+        "**measured, median**": [_ms(seconds[m]["median"]) for m in SITUATIONS],
+        "measured, fastest tenth": [_ms(seconds[m]["p10"]) for m in SITUATIONS],
+        "measured / time at that bandwidth": [
+            f"{seconds[m]['median'] / least[m]:.2f}" for m in SITUATIONS
+        ],
+        "measured / a copy of q and k in the same rounds": [
+            f"{1 / rows[m]['ratios'][rival]['rounds']:.2f}" for m, (_, rival) in SITUATIONS.items()
+        ],
+        "page faults": [str(seconds[m]["page_faults"]) for m in SITUATIONS],
+        "(fresh - warm) / page faults": ["", a_page],
+        "arithmetic alone, at the rate of sgemm": [_ms(FLOPS / machine["sgemm"]["rate"]), ""],
+    }
+    table = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    return "\n".join(
+        [
+            "| | warm memory | fresh memory |",
+            "|---|---:|---:|",
+            *table,
+            "",
+            f"{about['cpu']}, {about['variant']}, {threads}, last-level cache "
+            f"{about['last_level_cache'] / 2**20:.0f} MiB, {about['date'][:10]}; "
+            f"[{path.name}](../benchmarks/results/{path.name}).",
+        ]
+    )
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def updated(text: str, root: Path) -> str:
+    """The page's text with the tables as the newest results give them."""
+    path = newest_results(root / "benchmarks" / "results")
+    return replaced(text, "roofline", section(path), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.rope_roofline", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--write", action="store_true", help=f"update {PAGE}")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    args = parser.parse_args(argv)
+    if args.write or args.check:
+        return write_page(args.root, updated, check=args.check)
+    print(section(newest_results(args.root / "benchmarks" / "results")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The operators of torch.ops.wavepe: importing it registers them."""

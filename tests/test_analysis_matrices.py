@@ -1,0 +1,240 @@
+"""wavepe.analysis: matrices, the wavelet transform and the predicted band (METHODS 1, 4, 5, 6)."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import oracle
+import pytest
+import wavepe
+import wavepe.analysis as analysis
+from cases import assert_within
+
+
+def turn(angle):
+    return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+
+
+def blocks(matrix):
+    """The 2x2 blocks, (pairs, pairs, 2, 2)."""
+    pairs = len(matrix) // 2
+    return matrix.reshape(pairs, 2, pairs, 2).swapaxes(1, 2)
+
+
+def assert_blocks(matrix, block):
+    """Equal to block(i, j) everywhere, zeros to the bit."""
+    found = blocks(matrix)
+    for i, j in np.ndindex(found.shape[:2]):
+        wanted = block(i, j)
+        if wanted is None:
+            assert not found[i, j].any(), (i, j)
+        else:
+            assert_within(found[i, j], wanted, 1e-12, f"block {i}, {j}")
+
+
+@pytest.mark.parametrize("position", [0, 1, 7, -3, 1000])
+@pytest.mark.parametrize(("dim", "theta"), [(2, 1e4), (6, 1e4), (16, 128.0)])
+def test_matrices_block_by_block(dim, theta, position):
+    angles = position * oracle.rope_frequencies(dim, theta)
+    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
+        got = matrix(position, dim, theta)
+        assert (got.dtype, got.shape) == (np.float64, (dim, dim))
+    rope = analysis.rope_matrix(position, dim, theta)
+    assert_blocks(rope, lambda i, j: turn(angles[i]) if i == j else None)
+    shift = analysis.shift_matrix(position, dim, theta)
+    assert_blocks(shift, lambda i, j: turn(-angles[i]) if i == j else None)
+    several = analysis.multiscale_rope_matrix(position, dim, theta)
+    assert_blocks(several, lambda i, j: turn(angles[i]) if j <= i else None)
+
+
+def test_theta_is_ten_thousand_by_default():
+    for matrix in (
+        analysis.rope_matrix,
+        analysis.shift_matrix,
+        analysis.multiscale_rope_matrix,
+        analysis.rope_wavelet_matrix,
+    ):
+        assert np.array_equal(matrix(5, 8), matrix(5, 8, 10000.0))
+        assert not np.allclose(matrix(5, 8), matrix(5, 8, 500.0))
+
+
+def test_the_rotation_is_that_of_rope():
+    x = np.random.default_rng(0).standard_normal(16)
+    for position in (0, 3, 4095):
+        table = wavepe.rope_table(position, oracle.rope_frequencies(16), dtype=np.float64)
+        wanted = wavepe.rope(x, *table, interleaved=True)
+        assert_within(analysis.rope_matrix(position, 16) @ x, wanted, 1e-14)
+
+
+@pytest.mark.parametrize("dim", [2, 8, 64, 128, 256])
+@pytest.mark.parametrize("theta", [1.0, 128.0, 1e4, 1e6])
+def test_the_theorem(dim, theta):
+    """[W]: rows of wavelets are the rows of the rotation."""
+    for position in (0, 1, 6, 7, 44, 710, 4095, 99999, 100000):  # 44 and 710: next to 2 k pi
+        wavelets = analysis.rope_wavelet_matrix(position, dim, theta)
+        rotation = analysis.rope_matrix(position, dim, theta)
+        assert_within(wavelets, rotation, 1e-9, f"position {position}")
+
+
+@pytest.mark.parametrize("position", [0, 1, 6, 7, 44, 1000])
+def test_the_wavelets_of_the_theorem(position):
+    turns = next(k for k in range(1, 10**6) if position < 2 * k * math.pi)
+    t = np.array([-0.5, 0.0, 0.1, 0.75, 1.0, 1.3, 1.999, 2.0, 5.0])
+    angle = 2 * turns * math.pi * (t % 1)
+    first, second = (t >= 0) & (t < 1), (t >= 1) & (t < 2)
+    psi, prime = analysis.rope_wavelet(t, position)
+    assert_within(psi, first * np.cos(angle) - second * np.sin(angle), 1e-9)
+    assert_within(prime, first * np.sin(angle) + second * np.cos(angle), 1e-9)
+    assert not psi[~(first | second)].any()
+    assert not prime[~(first | second)].any()
+    assert analysis.rope_wavelet(0.0, position)[0] == 1.0
+
+
+# --------------------------------------------------------------- wavelet transform
+
+
+@pytest.mark.parametrize("kind", oracle.KINDS)
+def test_the_transform_is_the_sum(kind):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 2, 40))
+    scale, shift = oracle.wavelet_grid(8, [1, 2, 8, 16])
+    got = analysis.wavelet_transform(x, scale, shift, kind)
+    wanted = np.zeros((3, 2, 8))
+    for t in range(40):
+        for c in range(8):
+            sample = float(oracle.psi(kind, t, scale[c], shift[c]))
+            wanted[..., c] += sample / math.sqrt(scale[c]) * x[..., t]
+    assert (got.dtype, got.shape) == (np.float64, (3, 2, 8))
+    assert_within(got, wanted, 1e-13)
+
+
+def test_the_example_of_the_methods():
+    """T = 4, a = 1, b in {0, 2}: rows psi(0..3) and psi(-2..1)."""
+    rows = analysis.wavelet_transform(np.eye(4), 1, [0, 2], "ricker").T
+    t = np.arange(4.0)
+    assert_within(rows, [wavepe.ricker(t, 1.0, 0.0), wavepe.ricker(t - 2, 1.0, 0.0)], 1e-15)
+
+
+def test_shapes_of_the_transform():
+    x = np.ones((5, 7))
+    assert analysis.wavelet_transform(x, np.ones((3, 1)), np.arange(4)).shape == (5, 3, 4)
+    assert analysis.wavelet_transform(x, 2.0, 1.0).shape == (5,)
+    assert analysis.wavelet_transform(x, [2.0], 1.0).shape == (5, 1)
+    assert analysis.wavelet_transform(x[0], 2.0, 1.0).shape == ()
+    assert not analysis.wavelet_transform(np.ones((2, 0)), [1.0], [0.0]).any()
+    integers = analysis.wavelet_transform([1, 2, 3], [1, 2], 0)
+    assert np.array_equal(integers, analysis.wavelet_transform([1.0, 2, 3], [1.0, 2], [0.0, 0]))
+
+
+def test_a_registered_wavelet():
+    wavepe.register_wavelet("test_analysis_triangle", lambda u: np.maximum(1 - np.abs(u), 0))
+    got = analysis.wavelet_transform([1.0, 10.0, 100.0], [4.0], [1.0], "test_analysis_triangle")
+    assert_within(got, [(0.75 + 10 + 75) / 2], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3.0, 1, 0), ValueError, r"\(\.\.\., T\)"),
+        (([1.0], 0, 0), ValueError, "scale must be above 0, got 0"),
+        (([1.0], [1, -2], 0), ValueError, "got -2"),
+        (([1.0], [1, 2], [1, 2, 3]), ValueError, r"\(2,\) and \(3,\)"),
+        (([1.0], 1, 0, "mexican"), ValueError, "mexican"),
+        (([1.0], 1, 0, "db4"), ValueError, "levels"),
+        (([1j], 1, 0), TypeError, "x must hold real numbers"),
+        (([1.0], "1", 0), TypeError, "scale"),
+    ],
+)
+def test_errors_of_the_transform(arguments, error, message):
+    with pytest.raises(error, match=message):
+        analysis.wavelet_transform(*arguments)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        analysis.rope_matrix,
+        analysis.shift_matrix,
+        analysis.multiscale_rope_matrix,
+        analysis.rope_wavelet_matrix,
+    ],
+)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((1.0, 8), TypeError, "position"),
+        ((1, 7), ValueError, "dim must be even, got 7"),
+        ((1, 0), ValueError, "dim"),
+        ((1, 8, 0.0), ValueError, "theta"),
+    ],
+)
+def test_errors_of_the_matrices(matrix, arguments, error, message):
+    with pytest.raises(error, match=message):
+        matrix(*arguments)
+
+
+def test_positions_that_float64_does_not_hold():
+    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
+        with pytest.raises(ValueError, match=r"2\^53"):
+            matrix(2**60, 8)
+
+
+def test_the_theorem_needs_positions_and_a_base():
+    with pytest.raises(ValueError, match="position must be at least 0, got -1"):
+        analysis.rope_wavelet_matrix(-1, 8)
+    with pytest.raises(ValueError, match=r"theta must be at least 1.*0\.5"):
+        analysis.rope_wavelet_matrix(3, 8, 0.5)
+    with pytest.raises(TypeError, match="t must hold real numbers"):
+        analysis.rope_wavelet(["a"], 3)
+
+
+# --------------------------------------------------------------- bands
+
+
+@pytest.mark.parametrize(
+    ("dim", "theta", "length", "pair"),
+    [(128, 1e4, 4096, 48.7874), (256, 1e4, 8192, 107.2077), (128, 512, 512, 50.6969)],
+)
+def test_predicted_bands_of_the_methods(dim, theta, length, pair):
+    assert analysis.predicted_band(dim, theta, length) == pytest.approx(pair, abs=5e-5)
+
+
+def test_band_variance():
+    best = 3.6572100979832105
+    assert analysis.band_variance(best) == pytest.approx(0.5404698072, abs=5e-11)
+    around = analysis.band_variance(best + np.linspace(-1, 1, 2001))
+    assert around.argmax() == 1000
+    assert analysis.band_variance(np.linspace(0, 1000, 200001)).max() <= around.max()
+    x = np.array([0.3, 1.0, 7.0, 100.0, -2.0])
+    formula = 0.5 + np.sin(2 * x) / (4 * x) - (np.sin(x) / x) ** 2
+    assert_within(analysis.band_variance(x), formula, 1e-15)
+    assert analysis.band_variance(0) == 0
+    # the variance of a cosine over that angle
+    angle = np.linspace(0, 7.0, 10**6 + 1)
+    assert analysis.band_variance(7.0) == pytest.approx(np.cos(angle).var(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((7, 1e4, 10), ValueError, "dim must be even"),
+        ((8, 1.0, 10), ValueError, "theta must be above 1"),
+        ((8, 1e4, 0), ValueError, "length"),
+        ((8, 1e4, 10.0), TypeError, "length"),
+        ((8, "1e4", 10), TypeError, "theta"),
+    ],
+)
+def test_errors_of_the_bands(arguments, error, message):
+    with pytest.raises(error, match=message):
+        analysis.predicted_band(*arguments)
+    with pytest.raises(TypeError, match="x must hold real numbers"):
+        analysis.band_variance("x")
+
+
+def test_it_needs_numpy_alone():
+    code = (
+        "import sys, wavepe.analysis as a; a.rope_matrix(1, 4); a.wavelet_transform([1.], 1, 0);"
+        "sys.exit(bool({'torch', 'matplotlib', 'pywt', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,166 @@
+"""docs/rope.md: its tables are current, its figures are judged rightly, its claims hold.
+
+That every Python example of every page runs is test_readme.py's part.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import oracle
+import pytest
+import wavepe
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")  # README's tables come from the command line's own
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+
+from benchmarks import exact_angles, readme, rope_accuracy, rope_roofline
+
+PAGE = (ROOT / "docs" / "rope.md").read_text("utf-8")
+WRITERS = (rope_accuracy, rope_roofline)
+
+
+def results():
+    return json.loads((ROOT / rope_accuracy.RESULTS).read_text("utf-8"))
+
+
+# ------------------------------------------------------------------ the page
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_tables_are_current(writer, capsys):
+    assert writer.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("writer", "name"), [(rope_accuracy, "accuracy"), (rope_roofline, "roofline")]
+)
+def test_a_stale_table_is_noticed_and_mended(writer, name, tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "results").symlink_to(ROOT / "benchmarks" / "results")
+    page = tmp_path / "docs" / "rope.md"
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    options = ["--root", str(tmp_path)]
+    assert writer.main([*options, "--check"]) == 1
+    assert "stale" in capsys.readouterr().err
+    assert writer.main([*options, "--write"]) == 0
+    assert writer.main([*options, "--check"]) == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n{begin}\n| ")
+    assert text.endswith(f"{end}\nafter\n")
+    page.write_text("no markers")
+    assert writer.main([*options, "--write"]) == 1
+    assert f"{Path('docs', 'rope.md')} needs {begin}" in capsys.readouterr().err
+
+
+def test_a_missing_source_is_named(tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "rope.md").write_text("")
+    for writer, word in zip(WRITERS, ("rope-accuracy.json", "no results in"), strict=True):
+        assert writer.main(["--root", str(tmp_path), "--write"]) == 1
+        assert word in capsys.readouterr().err
+
+
+def test_links_within_the_page():
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
+        for line in PAGE.splitlines()
+        if line.startswith("#")
+    }
+    links = re.findall(r"\]\(#([^)]+)\)", PAGE)
+    assert links
+    assert set(links) <= headings
+
+
+# ------------------------------------------------------------------ the figures
+
+
+def test_kept_figures_hold_the_claims():
+    for row in results()["rows"]:
+        found = row["errors"]
+        if row["to"] <= 2**31:
+            assert found["wavepe"]["ulp"] <= 0.5001
+            assert found["wavepe"]["absolute"] <= 2.0**-25
+            assert found["from theta"]["absolute"] <= 2e-7
+            assert found["transformers"]["ulp"] > 100 < found["recurrence"]["ulp"]
+        else:  # 2^-53 of an angle below the position, and the rounding to float32
+            assert found["wavepe"]["absolute"] <= row["to"] * 2.0**-53 + 2.0**-24
+        assert row["nearest_to_a_quarter_turn"] > 2.0**-86, "the judge itself needs more places"
+        if row["from"] >= 1000:
+            assert found["bf16 positions"]["absolute"] > 1 < found["bf16 inv_freq"]["absolute"]
+
+
+def test_measuring_gives_what_is_kept():
+    """Anew with few positions: no error may be larger than the kept ones by much."""
+    anew = rope_accuracy.measure(count=60, bounds=(1, 10, 100, 10**4, 10**5))
+    kept = {row["from"]: row["errors"] for row in results()["rows"]}
+    assert anew["environment"]["variants"] == wavepe.variants()
+    for row in anew["rows"]:
+        assert set(row["errors"]) == set(kept[row["from"]])
+        assert row["errors"]["wavepe"]["ulp"] <= 0.5001
+        assert row["errors"]["transformers"]["ulp"] > 100
+    assert rope_accuracy.section(anew).count("\n| ") == len(anew["rows"])
+
+
+def test_the_recurrence_is_one():
+    inv_freq = oracle.rope_frequencies(8)
+    wanted = np.array([1, 2, 999, 1000, 1001, 2345])
+    got = rope_accuracy.walked(inv_freq, wanted)
+    exact = np.exp(1j * wanted[:, None] * inv_freq)
+    assert np.abs(got - exact).max() < 2345 * 2.0**-22
+    assert np.array_equal(got[1], got[0] * got[0])
+    assert np.abs(rope_accuracy.doubled(inv_freq, wanted) - exact).max() < 2345 * 2.0**-22
+
+
+def test_the_judge():
+    """Integers modulo a turn against mpmath, next to zeros and at both ends."""
+    rng, inv_freq = np.random.default_rng(0), oracle.rope_frequencies(64, 5e5)
+    exact = exact_angles.Exact(inv_freq)
+    positions = [1, 2, 2**31, 2**53, 2**53 - 1, *map(int, rng.integers(1, 2**53, 9))]
+    for quarter in exact.quarters[::5]:
+        for low, high in ((1, 10), (10**3, 10**4), (10**9, 2**31), (10**15, 2**53)):
+            positions += exact_angles.near_quarter_turns(quarter, low, high, 2)
+    positions = np.array(positions) * rng.choice([-1, 1], len(positions))
+    cos, sin = exact(positions)
+    with mpmath.workprec(400):
+        for i, m in enumerate(positions):
+            for j in range(0, 32, 3):
+                right = mpmath.cos_sin(int(m) * mpmath.mpf(float(inv_freq[j])))
+                for got, value in zip((cos[i, j], sin[i, j]), right, strict=True):
+                    assert abs(got - value) <= 2.0**-49 * abs(value)
+    assert exact.nearest < 1e-15
+
+
+def test_positions_nearest_to_quarter_turns():
+    (quarter,) = exact_angles.quarters([0.7])
+    with mpmath.workprec(400):
+        turns = [m * mpmath.mpf(0.7) * 2 / mpmath.pi for m in range(500, 5000)]
+        distance = [float(abs(t - mpmath.nint(t))) for t in turns]
+    found = exact_angles.near_quarter_turns(quarter, 500, 5000, 3)
+    assert len(found) == 3
+    assert found[0] == 500 + int(np.argmin(distance))
+
+
+# ------------------------------------------------------------------ the roofline
+
+
+def test_roofline_counts_the_bytes_of_its_row():
+    path = readme.newest_results(ROOT / "benchmarks" / "results")
+    kept = json.loads(path.read_text())
+    row = rope_roofline.row_of(kept, "warm")
+    assert row["work"] == 2 * rope_roofline.HEAD_BYTES + rope_roofline.TABLE_BYTES == 84_934_656
+    row["work"] += 1
+    with pytest.raises(ValueError, match="84934657"):
+        rope_roofline.row_of(kept, "warm")
+    kept["environment"]["variant"] = "none"
+    with pytest.raises(readme.Missing, match="no row"):
+        rope_roofline.row_of(kept, "fresh")

@@ -1,0 +1,189 @@
+"""docs/encodings.md: each cell of its table of properties is true, and no option is missing."""
+
+import dataclasses
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wavepe
+from wavepe.encodings import known_encodings
+
+PAGE = (Path(__file__).parent.parent / "docs" / "encodings.md").read_text()
+TRAINED = 128
+
+
+def rows(heading):
+    """The table whose header starts with `heading`, as lists of cells."""
+    lines = PAGE[PAGE.index(f"| {heading} |") :].split("\n\n")[0].splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line
+    ]
+
+
+def cells():
+    (_, *properties), *body = rows("encoding")
+    for name, *values in body:
+        for prop, value in zip(properties, values, strict=True):
+            yield pytest.param(name.strip("`"), prop, value, id=f"{name.strip('`')}-{prop}")
+
+
+def own_encodings():
+    """Those of the package, without what other tests have registered."""
+    found = {name: type(wavepe.encoding(name)) for name in known_encodings()}
+    return {name: cls for name, cls in found.items() if cls.__module__.startswith("wavepe.")}
+
+
+def values(encoding, positions, length, dim=64):
+    """What the encoding gives a model at these positions or distances, (n, components)."""
+    positions = np.asarray(positions)
+    lengths = {"length": length, "trained_length": TRAINED}
+    if encoding.entry == "absolute":
+        return encoding.absolute(positions, dim, **lengths)
+    if encoding.entry == "rotary":
+        return np.concatenate(encoding.rope_table(positions, dim, **lengths), axis=-1)
+    if encoding.entry == "relative":
+        return encoding.table(length, dim)[0][positions]
+    if encoding.entry == "slope":
+        return positions[:, None] * encoding.slopes(8)
+    return np.empty((len(positions), 0))
+
+
+def all_differ(array):
+    return len({row.tobytes() for row in array}) == len(array)
+
+
+def unique(encoding):
+    short, long = (values(encoding, np.arange(n), n) for n in (256, 512))
+    return all_differ(long) and np.array_equal(short, long[:256])
+
+
+def bounded(encoding):
+    if encoding.entry == "relative":
+        everything = values(encoding, np.arange(2**17), 2**17, dim=8)
+    else:
+        far = np.unique(
+            np.concatenate([np.arange(2048), 2 ** np.arange(31), 2 ** np.arange(31) - 1])
+        )
+        everything = values(encoding, far, 2**31)
+    return bool((np.abs(everything) <= 1).all())
+
+
+def linear(encoding):
+    """Whether the best matrix for a shift is exact; the residual is told in parts of the change."""
+    f = values(encoding, np.arange(256), 512, dim=8).astype(np.float64)
+    residuals = []
+    for k in (1, 7):
+        before, after = f[:-k], f[k:]
+        matrix = np.linalg.lstsq(before, after, rcond=None)[0]
+        change = np.abs(after - before).max(initial=0)
+        residuals.append(np.abs(before @ matrix - after).max(initial=0) / (change or 1))
+    assert max(residuals) < 1e-4 or min(residuals) > 1e-2, f"neither exact nor far off: {residuals}"
+    return max(residuals) < 1e-4
+
+
+def longer(encoding):
+    trained = values(encoding, np.arange(TRAINED), TRAINED)
+    beyond = values(encoding, np.arange(4 * TRAINED), 4 * TRAINED)
+    assert np.isfinite(beyond).all()
+    return np.array_equal(beyond[:TRAINED], trained)
+
+
+DIGEST = """
+import sys, wavepe
+sys.path.insert(0, sys.argv[1])
+from test_encodings_properties import digest
+print(digest(wavepe.encoding(sys.argv[2])))
+"""
+
+
+def digest(encoding):
+    return hashlib.sha256(values(encoding, np.arange(300), 300).tobytes()).hexdigest()
+
+
+def deterministic(encoding):
+    if getattr(encoding, "learned", False):
+        return False
+    arguments = [sys.executable, "-c", DIGEST, str(Path(__file__).parent), str(encoding)]
+    other = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
+    return digest(type(encoding).from_dict(encoding.to_dict())) == digest(encoding) == other
+
+
+def in_two_dimensions(encoding):
+    """Each axis has half of the components of one head; where there is only one, it cannot."""
+    row, column = np.divmod(np.arange(256), 16)
+    components = 1 if encoding.entry == "slope" else values(encoding, [0], 16).shape[1]
+    if components < 2:
+        return False
+    if encoding.entry == "rotary":
+        spectrum, _ = encoding.frequencies(32)
+        places, both = np.stack([row, column], -1), np.tile(spectrum, 2)
+        grid = np.concatenate(wavepe.rope_table(places, both, sections=[16, 16]), axis=-1)
+        alone = values(encoding, row, 16, dim=32)
+        assert np.array_equal(grid[:, :16], alone[:, :16])
+    else:
+        grid = np.concatenate([values(encoding, axis, 16, dim=32) for axis in (row, column)], -1)
+    return all_differ(grid)
+
+
+def relative(encoding):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    import hf_model
+    import torch
+
+    model, ids = hf_model.patched_tiny(encoding), hf_model.tokens(2, 16)
+    shifted = torch.arange(16)[None] + 7
+    got = hf_model.logits(model, ids, use_cache=False)
+    moved = hf_model.logits(model, ids, use_cache=False, position_ids=shifted)
+    same = hf_model.close(moved, got, 2e-5)
+    assert same or not hf_model.close(moved, got, 1e-2), "neither equal nor far off"
+    return same
+
+
+PROPERTIES = {
+    "unique": unique,
+    "bounded": bounded,
+    "linear in the shift": linear,
+    "longer than trained": longer,
+    "deterministic": deterministic,
+    "extends to n-D": in_two_dimensions,
+    "relative": relative,
+}
+
+
+@pytest.mark.parametrize(("name", "prop", "cell"), list(cells()))
+def test_cell(name, prop, cell):
+    assert cell == ("yes" if PROPERTIES[prop](wavepe.encoding(name)) else "no")
+
+
+def test_the_table_is_whole():
+    header, *body = rows("encoding")
+    assert header[1:] == list(PROPERTIES)
+    assert sorted(row[0].strip("`") for row in body) == sorted(own_encodings())
+    assert {len(row) for row in body} == {len(header)}
+    for prop in PROPERTIES:
+        assert f"- **{prop}**:" in PAGE, "defined below the table"
+
+
+def test_every_encoding_and_option_is_on_the_page():
+    assert sorted(row[0].strip("`") for row in rows("spec")[1:]) == sorted(own_encodings())
+    for name, cls in own_encodings().items():
+        options = [field.name for field in dataclasses.fields(cls)]
+        if options:
+            first = [row[0] for row in rows(f"`{name}` option")[1:]]
+            assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(options), name
+
+
+def test_defaults_on_the_page():
+    for name, cls in own_encodings().items():
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        for keys, told, _ in rows(f"`{name}` option")[1:] if defaults else ():
+            keys = re.findall(r"`(\w+)`", keys)
+            if len(keys) > 1 or defaults[keys[0]] is None:
+                continue  # told in words
+            written = wavepe.encodings.spec.write_value(defaults[keys[0]])
+            assert told.strip("`") == written, (name, keys)

@@ -1,0 +1,75 @@
+"""The files of examples/ run, and train."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import wavepe
+from transformers import AutoModelForCausalLM
+from wavepe import _wavelet_registered
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CUSTOM = EXAMPLES / "custom_wavelet.py"
+
+
+def run(*args, folder):
+    command = [sys.executable, *map(str, args)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env={**os.environ, "COLUMNS": "100"}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)
+def test_it_runs(file, tmp_path):
+    assert run(file, folder=tmp_path)
+
+
+def test_five_lines_register_the_wavelet(monkeypatch):
+    """Imports, function and registration, as the file has them."""
+    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    code = CUSTOM.read_text("utf-8").split('"""', 2)[2].partition("def main")[0]
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) == 5
+    exec(compile("\n".join(lines), CUSTOM.name, "exec"), {"__name__": "custom_wavelet"})
+    p = wavepe.wavelet_table(2000, [5.0], [1000.0], kind="dog", dtype=np.float64)[:, 0]
+    assert p[1000] == p.max() == 1
+    assert abs(p.sum()) < 1e-12  # an admissible wavelet has the mean 0
+
+
+def test_the_command_in_its_text_trains(tmp_path):
+    """As printed there, from the root of the repository, with less of everything."""
+    pytest.importorskip("rich")
+    pytest.importorskip("matplotlib")
+    (command,) = re.findall(r"wavepe (compare --import .*\\\n.*)\n", CUSTOM.read_text("utf-8"))
+    words = command.replace("\\\n", " ").split()
+    text = tmp_path / "text.txt"
+    letters = np.random.default_rng(0).integers(97, 105, size=4000).astype(np.uint8)
+    text.write_bytes(letters.tobytes())
+    out = tmp_path / "out"
+    small = (
+        "--steps 4 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 --head-dim 6"
+    )
+    small = [*small.split(), "--eval-bytes", "128"]
+    shown = run(
+        "-m", "wavepe", *words, "--data", text, "--out", out, *small, folder=EXAMPLES.parent
+    )
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    specs = ["wavelet:kind=dog,scales=6", "wavelet:scales=6"]
+    assert [run["encoding"] for run in runs] == specs
+    assert all(spec in shown for spec in specs)
+    assert runs[0]["perplexity"] != runs[1]["perplexity"]
+    with pytest.raises(ValueError, match="unknown wavelet kind 'dog'"):
+        AutoModelForCausalLM.from_pretrained(
+            out / "checkpoints" / "wavelet-kind-dog-scales-6-seed0"
+        )

@@ -1,0 +1,274 @@
+"""Llamas patched with every rope type, against stock Llamas with the same rope_parameters."""
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import wavepe.hf
+from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
+from test_rope_frequencies import LONG, ORIGINAL, SHORT
+from transformers import DynamicCache, StaticCache
+from wavepe.encodings import RoPE
+from wavepe.hf.rotary import Rotated
+
+THETA = 50.0  # small, so that positions matter in sequences this short
+TYPES = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
+    "yarn with options": {
+        "rope_type": "yarn",
+        "factor": 3.0,
+        ORIGINAL: LENGTH // 2,
+        "beta_fast": 4.0,
+        "beta_slow": 0.5,
+        "truncate": False,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
+    "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 0.25,
+        "high_freq_factor": 2.0,
+        ORIGINAL: LENGTH // 2,
+    },
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+LENGTHS = (1, 7, LENGTH // 2, LENGTH // 2 + 1, LENGTH, LENGTH + 1, 3 * LENGTH)
+# Those whose frequencies stay: their caches may grow to any length.
+STEADY = [name for name in TYPES if name not in ("dynamic", "longrope")]
+
+
+def parameters(name):
+    return {"rope_type": name, "rope_theta": THETA, **TYPES[name]}
+
+
+def scaled(name, **changes):
+    """A stock model with this scaling; a new one each time, for it remembers lengths."""
+    return tiny(rope_parameters={**parameters(name), **changes})
+
+
+def encoding(name):
+    keys = parameters(name)
+    return RoPE(theta=keys.pop("rope_theta"), type=keys.pop("rope_type"), **keys)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_spec_and_bare_rope_equal_the_stock_model(name):
+    by_spec = wavepe.hf.patch(tiny(), str(encoding(name)))
+    bare = wavepe.hf.patch(scaled(name), "rope")
+    plain = tiny(rope_parameters={"rope_type": "default", "rope_theta": THETA})
+    for length in LENGTHS:
+        ids = tokens(2, length)
+        stock = logits(scaled(name), ids)
+        assert close(logits(by_spec, ids), stock, 1e-5), length
+        assert close(logits(bare, ids), stock, 1e-5), length
+        if length > LENGTH and name != "default":
+            assert not close(stock, logits(plain, ids), 1e-2)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_type_alone_takes_the_base_of_the_model(name):
+    keys = parameters(name)
+    del keys["rope_theta"]
+    options = {"type": keys.pop("rope_type"), **keys}
+    ids = tokens(1, 2 * LENGTH)
+    for model in (tiny(rope_parameters={"rope_type": "default", "rope_theta": THETA}),
+                  scaled("linear")):  # fmt: skip
+        wavepe.hf.patch(model, "rope", **options)
+        assert close(logits(model, ids), logits(scaled(name), ids), 1e-5)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_training_equals_the_stock_model(name):
+    """Scalings that follow the length do so in training, too."""
+    for length in (LENGTH // 2, 2 * LENGTH):
+        ids = tokens(2, length)
+        stock = gradients(scaled(name).train(), ids)
+        model = wavepe.hf.patch(scaled(name), "rope").train()
+        for got, wanted in zip(gradients(model, ids), stock, strict=True):
+            assert close(got, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_lengths_in_any_order(name):
+    """A stock model of the type dynamic keeps a long sequence's base for the next shorter ones."""
+    model = wavepe.hf.patch(scaled(name), "rope")
+    for length in (3 * LENGTH, 2 * LENGTH, LENGTH, 3, LENGTH // 2 + 1, 2 * LENGTH):
+        ids = tokens(1, length)
+        assert close(logits(model, ids), logits(scaled(name), ids), 1e-5), length
+    used = scaled("dynamic")
+    logits(used, tokens(1, 3 * LENGTH))
+    ids = tokens(1, 2 * LENGTH)
+    assert not close(logits(used, ids), logits(scaled("dynamic"), ids), 1e-3)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_length_is_that_of_the_longest_row(name):
+    model = wavepe.hf.patch(scaled(name), "rope")
+    ids = tokens(2, LENGTH)
+    positions = torch.stack((torch.arange(LENGTH), torch.arange(LENGTH) + LENGTH))
+    wanted = logits(scaled(name), ids, position_ids=positions)
+    assert close(logits(model, ids, position_ids=positions), wanted, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "yarn", "dynamic", "longrope"])
+def test_unpatched_model_is_stock_again(name):
+    model, ids = scaled(name), tokens(1, 2 * LENGTH)
+    stock = logits(model, ids)
+    with wavepe.hf.patched(model, "rope:theta=7"):
+        assert not close(logits(model, ids), stock, 1e-2)
+    assert torch.equal(logits(model, ids), stock)
+    assert model.config.rope_parameters["rope_type"] == name
+
+
+# ------------------------------------------------------------------ caches
+
+
+def in_chunks(model, ids, sizes, cache):
+    parts, start = [], 0
+    for size in sizes:
+        part = logits(model, ids[:, start : start + size], past_key_values=cache)
+        parts.append(part)
+        start += size
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", STEADY)
+def test_cache_equals_the_full_pass(name, static):
+    model = wavepe.hf.patch(scaled(name), "rope")
+    ids = tokens(2, 2 * LENGTH)
+    cache = StaticCache(config=model.config, max_cache_len=40) if static else DynamicCache()
+    found = in_chunks(model, ids, (5, 1, LENGTH, 2 * LENGTH - LENGTH - 6), cache)
+    assert close(found, logits(scaled(name), ids), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "last"), [("dynamic", LENGTH), ("longrope", LENGTH // 2)], ids=["dynamic", "longrope"]
+)
+def test_cache_is_refused_as_the_base_changes(name, last):
+    """transformers goes on with keys of two bases in one cache."""
+    model, ids, cache = wavepe.hf.patch(scaled(name), "rope"), tokens(1, 3 * LENGTH), DynamicCache()
+    found = in_chunks(model, ids[:, :last], (3, last - 4, 1), cache)
+    assert close(found, logits(scaled(name), ids[:, :last]), 1e-5)
+    with pytest.raises(ValueError, match=f"{last} cached keys .*use_cache=False"):
+        logits(model, ids[:, last : last + 1], past_key_values=cache)
+    whole = logits(model, ids, use_cache=False)
+    assert close(whole, logits(scaled(name), ids), 1e-5)
+    cache = DynamicCache()  # beyond it longrope is steady again, dynamic is not
+    logits(model, ids[:, : 2 * LENGTH], past_key_values=cache)
+    if name == "longrope":
+        step = logits(model, ids[:, 2 * LENGTH :], past_key_values=cache)
+        assert close(step, whole[:, 2 * LENGTH :], 1e-5)
+    else:
+        with pytest.raises(ValueError, match="cached keys"):
+            logits(model, ids[:, 2 * LENGTH :], past_key_values=cache)
+
+
+# ------------------------------------------------------------------ options beside a scaling
+
+
+@pytest.mark.parametrize("name", ["linear", "yarn", "llama3", "longrope"])
+def test_inference_theta_on_a_scaled_model(name):
+    model = wavepe.hf.patch(scaled(name), "rope:inference_theta=300")
+    ids = tokens(1, 2 * LENGTH)
+    assert close(logits(model, ids), logits(scaled(name, rope_theta=300.0), ids), 1e-5)
+    model.train()
+    assert close(logits(model, ids), logits(scaled(name).train(), ids), 1e-5)
+
+
+def test_refused():
+    for spec, model, needs in [
+        ("rope:fraction=0.5", scaled("yarn"), "rope_type 'yarn'.*fraction=0.5 goes without type"),
+        ("rope:inference_theta=scaled", scaled("dynamic"), "rope_type 'dynamic'.*both raise"),
+        ("rope:partial_rotary_factor=0.5", tiny(), f"rotates 4 of {HEAD} dims.*fraction or type"),
+        ("rope:type=linear,factor=2,partial_rotary_factor=0.5", tiny(), "rotates 4 of"),
+        ("rope", scaled("linear", partial_rotary_factor=0.5), "rotates 4 of"),
+        ("rope:type=longrope,short_factor=1+1,long_factor=1+1", tiny(), "4 of them"),
+        ("rope:type=yarn", tiny(), "'yarn' needs factor"),
+    ]:
+        before = dict(vars(model.model))
+        with pytest.raises(ValueError, match=needs):
+            wavepe.hf.patch(model, spec)
+        assert dict(vars(model.model)) == before
+        assert not hasattr(model.config, "position_encoding")
+
+
+def test_partial_rotary_factor_of_a_plain_llama_is_nothing():
+    """A stock Llama of the type default does not read it."""
+    model = scaled("default", partial_rotary_factor=0.5)
+    ids = tokens(1, LENGTH)
+    stock = logits(model, ids)
+    assert close(stock, logits(scaled("default"), ids), 1e-6)
+    assert close(logits(wavepe.hf.patch(model, "rope"), ids), stock, 1e-5)
+
+
+def test_keys_that_the_type_does_not_know_warn():
+    model = scaled("linear", beta_fast=3.0)
+    stock = logits(model, tokens(1, 9))
+    with pytest.warns(UserWarning, match=r"rope_parameters of the model: .*'linear': beta_fast"):
+        wavepe.hf.patch(model, "rope")
+    assert close(logits(model, tokens(1, 9)), stock, 1e-5)
+
+
+def test_factor_none_is_the_ratio_of_the_lengths():
+    model = scaled("yarn", factor=None)
+    stock = logits(scaled("yarn", factor=2.0), tokens(1, 2 * LENGTH))
+    assert close(logits(wavepe.hf.patch(model, "rope"), tokens(1, 2 * LENGTH)), stock, 1e-5)
+
+
+# ------------------------------------------------------------------ saving
+
+
+@pytest.mark.parametrize("name", ["yarn", "longrope", "proportional"])
+def test_saved_model_keeps_its_scaling(name, tmp_path):
+    model = wavepe.hf.patch(tiny(), encoding(name))
+    ids = tokens(1, 2 * LENGTH)
+    model.save_pretrained(tmp_path)
+    loaded = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.config.position_encoding == str(encoding(name))
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_bare_rope_of_the_own_type_takes_the_scaling(tmp_path):
+    wavepe.hf.patch(scaled("llama3"), "rope").save_pretrained(tmp_path)
+    loaded = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path).eval()
+    ids = tokens(1, 2 * LENGTH)
+    assert loaded.config.position_encoding == "rope"
+    assert close(logits(loaded, ids), logits(scaled("llama3"), ids), 1e-5)
+
+
+def test_own_rotary_encoding_takes_the_scaling(monkeypatch):
+    monkeypatch.setattr(wavepe.encodings.base, "_known", dict(wavepe.encodings.base._known))
+
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Halved(RoPE):
+        name = "halved"
+
+        def frequencies(self, head_dim, **lengths):
+            inv_freq, factor = super().frequencies(head_dim, **lengths)
+            return inv_freq / 2, factor
+
+    model = wavepe.hf.patch(scaled("linear", factor=2.0), "halved")
+    assert isinstance(model.model.rotary_emb, Rotated)
+    ids = tokens(1, LENGTH)
+    assert close(logits(model, ids), logits(scaled("linear", factor=4.0), ids), 1e-5)
+
+
+@pytest.mark.parametrize("spec", ["rope:type=dynamic,factor=2", "rope:inference_theta=scaled"])
+def test_frequencies_that_follow_the_length_are_made_outside_the_graph(spec):
+    torch._dynamo.reset()
+    model = wavepe.hf.patch(tiny(num_hidden_layers=1), spec)
+    compiled = torch.compile(model, dynamic=True, backend="eager")
+    for length in (9, 3 * LENGTH, 2 * LENGTH):
+        ids = tokens(2, length)
+        wanted = logits(model, ids, use_cache=False)
+        assert torch.equal(logits(compiled, ids, use_cache=False), wanted)
+    torch._dynamo.reset()

@@ -1,0 +1,68 @@
+"""relative_bias under torch.func, vmap and forward mode, against gather in torch."""
+
+import pytest
+from cases import load_torch
+
+torch, ops = load_torch()
+from torch.autograd import forward_ad
+
+F64 = torch.float64
+# torch's own, when it first loads the decompositions of forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+func = torch.func
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def by_gather(q, p, keys):
+    delta = torch.arange(q.shape[-2])[:, None] + (keys - q.shape[-2]) - torch.arange(keys)
+    rows = p[..., delta.clamp(0, p.shape[-2] - 1), :]
+    seen = (delta >= 0) & (delta < p.shape[-2])
+    return torch.where(seen, (q[..., :, None, :] * rows).sum(-1), 0.0)
+
+
+Q, P, DQ, DP = draw(2, 5, 3), draw(6, 3, seed=1), draw(2, 5, 3, seed=2), draw(6, 3, seed=3)
+
+
+def ours(q, p):
+    return ops.relative_bias(q, p, 7)
+
+
+def theirs(q, p):
+    return by_gather(q, p, 7)
+
+
+def assert_close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("argument", [0, 1])
+@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd"])
+def test_derivatives(name, argument):
+    def cubes(call):
+        return lambda q, p: (call(q, p) ** 3).sum()
+
+    transform = getattr(func, name)
+    assert_close(transform(cubes(ours), argument)(Q, P), func.grad(cubes(theirs), argument)(Q, P))
+
+
+def test_jvp_and_forward_mode():
+    expected = theirs(DQ, P) + theirs(Q, DP)
+    assert_close(func.jvp(ours, (Q, P), (DQ, DP))[1], expected)
+    with forward_ad.dual_level():
+        out = ours(forward_ad.make_dual(Q, DQ), P)
+        assert_close(forward_ad.unpack_dual(out).tangent, theirs(DQ, P))
+
+
+def test_vmap():
+    assert_close(torch.vmap(lambda q: ours(q, P))(Q), theirs(Q, P))
+    many = draw(4, 6, 3, seed=4)
+    assert_close(torch.vmap(lambda p: ours(Q, p))(many), torch.stack([theirs(Q, p) for p in many]))
+
+
+def test_gradcheck():
+    q, p = Q.clone().requires_grad_(), P.clone().requires_grad_()
+    assert torch.autograd.gradcheck(ours, (q, p), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(ours, (q, p))

@@ -1,0 +1,274 @@
+"""What the theory promises (METHODS 5), over positions, sizes and bases that hypothesis picks."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import wavepe
+import wavepe.analysis as analysis
+from cases import assert_same_bits, assert_within
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+steady = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+positions = st.integers(0, 100_000)
+dims = st.integers(1, 64).map(lambda pairs: 2 * pairs)
+bases = st.sampled_from([1.0, 2.0, 128.0, 1e4, 5e5, 1e6]) | st.floats(1.0, 1e7)
+seeds = st.integers(0, 2**32 - 1)
+
+SCALINGS = {
+    "default": {},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": 64,
+        "factor": 4.0,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    "partial": {"partial_rotary_factor": 0.5},
+}
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def rotated(x, places, inv_freq, factor=1.0, **form):
+    cos, sin = wavepe.rope_table(places, inv_freq, attention_factor=factor, dtype=np.float64)
+    return wavepe.rope(x, cos, sin, **form)
+
+
+# --------------------------------------------------------------- RoPE is a wavelet transform [W]
+
+
+@given(positions, dims, bases)
+@steady
+def test_rope_is_a_wavelet_transform(m, dim, theta):
+    """psi in the even rows, psi' in the odd ones, is the rotation of position m."""
+    angles = m * theta ** (-np.arange(0, dim, 2) / dim)
+    even, odd = np.zeros((2, dim // 2, dim))
+    pair = np.arange(dim // 2)
+    even[pair, 2 * pair], even[pair, 2 * pair + 1] = np.cos(angles), -np.sin(angles)
+    odd[pair, 2 * pair], odd[pair, 2 * pair + 1] = np.sin(angles), np.cos(angles)
+    got = analysis.rope_wavelet_matrix(m, dim, theta)
+    assert_within(got[0::2], even, 1e-9)
+    assert_within(got[1::2], odd, 1e-9)
+
+
+@given(positions)
+@steady
+def test_the_integrals_of_both_wavelets_are_zero(m):
+    """The midpoint rule is exact for a period that no multiple of the points divides."""
+    points = 20011  # a prime above k, which is at most 15916
+    middles = (np.arange(2 * points) + 0.5) / points
+    for wavelet in analysis.rope_wavelet(middles, m):
+        assert abs(wavelet.sum() / points) < 1e-9
+        assert wavelet.std() > 0.5
+
+
+@given(seeds, st.integers(1, 16))
+@steady
+def test_discrete_haar_is_the_block_at_a_quarter_of_pi(seed, pairs):
+    x = normal(seed, 2 * pairs)
+    got = rotated(x, 1, np.full(pairs, math.pi / 4), interleaved=True)
+    haar = np.array([[1.0, -1.0], [1.0, 1.0]]) / math.sqrt(2)
+    assert_within(got, (x.reshape(pairs, 2) @ haar.T).ravel(), 1e-15)
+    # its first row is the wavelet at scale 2, whose support ends before the shift
+    shifts = 2 * np.arange(pairs) + 2
+    assert_within(got[0::2], -analysis.wavelet_transform(x, 2, shifts, "haar"), 1e-15)
+
+
+# --------------------------------------------------------------- invariants of rotations
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@given(seeds, positions, positions, positions)
+@steady
+def test_rotary_scores_depend_on_the_difference_alone(name, seed, m, n, shift):
+    inv_freq, factor = wavepe.rope_frequencies(
+        8, 500.0, scaling=SCALINGS[name], length=100, max_length=64
+    )
+    q, k = normal(seed, 2, 8)
+
+    def score(m, n):
+        return rotated(q, m, inv_freq, factor) @ rotated(k, n, inv_freq, factor)
+
+    size = factor**2 * np.linalg.norm(q) * np.linalg.norm(k)
+    assert abs(score(m + shift, n + shift) - score(m, n)) <= 1e-13 * size
+
+
+@given(seeds, positions, dims, bases, st.booleans())
+@steady
+def test_a_rotation_keeps_the_norm_of_each_pair(seed, m, dim, theta, interleaved):
+    x = normal(seed, dim)
+    y = rotated(x, m, wavepe.rope_frequencies(dim, theta)[0], interleaved=interleaved)
+    pair = (-1, 2) if interleaved else (2, -1)
+    axis = 1 if interleaved else 0
+    before, after = (np.linalg.norm(a.reshape(pair), axis=axis) for a in (x, y))
+    assert_within(after, before, 1e-15 * (1 + 4 * before))
+
+
+@given(seeds, positions, dims, bases, st.booleans())
+@steady
+def test_the_inverse_rotation_returns(seed, m, dim, theta, interleaved):
+    x = normal(seed, 3, dim)
+    cos, sin = wavepe.rope_table(m, wavepe.rope_frequencies(dim, theta)[0], dtype=np.float64)
+    y = wavepe.rope(x, cos, sin, interleaved=interleaved)
+    back = wavepe.rope(y, cos, sin, interleaved=interleaved, inverse=True)
+    assert_within(back, x, 1e-14)
+
+
+@given(seeds, positions, dims, st.sampled_from([np.float32, np.float64]))
+@steady
+def test_interleaved_is_the_half_split_permuted(seed, m, dim, dtype):
+    x = normal(seed, dim).astype(dtype)
+    cos, sin = wavepe.rope_table(m, wavepe.rope_frequencies(dim)[0], dtype=dtype)
+    order = np.arange(dim).reshape(-1, 2).T.ravel()  # 0, 2, 4, ..., 1, 3, 5, ...
+    interleaved = wavepe.rope(x, cos, sin, interleaved=True)
+    assert_same_bits(interleaved[order], wavepe.rope(x[order], cos, sin))
+
+
+@given(seeds, positions, dims, bases)
+@steady
+def test_fraction_one_is_rope_and_zero_is_nothing(seed, m, dim, theta):
+    x = normal(seed, dim).astype(np.float32)
+    plain = wavepe.rope(x, *wavepe.rope_table(m, wavepe.rope_frequencies(dim, theta)[0]))
+    whole = wavepe.encoding("rope", theta=theta, fraction=1.0).rope_table(m, dim)
+    none = wavepe.encoding("rope", theta=theta, fraction=0.0).rope_table(m, dim)
+    assert_same_bits(wavepe.rope(x, *whole), plain)
+    assert_same_bits(wavepe.rope(x, *none), x)
+
+
+@given(positions, st.integers(-1000, 1000), dims, bases)
+@steady
+def test_the_shift_matrix_moves_the_sinusoid(m, k, dim, theta):
+    got = analysis.shift_matrix(k, dim, theta) @ wavepe.sinusoidal(m, dim, theta)
+    assert_within(got, wavepe.sinusoidal(m + k, dim, theta), 1e-10)
+
+
+# --------------------------------------------------------------- invariants of relative scores
+
+
+@pytest.mark.parametrize("kind", oracle.KINDS)
+@given(seeds, st.integers(1, 40), st.integers(0, 40))
+@steady
+def test_wavelet_scores_depend_on_the_difference_alone(kind, seed, length, shift):
+    """The scores of the tokens from `shift` on, alone, are those that they have in the whole."""
+    q = normal(seed, shift + length, 16).astype(np.float32)
+    p, first, _ = wavepe.encoding("wavelet", kind=kind, scales=4).table(shift + length, 16)
+    whole = wavepe.relative_bias(q, p, shift + length, first=first)
+    assert_same_bits(wavepe.relative_bias(q[shift:], p, length), whole[shift:, shift:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", oracle.KINDS)
+@given(seeds, st.integers(1, 40))
+@steady
+def test_wavelet_scores_are_a_block_of_those_at_twice_the_length(kind, causal, seed, length):
+    encoding = wavepe.encoding("wavelet", kind=kind, scales=4)
+    q = normal(seed, 2 * length, 16).astype(np.float32)
+    scores = []
+    for size in (length, 2 * length):
+        p, first, beyond = encoding.table(size, 16, causal=causal)
+        scores.append(wavepe.relative_bias(q[:size], p, size, first=first, beyond=beyond))
+    assert_same_bits(scores[0], scores[1][:length, :length])
+
+
+# --------------------------------------------------------------- in a model
+
+
+def model_parts():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    import hf_model
+
+    return hf_model
+
+
+def specs():
+    try:
+        import hf_model
+    except ImportError:  # no torch here
+        return []
+    return list(hf_model.ENCODINGS)
+
+
+def depends_on_differences(spec):
+    encoding = wavepe.encoding(spec)
+    return encoding.entry != "absolute" and "scaled" not in spec
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_a_later_token_changes_no_earlier_output(spec):
+    hf = model_parts()
+    model = hf.patched_tiny(spec)
+
+    @given(seeds, st.integers(1, 19), st.integers(1, hf.VOCABULARY - 1))
+    @settings(steady, max_examples=10)
+    def check(seed, place, token):
+        ids = hf.tokens(1, 20, seed)
+        other = ids.clone()
+        other[0, place:] = token
+        before, after = hf.logits(model, ids)[0], hf.logits(model, other)[0]
+        assert hf.worst(after[:place], before[:place]) <= 1e-6 * before.abs().max()
+        assert hf.worst(after[place:], before[place:]) > 1e-3 or (ids == other).all()
+
+    check()
+
+
+@pytest.mark.parametrize("spec", [s for s in specs() if depends_on_differences(s)])
+def test_outputs_stay_when_all_positions_shift_together(spec):
+    hf = model_parts()
+    import torch
+
+    model = hf.patched_tiny(spec)
+
+    @given(seeds, positions)
+    @settings(steady, max_examples=10)
+    def check(seed, shift):
+        ids, places = hf.tokens(1, 20, seed), torch.arange(20)[None]
+        got = hf.logits(model, ids, position_ids=places + shift, use_cache=False)
+        assert hf.close(got, hf.logits(model, ids, use_cache=False), 2e-5)
+
+    check()
+
+
+def test_without_encoding_and_mask_the_order_says_nothing():
+    """A permutation of the tokens permutes the outputs, and equal tokens have equal ones."""
+    hf = model_parts()
+    import torch
+
+    everything = torch.ones(1, 1, 12, 12, dtype=torch.bool)
+    model = hf.patched_tiny("none")
+
+    def outputs(ids):
+        return hf.logits(model, ids, attention_mask=everything)[0]
+
+    @given(seeds, st.permutations(range(12)))
+    @settings(steady, max_examples=10)
+    def check(seed, order):
+        ids = hf.tokens(1, 12, seed)
+        ids[0, 3] = ids[0, 7]
+        got, bound = outputs(ids), 1e-5
+        assert hf.close(outputs(ids[:, order]), got[order], bound)
+        assert hf.close(got[3], got[7], bound)
+
+    check()
+    ids = hf.tokens(1, 12)
+    for spec in ("rope:theta=100", "wavelet:scales=4", "alibi", "integer"):  # and these say it
+        ordered = hf.logits(hf.patched_tiny(spec), ids, attention_mask=everything)[0]
+        turned = hf.logits(hf.patched_tiny(spec), ids.flip(1), attention_mask=everything)[0]
+        assert not hf.close(turned.flip(0), ordered, 1e-2)

@@ -1,0 +1,127 @@
+"""set_num_threads: more threads, the same bits; and who may not share memory."""
+
+import threading
+
+import numpy as np
+import pytest
+import wavepe
+from cases import assert_same_bits, generator, lay_out, turn
+from wavepe import _threads
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(_threads, "PIECE", 16)
+    yield
+    wavepe.set_num_threads(1)
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    """How many workers each pool had: without it a test of threads could pass without any."""
+    used = []
+
+    class Counting(_threads.ThreadPoolExecutor):
+        def __init__(self, workers):
+            used.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr(_threads, "ThreadPoolExecutor", Counting)
+    return used
+
+
+def calls():
+    rng = generator("threads")
+    x, (cos, sin) = rng.normal(size=(3, 37, 18)).astype(np.float32), turn(rng, (37, 7))
+    q, p = rng.normal(size=(2, 37, 9)), rng.normal(size=(21, 9))
+    scale, shift = wavepe.wavelet_grid(16)
+    inv_freq, _ = wavepe.rope_frequencies(16)
+    return {
+        "rope": lambda: wavepe.rope(x, cos, sin),
+        "rope strided": lambda: wavepe.rope(lay_out(x, "negative"), cos, sin, interleaved=True),
+        "rope float16": lambda: wavepe.rope(x.astype(np.float16), cos, sin, inverse=True),
+        "rope_table": lambda: np.stack(wavepe.rope_table(np.arange(37) * 10**7, inv_freq)),
+        "rope_table hf": lambda: np.stack(
+            wavepe.rope_table(np.arange(37), inv_freq, precision="hf", dtype=np.float64)
+        ),
+        "relative_bias": lambda: wavepe.relative_bias(q, p, 41, first=-3),
+        "relative_bias edge": lambda: wavepe.relative_bias(q, p, 11, first=5, beyond="edge"),
+        "wavelet_table": lambda: wavepe.wavelet_table(np.arange(-20, 21), scale, shift),
+    }
+
+
+@pytest.mark.parametrize("name", calls())
+@pytest.mark.parametrize("threads", [2, 3, 64])
+def test_same_bits_for_any_number_of_threads(variant, pools, name, threads):
+    alone = calls()[name]()
+    assert not pools
+    wavepe.set_num_threads(threads)
+    assert_same_bits(calls()[name](), alone)
+    assert pools
+    assert 2 <= max(pools) <= threads
+
+
+def test_in_place_in_pieces(pools):
+    rng = generator("in place")
+    x, (cos, sin) = rng.normal(size=(37, 16)), turn(rng, (37, 8), np.float64)
+    expected = wavepe.rope(x, cos, sin)
+    wavepe.set_num_threads(4)
+    assert wavepe.rope(x, cos, sin, out=x) is x
+    assert pools == [4]
+    assert_same_bits(x, expected)
+
+
+def test_shifted_memory_is_not_cut(pools):
+    """A piece would write what the next one still reads."""
+    rng = generator("shifted")
+    memory, (cos, sin) = rng.normal(size=(38, 16)), turn(rng, (37, 8), np.float64)
+    expected = wavepe.rope(memory[:-1].copy(), cos, sin)
+    wavepe.set_num_threads(4)
+    assert_same_bits(wavepe.rope(memory[:-1], cos, sin, out=memory[1:]), expected)
+    assert not pools
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_relative_bias_into_its_own_queries(variant, threads):
+    rng = generator("own queries")
+    table, q = rng.normal(size=(40, 37)), rng.normal(size=(37, 37))
+    expected = wavepe.relative_bias(q, table, 37)
+    wavepe.set_num_threads(threads)
+    assert wavepe.relative_bias(q, table, 37, out=q) is q
+    assert_same_bits(q, expected)
+
+
+def test_small_calls_use_one_thread(monkeypatch, pools):
+    monkeypatch.undo()
+    wavepe.set_num_threads(8)
+    for call in calls().values():
+        call()
+    assert not pools
+
+
+def test_callers_in_threads_of_their_own():
+    expected = {name: call() for name, call in calls().items()}
+    wavepe.set_num_threads(2)
+    wrong = []
+
+    def work():
+        for _ in range(5):
+            for name, call in calls().items():
+                if not np.array_equal(call(), expected[name]):
+                    wrong.append(name)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("n", "error"),
+    [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)],
+)
+def test_bad_numbers(n, error):
+    with pytest.raises(error, match="n must be"):
+        wavepe.set_num_threads(n)

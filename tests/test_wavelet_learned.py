@@ -1,0 +1,516 @@
+"""learned=true: scales and shifts as parameters, from the encoding to checkpoints and compare."""
+
+import copy
+import io
+import json
+
+import numpy as np
+import oracle
+import pytest
+import wavepe
+from wavepe import _wavelet_registered
+
+KINDS = ("ricker", "gaussian", "morlet")
+SPEC = "wavelet:scales=4,learned=true"
+PLAIN = "wavelet:scales=4"
+
+
+@pytest.fixture(autouse=True)
+def register(monkeypatch):
+    """register_wavelet, with a register that forgets what the test adds."""
+    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    return wavepe.register_wavelet
+
+
+def bump(u):
+    return np.exp(-u * u) * (1 + u)
+
+
+def bump_slope(u):
+    return np.exp(-u * u) * (1 - 2 * u * (1 + u))
+
+
+# ------------------------------------------------------------------ the encoding
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_specs(kind):
+    encoding = wavepe.encoding("wavelet", kind=kind, learned=True)
+    assert encoding.learned
+    assert wavepe.encoding(str(encoding)) == encoding
+    assert wavepe.encoding(encoding.to_dict()) == encoding == encoding.trained_as()
+    assert encoding != wavepe.encoding("wavelet", kind=kind)
+    assert str(wavepe.encoding("wavelet:learned=false")) == "wavelet"
+
+
+@pytest.mark.parametrize("options", ["scales=6", "scales=1+3,min_scale=1", "scales=3,min_scale=4"])
+def test_initial_parameters_are_the_grid_s(options):
+    encoding = wavepe.encoding(f"wavelet:{options},learned=true")
+    parameters = encoding.parameters(24, 4)
+    assert list(parameters) == ["scale", "shift"]
+    plain = wavepe.encoding(f"wavelet:{options}")
+    grid = wavepe.wavelet_grid(24, plain.scales, plain.min_scale)
+    for got, want in zip(parameters.values(), grid, strict=True):
+        assert got.dtype == np.float64
+        assert np.array_equal(got, want)
+    for causal in (True, False):
+        table, plain_table = (e.table(9, 24, causal=causal) for e in (encoding, plain))
+        assert np.array_equal(table[0], plain_table[0])
+        assert table[1:] == plain_table[1:]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("kind=haar", "kind=haar is piecewise constant: its gradient is zero"),
+        ("kind=own", r"kind=own was registered without one.*derivative="),
+    ],
+)
+def test_kinds_without_a_gradient_are_refused(register, options, reason):
+    register("own", bump)
+    with pytest.raises(ValueError, match=reason):
+        wavepe.encoding(f"wavelet:{options},learned=true")
+    register("own", bump, derivative=bump_slope)
+    wavepe.encoding("wavelet:kind=own,learned=true")
+
+
+@pytest.mark.parametrize("spec", ["wavelet", "rope", "alibi", "none", "sinusoidal"])
+def test_the_others_learn_nothing(spec):
+    encoding = wavepe.encoding(spec)
+    assert not getattr(encoding, "learned", False)
+    with pytest.raises(NotImplementedError, match=f"{spec}.*learns nothing"):
+        encoding.parameters(8, 2)
+    with pytest.raises(NotImplementedError, match="learns nothing"):
+        encoding.learned_table(3, {})
+
+
+def test_wrong_head_sizes():
+    with pytest.raises(ValueError, match="24 is not divisible"):
+        wavepe.encoding("wavelet:scales=5,learned=true").parameters(24, 4)
+
+
+# ------------------------------------------------------------------ its table, in torch
+
+
+@pytest.fixture(scope="module")
+def torch():
+    torch = pytest.importorskip("torch")
+    if not wavepe.build_info()["torch"]:
+        pytest.skip("wavepe was built without torch")
+    return torch
+
+
+def moved(torch, encoding, head_dim, dtype=None):
+    """Parameters that are not the initial ones."""
+    rng = np.random.default_rng(5)
+    return {
+        name: torch.from_numpy(
+            value * rng.uniform(0.8, 1.3, head_dim) + rng.normal(0, 0.1, head_dim)
+        )
+        .to(dtype or torch.float64)
+        .requires_grad_()
+        for name, value in encoding.parameters(head_dim, 2).items()
+    }
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mirrored", [None, True])
+@pytest.mark.parametrize("kind", [*KINDS, "own"])
+def test_values_and_derivatives(register, torch, kind, mirrored, causal):
+    register("own", bump, derivative=bump_slope)
+    encoding = wavepe.encoding("wavelet", kind=kind, scales=3, mirrored=mirrored, learned=True)
+    parameters = moved(torch, encoding, 6)
+    p, first, beyond = encoding.learned_table(7, parameters, causal=causal)
+    assert (first, beyond) == (0 if causal else -6, "zero")
+    t = np.arange(first, 7.0)[:, None] * (-1 if mirrored else 1)
+    scale, shift = (x.detach().numpy() for x in parameters.values())
+    own = bump((t - shift) / scale)
+    want = own if kind == "own" else oracle.psi(kind, t, scale, shift)
+    assert p.shape == want.shape
+    assert np.abs(p.detach().numpy() - want).max() < 1e-14
+
+    def table(scale, shift):
+        return encoding.learned_table(7, {"scale": scale, "shift": shift}, causal=causal)[0]
+
+    assert torch.autograd.gradcheck(table, tuple(parameters.values()))
+
+
+def test_initial_values_give_the_plain_table(torch):
+    encoding = wavepe.encoding(SPEC)
+    initial = {k: torch.from_numpy(v).float() for k, v in encoding.parameters(8, 2).items()}
+    p, first, beyond = encoding.learned_table(20, initial)
+    want, *rest = encoding.table(20, 8)
+    assert p.dtype == torch.float32
+    assert torch.equal(p, torch.from_numpy(want))
+    assert [first, beyond] == rest
+
+
+# ------------------------------------------------------------------ models
+
+
+@pytest.fixture(scope="module")
+def hf(torch):
+    pytest.importorskip("transformers")
+    pytest.importorskip("wavepe.hf")
+    return pytest.importorskip("hf_model")
+
+
+def parameters_of(model):
+    base = model.base_model
+    return base.position_encoding.scale, base.position_encoding.shift
+
+
+def shake(torch, model):
+    """Move the parameters away from their initial values."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in parameters_of(model):
+            parameter += 0.3 * torch.rand(parameter.shape, generator=generator)
+    return model
+
+
+def written_out(model):
+    """The encoding of a model with its present parameters, for hf_model.reference."""
+    scale, shift = (x.detach().double().numpy() for x in parameters_of(model))
+
+    def parts(length, heads, dim):
+        return {"relative": oracle.wavelet_table(length, scale, shift)}
+
+    return parts
+
+
+def test_a_patched_model(torch, hf):
+    model, ids = hf.tiny(), hf.tokens(2, 12)
+    before, weights = hf.logits(model, ids), copy.deepcopy(model.state_dict())
+    names, attributes = list(weights), [sorted(vars(module)) for module in model.modules()]
+    wavepe.hf.patch(model, SPEC)
+    learned = ["model.position_encoding.scale", "model.position_encoding.shift"]
+    assert [name for name in model.state_dict() if name not in names] == learned
+    assert [name for name, _ in model.named_parameters() if name not in names] == learned
+    assert torch.equal(hf.logits(model, ids), hf.logits(hf.patched_tiny(PLAIN), ids))
+    shake(torch, model)
+    for length in (1, 7, 3 * hf.LENGTH):
+        row = hf.tokens(1, length)
+        got = hf.logits(model, row)[0]
+        assert hf.close(got, hf.reference(model, row[0], written_out(model))[0])
+    wavepe.hf.unpatch(model)
+    assert torch.equal(hf.logits(model, ids), before)
+    assert list(model.state_dict()) == names
+    assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+
+
+def test_gradients_are_those_of_the_written_out_model(torch, hf):
+    """By differences of the loss that the float64 model has."""
+    model, ids = shake(torch, hf.patched_tiny(SPEC)), hf.tokens(1, 9)
+    hf.gradients(model, ids)
+
+    def loss():
+        scores = hf.reference(model, ids[0], written_out(model))[0][:-1]
+        scores -= scores.max(axis=1, keepdims=True)
+        logarithms = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return -logarithms[np.arange(8), ids[0, 1:].numpy()].mean()
+
+    model.base_model.position_encoding.double()
+    step = 1e-6
+    for parameter, got in [(x, x.grad.numpy().copy()) for x in parameters_of(model)]:
+        wanted = np.empty(8)
+        for column in range(8):
+            losses = []
+            for change in (step, -2 * step):
+                with torch.no_grad():
+                    parameter[column] += change
+                losses.append(loss())
+            with torch.no_grad():
+                parameter[column] += step
+            wanted[column] = (losses[0] - losses[1]) / (2 * step)
+        assert np.abs(wanted).min() > 1e-4
+        assert hf.close(got, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_gradients(torch, hf, reentrant):
+    model, ids = shake(torch, hf.patched_tiny(SPEC)).train(), hf.tokens(2, 9)
+    wanted = hf.gradients(model, ids)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    for got, gradient in zip(hf.gradients(model, ids), wanted, strict=True):
+        assert hf.close(got, gradient, 1e-5)
+
+
+def test_decoding_step_by_step(torch, hf):
+    from transformers import DynamicCache, StaticCache
+
+    model, ids = shake(torch, hf.patched_tiny(SPEC)), hf.tokens(2, 12)
+    wanted = hf.logits(model, ids)
+    for cache in (DynamicCache(), StaticCache(model.config, max_cache_len=20)):
+        parts = []
+        for piece in (ids[:, :5], ids[:, 5:6], ids[:, 6:]):
+            parts.append(hf.logits(model, piece, past_key_values=cache))
+        assert hf.close(torch.cat(parts, dim=1), wanted, 1e-5)
+
+
+def test_a_change_shows_at_once(torch, hf):
+    """No table outlives the parameters it came from."""
+    model, row = hf.patched_tiny(SPEC), hf.tokens(1, 12)
+    first = hf.logits(model, row)
+    shake(torch, model)
+    assert not hf.close(hf.logits(model, row), first, 1e-2)
+    assert hf.close(hf.logits(model, row)[0], hf.reference(model, row[0], written_out(model))[0])
+    assert torch.equal(hf.logits(hf.patched_tiny(SPEC), row), first)
+
+
+def test_compiled_whole(torch, hf):
+    torch._dynamo.reset()
+    model = shake(torch, hf.patched_tiny(SPEC)).train()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    for length in (9, 12, 3 * hf.LENGTH):
+        ids = hf.tokens(2, length)
+        options = {"use_cache": False}
+        assert torch.equal(hf.logits(compiled, ids, **options), hf.logits(model, ids, **options))
+    assert len(graphs) == 1
+    torch._dynamo.reset()
+    ids = hf.tokens(2, 9)
+    wanted = hf.gradients(model, ids)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for got, gradient in zip(hf.gradients(compiled, ids), wanted, strict=True):
+        assert hf.close(got, gradient, 1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parameters_stay_float32_in_a_narrow_model(torch, hf, dtype, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    dtype = getattr(torch, dtype)
+    model = shake(torch, hf.patched_tiny(SPEC))
+    wanted = [x.detach().clone() for x in parameters_of(model)]
+    model.to(dtype)
+    after = wavepe.hf.patch(hf.tiny().to(dtype), SPEC)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    recast = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).to(dtype)
+    for narrow in (model, loaded, recast):
+        assert narrow.dtype == dtype
+        for parameter, value in zip(parameters_of(narrow), wanted, strict=True):
+            assert torch.equal(parameter, value)  # in dtype too
+    assert all(x.dtype == torch.float32 for x in parameters_of(after))
+    ids = hf.tokens(2, 12)
+    assert torch.equal(hf.logits(loaded, ids), hf.logits(model, ids))
+    if dtype == torch.bfloat16:
+        model.train()(ids, labels=ids).loss.backward()
+        torch.optim.SGD(model.parameters(), lr=1e-4).step()
+        for parameter, value in zip(parameters_of(model), wanted, strict=True):
+            assert parameter.grad.dtype == torch.float32
+            assert not torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize("maker", ["patch", "own"])
+def test_checkpoints_keep_what_was_learned(torch, hf, maker, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    if maker == "patch":
+        model = hf.patched_tiny(SPEC)
+    else:
+        config = hf.tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=SPEC)
+        model = wavepe.hf.WavePELlamaForCausalLM(config).eval()
+    shake(torch, model).save_pretrained(tmp_path)
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    for got, want in zip(parameters_of(loaded), parameters_of(model), strict=True):
+        assert torch.equal(got, want)
+        assert got.requires_grad
+    ids = hf.tokens(2, 12)
+    assert torch.equal(hf.logits(loaded, ids), hf.logits(model, ids))
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers reports the missing keys
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_without_them_gets_the_initial_ones(torch, hf, dtype, tmp_path):
+    dtype = getattr(torch, dtype)
+    hf.tiny().save_pretrained(tmp_path)
+    scale, shift = wavepe.wavelet_grid(hf.HEAD, 4)
+    own = wavepe.hf.WavePELlamaForCausalLM
+    loaded = [own.from_pretrained(tmp_path, position_encoding=SPEC, dtype=dtype)]
+    wavepe.hf.patch_llama(SPEC)
+    try:
+        from transformers import LlamaForCausalLM
+
+        loaded.append(LlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype))
+    finally:
+        wavepe.hf.unpatch_llama()
+    for model in loaded:
+        assert model.dtype == dtype
+        got = parameters_of(model)
+        assert all(x.dtype == torch.float32 for x in got)
+        assert torch.equal(got[0], torch.from_numpy(scale).float())
+        assert torch.equal(got[1], torch.from_numpy(shift).float())
+    wanted = hf.logits(wavepe.hf.patch(hf.tiny().to(dtype), SPEC), hf.tokens(2, 12))
+    assert all(torch.equal(hf.logits(model, hf.tokens(2, 12)), wanted) for model in loaded)
+
+
+def test_first_weights_are_those_of_any_encoding(torch, hf):
+    states = []
+    for spec in (SPEC, PLAIN):
+        torch.manual_seed(3)
+        config = hf.tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec)
+        states.append(wavepe.hf.WavePELlamaForCausalLM(config).state_dict())
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
+def test_copies_have_parameters_of_their_own(torch, hf):
+    model, ids = hf.patched_tiny(SPEC), hf.tokens(2, 12)
+    wanted = hf.logits(model, ids)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert torch.equal(hf.logits(other, ids), wanted)
+        shake(torch, other)
+        assert not hf.close(hf.logits(other, ids), wanted, 1e-2)
+        assert torch.equal(hf.logits(model, ids), wanted)
+        stock = hf.logits(hf.tiny(), ids)
+        assert torch.equal(hf.logits(wavepe.hf.unpatch(other), ids), stock)
+
+
+def test_llamas_made_in_between(torch, hf):
+    wavepe.hf.patch_llama(SPEC)
+    try:
+        model = hf.tiny()
+    finally:
+        wavepe.hf.unpatch_llama()
+    learned = [name for name in model.state_dict() if "position_encoding" in name]
+    assert learned == ["model.position_encoding.scale", "model.position_encoding.shift"]
+    ids = hf.tokens(2, 12)
+    patched = hf.patched_tiny(SPEC)
+    model.load_state_dict(patched.state_dict())  # tiny() fills all it finds at random
+    assert torch.equal(hf.logits(model, ids), hf.logits(patched, ids))
+    assert torch.equal(hf.logits(wavepe.hf.unpatch(model), ids), hf.logits(hf.tiny(), ids))
+
+
+def test_an_attention_layer_alone_learns_its_own(torch, hf):
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    whole, config = hf.patched_tiny(SPEC), hf.tiny_config()
+    inside = whole.model.layers[0].self_attn
+    wavepe.hf.patch_llama(SPEC)
+    try:
+        layer = LlamaAttention(config, 0).eval()
+    finally:
+        wavepe.hf.unpatch_llama()
+    names = [name for name, _ in layer.named_parameters() if "position_encoding" in name]
+    assert names == ["position_encoding.scale", "position_encoding.shift"]
+    missing = layer.load_state_dict(inside.state_dict(), strict=False).missing_keys
+    assert missing == names
+    hidden, positions = torch.randn(2, 7, config.hidden_size), torch.arange(7)[None]
+    own = whole.model.rotary_emb(hidden, positions)
+    wanted = inside(hidden, position_embeddings=own, position_ids=positions)[0]
+    got = layer(hidden)[0]
+    assert torch.equal(got, wanted)
+    got.sum().backward()
+    assert layer.position_encoding.shift.grad.any()
+
+
+def test_a_registered_wavelet_learns_in_a_model(register, torch, hf):
+    register("own", bump, derivative=bump_slope)
+    model, ids = hf.patched_tiny("wavelet:kind=own,scales=4,learned=true"), hf.tokens(2, 9)
+    gradients = hf.gradients(model.train(), ids)
+    assert all(parameter.grad.any() for parameter in parameters_of(model))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for got, gradient in zip(hf.gradients(compiled, ids), gradients, strict=True):
+        assert hf.close(got, gradient, 1e-5)
+    torch._dynamo.reset()
+
+
+def test_learned_encodings_of_other_entries_are_refused(torch, hf, monkeypatch):
+    import dataclasses
+
+    from wavepe.encodings import ALiBi, base
+
+    monkeypatch.setattr(base, "_known", dict(base._known))
+
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Slopes(ALiBi):
+        name = "slopes"
+        learned: bool = True
+
+    with pytest.raises(ValueError, match="only relative encodings can be learned"):
+        wavepe.hf.patch(hf.tiny(), "slopes")
+
+
+# ------------------------------------------------------------------ wavepe compare
+
+
+def compare(out, text, steps=40, specs=("wavelet:scales=3,learned=true", "wavelet:scales=3")):
+    return [
+        "compare", "--encodings", *specs, "--data", str(text), "--out", str(out),
+        "--steps", str(steps), "--train-length", "16", "--lengths", "16", "32", "--batch", "2",
+        "--layers", "1", "--heads", "2", "--head-dim", "6", "--eval-bytes", "128",
+        "--save-every", "1", "--quiet",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    letters = np.random.default_rng(0).integers(97, 105, size=4000).astype(np.uint8)
+    path.write_bytes(letters.tobytes())
+    return path
+
+
+def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
+    pytest.importorskip("rich")
+    pytest.importorskip("matplotlib")
+    from safetensors.torch import load_file
+    from wavepe.cli import main, training
+
+    assert main(compare(tmp_path / "whole", text)) == 0
+    taken = []
+
+    def stop_at_ten(state, *args):
+        if len(taken) == 10:
+            raise KeyboardInterrupt
+        taken.append(state.step)
+        return step(state, *args)
+
+    step = training._train_step
+    monkeypatch.setattr(training, "_train_step", stop_at_ten)
+    assert main(compare(tmp_path / "cut", text)) == 130
+    monkeypatch.setattr(training, "_train_step", step)
+    (state,) = (tmp_path / "cut" / "training").iterdir()
+    import torch
+
+    kept = torch.load(state, weights_only=True)
+    assert kept["step"] == 10
+    assert "model.position_encoding.shift" in kept["model"]
+    sizes = [tuple(x["exp_avg"].shape) for x in kept["optimizer"]["state"].values()]
+    assert sizes.count((6,)) == 2
+    assert main(compare(tmp_path / "cut", text)) == 0
+    runs = [
+        json.loads((tmp_path / n / "results.json").read_text())["runs"] for n in ("cut", "whole")
+    ]
+    figures = [[(run["encoding"], run["perplexity"]) for run in each] for each in runs]
+    assert figures[0] == figures[1]
+    assert figures[0][0][1] != figures[0][1][1]
+    (folder,) = (tmp_path / "whole" / "checkpoints").glob("*learned*")
+    weights = load_file(folder / "model.safetensors")
+    for name, start in zip(("scale", "shift"), wavepe.wavelet_grid(6, 3), strict=True):
+        change = weights[f"model.position_encoding.{name}"].double().numpy() - start
+        assert 1e-4 < np.abs(change).max() < 1
+
+
+def test_compare_refuses_before_it_starts(hf, text, tmp_path, capsys):
+    pytest.importorskip("rich")
+    from wavepe.cli import main
+
+    out = tmp_path / "out"
+    assert main(compare(out, text, specs=["wavelet:kind=haar,learned=true"])) == 2
+    assert "gradient is zero" in capsys.readouterr().err
+    assert not out.exists()

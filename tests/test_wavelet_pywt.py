@@ -1,0 +1,291 @@
+"""Kinds that PyWavelets samples, against the cascade written out by hand."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import wavepe
+from cases import assert_same_bits, assert_within
+from numpy.testing import assert_array_equal
+
+pywt = pytest.importorskip("pywt")
+
+# The families and members of [W], and the largest that PyWavelets has.
+PUBLISHED = [
+    *(f"db{n}" for n in range(2, 33)),
+    *(f"sym{n}" for n in range(2, 9)),
+    *(f"coif{n}" for n in range(1, 17)),
+    "dmey",
+    *(f"{family}{n}" for family in ("bior", "rbio")
+      for n in ("1.1", "1.3", "1.5", "2.2", "2.4", "2.6", "2.8", "3.1", "3.3", "3.5", "3.7", "3.9",
+                "4.4", "5.5", "6.8")),
+]  # fmt: skip
+SOME = ["db1", "db2", "db4", "sym5", "coif2", "dmey", "bior2.2", "bior1.3", "rbio2.2", "rbio5.5"]
+
+
+def cascade(kind, level):
+    """psi at steps of 2^-level: the two-scale relation psi(x) = sqrt 2 sum g_n phi(2x - n), and
+    then phi(x) = sqrt 2 sum h_n phi(2x - n), level - 1 times, begun with a unit impulse.
+
+    The filters are those of synthesis for an orthogonal wavelet; the biorthogonal psi of
+    decomposition is synthesised from the analysis filters, in reverse, and wavefun gives it the
+    other sign but in bior1, rbio1, bior5 and rbio5.
+    """
+    wavelet = pywt.Wavelet(kind)
+    low, high = wavelet.rec_lo, wavelet.rec_hi
+    if not wavelet.orthogonal:
+        low, high = wavelet.dec_lo[::-1], wavelet.dec_hi[::-1]
+        if kind[4] not in "15":
+            high = np.negative(high)
+    samples = np.sqrt(2) * np.array(high)
+    for _ in range(level - 1):
+        spread = np.zeros(2 * len(samples) - 1)
+        spread[::2] = samples
+        samples = np.sqrt(2) * np.convolve(spread, low)
+    return samples
+
+
+def shifted(samples, level):
+    """The cascade as wavefun has it: one 0 before, zeros after."""
+    return np.concatenate([[0.0], samples, np.zeros(3 * 2**level)])
+
+
+def table(kind, offsets, levels, shifts, mirrored=False):
+    """p[r, c] = sample number t - shift, 0 outside, entry for entry."""
+    out = np.zeros((len(offsets), len(levels)))
+    for c, (level, shift) in enumerate(zip(levels, shifts, strict=True)):
+        samples = pywt.Wavelet(kind).wavefun(level=int(level))[1]
+        for r, offset in enumerate(offsets):
+            number = (-offset if mirrored else offset) - shift
+            if 0 <= number < len(samples):
+                out[r, c] = samples[int(number)]
+    return out
+
+
+# ------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("level", [1, 2, 3, 6])
+def test_samples_are_those_of_the_cascade(kind, level):
+    want = shifted(cascade(kind, level), level)
+    got = wavepe.wavelet_table(len(want), [level], [0], kind=kind, dtype=np.float64)[:, 0]
+    size = np.abs(want).max()
+    assert size > 0.5
+    assert_within(got, want, 1e-12 * size, f"{kind} level {level}")
+
+
+@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("mirrored", [None, False, True])
+def test_every_entry(kind, mirrored):
+    levels, shifts = np.repeat([1, 2, 4], 3), np.tile([-2, 0, 5], 3)
+    offsets = np.array([-100, -6, -1, 0, 1, 2, 3, 17, 40, 10**6])
+    for dtype in (np.float16, np.float32, np.float64):
+        got = wavepe.wavelet_table(
+            offsets, levels, shifts, kind=kind, mirrored=mirrored, dtype=dtype
+        )
+        assert got.dtype == dtype
+        assert_array_equal(got, table(kind, offsets, levels, shifts, bool(mirrored)).astype(dtype))
+
+
+def test_daubechies_1_is_a_block_wave():
+    """Known without a filter: +1 on [0, 1/2), -1 on [1/2, 1)."""
+    for level in (1, 3, 5):
+        half = 2 ** (level - 1)
+        got = wavepe.wavelet_table(2 * half + 9, [level], [0], kind="db1")[:, 0]
+        assert_within(got, [0.0] + [1.0] * half + [-1.0] * half + [0.0] * 8, 1e-6)
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_published_members(kind):
+    """Mean 0, not nothing, finite, and none of it beyond the support of 2^level (filter - 1)."""
+    p, first, beyond = wavepe.encoding(f"wavelet:kind={kind}").table(40000, 16)
+    assert p.shape == (40000, 16)
+    assert p.dtype == np.float32
+    assert (first, beyond) == (0, "zero")
+    taps = pywt.Wavelet(kind).dec_len
+    for column in range(16):
+        level = column // 2 + 1
+        assert np.abs(p[:, column]).max() > 0.3
+        # the Riemann sum of psi, whose integral is 0; dmey's filter is an approximation
+        assert abs(p[:, column].sum(dtype=np.float64)) / 2**level < 1e-3
+        assert not p[(taps + 3) * 2**level + 2 :, column].any()
+
+
+def test_haar_stays_wavepe_s_own():
+    for level in (1, 2):
+        got = wavepe.wavelet_table(9, [level], [0], kind="haar")
+        assert not np.array_equal(got, wavepe.wavelet_table(9, [level], [0], kind="db1"))
+
+
+def test_large_levels():
+    got = wavepe.wavelet_table(1000, [16, 1], [0, 0], kind="db2", dtype=np.float64)
+    samples = pywt.Wavelet("db2").wavefun(level=16)[1]
+    assert len(samples) > 2**17
+    assert_array_equal(got[:, 0], samples[:1000])
+    assert_array_equal(
+        got[:, 1], wavepe.wavelet_table(1000, [1], [0], kind="db2", dtype=float)[:, 0]
+    )
+
+
+# ------------------------------------------------------------------ the encoding
+
+
+def test_a_number_of_scales_means_levels():
+    p = wavepe.encoding("wavelet:kind=db4,scales=3").table(60, 12)[0]
+    levels, shifts = np.repeat([1, 2, 3], 4), np.tile(range(4), 3)
+    assert_array_equal(p, table("db4", range(60), levels, shifts).astype(np.float32))
+    assert_same_bits(wavepe.encoding("wavelet:kind=db4,scales=1+2+3").table(60, 12)[0], p)
+    other = wavepe.encoding("wavelet:kind=db4,scales=5+2").table(60, 4)[0]
+    assert_array_equal(
+        other, table("db4", range(60), [5, 5, 2, 2], [0, 1, 0, 1]).astype(np.float32)
+    )
+    eight = wavepe.encoding("wavelet:kind=sym4").table(60, 8)[0]
+    assert_array_equal(eight, table("sym4", range(60), range(1, 9), [0] * 8).astype(np.float32))
+
+
+def test_not_causal_and_mirrored():
+    encoding = wavepe.encoding("wavelet:kind=db4,scales=2,mirrored=true")
+    p, first, _ = encoding.table(20, 4, causal=False)
+    assert first == -19
+    straight = wavepe.encoding("wavelet:kind=db4,scales=2").table(20, 4, causal=False)[0]
+    assert p.any()
+    assert_same_bits(p, straight[::-1])
+
+
+@pytest.mark.parametrize("kind", ["db4", "bior3.7", "dmey", "coif16"])
+def test_specs(kind):
+    for spec in (
+        f"wavelet:kind={kind}",
+        f"wavelet:kind={kind},scales=4+",
+        f"wavelet:kind={kind},scales=2",
+    ):
+        encoding = wavepe.encoding(spec)
+        assert str(encoding) == spec
+        assert wavepe.encoding(encoding.to_dict()) == encoding
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("kind=db99", "unknown wavelet kind 'db99'; PyWavelets has db1, db2"),
+        ("kind=bior9.9", r"PyWavelets has bior1\.1"),
+        ("kind=db4,min_scale=2", "min_scale and fixed_scale mean nothing to kind=db4"),
+        ("kind=db4,fixed_scale=true", "levels"),
+        ("kind=db4,scales=17", "integers from 1 to 16; got 17"),
+        ("kind=db4,scales=128", "got 128"),
+        ("kind=db4,scales=2+128", "got 128"),
+        ("kind=db4,scales=1.5+2", r"got 1\.5"),
+        ("kind=db4,learned=true", "kind=db4 is sampled at integer levels"),
+    ],
+)
+def test_options_that_mean_nothing(options, words):
+    with pytest.raises(ValueError, match=words):
+        wavepe.encoding(f"wavelet:{options}")
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "words"),
+    [
+        ([0], [0], "integers from 1 to 16; got 0"),
+        ([-1], [0], "got -1"),
+        ([17], [0], "got 17"),
+        ([128], [0], "got 128"),
+        ([2.0**127], [0], r"got 1\.70141e\+38"),
+        ([1.5], [0], r"got 1\.5"),
+        ([np.nan], [0], "got nan"),
+        ([np.inf], [0], "got inf"),
+        ([1], [0.5], r"shifts must be integers .* got 0\.5"),
+        ([1], [np.nan], "got nan"),
+        ([1], [np.inf], "got inf"),
+        ([1], [1e30], "got 1e"),
+    ],
+)
+def test_wrong_levels_and_shifts(scale, shift, words):
+    with pytest.raises(ValueError, match=f"db4: .*{words}"):
+        wavepe.wavelet_table(5, scale, shift, kind="db4")
+
+
+def test_without_pywavelets():
+    """Nothing but these kinds needs it, and importing wavepe does not load it."""
+    script = """
+import sys, wavepe
+assert "pywt" not in sys.modules
+sys.modules["pywt"] = None
+wavepe.encoding("wavelet").table(4, 8)
+for make in (
+    lambda: wavepe.encoding("wavelet:kind=db4"),
+    lambda: wavepe.wavelet_table(3, [1], [0], kind="sym2"),
+):
+    try:
+        make()
+    except ImportError as error:
+        print(error)
+try:
+    wavepe.encoding("wavelet:kind=mexican")
+except ValueError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second, third = run.stdout.splitlines()
+    assert first == """the wavelet 'db4' needs PyWavelets: pip install "wavepe[pywt]\""""
+    assert "'sym2'" in second
+    assert "unknown wavelet kind 'mexican'" in third
+
+
+# ------------------------------------------------------------------ torch and models
+
+
+def load(name):
+    pytest.importorskip("torch")
+    if not wavepe.build_info()["torch"]:
+        pytest.skip("wavepe was built without torch")
+    return pytest.importorskip(name)
+
+
+def test_torch_gives_what_numpy_gives():
+    load("torch")
+    import torch
+    from wavepe import ops
+
+    levels, shifts = wavepe.wavelet_grid(12, [1, 3, 2])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        scale, shift = (torch.from_numpy(x).to(dtype) for x in (levels, shifts))
+        for mirrored in (None, True):
+            got = ops.wavelet_table(40, scale, shift, kind="bior2.2", mirrored=mirrored)
+            want = wavepe.wavelet_table(
+                40, levels, shifts, kind="bior2.2", mirrored=mirrored, dtype=np.float64
+            )
+            assert torch.equal(got, torch.from_numpy(want).to(dtype))
+    compiled = torch.compile(
+        lambda n: ops.wavelet_table(n, scale, shift, kind="db2"), fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(30), ops.wavelet_table(30, scale, shift, kind="db2"))
+
+
+def test_torch_errors():
+    load("torch")
+    import torch
+    from wavepe import ops
+
+    ones, zeros = torch.ones(2), torch.zeros(2)
+    with pytest.raises(RuntimeError, match="unknown kind 'db99'; PyWavelets has"):
+        ops.wavelet_table(3, ones, zeros, kind="db99")
+    with pytest.raises(RuntimeError, match="got 128"):
+        ops.wavelet_table(3, 128 * ones, zeros, kind="db4")
+    with pytest.raises(RuntimeError, match=r"'db4' is not differentiable.*levels and integers"):
+        ops.wavelet_table(3, ones.requires_grad_(), zeros, kind="db4")
+
+
+def test_in_a_model():
+    load("transformers")
+    from hf_model import LENGTH, close, logits, patched_tiny, reference, tokens
+
+    row = tokens(1, 3 * LENGTH)
+
+    def parts(length, heads, dim):
+        return {"relative": table("db2", range(length), np.repeat([1, 2], 4), [0, 1, 2, 3] * 2)}
+
+    model = patched_tiny("wavelet:kind=db2,scales=2")
+    assert close(logits(model, row)[0], reference(model, row[0], parts)[0])

@@ -1,0 +1,426 @@
+"""wavepe.register_wavelet: a kind of a user's own in NumPy, torch, specs and models."""
+
+import doctest
+import functools
+import math
+
+import numpy as np
+import oracle
+import pytest
+import wavepe
+from cases import assert_same_bits, assert_within, generator
+from wavepe import _wavelet_registered
+
+SCALES = np.array([0.7, 1.0, 3.0, 2.0**40, -5.0])
+SHIFTS = np.array([0.0, 2.0, -1.5, 7.0, 3.0])
+OFFSETS = np.array([-9, -1, 0, 1, 2, 40, 2**31])
+
+
+@pytest.fixture(autouse=True)
+def register(monkeypatch):
+    """register_wavelet, with a register that forgets what the test adds."""
+    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    return wavepe.register_wavelet
+
+
+def lopsided(u):
+    """Neither even nor odd, so that a wrong sign shows."""
+    return np.exp(-np.abs(u)) * (1 + np.tanh(u))
+
+
+def lopsided_slope(u):
+    return np.exp(-np.abs(u)) * (
+        1 / np.cosh(np.clip(u, -300, 300)) ** 2 - np.sign(u) * (1 + np.tanh(u))
+    )
+
+
+def written_out(offsets, scale, shift, mirrored=False):
+    """The formula by math alone, entry for entry."""
+    out = np.empty((len(offsets), len(scale)))
+    for r, offset in enumerate(offsets.tolist()):
+        for c, (a, b) in enumerate(zip(scale.tolist(), shift.tolist(), strict=True)):
+            u = ((-offset if mirrored else offset) - b) / a
+            out[r, c] = math.exp(-abs(u)) * (1 + math.tanh(u))
+    return out
+
+
+# ------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("mirrored", [None, False, True])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_values(register, mirrored, dtype):
+    register("lopsided", lopsided)
+    options = {"kind": "lopsided", "mirrored": mirrored, "dtype": dtype}
+    got = wavepe.wavelet_table(OFFSETS, SCALES, SHIFTS, **options)
+    exact = written_out(OFFSETS, SCALES, SHIFTS, mirrored=bool(mirrored))
+    assert got.dtype == dtype
+    assert_within(got, exact.astype(dtype), 0 if dtype != np.float64 else 4e-16)
+    out = np.empty(got.shape[::-1], dtype).T
+    assert wavepe.wavelet_table(OFFSETS, SCALES, SHIFTS, out=out, **options) is out
+    assert_same_bits(out, got)
+
+
+@pytest.mark.parametrize("kind", ["ricker", "gaussian", "haar"])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_built_in_written_by_a_user(register, kind, mirrored):
+    """Against the oracle, at scale 0, NaN and infinity too."""
+    psi = np.vectorize(getattr(oracle, kind))
+    register("own", psi)
+    scale = np.array([0.0, 1.0, 2.5, np.nan, np.inf, 8.0])
+    shift = np.array([0.0, 1.0, -3.0, 0.0, 2.0, np.nan])
+    got = wavepe.wavelet_table(
+        OFFSETS, scale, shift, kind="own", mirrored=mirrored, dtype=np.float64
+    )
+    want = oracle.wavelet_table(OFFSETS, scale, shift, kind, mirrored)
+    assert np.isnan(got[:, [0, 3, 5]]).all()
+    assert_within(got, want, 1e-15)
+
+
+def test_rounded_once(register):
+    """1 + 2^-11 + 2^-30 lies just above the middle of two float16 numbers; by way of float32 it
+    would come to lie on it and be rounded down to even."""
+    value = 1 + 2.0**-11 + 2.0**-30
+    register("constant", lambda u: np.full(u.shape, value))
+    got = wavepe.wavelet_table(1, [1.0], [0.0], kind="constant", dtype=np.float16)
+    assert got[0, 0] == 1 + 2.0**-10
+
+
+def test_float16_overflows_to_infinity_in_silence(register):
+    register("large", lambda u: 1e6 + 0 * u)
+    got = wavepe.wavelet_table(2, [1.0], [0.0], kind="large", dtype=np.float16)
+    assert np.isinf(got).all()
+
+
+def test_sizes_of_nothing(register):
+    register("lopsided", lopsided)
+    assert wavepe.wavelet_table(0, SCALES, SHIFTS, kind="lopsided").shape == (0, 5)
+    assert wavepe.wavelet_table(4, [], [], kind="lopsided").shape == (4, 0)
+
+
+def test_a_function_that_changes_its_argument(register):
+    def greedy(u):
+        u *= u
+        return np.exp(-u, out=u)
+
+    register("greedy", greedy)
+    got = wavepe.wavelet_table(5, [2.0], [1.0], kind="greedy", dtype=np.float64)
+    want = wavepe.wavelet_table(5, [2.0], [1.0], kind="gaussian", dtype=np.float64)
+    assert_within(got, want, 1e-15)
+
+
+def test_a_quotient_that_is_dropped_warns_of_nothing(register):
+    register("sinc", lambda u: np.where(u == 0, 1.0, np.sin(u) / u))
+    assert wavepe.wavelet_table(1, [1.0], [0.0], kind="sinc")[0, 0] == 1
+
+
+# ------------------------------------------------------------------ the register
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lopsided, lambda u: np.exp(-u * u), functools.partial(np.multiply, 0.5), np.tanh, np.sinc],
+    ids=str,
+)
+def test_any_callable(register, function):
+    register("own", function)
+    got = wavepe.wavelet_table(4, [2.0], [1.0], kind="own", dtype=np.float64)
+    assert_within(got, function((np.arange(4.0)[:, None] - 1) / 2), 0)
+
+
+@pytest.mark.parametrize("name", ["mexican", "x", "db", "db-4", "sym", "bior_2", "Ricker", "δ"])
+def test_names(register, name):
+    register(name, lopsided)
+    encoding = wavepe.encoding("wavelet", kind=name, scales=[1, 3])
+    assert wavepe.encoding(str(encoding)) == encoding
+    assert wavepe.encoding(encoding.to_dict()) == encoding
+    want = wavepe.wavelet_table(9, *wavepe.wavelet_grid(8, [1, 3]), kind=name)
+    assert_same_bits(encoding.table(9, 8)[0], want)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        (None, TypeError, "text"),
+        (3, TypeError, "text"),
+        ("", ValueError, "blank"),
+        ("two words", ValueError, "blank"),
+        ("a:b", ValueError, "blank"),
+        ("a,b", ValueError, "blank"),
+        ("a=b", ValueError, "blank"),
+        ("a+b", ValueError, "blank"),
+        ("1", ValueError, "number"),
+        ("1e5", ValueError, "number"),
+        ("true", ValueError, "number"),
+        ("ricker", ValueError, "wavepe's own"),
+        ("haar", ValueError, "wavepe's own"),
+        ("db4", ValueError, "PyWavelets's own"),
+        ("db99", ValueError, "PyWavelets's own"),
+        ("rbio2.2", ValueError, "PyWavelets's own"),
+        ("dmey", ValueError, "PyWavelets's own"),
+    ],
+)
+def test_unusable_names(register, name, error, words):
+    with pytest.raises(error, match=words):
+        register(name, lopsided)
+    assert _wavelet_registered.names() == ()
+
+
+@pytest.mark.parametrize(
+    ("psi", "error", "words"),
+    [
+        (None, TypeError, "psi must be a function of u, got None"),
+        ("lambda u: u", TypeError, "must be a function"),
+        (lambda u: 1.0, ValueError, r"elementwise\), got a number"),
+        (lambda u: u.sum(), ValueError, "got a number"),
+        (lambda u: u.ravel(), ValueError, r"u's shape \(2, 3\).*got shape \(6,\)"),
+        (lambda u: u[..., None], ValueError, r"got shape \(2, 3, 1\)"),
+        (lambda u: np.exp(1j * u), TypeError, "real numbers, got dtype complex128"),
+        (lambda u: u.astype(str), TypeError, "real numbers"),
+        (lambda u: None, TypeError, "real numbers, got dtype object"),
+        (lambda u: np.sin(u) / u, ValueError, r"finite for every u, got nan at u = 0\.0"),
+        (lambda u: np.exp(u**4), ValueError, r"got inf at u = 20\.0"),
+    ],
+)
+@pytest.mark.parametrize("which", ["psi", "derivative"])
+def test_unfit_functions(register, psi, error, words, which):
+    functions = {"psi": lopsided, which: psi}
+    if which == "derivative" and psi is None:
+        return  # there may be none
+    with pytest.raises(error, match=words.replace("psi", which)) as raised:
+        register("own", **functions)
+    assert "wavelet 'own'" in str(raised.value)
+    with pytest.raises(ValueError, match="unknown kind 'own'"):
+        wavepe.wavelet_table(3, [1.0], [0.0], kind="own")
+
+
+def test_a_number_that_is_not_finite_later_on(register):
+    register("late", lambda u: np.where(u > 100, np.nan, u))
+    wavepe.wavelet_table(101, [1.0], [0.0], kind="late")
+    with pytest.raises(ValueError, match=r"got nan at u = 101\.0"):
+        wavepe.wavelet_table(102, [1.0], [0.0], kind="late")
+
+
+def test_registered_again(register):
+    """A notebook's cell that is run again replaces; another module does not."""
+    register("own", lambda u: 0 * u)
+    register("own", lopsided)
+    want = written_out(np.arange(3), np.ones(1), np.zeros(1))
+    table = wavepe.wavelet_table(3, [1.0], [0.0], kind="own", dtype=np.float64)
+    assert_within(table, want, 1e-15)
+    with pytest.raises(ValueError, match=f"'own' is taken by {__name__}"):
+        register("own", np.linalg.norm)
+    with pytest.raises(TypeError, match="must be a function"):
+        register("own", 3)
+    assert_same_bits(wavepe.wavelet_table(3, [1.0], [0.0], kind="own", dtype=np.float64), table)
+
+
+def test_unknown_kinds_list_what_there_is(register):
+    register("mine", lopsided)
+    words = "ricker, gaussian, morlet, haar, mine, .*register_wavelet.*PyWavelets, such as db4"
+    with pytest.raises(ValueError, match=f"unknown kind 'mexican'; known: {words}"):
+        wavepe.wavelet_table(3, [1.0], [0.0], kind="mexican")
+    with pytest.raises(ValueError, match=f"unknown wavelet kind 'mexican'; known: {words}"):
+        wavepe.encoding("wavelet:kind=mexican")
+
+
+def test_the_example_in_the_docs():
+    result = doctest.testmod(_wavelet_registered)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+# ------------------------------------------------------------------ torch
+
+
+@pytest.fixture(scope="module")
+def torch():
+    torch = pytest.importorskip("torch")
+    if not wavepe.build_info()["torch"]:
+        pytest.skip("wavepe was built without torch")
+    return torch
+
+
+def leaves(torch, dtype=None):
+    rng = generator("leaves")
+    scale = torch.from_numpy(rng.uniform(0.7, 9, 5)).to(dtype or torch.float64)
+    return scale, torch.from_numpy(rng.uniform(-5, 5, 5)).to(dtype or torch.float64)
+
+
+@pytest.mark.parametrize("mirrored", [None, False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_torch_gives_what_numpy_gives(register, torch, mirrored, dtype):
+    from wavepe import ops
+
+    register("lopsided", lopsided)
+    scale, shift = leaves(torch, getattr(torch, dtype))
+    got = ops.wavelet_table(
+        torch.from_numpy(OFFSETS), scale, shift, kind="lopsided", mirrored=mirrored
+    )
+    arrays = scale.double().numpy(), shift.double().numpy()
+    want = wavepe.wavelet_table(
+        OFFSETS, *arrays, kind="lopsided", mirrored=mirrored, dtype=np.float64
+    )
+    assert got.dtype == scale.dtype
+    assert torch.equal(got, torch.from_numpy(want).to(got.dtype))
+    count = ops.wavelet_table(7, scale, shift, kind="lopsided", mirrored=mirrored)
+    assert torch.equal(
+        count, ops.wavelet_table(torch.arange(7), scale, shift, kind="lopsided", mirrored=mirrored)
+    )
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_derivatives(register, torch, mirrored):
+    from wavepe import ops
+
+    register("lopsided", lopsided, derivative=lopsided_slope)
+    inputs = [x.requires_grad_() for x in leaves(torch)]
+    offsets = torch.tensor([-7, -1, 0, 2, 5, 30])
+
+    def table(scale, shift):
+        return ops.wavelet_table(offsets, scale, shift, kind="lopsided", mirrored=mirrored)
+
+    assert torch.autograd.gradcheck(table, tuple(inputs))
+    for which in (0, 1):
+        one = [x.detach().clone() for x in inputs]
+        one[which].requires_grad_()
+        assert torch.autograd.gradcheck(table, tuple(one))
+    first = torch.autograd.grad(table(*inputs).sum(), inputs[0], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="second derivative"):
+        first.sum().backward()
+
+
+def test_derivatives_are_those_of_the_built_in_kind(register, torch):
+    """In far tails too: 0, never inf * 0."""
+    from wavepe import ops
+
+    def slope(u):
+        return np.where(np.abs(u) > 30, 0.0, -2 * u * np.exp(-np.minimum(u * u, 900)))
+
+    register("own", lambda u: np.exp(-(np.minimum(np.abs(u), 40) ** 2)), derivative=slope)
+    grads = []
+    for kind in ("own", "gaussian"):
+        scale = torch.tensor([1e-3, 1e-308, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+        shift = torch.tensor([0.0, 0.0, 1.5, 0.0], dtype=torch.float64, requires_grad=True)
+        table = ops.wavelet_table(torch.tensor([2, 5, 2**31]), scale, shift, kind=kind)
+        table[:, :3].sum().backward()
+        grads.append((scale.grad[:3], shift.grad[:3]))
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-14, atol=1e-300)
+
+
+def test_gradients_are_never_lost_in_silence(register, torch):
+    from wavepe import ops
+
+    register("plain", lopsided)
+    scale, shift = leaves(torch)
+    scale.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"'plain' is not differentiable.*derivative="):
+        ops.wavelet_table(5, scale, shift, kind="plain")
+    with torch.no_grad():
+        assert not ops.wavelet_table(5, scale, shift, kind="plain").requires_grad
+
+
+def test_opcheck(register, torch):
+    register("lopsided", lopsided, derivative=lopsided_slope)
+    scale, shift = (x.requires_grad_() for x in leaves(torch))
+    op = torch.ops.wavepe.sampled_wavelet_table.default
+    torch.library.opcheck(op, (torch.arange(-3, 5), scale, shift, "lopsided", True))
+
+
+def test_compiles_whole_for_any_length(register, torch):
+    from cases import compiled_once, recording_backend
+    from wavepe import ops
+
+    register("lopsided", lopsided, derivative=lopsided_slope)
+    backend = recording_backend()
+
+    def bias(q, scale, shift):
+        p = ops.wavelet_table(q.shape[-2], scale, shift, kind="lopsided")
+        return ops.relative_bias(q, p, q.shape[-2])
+
+    compiled = torch.compile(bias, backend=backend, fullgraph=True, dynamic=True)
+    for length in (6, 9, 23):
+        results = []
+        for function in (bias, compiled):
+            q = torch.ones(3, length, 5, dtype=torch.float64, requires_grad=True)
+            inputs = [q, *(x.requires_grad_() for x in leaves(torch))]
+            out = function(*inputs)
+            results.append((out, *torch.autograd.grad(out.pow(2).sum(), inputs)))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert compiled_once(backend)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_torch_errors(register, torch, device):
+    from wavepe import ops
+
+    register("late", lambda u: np.where(u > 100, np.nan, u))
+    offsets, ones = torch.arange(5, device=device), torch.ones(4, device=device)
+    for words, args, kind in [
+        ("known: ricker, .*haar, late", (offsets, ones, ones), "mexican"),
+        ("one size", (offsets, ones, ones[:3]), "late"),
+        ("1-D", (offsets[None], ones, ones), "late"),
+        ("offsets", (offsets.float(), ones, ones), "late"),
+    ]:
+        with pytest.raises(RuntimeError, match=words):
+            ops.wavelet_table(*args, kind=kind)
+    other = torch.ones(4, device="meta" if device == "cpu" else "cpu")
+    with pytest.raises(RuntimeError, match="device"):
+        ops.wavelet_table(offsets, ones, other, kind="late")
+    assert ops.wavelet_table(offsets, ones, ones, kind="late").device.type == device
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match=r"wavelet 'late': psi .* nan at u = 101\.0"):
+            ops.wavelet_table(102, ones, 0 * ones, kind="late")
+
+
+# ------------------------------------------------------------------ models
+
+
+@pytest.fixture(scope="module")
+def hf(torch):
+    pytest.importorskip("transformers")
+    import wavepe.hf
+
+    return wavepe.hf
+
+
+def test_in_a_model(register, torch, hf):
+    from hf_model import LENGTH, close, logits, patched_tiny, reference, tokens
+
+    register("lopsided", lopsided)
+    row = tokens(1, 3 * LENGTH)
+
+    def parts(length, heads, dim):
+        scale, shift = oracle.wavelet_grid(8, [1, 2, 4, 8])
+        return {"relative": written_out(np.arange(length), scale, shift)}
+
+    model = patched_tiny("wavelet:kind=lopsided,scales=4")
+    assert close(logits(model, row)[0], reference(model, row[0], parts)[0])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(logits(compiled, row), logits(model, row))
+
+
+def test_a_wavelet_registered_again_reaches_a_model(register, torch, hf):
+    """Tables are kept by the wavelet's name, and must not outlive its meaning."""
+    from hf_model import logits, patched_tiny, tokens
+
+    ids = tokens(2, 12)
+    register("own", lambda u: np.exp(-u * u / 2) * (1 - u * u))
+    model = patched_tiny("wavelet:kind=own,scales=4")
+    first = logits(model, ids)
+    register("own", lopsided)
+    second = logits(model, ids)
+    assert not torch.equal(first, second)
+    assert torch.equal(second, logits(patched_tiny("wavelet:kind=own,scales=4"), ids))
+
+
+def test_a_checkpoint_of_a_wavelet_that_is_not_registered(register, hf, tmp_path, monkeypatch):
+    from hf_model import patched_tiny
+    from transformers import AutoModelForCausalLM
+
+    register("own", lopsided)
+    patched_tiny("wavelet:kind=own,scales=4").save_pretrained(tmp_path)
+    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    with pytest.raises(ValueError, match="unknown wavelet kind 'own'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
