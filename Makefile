@@ -1,39 +1,50 @@
 # Every target sets up what it needs in .venv by itself, and only when something changed.
 PYTHON ?= python3
 TORCH  := torch==2.13.0
+OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
 BIN    := .venv/bin
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp)
+PY_FILES := $(wildcard python/wavepe/*.py python/wavepe/*/*.py benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench format readme clean
+.PHONY: help demo test test-oldest lint bench format readme clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
 	$(BIN)/wavepe compare --out runs/demo
 
-test: .venv/built ## all tests
+test: .venv/built ## all tests, those of the kernels with sanitizers too
 	$(BIN)/python -m pytest -q
 
-lint: .venv/packages ## ruff and clang-format, without changing anything
+test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
+	.venv-oldest/bin/python -m pytest -q -m "not slow"
+
+lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/mypy
+	$(BIN)/typos
 
-format: .venv/packages ## let ruff and clang-format rewrite the sources
+format: .venv/packages ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
+	$(BIN)/typos --write-changes
 
 bench: .venv/built ## time every operator against its rivals, in one process
 	$(BIN)/python -m benchmarks.bench
 
-readme: .venv/built ## README's tables, from benchmarks/results and docs/demo.json
+readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/demo.json
 	$(BIN)/python -m benchmarks.readme
+	$(BIN)/python -m benchmarks.rope_accuracy --write
+	$(BIN)/python -m benchmarks.rope_parity_page --write
+	$(BIN)/python -m benchmarks.rope_roofline --write
 
 clean: ## remove what was built, the environment too
-	rm -rf .venv build dist python/*.egg-info python/wavepe/*.so
+	rm -rf .venv .venv-oldest build dist python/*.egg-info python/wavepe/*.so
 
 # torch comes first and pinned: a plain `torch` would bring gigabytes of CUDA, and the build of
 # wavepe looks for its headers. The file at the end says that all of it went well.
@@ -46,4 +57,14 @@ clean: ## remove what was built, the environment too
 
 .venv/built: .venv/packages setup.py $(C_FILES)
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# Built against the oldest NumPy and installed as users do: an editable one would replace .venv's
+# modules. build/lib would keep files that have gone.
+.venv-oldest/built: pyproject.toml setup.py $(C_FILES) $(PY_FILES)
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	.venv-oldest/bin/python -m pip install --quiet $(OLDEST) "setuptools>=77"
+	rm -rf build/lib*
+	.venv-oldest/bin/python -m pip install --quiet --no-build-isolation ".[test]" $(OLDEST)
 	touch $@
