@@ -272,12 +272,12 @@ INLINE f64v abs_f64(f64v x) { return (f64v)((i64v)x & INT64_MAX); }
 
 /* Whether all lanes of a mask are -1; compilers read lane after lane if not told. */
 INLINE int all_lanes(i64v mask) {
-#if defined(__AVX512DQ__)
+#if VECTOR_BYTES == 64 && defined(__AVX512DQ__)
     typedef long long word __attribute__((vector_size(VECTOR_BYTES)));
     return (uint8_t)__builtin_ia32_cvtq2mask512((word)mask) == 0xff;
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32 && defined(__AVX2__)
     return __builtin_ia32_movmskpd256((f64v)mask) == 0xf;
-#elif defined(__SSE2__)
+#elif VECTOR_BYTES == 16 && defined(__SSE2__)
     return __builtin_ia32_movmskpd((f64v)mask) == 0x3;
 #else
     int64_t all = -1;
