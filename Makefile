@@ -3,6 +3,8 @@ PYTHON ?= python3
 TORCH  := torch==2.13.0
 OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
 BIN    := .venv/bin
+# setuptools warns of every editable package that is not one folder
+EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp)
 PY_FILES := $(wildcard python/wavepe/*.py python/wavepe/*/*.py benchmarks/*.py)
 
@@ -47,16 +49,16 @@ clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest build dist python/*.egg-info python/wavepe/*.so
 
 # torch comes first and pinned: a plain `torch` would bring gigabytes of CUDA, and the build of
-# wavepe looks for its headers. The file at the end says that all of it went well.
+# wavepe looks for its headers. It builds wavepe, too: the files at the end say that all went well.
 .venv/packages: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(EDITABLE) ".[dev]"
 	touch $@ .venv/built
 
 .venv/built: .venv/packages setup.py $(C_FILES)
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	test -e $@ && test -z "$$(find $^ -newer $@)" || $(EDITABLE) . --no-deps
 	touch $@
 
 # Built against the oldest NumPy and installed as users do: an editable one would replace .venv's

@@ -220,6 +220,8 @@ def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeyp
 def start(text, out, steps):
     """The command as a process of its own, in its second training."""
     command = [sys.executable, "-m", "wavepe", *arguments(text, out, steps=steps)]
+    # a shell's background job ignores Ctrl-C, and so would the processes it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     second = out / "training" / "rope-theta-10000-seed0.pt"
     deadline = time.monotonic() + 60
