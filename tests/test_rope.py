@@ -172,16 +172,57 @@ def test_types_of_x_and_table(variant, table, dtype, interleaved):
             check(got, x, cos, sin, interleaved, inverse)
 
 
-def test_bfloat16_where_ml_dtypes_is_installed(variant):
+def bfloat16_check(got, x, cos, sin, interleaved=False, inverse=False):
+    """float32 arithmetic, then one rounding to 8 bits: an ulp in all, half of it at best."""
+    assert got.dtype == x.dtype
+    exact = oracle.rope(x, cos, sin, interleaved, inverse)
+    terms = oracle.rope_terms(x, cos, sin, interleaved)
+    half = np.ldexp(0.5, np.frexp(exact)[1] - 8)
+    assert_within(got.astype(np.float64), exact, half + 4 * unit(np.float32) * terms)
+
+
+@pytest.mark.parametrize("table", ["bfloat16", np.float16, np.float32, np.float64])
+@each_form
+def test_bfloat16_of_ml_dtypes(variant, table, interleaved, inverse):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     rng = generator("bf16")
-    x, (cos, sin) = rng.normal(size=(7, 33)).astype(bfloat16), turn(rng, (7, 16), bfloat16)
-    got = wavepe.rope(x, cos, sin)
-    assert got.dtype == bfloat16
-    exact = oracle.rope(x, cos, sin)
-    spacing = np.ldexp(1.0, np.frexp(exact)[1] - 8)
-    terms = oracle.rope_terms(x, cos, sin)
-    assert_within(got.astype(np.float64), exact, spacing + 2 * unit(np.float32) * terms)
+    for h in SIZES:
+        x = rng.normal(size=(3, 2 * h + h % 4)).astype(bfloat16)
+        cos, sin = turn(rng, (3, h), bfloat16 if table == "bfloat16" else table)
+        options = {"interleaved": interleaved, "inverse": inverse}
+        got = wavepe.rope(x, cos, sin, **options)
+        bfloat16_check(got, x, cos.astype(np.float32), sin.astype(np.float32), **options)
+        assert_same_bits(got[:, 2 * h :].view(np.uint16), x[:, 2 * h :].view(np.uint16))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16_layouts_and_outputs(variant, layout):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    rng = generator("bf16 layouts")
+    x, (cos, sin) = rng.normal(size=(5, 7, 40)).astype(bfloat16), turn(rng, (7, 20))
+    laid = lay_out(x, layout)
+    expected = wavepe.rope(laid.copy(), cos, sin).view(np.uint16)
+    assert_same_bits(wavepe.rope(laid, cos, sin).view(np.uint16), expected)
+    out = np.zeros(x.shape, bfloat16)
+    assert wavepe.rope(laid, cos, sin, out=out) is out
+    assert_same_bits(out.view(np.uint16), expected)
+    in_place = laid.copy()
+    assert_same_bits(wavepe.rope(in_place, cos, sin, out=in_place).view(np.uint16), expected)
+    with pytest.raises(TypeError, match="out has dtype float32, needs bfloat16"):
+        wavepe.rope(x, cos, sin, out=np.zeros(x.shape, np.float32))
+
+
+def test_bfloat16_nan_and_infinity(variant):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    x = np.ones((2, 64), bfloat16)
+    x[0, 3], x[0, 40], x[1, 5] = np.nan, -np.nan, np.inf
+    cos, sin = np.full((2, 32), 0.6, np.float32), np.full((2, 32), 0.8, np.float32)
+    worst = np.array(0x7FFFFFFF, np.uint32).view(np.float32)  # a NaN that rounding would carry away
+    cos[1, 7] = worst
+    got = wavepe.rope(x, cos, sin).astype(np.float32)
+    assert np.isnan(got[0, [3, 35, 8, 40]]).all()
+    assert np.isnan(got).sum() == 6
+    assert np.isinf(got[1, [5, 37]]).all()
 
 
 def test_table_broadcasts_against_x(variant):
