@@ -25,7 +25,7 @@ from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
 
 QUICK = ["--quick", "--repeats", "2"]
-OPERATORS = ("relative_bias", "rope", "wavelet_table")
+OPERATORS = ("relative_bias", "rope", "rope_table", "wavelet_table")
 
 
 def run(tmp_path, *words):
@@ -126,7 +126,7 @@ def test_an_error_over_its_bound_fails_the_run(wrong, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rope_table"], "unknown operator 'rope_table'; known: "),
+        (["rope_tables"], "unknown operator 'rope_tables'; known: "),
         (["rope", "--variants", "neon"], "variant 'neon' does not run here; known: portable"),
         (["rope", "--threads", "0"], "--threads 0: needs at least 1"),
         (["rope", "--repeats", "0"], "--repeats 0: needs at least 1"),

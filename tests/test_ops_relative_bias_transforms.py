@@ -7,8 +7,11 @@ torch, ops = load_torch()
 from torch.autograd import forward_ad
 
 F64 = torch.float64
-# torch's own, when it first loads the decompositions of forward mode
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+# torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+]
 func = torch.func
 
 
@@ -66,3 +69,32 @@ def test_gradcheck():
     q, p = Q.clone().requires_grad_(), P.clone().requires_grad_()
     assert torch.autograd.gradcheck(ours, (q, p), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(ours, (q, p))
+
+
+@pytest.mark.parametrize(
+    ("q", "p"), [((6, 8), (2, 7, 8)), ((2, 3, 6, 8), (1, 7, 8)), ((2, 3, 6, 8), (2, 3, 7, 8))]
+)
+def test_the_same_inputs_are_refused(q, p):
+    q, p = draw(*q), draw(*p)
+    with pytest.raises(RuntimeError):
+        ours(q, p)
+    with pytest.raises(RuntimeError, match="wavepe: q"):
+        func.vjp(ours, q, p)
+
+
+def test_vmap_over_both_and_per_head():
+    q, p = draw(4, 2, 3, 5, 8), draw(4, 3, 6, 8, seed=1)
+    expected = torch.stack([ours(a, b) for a, b in zip(q, p, strict=True)])
+    assert_close(torch.vmap(ours)(q, p), expected)
+    assert_close(torch.vmap(lambda q: ours(q, p[0]))(q), ours(q, p[0]))
+    one = draw(1, 6, 8)
+    flat = draw(4, 5, 8, seed=2)
+    assert_close(torch.vmap(lambda q: ours(q, one))(flat), ours(flat, one[0]))
+    assert_close(torch.vmap(lambda p: ours(q[0], p))(p), torch.stack([ours(q[0], t) for t in p]))
+
+
+def test_compiled_forward_mode():
+    torch._dynamo.reset()
+    call = torch.compile(lambda q: func.jvp(lambda q: ours(q, P), (q,), (DQ,))[1], backend="eager")
+    assert_close(call(Q), theirs(DQ, P))
+    torch._dynamo.reset()

@@ -150,7 +150,7 @@ def test_sections_whose_sum_wraps_around():
         )
 
 
-@pytest.mark.parametrize("position", [2**53 + 2, -(2**53) - 2, 2**63 - 1])
+@pytest.mark.parametrize("position", [2**53 + 1, -(2**53) - 1, 2**53 + 2, 2**63 - 1])
 def test_positions_that_float64_does_not_hold_are_refused(position):
     inv_freq = torch.tensor([1.0, 0.5])
     ops.rope_table(torch.tensor([2**53, -(2**53)]), inv_freq)

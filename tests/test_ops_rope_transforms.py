@@ -7,8 +7,12 @@ torch, ops = load_torch()
 from torch.autograd import forward_ad
 
 F64 = torch.float64
-# torch's own, when it first loads the decompositions of forward mode
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+# torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+]
 func = torch.func
 
 
@@ -180,5 +184,75 @@ def test_tables_have_no_gradient_anywhere():
 def test_what_the_raw_operator_cannot_do_says_so():
     with pytest.raises(RuntimeError, match="setup_context"):
         func.grad(lambda x: torch.ops.wavepe.rope(x, COS, SIN).sum())(draw(5, 8))
+    x, t = draw(5, 8), draw(5, 8, seed=1)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward mode"):
+        torch.ops.wavepe.rope(forward_ad.make_dual(x, t), COS, SIN)
+    with pytest.raises(RuntimeError, match="no forward mode"):
+        func.jvp(lambda x: torch.ops.wavepe.rope(x, COS, SIN), (x,), (t,))
     with pytest.raises(RuntimeError, match="rope_"):
         torch.vmap(lambda x: ops.rope_(x.clone(), COS, SIN))(draw(3, 5, 8))
+
+
+def test_in_place_refuses():
+    x, t = draw(3, 5, 8), draw(3, 5, 8, seed=1)
+    for transform in (func.grad, func.jacfwd):
+        with pytest.raises(RuntimeError, match="rope_ has no derivative"):
+            transform(lambda x: ops.rope_(x.clone(), COS, SIN).sum())(x)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward mode; use rope"):
+        ops.rope_(forward_ad.make_dual(x, t), COS, SIN)
+
+
+def test_rope_table_is_a_constant():
+    positions, inv_freq = torch.arange(4), torch.tensor([1.0, 0.5])
+    for transform in (func.grad, func.jacfwd):
+        with pytest.raises(RuntimeError, match="rope_table has no gradient to inv_freq"):
+            transform(lambda f: ops.rope_table(positions, f)[0].sum())(inv_freq)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no gradient to inv_freq"):
+        ops.rope_table(positions, forward_ad.make_dual(inv_freq, inv_freq))
+    x = draw(4, 4)
+
+    def with_table(x):
+        cos, sin = ops.rope_table(positions, inv_freq, dtype=F64)
+        return (ops.rope(x, cos, sin) ** 3).sum()
+
+    cos, sin = ops.rope_table(positions, inv_freq, dtype=F64)
+    expected = func.grad(lambda x: (rotated(x, cos, sin) ** 3).sum())(x)
+    assert_close(func.grad(with_table)(x), expected)
+
+
+def test_vmap_of_rope_table():
+    positions, inv_freq = torch.arange(12).view(3, 4), torch.rand(3, 2, dtype=F64)
+    for got, expected in zip(
+        torch.vmap(lambda m: ops.rope_table(m, inv_freq[0]))(positions),
+        ops.rope_table(positions, inv_freq[0]),
+        strict=True,
+    ):
+        assert torch.equal(got, expected)
+    alone, _ = torch.vmap(lambda f: ops.rope_table(positions, f))(inv_freq)
+    both, _ = torch.vmap(ops.rope_table)(positions, inv_freq)
+    for i in range(3):
+        assert torch.equal(alone[i], ops.rope_table(positions, inv_freq[i])[0])
+        assert torch.equal(both[i], ops.rope_table(positions[i], inv_freq[i])[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_transforms_are_right_or_say_so(backend):
+    """Dynamo, left alone, would trace past the derivative and give zeros."""
+    x, t = draw(2, 5, 8), draw(2, 5, 8, seed=1)
+
+    def compiled(call, **options):
+        torch._dynamo.reset()
+        return torch.compile(call, backend=backend, **options)
+
+    def rope(x):
+        return ops.rope(x, COS, SIN)
+
+    assert_close(compiled(lambda x: func.jvp(rope, (x,), (t,))[1])(x), rotated(t))
+    assert_close(compiled(lambda x: torch.vmap(rope)(x), fullgraph=True)(x), rotated(x))
+    with pytest.raises(Exception, match="Dynamo requires"):
+        compiled(lambda x: func.grad(OURS)(x), fullgraph=True)(x)
+    call = compiled(rope)
+    assert_close(call(x), rotated(x))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward mode"):
+        call(forward_ad.make_dual(x, t))
+    torch._dynamo.reset()

@@ -1,5 +1,7 @@
 """set_num_threads: more threads, the same bits; and who may not share memory."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -79,6 +81,35 @@ def test_shifted_memory_is_not_cut(pools):
     wavepe.set_num_threads(4)
     assert_same_bits(wavepe.rope(memory[:-1], cos, sin, out=memory[1:]), expected)
     assert not pools
+
+
+def test_output_over_its_tables_is_not_cut(pools):
+    rng = generator("over tables")
+    memory, x = rng.normal(size=(400, 16)), rng.normal(size=(400, 16))
+    for cos, sin in (
+        (memory[::-1, :8], memory[::-1, 8:]),
+        (memory[:1, :8], memory[:1, 8:]),
+    ):
+        kept = memory.copy()
+        expected = wavepe.rope(x, cos.copy(), sin.copy())
+        wavepe.set_num_threads(4)
+        assert_same_bits(wavepe.rope(x, cos, sin, out=memory), expected)
+        wavepe.set_num_threads(1)
+        memory[...] = kept
+    assert not pools
+
+
+def test_at_the_end_of_the_interpreter():
+    code = """
+import atexit, numpy as np, wavepe
+from wavepe import _threads
+_threads.PIECE = 16
+wavepe.set_num_threads(4)
+x, cos, sin = np.ones((64, 8)), np.zeros((64, 4)), np.ones((64, 4))
+atexit.register(lambda: print(wavepe.rope(x, cos, sin)[0, 0]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("-1.0\n", "")
 
 
 @pytest.mark.parametrize("threads", [1, 4])

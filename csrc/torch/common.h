@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -140,6 +141,26 @@ inline void check_integer(const char *name, const Tensor &x) {
 
 inline Tensor as_type(const Tensor &x, ScalarType type) {
     return x.scalar_type() == type ? x : torch::stable::to(x, type);
+}
+
+// Integers as double, which holds them exactly within +-2^53; 2^53 + 1 has become 2^53 already.
+inline Tensor exact_double(const char *name, const Tensor &x) {
+    const Tensor wide = torch::stable::contiguous(as_type(x, ScalarType::Double));
+    const double *value = wide.const_data_ptr<double>();
+    const int64_t count = wide.numel();
+    bool at_the_edge = false;
+    for (int64_t i = 0; i < count; i++) {
+        WPE_CHECK(std::abs(value[i]) <= 0x1p53, name, " must lie within +-2^53, got about ",
+                  value[i]);
+        at_the_edge |= std::abs(value[i]) == 0x1p53;
+    }
+    if (!at_the_edge) return wide;
+    const Tensor integers = torch::stable::contiguous(as_type(x, ScalarType::Long));
+    const int64_t *integer = integers.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < count; i++)
+        WPE_CHECK(integer[i] == (int64_t)value[i], name, " must lie within +-2^53, got ",
+                  integer[i]);
+    return wide;
 }
 
 // As torch.empty_like. Where x fills its memory without holes or overlaps, in whatever order of its

@@ -44,21 +44,21 @@ void check_x(const char *name, const View &x) {
               " must be (L, d), (H, L, d) or (B, H, L, d), got shape ", shape_of(x.tensor));
 }
 
-void check_table(const char *name, const View &x, const Tensor &tensor) {
+void check_table(const char *name, const char *x_name, const View &x, const Tensor &tensor) {
     check_float(name, tensor);
     const View table(tensor);
     const int64_t d = x.size(1), length = x.size(2), batch = x.size(4), n = table.dim;
     WPE_CHECK((n == 2 || n == 3) && table.size(2) == length &&
                   (table.size(3) == 1 || table.size(3) == batch),
               name, " must be (L, h) or (1|B, L, h) with L = ", length, ", B = ", batch, "; got ",
-              shape_of(tensor), " for x of shape ", shape_of(x.tensor));
-    WPE_CHECK(2 * table.size(1) <= d, name, " holds ", table.size(1), " pairs, x has head size ", d,
-              ": at most ", d / 2, " pairs fit");
+              shape_of(tensor), " for ", x_name, " of shape ", shape_of(x.tensor));
+    WPE_CHECK(2 * table.size(1) <= d, name, " holds ", table.size(1), " pairs, ", x_name,
+              " has head size ", d, ": at most ", d / 2, " pairs fit");
 }
 
-void check_tables(const View &x, const Tensor &cos, const Tensor &sin) {
-    check_table("cos", x, cos);
-    check_table("sin", x, sin);
+void check_tables(const char *x_name, const View &x, const Tensor &cos, const Tensor &sin) {
+    check_table("cos", x_name, x, cos);
+    check_table("sin", x_name, x, sin);
     WPE_CHECK(last_size(cos) == last_size(sin), "cos and sin hold ", last_size(cos), " and ",
               last_size(sin), " pairs");
 }
@@ -110,7 +110,7 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
 Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) {
     const View x(x_in);
     check_x("x", x);
-    check_tables(x, cos, sin);
+    check_tables("x", x, cos, sin);
     Tensor out = new_like(x_in);
     rotate(View(out), x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
     return out;
@@ -119,7 +119,7 @@ Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse)
 void rope_(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) {
     const View x(x_in);
     check_x("x", x);
-    check_tables(x, cos, sin);
+    check_tables("x", x, cos, sin);
     for (int64_t i = 0; i < x.dim; i++)
         WPE_CHECK(x.sizes[i] < 2 || x.strides[i] != 0,
                   "rope_ cannot write to an expanded x: dimension ", i, " of size ", x.sizes[i],
@@ -134,9 +134,9 @@ std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor 
     check_x("k", k);
     WPE_CHECK(q_in.scalar_type() == k_in.scalar_type(), "q and k must have one dtype, got ",
               name_of(q_in.scalar_type()), " and ", name_of(k_in.scalar_type()));
-    check_tables(q, cos, sin);
+    check_tables("q", q, cos, sin);
     if (k.size(1) != q.size(1) || k.size(2) != q.size(2) || k.size(4) != q.size(4))
-        check_tables(k, cos, sin);
+        check_tables("k", k, cos, sin);
     const Angles angles(q_in.scalar_type(), cos, sin);
     Tensor q_out = new_like(q_in), k_out = new_like(k_in);
     rotate(View(q_out), q, angles, interleaved, inverse);

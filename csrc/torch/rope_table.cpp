@@ -45,7 +45,9 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     const auto runs = read_sections(sections, positions, pairs);
     const int64_t axes = sections ? (int64_t)runs.size() : 1;
 
-    Tensor m = torch::stable::contiguous(as_type(positions, ScalarType::Double));
+    WPE_CHECK(std::isfinite(attention_factor), "attention_factor must be finite, got ",
+              attention_factor);
+    const Tensor m = exact_double("positions", positions);
     Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
     std::vector<int64_t> sizes;
     for (int64_t i = 0; i < positions.dim() - (sections ? 1 : 0); i++)
@@ -58,9 +60,8 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     Tensor sin = torch::stable::new_empty(positions, sizes, made);
 
     const double *position = m.const_data_ptr<double>(), *frequency = f.const_data_ptr<double>();
-    for (int64_t i = 0; i < m.numel(); i++)
-        WPE_CHECK(std::abs(position[i]) <= 0x1p53, "positions must lie within +-2^53, got about ",
-                  position[i]);
+    for (int64_t i = 0; i < pairs; i++)
+        WPE_CHECK(std::isfinite(frequency[i]), "inv_freq must be finite, got ", frequency[i]);
     auto kernel = dispatch->current->rope_table[kernel_dtype(made)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {

@@ -30,6 +30,7 @@ struct Wavelets {
             scale_in.dim() == 1 && shift_in.dim() == 1 && scale_in.size(0) == shift_in.size(0),
             "scale and shift must be 1-D and of one size, got ", shape_of(scale_in), " and ",
             shape_of(shift_in));
+        exact_double("offsets", offsets_in);
         kind = kind_code(kind_name);
         sign = mirrored.value_or(kind == WPE_HAAR) ? -1 : 1;
         offsets = as_type(offsets_in, ScalarType::Long);

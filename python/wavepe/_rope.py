@@ -91,7 +91,10 @@ def _rotate(
     """In as many pieces of x's longest leading axis as there are threads."""
     axis = max(range(x.ndim - 1), key=x.shape.__getitem__, default=0)
     pieces = _threads.cut(x.shape[axis], x.size) if x.ndim > 1 else []
-    if len(pieces) < 2 or (np.may_share_memory(x, out) and not _same_memory(x, out)):
+    overlap = any(np.may_share_memory(a, out) for a in (cos, sin)) or (
+        np.may_share_memory(x, out) and not _same_memory(x, out)
+    )
+    if len(pieces) < 2 or overlap:  # a piece would write what another reads
         kernel(x, cos, sin, *flags, out=out)
         return
     tables = (np.broadcast_to(t, (*x.shape[:-1], t.shape[-1])) for t in (cos, sin))
@@ -169,6 +172,8 @@ def _positions_per_pair(
     """Positions with a last axis that broadcasts against the pairs."""
     if sections is None:
         return positions[..., None]
+    if isinstance(sections, (str, bytes)) or not np.iterable(sections):
+        raise TypeError(f"sections must be a list of pairs per axis, got {sections!r}")
     sections = [_checks.integer("sections", s, 0) for s in sections]
     if sum(sections) != pairs:
         raise ValueError(f"sections {sections} sum to {sum(sections)}, inv_freq has {pairs} pairs")

@@ -42,4 +42,11 @@ def run(call: Callable[[slice], object], pieces: list[slice]) -> None:
         call(pieces[0])
         return
     with ThreadPoolExecutor(len(pieces)) as pool:  # not kept: a fork would inherit it dead
-        list(pool.map(call, pieces))
+        started = []
+        for piece in pieces:
+            try:
+                started.append(pool.submit(call, piece))
+            except RuntimeError:  # no more threads, as at the interpreter's end
+                call(piece)
+        for future in started:
+            future.result()

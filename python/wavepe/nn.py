@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,7 +151,7 @@ class Rotary(nn.Module):
     @property
     def scaling(self) -> dict[str, Any] | None:
         """A copy of the rope parameters. Setting others keeps theta where they name none."""
-        return None if self._scaling is None else dict(self._scaling)
+        return copy.deepcopy(self._scaling)
 
     @scaling.setter
     def scaling(self, value: Mapping[str, Any] | None) -> None:
@@ -174,9 +176,11 @@ class Rotary(nn.Module):
                 "rotated: give one"
             )
         first = self._compute(theta, scaling, _SHORT)
-        self._follows_length = first != self._compute(theta, scaling, _LONG)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once is enough
+            self._follows_length = first != self._compute(theta, scaling, _LONG)
         self._frequencies, self._theta = first, first.theta
-        self._scaling = None if scaling is None else dict(scaling)
+        self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
         if not self._follows_length:
             self._memory.compare(first)
 
@@ -331,6 +335,7 @@ def _refuse_to_continue(then: _Frequencies, now: _Frequencies, positions: Tensor
         + ", and this call rotates with "
         + now.label
         + ": drop the cache and start from position 0, or call reset() where no cached key is used"
+        + " (a type that follows the length cannot go on from cached keys once the length moves it)"
     )
     starts = positions.to(torch.int64).amin(-1)
     if torch.compiler.is_compiling():

@@ -1,11 +1,12 @@
-"""Checks that fake kernels repeat, so that a traced call fails as the real one would."""
+"""What the operators share: the checks that fake kernels repeat, and registering autograd."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
 import torch
+from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -47,11 +48,46 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
     check(value in known, f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
+@torch.compiler.assume_constant_result
 def transformed() -> bool:
-    """Inside torch.func's transforms or forward mode, which `register_autograd` does not know."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    """Inside a derivative of torch.func or forward mode, which `register_autograd` does not know.
+
+    vmap alone is none: the operators have rules of their own. A compiler asks while it traces, and
+    guards the answer by itself.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    return torch._C._are_functorch_transforms_active() and any(
+        level.key() != torch._C._functorch.TransformType.Vmap
+        for level in torch._C._functorch.get_interpreter_stack()
     )
+
+
+library = torch.library.Library("wavepe", "FRAGMENT")
+
+
+def register_autograd(
+    op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None
+) -> None:
+    """`torch.library.register_autograd`, which drops tangents of forward mode; this raises."""
+    overload = getattr(torch.ops.wavepe, op).default
+    kernel = make_autograd_impl(overload, Info(backward, setup_context))
+
+    def guarded(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+            check(
+                not any(map(_has_tangent, args)),
+                f"torch.ops.wavepe.{op} has no forward mode; wavepe.ops has, for what is "
+                "differentiable",
+            )
+        return kernel(keys, *args, **kwargs)
+
+    library.impl(op, guarded, "Autograd", with_keyset=True)
+
+
+def _has_tangent(x: Any) -> bool:
+    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return floating and forward_ad.unpack_dual(x).tangent is not None
 
 
 def not_differentiable(op: str, arguments: str) -> None:

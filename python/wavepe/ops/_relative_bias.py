@@ -14,6 +14,7 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    register_autograd,
     transformed,
 )
 
@@ -60,8 +61,7 @@ def relative_bias(
     return op(q.float(), p.float(), keys, first, beyond).to(q.dtype)
 
 
-@torch.library.register_fake("wavepe::relative_bias")
-def _(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
+def _check(q: Tensor, p: Tensor, keys: int, beyond: str) -> None:
     check_device(q=q, p=p)
     check_dtype("q", q, _REAL)
     check_choice("beyond", beyond, BEYOND)
@@ -79,6 +79,11 @@ def _(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> 
     check(keys >= 0, f"keys must not be negative, got {keys}")
     if beyond == "edge":
         check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
+
+
+@torch.library.register_fake("wavepe::relative_bias")
+def _(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
+    _check(q, p, keys, beyond)
     return q.new_empty((*q.shape[:-1], keys))
 
 
@@ -127,19 +132,16 @@ def _unskew_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return _SKEW(grad, ctx.size, ctx.first, ctx.beyond), None, None, None
 
 
-torch.library.register_autograd("wavepe::relative_bias", _bias_backward, setup_context=_setup_bias)
-torch.library.register_autograd(
-    "wavepe::relative_bias_skew", _skew_backward, setup_context=_setup_skew
-)
-torch.library.register_autograd(
-    "wavepe::relative_bias_unskew", _unskew_backward, setup_context=_setup_skew
-)
+register_autograd("relative_bias", _bias_backward, _setup_bias)
+register_autograd("relative_bias_skew", _skew_backward, _setup_skew)
+register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
 
 
 # ---- torch.func, vmap and forward mode: a matrix product of torch's, then skew ------------------
 
 
 def _composed(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
+    _check(q, p, keys, beyond)
     product = q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
     return _Skew.apply(product, keys, first, beyond)
 
@@ -185,3 +187,30 @@ def _vmap_leading(op: Any) -> Any:
 
 torch.library.register_vmap("wavepe::relative_bias_skew", _vmap_leading(_SKEW))
 torch.library.register_vmap("wavepe::relative_bias_unskew", _vmap_leading(_UNSKEW))
+
+
+@torch.library.register_vmap("wavepe::relative_bias")
+def _(
+    info: Any,
+    in_dims: tuple,
+    q: Tensor,
+    p: Tensor,
+    keys: int,
+    first: int = 0,
+    beyond: str = "zero",
+) -> tuple[Tensor, int]:
+    q_axis, p_axis, *_ = in_dims
+    if q_axis is not None:
+        q = q.movedim(q_axis, 0)
+    if p_axis is None:
+        return _with_new_axis(q, p, keys, first, beyond), 0
+    q = q if q_axis is not None else q.expand(info.batch_size, *q.shape)
+    rows = zip(q, p.movedim(p_axis, 0), strict=True)
+    return torch.stack([_ops.relative_bias(*row, keys, first, beyond) for row in rows]), 0
+
+
+def _with_new_axis(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
+    """q with a new first axis: one more leading axis, but for a q (m, d) beside p (1, w, d)."""
+    if q.dim() == 3 and p.dim() == 3:
+        p = p[0]
+    return _ops.relative_bias(q, p, keys, first, beyond)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    library,
     not_differentiable,
+    register_autograd,
     transformed,
 )
 
@@ -55,9 +57,24 @@ def rope(
 def rope_(
     x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
 ) -> Tensor:
-    """`rope` in place; returns x. Raises where autograd would need the overwritten values."""
+    """`rope` in place; returns x.
+
+    Raises where autograd would need the overwritten values, and under torch.func and forward mode.
+    """
     check_tensors(x=x, cos=cos, sin=sin)
-    _ops.rope_(x, cos, sin, interleaved, inverse)
+    check(not transformed(), "rope_ has no derivative under torch.func or forward mode; use rope")
+    if (
+        torch.compiler.is_compiling()
+        or (torch.is_grad_enabled() and torch._C._any_requires_grad(x, cos, sin))
+        or torch._C._are_functorch_transforms_active()
+    ):
+        _ops.rope_(x, cos, sin, interleaved, inverse)
+        return x
+    check(not x.is_neg(), "rope_ cannot write to a negated view; use rope, or x.clone()")
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        _ops.rope_(x, cos, sin, interleaved, inverse)
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
     return x
 
 
@@ -115,7 +132,10 @@ def rope_table(
     if sections is not None:
         check(isinstance(sections, Sequence), f"sections must be a list, got {sections!r}")
         sections = list(sections)
-    return _call(_ROPE_TABLE, positions, inv_freq, attention_factor, precision, sections, dtype)
+    options = (attention_factor, precision, sections, dtype)
+    if transformed():
+        return _RopeTable.apply(positions, inv_freq, *options)
+    return _call(_ROPE_TABLE, positions, inv_freq, *options)
 
 
 def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -263,14 +283,30 @@ class _Rope(torch.autograd.Function):
     """rope for torch.func and forward mode: its derivatives in both directions."""
 
     generate_vmap_rule = True
-    forward = staticmethod(_ROPE)
+    forward = staticmethod(_ROPE)  # no Python function: Dynamo would inline it and drop the rest
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)
     jvp = staticmethod(_jvp)
 
 
-torch.library.register_autograd("wavepe::rope", _backward, setup_context=_setup_context)
-torch.library.register_autograd("wavepe::rope_qk", _backward, setup_context=_setup_context)
+class _RopeTable(torch.autograd.Function):
+    """rope_table for torch.func and forward mode, where inv_freq must be a constant."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_ROPE_TABLE)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        check(not ctx.needs_input_grad[1], "rope_table has no gradient to inv_freq; detach it")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise RuntimeError("wavepe: rope_table has no gradient to inv_freq; detach it")
+
+
+register_autograd("rope", _backward, _setup_context)
+register_autograd("rope_qk", _backward, _setup_context)
 not_differentiable("rope_table", "inv_freq")
 
 
@@ -334,6 +370,21 @@ def _(
     return out, 0
 
 
+@torch.library.register_vmap("wavepe::rope_table")
+def _(info: Any, in_dims: Any, positions: Tensor, inv_freq: Tensor, *options: Any) -> Any:
+    axis, frequency_axis = in_dims[:2]
+    if frequency_axis is None:  # positions have any shape
+        return _ROPE_TABLE(positions.movedim(axis, 0), inv_freq, *options), (0, 0)
+    size = info.batch_size
+    positions = (
+        positions.expand(size, *positions.shape) if axis is None else positions.movedim(axis, 0)
+    )
+    rows = zip(positions, inv_freq.movedim(frequency_axis, 0), strict=True)
+    tables = [_ROPE_TABLE(*row, *options) for row in rows]
+    cos, sin = (torch.stack(parts) for parts in zip(*tables, strict=True))
+    return (cos, sin), (0, 0)
+
+
 @torch.library.register_vmap("wavepe::rope_qk")
 def _(
     info: Any,
@@ -350,15 +401,15 @@ def _(
 
 # torch.library knows no autograd for operators that write to their arguments: refuse where x needs
 # a gradient, and raise x's version, so that backward notices a saved x that was overwritten.
-_library = torch.library.Library("wavepe", "FRAGMENT")
-
-
-def _rope_autograd(keys: Any, x: Tensor, *args: Any) -> Tensor:
-    check(
-        not (torch.is_grad_enabled() and x.requires_grad),
-        "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
-    )
-    return _ops.rope_.default.redispatch(keys & torch._C._after_autograd_keyset, x, *args)
+def _rope_autograd(keys: Any, x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> Tensor:
+    if torch.is_grad_enabled():
+        _refuse_table_gradient(cos.requires_grad, sin.requires_grad)
+        check(
+            not x.requires_grad,
+            "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
+        )
+    after = keys & torch._C._after_autograd_keyset
+    return _ops.rope_.default.redispatch(after, x, cos, sin, *flags)
 
 
 def _rope_version(keys: Any, x: Tensor, *args: Any) -> Tensor:
@@ -366,5 +417,5 @@ def _rope_version(keys: Any, x: Tensor, *args: Any) -> Tensor:
     return _ops.rope_.default.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, x, *args)
 
 
-_library.impl("rope_", _rope_autograd, "Autograd", with_keyset=True)
-_library.impl("rope_", _rope_version, "ADInplaceOrView", with_keyset=True)
+library.impl("rope_", _rope_autograd, "Autograd", with_keyset=True)
+library.impl("rope_", _rope_version, "ADInplaceOrView", with_keyset=True)

@@ -20,6 +20,7 @@ from ._common import (
     check_dtype,
     check_tensors,
     not_differentiable,
+    register_autograd,
     transformed,
 )
 
@@ -113,9 +114,7 @@ def _wavelet_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, *grads, None, None
 
 
-torch.library.register_autograd(
-    "wavepe::wavelet_table", _wavelet_backward, setup_context=_setup_wavelet
-)
+register_autograd("wavelet_table", _wavelet_backward, _setup_wavelet)
 not_differentiable("wavelet_table_backward", "its inputs (a second derivative)")
 
 
