@@ -53,7 +53,8 @@ def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
     d = 16 if quick else 128
     inv_freq, _ = wavepe.rope_frequencies(d)
     frequencies = torch.from_numpy(inv_freq)
-    for length in (32,) if quick else (2048, 16384):
+    lengths = (32, 64) if quick else (2048, 16384)
+    for length in lengths:
         array = np.arange(length)
         positions = torch.from_numpy(array)
         angle = array[:, None] * inv_freq
@@ -77,6 +78,7 @@ def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
                 "compile": compiler(with_torch, positions, frequencies),
             },
             floor=("hf",),
+            headline=("warm",) if length == lengths[-1] else (),
             notes=notes,
             **common,
         )
