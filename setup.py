@@ -117,6 +117,9 @@ class BuildKernels(build_clib):
 class BuildExtensions(build_ext):
     def run(self):
         self.run_command("build_clib")  # `build_ext --inplace` alone would not
+        if not TORCH:  # an earlier build with torch may have left its module here
+            for stale in Path(self.build_lib).glob("wavepe/_torch*.so"):
+                stale.unlink()
         super().run()
         if not TORCH:
             print(

@@ -149,6 +149,7 @@ def _cases(names: Sequence[str], quick: bool) -> Iterator[Any]:
 
 def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> list[dict]:
     """The rows of one case: for each situation wavepe's variants, then the rivals."""
+    import torch
     import wavepe
 
     from .timing import take_turns
@@ -177,14 +178,15 @@ def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> 
     rows = []
     for memory in case.memory:
         allocator.enter(memory)
-        timings = take_turns(
-            calls,
-            before=before,
-            allocator=allocator,
-            repeats=args.repeats,
-            budget=args.budget,
-            batch=case.batch,
-        )
+        with torch.inference_mode(case.inference):
+            timings = take_turns(
+                calls,
+                before=before,
+                allocator=allocator,
+                repeats=args.repeats,
+                budget=args.budget,
+                batch=case.batch,
+            )
         rows += [_row(case, memory, key, timings, verdicts[key], args.threads) for key in timings]
     return rows
 

@@ -212,6 +212,7 @@ def qk_case(x: Inputs, compiler: Compiler) -> Case:
         memory=("warm",) if one_token else ("fresh", "warm"),
         headline=headline,
         batch=200 if one_token else 1,
+        inference=one_token,
         floor=FLOOR,
         notes=notes,
     )

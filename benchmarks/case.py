@@ -34,6 +34,7 @@ class Case:
     memory: the situations to time, see memory.py; headline: those that README shows.
     reset: run before a call that is judged (for what works in place).
     batch: calls that are timed together, where one takes microseconds.
+    inference: timed under torch.inference_mode, as a decoding step runs.
     floor: rivals that do less than the case asks; they are not judged.
     """
 
@@ -50,6 +51,7 @@ class Case:
     headline: tuple[str, ...] = ()
     reset: Call | None = None
     batch: int = 1
+    inference: bool = False
     floor: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 

@@ -169,6 +169,8 @@ def _made_with(runs: list[dict], about: dict) -> str:
         words.append(f"at most {max(run['seconds'] for run in runs):.0f} s a row")
     threads = about.get("threads")
     machine = about["machine"] + (f", {_threads(threads)}" if threads else "")
+    if "python" in about:  # the text is its standard library, unless --data was given
+        words.append(f"Python {about['python']}")
     words += [machine, f"torch {about['torch']}", about.get("date", "")]
     return "; ".join(filter(None, words)) + "."
 

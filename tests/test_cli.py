@@ -70,7 +70,7 @@ def test_info_without_any_optional_part(capsys, monkeypatch):
     monkeypatch.setattr("wavepe.cli.info.version_of", lambda name: None)
     code, out, _ = run(capsys, "info")
     assert code == 0
-    for extra in ("torch", "hf", "fairseq", "plot", "cli", "pywt"):
+    for extra in ("torch", "hf", "fairseq", "plot", "cli", "pywt", "bfloat16"):
         assert f'missing: pip install "wavepe[{extra}]"' in out
 
 
@@ -105,6 +105,17 @@ def test_a_reader_that_stops_early_is_no_failure_to_report():
         f"{command} | true", shell=True, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+def test_submodules_are_there_when_they_are_used():
+    code = (
+        'import sys, wavepe; assert "torch" not in sys.modules; '
+        'assert "nn" in dir(wavepe); wavepe.analysis.rope_matrix(1, 4, 10.0); '
+        'assert "torch" not in sys.modules; wavepe.nn.Rotary(8); wavepe.ops.rope'
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute"):
+        wavepe.nosuch  # noqa: B018
 
 
 def test_the_numpy_front_end_loads_no_framework():

@@ -346,3 +346,11 @@ def test_objects_do_not_change():
     wavelet = Wavelet(scales=scales)
     scales.append(4)
     assert wavelet.scales == (1.0, 2.0)
+
+
+def test_what_was_meant():
+    with pytest.raises(ValueError, match="unknown encoding 'wavlet', did you mean 'wavelet'"):
+        wavepe.encoding("wavlet")
+    for key, meant in (("tehta", "theta"), ("rope_type", "type"), ("rope_theta", "theta")):
+        with pytest.raises(ValueError, match=f"'{key}' of encoding 'rope', did you mean '{meant}'"):
+            wavepe.encoding("rope", **{key: 1})

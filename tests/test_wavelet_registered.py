@@ -424,3 +424,20 @@ def test_a_checkpoint_of_a_wavelet_that_is_not_registered(register, hf, tmp_path
     monkeypatch.setattr(_wavelet_registered, "_known", {})
     with pytest.raises(ValueError, match="unknown wavelet kind 'own'"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_derivative_that_is_not_psi_s_is_refused():
+    for wrong in (lambda u: 5.0 + 0 * u, lambda u: np.exp(-(u**2))):
+        with pytest.raises(ValueError, match=r"derivative is not that of psi: at u = "):
+            wavepe.register_wavelet("mistaken", lambda u: 2 * np.exp(-(u**2)), derivative=wrong)
+    # corners and steps are no mistake
+    hat = {
+        "psi": lambda u: np.maximum(1 - np.abs(u), 0),
+        "slope": lambda u: -np.sign(u) * (np.abs(u) < 1),
+    }
+    wavepe.register_wavelet("hat", hat["psi"], derivative=hat["slope"])
+
+
+def test_scalar_functions_get_a_hint():
+    with pytest.raises(TypeError, match=r"psi must take an array \(np.exp, not math.exp\)"):
+        wavepe.register_wavelet("scalar", lambda u: math.exp(-(u**2)))

@@ -10,9 +10,13 @@ static void NAME(rope_table)(void *cos, void *sin, const double *position, const
     T *c_out = cos, *s_out = sin;
     for (int64_t i = 0; i < n; i += F64_LANES) {
         int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;
-        f64v m = load_wide_f64(position + i * position_stride, position_stride, count);
+        /* most often one position and one factor for all pairs */
+        f64v m = position_stride
+                     ? load_wide_f64(position + i * position_stride, position_stride, count)
+                     : splat_f64(*position);
         f64v f = load_wide_f64(inv_freq + i * inv_freq_stride, inv_freq_stride, count);
-        f64v scale = load_wide_f64(factor + i * factor_stride, factor_stride, count);
+        f64v scale = factor_stride ? load_wide_f64(factor + i * factor_stride, factor_stride, count)
+                                   : splat_f64(*factor);
         f64v hi, lo, c, s;
         product_f64(m, f, &hi, &lo);
         sincos_f64(hi, lo, &s, &c);

@@ -104,7 +104,11 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
             begin += part.outer;
         }
     };
-    torch::stable::parallel_for(0, batch * outer, std::max<int64_t>(1, 32768 / (inner * d)), rows);
+    const int64_t grain = std::max<int64_t>(1, 32768 / (inner * d));
+    if (batch * outer <= grain)
+        rows(0, batch * outer);
+    else
+        torch::stable::parallel_for(0, batch * outer, grain, rows);
 }
 
 Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) {

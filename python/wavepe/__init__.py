@@ -5,6 +5,9 @@ torch, `wavepe.hf` puts them into Hugging Face models. Sources of the formulas a
 keys of docs/methods.md, such as [W] for the wavelet position encoding.
 """
 
+import importlib
+from types import ModuleType
+
 from ._alibi import alibi_slopes
 from ._relative_bias import relative_bias
 from ._rope import rope, rope_table
@@ -15,6 +18,20 @@ from ._threads import set_num_threads
 from ._wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_table
 from ._wavelet_registered import register_wavelet
 from .encodings import encoding, register_encoding
+
+# Loaded when they are first used: torch and transformers are not needed by the rest.
+_LAZY = ("analysis", "cli", "hf", "nn", "ops")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
 
 __all__ = [
     "__version__",

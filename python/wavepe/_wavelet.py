@@ -85,7 +85,8 @@ def check_kind(label: str, value: Any) -> str:
     if isinstance(value, str) and value not in known:
         raise ValueError(
             f"unknown {label} {value!r}; known: {', '.join(known)}, what wavepe.register_wavelet "
-            f"adds, and the discrete wavelets of PyWavelets, such as {_wavelet_pywt.EXAMPLES}"
+            f"adds (import the module that calls it), and the discrete wavelets of PyWavelets, "
+            f"such as {_wavelet_pywt.EXAMPLES}"
         )
     return _checks.choice(label, value, known)
 

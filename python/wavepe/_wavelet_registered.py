@@ -92,7 +92,7 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
     new = Registered(name, psi, derivative)
     new.values(_PROBE)
     if derivative is not None:
-        new.slopes(_PROBE)
+        _check_derivative(new)
     _known[name] = new
     note_registration()
 
@@ -156,8 +156,11 @@ def _arguments(
 def _called(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
     known = ~np.isnan(u)
     asked = np.where(known, u, 0.0)
-    with np.errstate(all="ignore"):  # a quotient that np.where drops afterwards is no concern
-        given = function(asked.copy())
+    try:
+        with np.errstate(all="ignore"):  # a quotient that np.where drops afterwards is no concern
+            given = function(asked.copy())
+    except TypeError as error:  # math.exp, most often
+        raise TypeError(f"{label} must take an array (np.exp, not math.exp): {error}") from error
     values = np.asarray(given)
     if values.dtype.kind not in "fiub":
         raise TypeError(f"{label} must return real numbers, got dtype {values.dtype}")
@@ -175,6 +178,21 @@ def _called(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
         )
     values[~known] = 0.0
     return values
+
+
+def _check_derivative(wavelet: Registered) -> None:
+    """Against a difference of psi; it may have corners and steps, so most of the places decide."""
+    wavelet.slopes(_PROBE)
+    u, step = np.linspace(-3.013, 3.117, 40), 1e-5
+    slopes = wavelet.slopes(u)
+    quotient = (wavelet.values(u + step) - wavelet.values(u - step)) / (2 * step)
+    wrong = np.abs(slopes - quotient) > 1e-3 * (np.abs(slopes) + np.abs(quotient)) + 1e-6
+    if 2 * wrong.sum() > wrong.size:
+        at = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"wavelet {wavelet.name!r}: derivative is not that of psi: at u = {u[at]:.4g} it is "
+            f"{slopes[at]:.6g}, and psi's slope {quotient[at]:.6g}"
+        )
 
 
 def _home(function: Psi) -> str:

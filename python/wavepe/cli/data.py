@@ -46,7 +46,7 @@ def load_text(path: str | None, longest: int, train_length: int) -> Text:
     size = sum(map(len, files.values()))
     if len(train) <= train_length or len(held_out) < longest:
         raise UsageError(
-            f"{description} is too short: {size} bytes give {len(train)} to train on and "
+            f"text too short: {description}, {size} bytes, give {len(train)} to train on and "
             f"{len(held_out)} held out; needs at least {train_length + 1} and {longest}"
         )
     digest = hashlib.sha256()

@@ -35,6 +35,10 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
     """
     found: dict[str, str] = {}
     for name in names:
+        if (not name or name.startswith(".")) and not name.endswith(".py"):
+            raise UsageError(
+                f"--import {name!r}: needs a path that ends in .py, or a module's full name"
+            )
         module = _from_file(Path(name)) if name.endswith(".py") else _from_name(name)
         label = Path(name).name if name.endswith(".py") else name
         if label in found:

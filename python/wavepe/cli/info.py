@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
+from pathlib import Path
 from typing import Any
+
+import numpy
 
 import wavepe
 
@@ -18,6 +22,7 @@ _OPTIONAL = {
     "matplotlib": "plot",
     "rich": "cli",
     "PyWavelets": "pywt",
+    "ml_dtypes": "bfloat16",
 }
 
 
@@ -52,6 +57,9 @@ def collect() -> dict[str, Any]:
     }
     facts: dict[str, Any] = {
         "wavepe": wavepe.__version__,
+        "installed in": str(Path(wavepe.__file__).parent),
+        "Python": platform.python_version(),
+        "NumPy": numpy.__version__,
         "variants here": list(wavepe.variants()),
         "variant in use": wavepe.variant(),
         **{f"built: {key}": value for key, value in build.items() if key != "version"},

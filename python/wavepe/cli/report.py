@@ -16,7 +16,7 @@ _WIDTH = 120
 
 
 def rows_of(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[tuple[str, list[str]]]:
-    """(encoding, one cell per length), seeds joined, the best of each column starred.
+    """(encoding, one cell per length), seeds joined, the best of each column starred, ties too.
 
     A cell is the perplexity, or mean and standard deviation over several seeds.
     """
@@ -25,7 +25,9 @@ def rows_of(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[tupl
         cells = values.setdefault(run["encoding"], [[] for _ in lengths])
         for cell, length in zip(cells, lengths, strict=True):
             cell.append(run["perplexity"][str(length)])
-    means = {name: [statistics.fmean(cell) for cell in cells] for name, cells in values.items()}
+    means = {  # as they are printed
+        name: [round(statistics.fmean(cell), 2) for cell in cells] for name, cells in values.items()
+    }
     best = [min(column) for column in zip(*means.values(), strict=True)]
     return [
         (

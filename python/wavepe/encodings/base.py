@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
@@ -240,14 +241,22 @@ def build(name: str, options: Mapping[str, Any]) -> Encoding:
     """The encoding of that name with these options."""
     cls = _known.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise ValueError(f"unknown encoding {name!r}; known: {', '.join(_known)}")
+        raise ValueError(
+            f"unknown encoding {name!r}{_meant(name, _known)}; known: {', '.join(_known)}"
+        )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in options:
         if key not in known:
+            listed = f"known: {', '.join(known)}" if known else "it has none"
             raise ValueError(
-                f"unknown option {key!r} of encoding {name!r}; known: {', '.join(known) or 'none'}"
+                f"unknown option {key!r} of encoding {name!r}{_meant(key, known)}; {listed}"
             )
     return cls(**options)
+
+
+def _meant(given: Any, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(given), list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None) -> int:
@@ -280,6 +289,6 @@ def _check_class(cls: Any) -> None:
     for field in dataclasses.fields(cls):
         if field.default is dataclasses.MISSING:
             raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")
-        if hasattr(Encoding, field.name) or field.name in ("name", "entry", "version"):
+        if hasattr(Encoding, field.name) or field.name in ("name", "entry", "version", "spec"):
             raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
     cls()  # the defaults must pass their own checks

@@ -8,7 +8,11 @@ as torch's own operators do.
 try:
     import torch  # noqa: F401 - its libraries must be loaded before ours
 except ImportError as error:
-    raise ImportError("wavepe.ops needs torch: pip install torch") from error
+    raise ImportError(
+        "wavepe.ops needs torch, and then wavepe built again beside it: pip install torch, then "
+        "pip install --no-cache-dir --force-reinstall --no-deps wavepe (in a source tree: . "
+        "instead of wavepe)"
+    ) from error
 try:
     from .. import _torch  # noqa: F401 - registers torch.ops.wavepe
 except ImportError as error:
