@@ -110,7 +110,7 @@ def bench_section(path: Path) -> str:
     for row in rows:
         cells = [_ratio(row["ratios"], RIVALS[name]) for name in columns]
         size = f"{row['size']}, {row['dtype']}"
-        time = _milliseconds(row["seconds"]["median"])
+        time = _time(row["seconds"]["median"])
         lines.append(f"| `{row['op']}` | {size} | {row['memory']} | {time} | {' | '.join(cells)} |")
     commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
     threads = _threads(about["threads"])
@@ -120,7 +120,8 @@ def bench_section(path: Path) -> str:
         f"commit {commit}; torch {about['torch']}, NumPy {about['numpy']}, transformers "
         f"{about['transformers']}. The same run copied {machine['copy']['rate'] / 1e9:.1f} GB/s "
         f"and multiplied matrices at {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s. Fresh memory "
-        f"comes from the system page by page, warm memory is reused. All rows, rivals and error "
+        f"comes from the system page by page, warm memory is reused. PyTorch's way with interleaved "
+        f"pairs is a product of complex numbers. All rows, rivals and error "
         f"bounds: `make bench`, [{path.name}](benchmarks/results/{path.name})."
     )
     return "\n".join([*lines, "", _wrapped(note)])
@@ -130,7 +131,9 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _milliseconds(seconds: float) -> str:
+def _time(seconds: float) -> str:
+    if seconds < 1e-4:
+        return f"{1e6 * seconds:.1f} us"
     return f"{1e3 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"
 
 

@@ -24,7 +24,8 @@ except ImportError as error:
     ) from error
 
 from ._relative_bias import relative_bias
-from ._rope import rope, rope_, rope_qk, rope_table
+from ._rope import rope, rope_, rope_qk
+from ._rope_table import rope_table
 from ._wavelet import wavelet_table
 
 __all__ = ["relative_bias", "rope", "rope_", "rope_qk", "rope_table", "wavelet_table"]

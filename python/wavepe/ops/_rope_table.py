@@ -1,0 +1,129 @@
+"""rope_table for torch [R]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ._common import (
+    FLOATS,
+    INTEGERS,
+    call,
+    check,
+    check_choice,
+    check_device,
+    check_dtype,
+    check_tensors,
+    not_differentiable,
+    transformed,
+)
+
+_ROPE_TABLE = torch.ops.wavepe.rope_table.default
+
+
+def rope_table(
+    positions: Tensor,
+    inv_freq: Tensor,
+    *,
+    attention_factor: float = 1.0,
+    precision: str = "exact",
+    sections: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * inv_freq, exact for positions within +-2^31 [R].
+
+    Parameters
+    ----------
+    positions : Tensor (...) of any integer dtype, or (..., axes) with `sections`
+    inv_freq : Tensor (h,)
+        Radians per position of each pair.
+    attention_factor : float
+        Multiplies cos and sin.
+    precision : "exact" or "hf"
+        exact: the product without rounding error, cos and sin rounded once. hf: a float32
+        product of float32 operands, as Hugging Face computes it.
+    sections : sequence of int, optional
+        Pairs per axis of positions, summing to h; pair i keeps inv_freq[i].
+    dtype : torch.dtype
+        float32, float64, bfloat16 or float16 (these two rounded from float64 as torch does).
+
+    Returns
+    -------
+    (cos, sin) : Tensors (..., h), not differentiable
+    """
+    check_tensors(positions=positions, inv_freq=inv_freq)
+    if sections is not None:
+        check(isinstance(sections, Sequence), f"sections must be a list, got {sections!r}")
+        sections = list(sections)
+    options = (attention_factor, precision, sections, dtype)
+    if transformed():
+        return _RopeTable.apply(positions, inv_freq, *options)
+    return call(_ROPE_TABLE, positions, inv_freq, *options)
+
+
+@torch.library.register_fake("wavepe::rope_table")
+def _(
+    positions: Tensor,
+    inv_freq: Tensor,
+    attention_factor: float = 1.0,
+    precision: str = "exact",
+    sections: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    check_device(positions=positions, inv_freq=inv_freq)
+    check_dtype("positions", positions, INTEGERS)
+    check_dtype("inv_freq", inv_freq)
+    check(inv_freq.dim() == 1, f"inv_freq must be 1-D (pairs,), got {tuple(inv_freq.shape)}")
+    dtype = torch.float32 if dtype is None else dtype
+    check(dtype in FLOATS, f"dtype must be a float dtype, got {dtype}")
+    check_choice("precision", precision, ("exact", "hf"))
+    leading = positions.shape
+    if sections is not None:
+        pairs, leading = inv_freq.shape[0], positions.shape[:-1]
+        check(
+            all(size >= 0 for size in sections) and sum(sections) == pairs,
+            f"sections {list(sections)} must sum to inv_freq's {pairs} pairs",
+        )
+        check(
+            positions.dim() > 0 and positions.shape[-1] == len(sections),
+            f"positions of shape {tuple(positions.shape)} need a last axis of {len(sections)}",
+        )
+    cos = positions.new_empty((*leading, inv_freq.shape[0]), dtype=dtype)
+    return cos, torch.empty_like(cos)
+
+
+class _RopeTable(torch.autograd.Function):
+    """rope_table for torch.func and forward mode, where inv_freq must be a constant."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_ROPE_TABLE)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        check(not ctx.needs_input_grad[1], "rope_table has no gradient to inv_freq; detach it")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise RuntimeError("wavepe: rope_table has no gradient to inv_freq; detach it")
+
+
+not_differentiable("rope_table", "inv_freq")
+
+
+@torch.library.register_vmap("wavepe::rope_table")
+def _(info: Any, in_dims: Any, positions: Tensor, inv_freq: Tensor, *options: Any) -> Any:
+    axis, frequency_axis = in_dims[:2]
+    if frequency_axis is None:  # positions have any shape
+        return _ROPE_TABLE(positions.movedim(axis, 0), inv_freq, *options), (0, 0)
+    size = info.batch_size
+    positions = (
+        positions.expand(size, *positions.shape) if axis is None else positions.movedim(axis, 0)
+    )
+    rows = zip(positions, inv_freq.movedim(frequency_axis, 0), strict=True)
+    tables = [_ROPE_TABLE(*row, *options) for row in rows]
+    cos, sin = (torch.stack(parts) for parts in zip(*tables, strict=True))
+    return (cos, sin), (0, 0)
