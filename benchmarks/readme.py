@@ -120,8 +120,8 @@ def bench_section(path: Path) -> str:
         f"commit {commit}; torch {about['torch']}, NumPy {about['numpy']}, transformers "
         f"{about['transformers']}. The same run copied {machine['copy']['rate'] / 1e9:.1f} GB/s "
         f"and multiplied matrices at {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s. Fresh memory "
-        f"comes from the system page by page, warm memory is reused. PyTorch's way with interleaved "
-        f"pairs is a product of complex numbers. All rows, rivals and error "
+        f"comes from the system page by page, warm memory is reused. For interleaved pairs "
+        f"PyTorch's way is a product of complex numbers. All rows, rivals and error "
         f"bounds: `make bench`, [{path.name}](benchmarks/results/{path.name})."
     )
     return "\n".join([*lines, "", _wrapped(note)])
