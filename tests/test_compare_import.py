@@ -187,7 +187,7 @@ def test_errors_of_the_file(text, tmp_path, capsys, content, words):
     [
         ("nosuch.py", "--import nosuch.py: no such file"),
         ("nosuchmodule", "No module named 'nosuchmodule' (the path of a file ends in .py)"),
-        ("", "Empty module name"),
+        ("", "needs a path that ends in .py"),
     ],
 )
 def test_nothing_to_import(text, tmp_path, capsys, name, words):
