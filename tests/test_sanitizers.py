@@ -20,7 +20,14 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "sanitizer"
-KERNELS = ("relative_bias", "rope", "rope_table", "wavelet", "wavelet_table")
+KERNELS = (
+    "relative_bias",
+    "rope",
+    "rope_reduction",
+    "rope_table",
+    "wavelet",
+    "wavelet_table",
+)
 NUMPY_TESTS = [f"test_{name}.py" for name in (*KERNELS, "fuzz", "threads")]
 # Left out: what compiles, traces or differentiates numerically calls no other kernel code.
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")

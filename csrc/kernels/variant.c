@@ -2,7 +2,9 @@
  *
  * setup.py compiles this file once per variant, with -DVARIANT=portable, avx2 or avx512 and that
  * variant's -march. The kernels are templates in plain C: included once per storage type, under
- * the names NAME(op) = op_<type>_<variant>. */
+ * the names NAME(op) = op_<type>_<variant>. T is the storage type, REAL what it is computed in, V
+ * LANES of it; the _PAIRS macros read and write the even and odd elements of 2 * LANES apart, and
+ * TWO_A_LANE says that two elements of T fill a lane of V. */
 #include "../wavepe.h"
 #include "simd.h"
 
