@@ -252,3 +252,14 @@ def test_inputs_are_left_alone(variant):
     wavepe.wavelet_table(offsets, scale, shift, kind="haar")
     for a, b in zip((offsets, scale, shift), before, strict=True):
         assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", oracle.KINDS)
+def test_powers_of_two_at_the_ends_of_float64(variant, kind):
+    """1 / scale overflows for the smallest, and is subnormal for the largest."""
+    scale = np.repeat(np.ldexp(1.0, [-1074, -1030, -1022, 0, 1022, 1023]), 8)
+    shift = np.tile(np.arange(8.0), 6)
+    got = wavepe.wavelet_table(9, scale, shift, kind=kind, dtype=np.float64)
+    exact = oracle.wavelet_table(9, scale, shift, kind)
+    assert_within(got, exact, 1e-15, kind)
+    assert np.isfinite(got).all()
