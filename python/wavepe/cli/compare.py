@@ -146,9 +146,11 @@ class _Comparison:
         return results
 
     def _train(self, model: Model, report: Any) -> None:
-        if self.folder.checkpoint(model.name).is_dir():
+        checkpoint = self.folder.checkpoint(model.name)
+        if checkpoint.is_dir():
             self.folder.discard_training(model.name)
             report.starts_at(self.settings.steps)
+            report.note(f"{model.rows[0]}: trained before, {checkpoint}")
             return
         from .training import train
 
