@@ -168,8 +168,7 @@ DEFINE_STORE(store_wide_f64, double, f64v, F64_LANES, store_wide_full_f64, v[l])
 DEFINE_STORE(store_wide_f32, float, f64v, F64_LANES, store_wide_full_f32, (float)v[l])
 DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l])
 
-/* ---- interleaved pairs: 2 * LANES elements (a0 b0 a1 b1 ...) as (a0 a1 ...) and (b0 b1 ...) ---
- */
+/* ---- interleaved pairs: (a0 b0 a1 b1 ...) of 2 * LANES elements as (a0 a1 ...), (b0 b1 ...) -- */
 
 #if VECTOR_BYTES == 64
 #define EVENS_16 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -213,8 +212,7 @@ DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l
         store_full_##type(p + (LANES), __builtin_shufflevector(a, b, ORDER(HIGH))); \
     }
 #if VECTOR_BYTES == 32
-/* As above; the compiler's own order of shuffles crosses the halves of a register twice as often.
- */
+/* As above; the compiler's own shuffles cross the halves of a register twice as often. */
 typedef float f32q __attribute__((vector_size(16)));
 INLINE f32v load_halves_f32(const float *low, const float *high) {
     f32q x, y;

@@ -77,6 +77,11 @@ def call(op: Any, *args: Any) -> Any:
         return op._op(*args)  # what op(*args) calls
 
 
+def axis_first(x: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
+    """For vmap rules: x with the new axis first, repeated `size` times where it has none."""
+    return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+
+
 library = torch.library.Library("wavepe", "FRAGMENT")
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._relative_bias import BEYOND
 from ._common import (
+    axis_first,
     check,
     check_choice,
     check_device,
@@ -200,11 +201,9 @@ def _(
     beyond: str = "zero",
 ) -> tuple[Tensor, int]:
     q_axis, p_axis, *_ = in_dims
-    if q_axis is not None:
-        q = q.movedim(q_axis, 0)
+    q = axis_first(q, q_axis, info.batch_size)
     if p_axis is None:
         return _with_new_axis(q, p, keys, first, beyond), 0
-    q = q if q_axis is not None else q.expand(info.batch_size, *q.shape)
     rows = zip(q, p.movedim(p_axis, 0), strict=True)
     return torch.stack([_ops.relative_bias(*row, keys, first, beyond) for row in rows]), 0
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._common import (
+    axis_first,
     call,
     check,
     check_device,
@@ -210,7 +211,7 @@ register_autograd("rope_qk", _backward, _setup_context)
 
 def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
     """x (B, H, L, d), (H, L, d) or (L, d), with the new axis in its batch: (size * B, H, L, d)."""
-    x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+    x = axis_first(x, axis, size)
     while x.dim() < 4:
         x = x.unsqueeze(1)
     return x if x.dim() == 4 else x.flatten(0, 1)
@@ -220,15 +221,14 @@ def _fold_table(table: Tensor, axis: int | None, size: int, batch: int) -> Tenso
     """The table (L, h) or (1|B, L, h) that goes with it."""
     if axis is None and (table.dim() == 2 or table.shape[0] == 1):
         return table
-    table = table.expand(size, *table.shape) if axis is None else table.movedim(axis, 0)
+    table = axis_first(table, axis, size)
     table = table.unsqueeze(1) if table.dim() == 3 else table
     return table.expand(size, batch, *table.shape[2:]).flatten(0, 1)
 
 
 def _unfold(y: Tensor, x: Tensor, axis: int | None, size: int) -> Tensor:
     """y in the shape of x, its new axis first."""
-    shape = x.shape if axis is None else x.movedim(axis, 0).shape[1:]
-    return y.reshape(size, *shape)
+    return y.reshape(axis_first(x, axis, size).shape)
 
 
 def _vmap(

@@ -11,6 +11,7 @@ from torch import Tensor
 from ._common import (
     FLOATS,
     INTEGERS,
+    axis_first,
     call,
     check,
     check_choice,
@@ -119,10 +120,7 @@ def _(info: Any, in_dims: Any, positions: Tensor, inv_freq: Tensor, *options: An
     axis, frequency_axis = in_dims[:2]
     if frequency_axis is None:  # positions have any shape
         return _ROPE_TABLE(positions.movedim(axis, 0), inv_freq, *options), (0, 0)
-    size = info.batch_size
-    positions = (
-        positions.expand(size, *positions.shape) if axis is None else positions.movedim(axis, 0)
-    )
+    positions = axis_first(positions, axis, info.batch_size)
     rows = zip(positions, inv_freq.movedim(frequency_axis, 0), strict=True)
     tables = [_ROPE_TABLE(*row, *options) for row in rows]
     cos, sin = (torch.stack(parts) for parts in zip(*tables, strict=True))

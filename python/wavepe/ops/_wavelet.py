@@ -14,6 +14,7 @@ from .._wavelet import KINDS, check_kind, sampled_table
 from .._wavelet_registered import registered, table_gradients
 from ._common import (
     INTEGERS,
+    axis_first,
     check,
     check_choice,
     check_device,
@@ -254,10 +255,7 @@ def _joins_columns(op: Any) -> Callable:
         size = info.batch_size
         tensors = [x for x in args if isinstance(x, Tensor)]
         axes, options = in_dims[: len(tensors)], args[len(tensors) :]
-        stacked = [
-            x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
-            for x, axis in zip(tensors, axes, strict=True)
-        ]
+        stacked = [axis_first(x, axis, size) for x, axis in zip(tensors, axes, strict=True)]
         if axes[-3] is not None:
             results = [op(*(x[i] for x in stacked), *options) for i in range(size)]
             if isinstance(results[0], tuple):
