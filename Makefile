@@ -44,6 +44,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.rope_accuracy --write
 	$(BIN)/python -m benchmarks.rope_parity_page --write
 	$(BIN)/python -m benchmarks.rope_roofline --write
+	$(BIN)/python -m benchmarks.attention_page --write
 
 clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest build dist python/*.egg-info python/wavepe/*.so

@@ -26,7 +26,7 @@ SANITIZE = SANITIZE if os.environ.get("WAVEPE_SANITIZE", "0") != "0" else []
 C_FLAGS = ["-std=gnu11", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 C_FLAGS += ["-O1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]
 CXX_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall"]
-CXX_FLAGS += ["-O0", *SANITIZE] if SANITIZE else ["-O2", "-g0"]
+CXX_FLAGS += ["-O0", *SANITIZE, "-DWPE_POISON"] if SANITIZE else ["-O2", "-g0"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 VARIANTS = {
     "portable": [],
@@ -80,7 +80,7 @@ EXTENSIONS = [
         ],
         extra_compile_args=C_FLAGS,
         extra_link_args=SANITIZE,
-        depends=[*HEADERS, *KERNELS, "csrc/dispatch.c", "setup.py"],  # the kernels are linked in
+        depends=[*HEADERS, *KERNELS, "csrc/dispatch.c", "csrc/numpy/attention.c", "setup.py"],
         libraries=["m"],
         py_limited_api=True,
     )

@@ -1,8 +1,9 @@
 """The runner: `python -m benchmarks.bench [op ...]`; exit 1 if an error is over its bound.
 
-Each case is timed in turns, A B C A B C ..., in one process: wavepe in every variant this CPU runs,
-then its rivals (each bench_<op>.py says who they are). One warm-up call of each is judged against a
-float64 oracle and is not timed; compilation happens there. memory.py says what fresh and warm are.
+Each case is timed in turns, A B C A B C ..., in one process: wavepe in every variant this CPU runs
+(in the fastest alone where a case would take long), then its rivals (each bench_<op>.py says who
+they are). One warm-up call of each is judged against a float64 oracle and is not timed; compilation
+happens there. memory.py says what fresh and warm are.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rivals", action="store_true", help="print the rivals' own rows too")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes without torch.compile: a check, no figures"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="all sizes of attention: half an hour instead of minutes",
     )
 
 
@@ -117,7 +123,7 @@ def measure(names: Sequence[str], variants: Sequence[str], args: argparse.Namesp
     rates, rows = Rates(args.quick), []
     try:
         rates.sample(allocator)
-        for case in _cases(names, quick=args.quick):
+        for case in _cases(names, args):
             print(f"  {case.op} {case.size} {case.dtype}", file=sys.stderr, flush=True)
             rows += time_case(case, variants, allocator, args)
             notes += [note for note in case.notes if note not in notes]
@@ -131,14 +137,18 @@ def measure(names: Sequence[str], variants: Sequence[str], args: argparse.Namesp
     return {**results, "notes": notes, "rows": [_with_share(row, results) for row in rows]}
 
 
-def _cases(names: Sequence[str], quick: bool) -> Iterator[Any]:
+def _cases(names: Sequence[str], args: argparse.Namespace) -> Iterator[Any]:
     import torch
 
     from .case import Compiler
 
     for name in names:
         module = importlib.import_module(f".bench_{name}", __package__)
-        made = module.cases(quick, Compiler(enabled=not quick))
+        compiler = Compiler(enabled=not args.quick)
+        if args.full and not args.quick and hasattr(module, "full_cases"):
+            made = module.full_cases(compiler)
+        else:
+            made = module.cases(args.quick, compiler)
         while True:
             torch.compiler.reset()  # else many shapes of one function end in eager mode
             case = next(made, None)
@@ -155,10 +165,13 @@ def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> 
     from .timing import take_turns
 
     def before(key):
-        if key[0] == "wavepe":
+        if key[1] is not None:
             wavepe.use_variant(key[1])
 
-    calls = {("wavepe", name): case.ours for name in variants}
+    if not case.every_variant:
+        variants = [max(variants, key=wavepe.variants().index)]
+    own = {"wavepe": case.ours, **case.own}
+    calls = {(who, variant): call for variant in variants for who, call in own.items()}
     calls |= {(name, None): call for name, call in case.rivals.items()}
     verdicts = {}
     for key in list(calls):
@@ -195,7 +208,11 @@ def _row(case, memory: str, key: tuple, timings: dict, verdict, threads: int) ->
     who, variant = key
     ours = who == "wavepe"
     timing = timings[key]
-    theirs = {name: t for (name, _), t in timings.items() if name != "wavepe"}
+    theirs = {
+        name: other
+        for (name, of), other in timings.items()
+        if name != "wavepe" and of in (variant, None)
+    }
     return {
         "op": case.op,
         "size": case.size,

@@ -29,13 +29,15 @@ class Case:
 
     op, size, dtype: what the row shows.
     ours: the call to time, once per variant; rivals: name -> a call that gives the same.
+    own: name -> another call of wavepe's, timed beside it in the same variant.
+    every_variant: False where only the fastest of the chosen variants is timed.
     work, unit: bytes ("GB/s") or floating point operations ("GFLOP/s") that no way around exists.
     judge: result of any of the calls -> Verdict; bound: the bound in words.
     memory: the situations to time, see memory.py; headline: those that README shows.
     reset: run before a call that is judged (for what works in place).
     batch: calls that are timed together, where one takes microseconds.
     inference: timed under torch.inference_mode, as a decoding step runs.
-    floor: rivals that do less than the case asks; they are not judged.
+    floor: rivals and own calls that do less than the case asks; they are not judged.
     """
 
     op: str
@@ -53,6 +55,8 @@ class Case:
     batch: int = 1
     inference: bool = False
     floor: tuple[str, ...] = ()
+    own: dict[str, Call] = field(default_factory=dict)
+    every_variant: bool = True
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class Allocator:
         if self._fresh:
             settings = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * _MIB, _TRIM_THRESHOLD: 64 * _MIB}
         else:
-            settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
+            settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1}  # never trim
         for name, value in settings.items():
             self._libc.mallopt(name, value)
         self._libc.malloc_trim(0)

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RIVALS = {
     "Hugging Face": ("hf",),
     "NumPy": ("numpy",),
-    "PyTorch": ("eager", "skew"),
-    "torch.compile": ("compile", "compile-skew"),
-    "copy or matmul alone": ("clone", "matmul"),
+    "PyTorch": ("eager", "skew", "gather", "dense"),
+    "torch.compile": ("compile", "compile-skew", "compile-flex"),
+    "copy, matmul or plain attention alone": ("clone", "matmul", "sdpa"),
 }
 
 

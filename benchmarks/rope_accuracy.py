@@ -325,9 +325,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write_page(root: Path, update: Callable[[str, Path], str], *, check: bool) -> int:
-    """Update docs/rope.md, or see whether that would change it; an exit code."""
-    page = root / PAGE
+def write_page(
+    root: Path, update: Callable[[str, Path], str], *, check: bool, name: Path = PAGE
+) -> int:
+    """Update a page of docs, or see whether that would change it; an exit code."""
+    page = root / name
     old = page.read_text("utf-8")
     try:
         new = update(old, root)
@@ -335,7 +337,7 @@ def write_page(root: Path, update: Callable[[str, Path], str], *, check: bool) -
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
     if check and new != old:
-        print(f"benchmarks: {PAGE} is stale: run make readme", file=sys.stderr)
+        print(f"benchmarks: {name} is stale: run make readme", file=sys.stderr)
         return 1
     if new != old:
         page.write_text(new, "utf-8")

@@ -86,6 +86,133 @@ typedef struct {
 typedef void wpe_skew_fn(void *skewed, const void *t, const wpe_skew_shape *shape);
 typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *shape);
 
+/* ---- attention [W][S][X][A] ------------------------------------------------------------------
+ *
+ * score[i][j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * |delta|, where delta = i +
+ * offset - j; then softcap * tanh(score / softcap). Softmax over the keys that i sees.
+ * q, k, v and the results are of a storage type; what is packed, sums and the workspace are of the
+ * kernel's own: float (for f32, bf16, f16), or double. */
+
+/* Queries are worked on in blocks of so many rows, keys in tiles of so many columns. Callers split
+ * queries at multiples of the block. Both are part of the result's bits. */
+enum { WPE_QUERY_BLOCK = 96, WPE_KEY_BLOCK = 192 };
+
+typedef struct {
+    const void *data;
+    int64_t row, col; /* strides */
+} wpe_matrix;
+typedef struct {
+    void *data;
+    int64_t row, col;
+} wpe_matrix_out;
+
+/* Rows of a relative table as products of two small matrices, rows = C U^T, or as they are (basis
+ * NULL, rank = head size), packed by attention_pack_zone. */
+typedef struct {
+    int64_t rows, rank;
+    const void *scores;                   /* C^T */
+    const void *gradient;                 /* C */
+    const void *basis, *transposed_basis; /* U, U^T, or NULL */
+} wpe_zone;
+
+/* A table: its zones in the order of falling delta, the last one ending at delta = first. */
+typedef struct {
+    int64_t rows, first;
+    int beyond, zone_count;
+    const wpe_zone *zones;
+} wpe_relative;
+
+/* One head: all that its score, its softmax and who sees whom depend on. */
+typedef struct {
+    int64_t queries, keys, head_size, value_size;
+    int64_t offset;               /* position of query 0, counted from key 0 */
+    double scale, slope, softcap; /* softcap 0: none */
+    int storage;                  /* wpe_dtype of q, k, v and the results */
+    wpe_matrix q, k, v, r;        /* r: multiplied with the table; NULL: q is */
+    const wpe_relative *relative; /* NULL: no table */
+
+    /* Hidden are keys with delta < 0 if causal, with delta >= window, before first_key or from
+     * end_key on; outside of the query's run; of another segment than the query's; and those whose
+     * mask is 0. NULL where there is none. */
+    int causal;
+    int64_t window, first_key, end_key;
+    const int64_t *run_first, *run_end; /* of each query: keys first..end-1; both never fall */
+    const int64_t *segments;            /* of each key, dense */
+    const uint8_t *key_mask;            /* of each key */
+    const uint8_t *mask;
+    int64_t key_mask_stride, mask_row, mask_col;
+
+    /* Dropout: the weight of (i, j) is kept, times keep_scale, where the hash of (seed, row + i, j)
+     * is at least drop_below. drop_below 0: none. */
+    uint64_t seed, row;
+    uint64_t drop_below; /* of 2^32 */
+    double keep_scale;
+} wpe_attention;
+
+/* What is added up over the queries of one key head; the caller clears it first. dk and dv hold
+ * padded rows of the kernel's own type (attention_padded), dp the table's rows in falling delta. */
+typedef struct {
+    void *dk, *dv, *dp; /* dp NULL: not wanted */
+} wpe_attention_sums;
+
+/* Sizes, in elements of the kernel's own type; backward: 0 or 1. */
+typedef struct {
+    int64_t packed, workspace;     /* packed keys and values of a key head; scratch of a thread */
+    int64_t keys;                  /* rows of dk and dv */
+    int64_t head_size, value_size; /* columns of dk and dp, of dv */
+    int64_t table;                 /* rows of dp */
+} wpe_attention_sizes;
+typedef wpe_attention_sizes wpe_attention_sizes_fn(const wpe_attention *a, int backward);
+
+/* Packs keys begin..end-1, begin a multiple of the key block; different ranges may be packed by
+ * different threads. */
+typedef void wpe_attention_pack_fn(const wpe_attention *a, void *packed, int backward,
+                                   int64_t begin, int64_t end);
+
+/* Packs a zone; sets the pointers of `zone`, whose rows and rank are given. rows (rows, rank) and
+ * basis (head_size, rank; NULL for none) in rising delta; memory as attention_zone_size says. */
+typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t head_size);
+typedef void wpe_attention_pack_zone_fn(wpe_zone *zone, void *memory, int storage,
+                                        int64_t head_size, wpe_matrix rows, wpe_matrix basis);
+
+/* Queries begin..end-1, begin a multiple of the query block. lse: one element a query. */
+typedef void wpe_attention_forward_fn(const wpe_attention *a, const void *packed,
+                                      wpe_matrix_out out, void *lse, int64_t begin, int64_t end,
+                                      void *workspace);
+
+/* Gradients, from those of out and lse (grad_lse NULL: none): writes dq, and dr where it is another
+ * tensor than q (else it is part of dq); adds to sums. */
+typedef struct {
+    wpe_matrix out, grad_out;
+    const void *lse, *grad_lse; /* one element a query */
+    wpe_matrix_out dq, dr;
+    wpe_attention_sums sums;
+} wpe_attention_gradients;
+typedef void wpe_attention_backward_fn(const wpe_attention *a, const void *packed,
+                                       const wpe_attention_gradients *gradients, int64_t begin,
+                                       int64_t end, void *workspace);
+
+/* One query, from keys as they lie; table (rows, head_size) in rising delta, where there is one. */
+typedef void wpe_attention_decode_fn(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
+                                     void *lse, void *workspace);
+
+/* out[r][c] = sum over parts of x[part][r][c] in order, rounded to the storage type; rows of x have
+ * `stride` elements of the kernel's own type, parts lie `part` apart. */
+typedef void wpe_attention_store_fn(wpe_matrix_out out, int storage, const void *x, int64_t rows,
+                                    int64_t cols, int64_t stride, int64_t parts, int64_t part);
+
+/* The kernels of one own type. */
+typedef struct {
+    wpe_attention_sizes_fn *sizes;
+    wpe_attention_zone_size_fn *zone_size;
+    wpe_attention_pack_zone_fn *pack_zone;
+    wpe_attention_pack_fn *pack;
+    wpe_attention_forward_fn *forward;
+    wpe_attention_backward_fn *backward;
+    wpe_attention_decode_fn *decode;
+    wpe_attention_store_fn *store;
+} wpe_attention_kernels;
+
 /* One instruction set's kernels, indexed by storage type; a type without a kernel holds NULL. */
 typedef struct {
     const char *name; /* "portable", "avx2", "avx512" */
@@ -99,6 +226,7 @@ typedef struct {
     wpe_relative_bias_fn *relative_bias[WPE_DTYPES];
     wpe_skew_fn *skew[WPE_DTYPES];
     wpe_unskew_fn *unskew[WPE_DTYPES];
+    wpe_attention_kernels attention[2]; /* of float, of double */
 } wpe_kernels;
 
 /* One object for the whole process, owned by the NumPy module: the other bindings get it from there

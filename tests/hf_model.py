@@ -90,6 +90,31 @@ def wavelet(kind, scales, mirrored=None):
     return parts
 
 
+def sines(length, heads, dim):
+    """[X] without u, v and W_r: the table is sine waves of the distance."""
+    return {"relative": oracle.sinusoidal(range(length), HEAD)}
+
+
+def shaw(table, clip):
+    """[S]: row clip(key - query) of a learned table."""
+
+    def parts(length, heads, dim):
+        return {"relative": np.asarray(table)[clip - np.minimum(np.arange(length), clip)]}
+
+    return parts
+
+
+def transformer_xl(u, v, projection):
+    """[X]: (q + u).k + (q + v).r, where r is a projection of heads * HEAD sine waves per head."""
+
+    def parts(length, heads, dim):
+        waves = oracle.sinusoidal(range(length), heads * HEAD)
+        r = np.stack([waves @ np.asarray(projection[head]) for head in range(heads)])
+        return {"relative": r, "u": np.asarray(u)[:, None], "v": np.asarray(v)[:, None]}
+
+    return parts
+
+
 def alibi(length, heads, dim):
     """[A]: slope * delta leaves the score, after the division."""
     return {"slopes": oracle.alibi_slopes(heads)}
@@ -143,6 +168,7 @@ ENCODINGS = {
     "wavelet:kind=morlet,scales=1+3": wavelet("morlet", [1, 3]),
     "wavelet:kind=haar,scales=2": wavelet("haar", [1, 2]),
     "wavelet:kind=haar,scales=2,fixed_scale=true": wavelet("haar", [1, 1]),
+    "transformer_xl:biases=false": sines,
     "alibi": alibi,
     "none": nothing,
     "sinusoidal": sinusoidal(),
@@ -206,11 +232,12 @@ def attend(h, layer, config, parts):
     if "angles" in parts:
         q, k = turn(q, parts["angles"]), turn(k, parts["angles"])
     k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
-    score = q @ k.swapaxes(1, 2)
+    score = (q + parts.get("u", 0)) @ k.swapaxes(1, 2)
     delta = np.arange(length)[:, None] - np.arange(length)
     if "relative" in parts:
-        p = parts["relative"][np.maximum(delta, 0)]  # (L, L, d)
-        score += np.einsum("hid,ijd->hij", q, p)
+        p = parts["relative"][..., np.maximum(delta, 0), :]  # (L, L, d), or one for each head
+        p = np.broadcast_to(p, (heads, length, length, HEAD))
+        score += np.einsum("hid,hijd->hij", q + parts.get("v", 0), p)
     score /= np.sqrt(HEAD)
     if "slopes" in parts:
         score -= parts["slopes"][:, None, None] * delta

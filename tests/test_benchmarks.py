@@ -25,7 +25,7 @@ from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
 
 QUICK = ["--quick", "--repeats", "2"]
-OPERATORS = ("relative_bias", "rope", "rope_table", "wavelet_table")
+OPERATORS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
 
 
 def run(tmp_path, *words):
@@ -65,7 +65,8 @@ def test_quick_run(operator, tmp_path, capsys):
         assert row["share"] == pytest.approx(row["rate"] / reference, rel=1e-4)
         for name, ratio in row["ratios"].items():
             same = {key: row[key] for key in ("op", "size", "dtype", "memory")}
-            (rival,) = rows_of(results, same.pop("op"), who=name, **same)
+            found = rows_of(results, same.pop("op"), who=name, **same)
+            (rival,) = (other for other in found if other["variant"] in (row["variant"], None))
             quotient = rival["seconds"]["median"] / seconds["median"]
             assert ratio["median"] == pytest.approx(quotient, rel=1e-4)
             assert rival["ok"] is None

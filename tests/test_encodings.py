@@ -16,7 +16,9 @@ ENTRY_METHODS = {
 }
 
 
-@pytest.mark.parametrize("text", ["wavelet", "rope", "alibi", "sinusoidal", "none"])
+@pytest.mark.parametrize(
+    "text", ["wavelet", "shaw", "transformer_xl", "rope", "alibi", "sinusoidal", "none"]
+)
 def test_methods_of_other_entry_points_raise(text):
     encoding = wavepe.encoding(text)
     for entry, call in ENTRY_METHODS.items():

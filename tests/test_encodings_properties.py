@@ -37,9 +37,27 @@ def own_encodings():
     return {name: cls for name, cls in found.items() if cls.__module__.startswith("wavepe.")}
 
 
+def trained_table(encoding, length, dim, heads=2):
+    """The rows of all heads side by side, for parameters that are not the initial ones."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    parameters = {
+        name: torch.from_numpy(value + rng.normal(size=value.shape))
+        for name, value in encoding.parameters(dim, heads).items()
+    }
+    p, first, beyond = encoding.learned_table(length, parameters)
+    assert first == 0
+    p = p.numpy().astype(np.float32)  # equal bits, whatever product of matrices made them
+    rows = np.concatenate(list(p), axis=-1) if p.ndim == 3 else p
+    missing = max(length - len(rows), 0)
+    return np.pad(rows, ((0, missing), (0, 0)), "edge" if beyond == "edge" else "constant")
+
+
 def values(encoding, positions, length, dim=64):
     """What the encoding gives a model at these positions or distances, (n, components)."""
     positions = np.asarray(positions)
+    if getattr(encoding, "learned", False):
+        return trained_table(encoding, length, dim)[positions]
     lengths = {"length": length, "trained_length": TRAINED}
     if encoding.entry == "absolute":
         return encoding.absolute(positions, dim, **lengths)

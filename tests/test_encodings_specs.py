@@ -11,7 +11,18 @@ import pytest
 import wavepe
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wavepe.encodings import ALiBi, Encoding, NoPE, RoPE, Sinusoidal, Wavelet, known_encodings, spec
+from wavepe.encodings import (
+    ALiBi,
+    Encoding,
+    NoPE,
+    RoPE,
+    Shaw,
+    Sinusoidal,
+    TransformerXL,
+    Wavelet,
+    known_encodings,
+    spec,
+)
 
 steady = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -46,6 +57,8 @@ encodings = st.one_of(
         inference_theta=st.none() | numbers | st.just("scaled"),
     ),
     drawn(Sinusoidal, theta=numbers | st.just("length"), reversed=st.booleans()),
+    drawn(Shaw, clip=st.integers(1, 2**20) | st.integers(1, 99).map(np.int32)),
+    drawn(TransformerXL, biases=st.booleans() | st.booleans().map(np.bool_)),
     st.just(ALiBi()),
     st.just(NoPE()),
 )
@@ -73,6 +86,10 @@ encodings = st.one_of(
         ("rope:theta=5e5", "rope:theta=500000"),
         ("rope:theta=1e+20", "rope:theta=1e20"),
         ("rope:fraction=.75", "rope:fraction=0.75"),
+        ("shaw:clip=16", "shaw"),
+        ("shaw:clip=8", "shaw:clip=8"),
+        ("transformer_xl:biases=true", "transformer_xl"),
+        ("transformer_xl:biases=false", "transformer_xl:biases=false"),
         ("sinusoidal:theta=10000,reversed=false", "sinusoidal"),
         ("sinusoidal:theta=length,reversed=true", "sinusoidal:theta=length,reversed=true"),
     ],
@@ -200,7 +217,7 @@ def test_unknown_name_lists_the_known():
         assert all(name in str(caught.value) for name in known_encodings())
 
 
-@pytest.mark.parametrize("name", ["wavelet", "rope", "sinusoidal", "alibi", "none"])
+@pytest.mark.parametrize("name", known_encodings())
 def test_unknown_option_lists_the_known(name):
     cls = type(wavepe.encoding(name))
     known = [field.name for field in dataclasses.fields(cls)] or ["none"]

@@ -102,23 +102,6 @@ def test_bfloat16_is_as_good_as_the_stock_model(spec):
         assert worst(logits(model, row)[0].double(), wanted) <= 2 * error
 
 
-def test_scores_of_bfloat16_are_added_up_in_float32():
-    """A bias of hundreds, rounded to bfloat16, would shift the softmax by whole units."""
-    layer = patched_tiny(WAVELET).model.layers[0].self_attn
-    generator = torch.Generator().manual_seed(2)
-    shape = (1, 4, LENGTH, layer.head_dim)
-    q, k, v = (torch.randn(shape, generator=generator).bfloat16() for _ in range(3))
-    q = 64 * q
-    attention = wavepe.hf.attention.attention_forward
-    with torch.no_grad():
-        got, _ = attention(layer, q, k[:, :2], v[:, :2], None, scaling=layer.scaling)
-        wanted, _ = attention(
-            layer, *(x.double() for x in (q, k[:, :2], v[:, :2])), None, scaling=layer.scaling
-        )
-    assert got.dtype == torch.bfloat16
-    assert (got.double() - wanted).abs().max() <= 2 * 2.0**-9 * v.abs().max()
-
-
 @pytest.mark.parametrize("spec", EACH_ENTRY)
 def test_attention_weights_on_request(spec):
     model, row = patched_tiny(spec), tokens(1, 9)
@@ -207,16 +190,6 @@ def test_embeddings_in_place_of_tokens(spec):
     )
     with pytest.raises(ValueError, match="exactly one"):
         model(input_ids=ids, inputs_embeds=embeds)
-
-
-def test_tables_grow_and_are_shared():
-    spec = "wavelet:kind=haar,scales=1+300"  # one that no other test has asked for
-    query, encoding = torch.zeros(1, 1, 1, 8), wavepe.encoding(spec)
-    for length in (3, 1000, 2500, 5):
-        table = wavepe.hf.tables.relative_table(spec, length, query)
-        assert np.array_equal(table.numpy(), encoding.table(length, 8)[0])
-        again = wavepe.hf.tables.relative_table(spec, length, query)
-        assert again.data_ptr() == table.data_ptr()
 
 
 def test_positions_of_an_absolute_encoding():
@@ -379,16 +352,6 @@ def test_only_causal_attention():
     with pytest.raises(ValueError, match="causal"):
         model(tokens(1, 5), is_causal=False)
     assert isinstance(model, LlamaForCausalLM)
-
-
-def test_a_table_made_in_inference_mode_serves_training():
-    """The tables are shared; a forward under inference_mode must not spoil them for others."""
-    model = patched_tiny("wavelet:scales=4,min_scale=3")  # no other test's table
-    with torch.inference_mode():
-        model(tokens(1, 300))
-    model.train()
-    model(tokens(1, 20), labels=tokens(1, 20)).loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise():

@@ -12,10 +12,9 @@ from cases import load_torch
 torch, ops = load_torch()
 
 import wavepe
-import wavepe.nn
 from rotary_cases import SCALINGS, assert_rotated, heads
 from torch.utils.checkpoint import checkpoint
-from wavepe.nn import Rotary
+from wavepe.nn import Rotary, _angles
 
 # --------------------------------------------------------------- numbers
 
@@ -105,7 +104,7 @@ def test_gradients():
 
 
 def test_tables_made_under_inference_serve_training():
-    wavepe.nn._kept_tables.cache_clear()
+    _angles.kept_tables.cache_clear()
     with torch.inference_mode():
         rotary = Rotary(8, 321.0)
         rotary(*heads())
@@ -116,30 +115,30 @@ def test_tables_made_under_inference_serve_training():
 
 
 def test_tables_are_shared_and_grow():
-    wavepe.nn._kept_tables.cache_clear()
+    _angles.kept_tables.cache_clear()
     one, other = Rotary(8, 77.0), Rotary(8, scaling={"rope_theta": 77.0})
     for length in (3, 200, 1000, 5):
         q, k = heads(length, batch=1)
         assert all(map(torch.equal, one(q, k), other(q, k, torch.arange(length))))
         assert all(map(torch.equal, one(q, k), other(q, k)))
-    assert wavepe.nn._kept_tables.cache_info().currsize == 1
+    assert _angles.kept_tables.cache_info().currsize == 1
 
 
 def test_lengths_beyond_any_table(monkeypatch):
     q, k = heads(40, batch=1)
     wanted = Rotary(8)(q, k)
-    wavepe.nn._kept_tables.cache_clear()
-    monkeypatch.setattr(wavepe.nn, "LARGEST_TABLE", 39)
+    _angles.kept_tables.cache_clear()
+    monkeypatch.setattr(_angles, "LARGEST_TABLE", 39)
     assert all(map(torch.equal, Rotary(8)(q, k), wanted))
-    assert wavepe.nn._kept_tables.cache_info().currsize == 0
+    assert _angles.kept_tables.cache_info().currsize == 0
 
 
 def test_a_tracer_leaves_no_fake_table_behind():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    wavepe.nn._kept_tables.cache_clear()
+    _angles.kept_tables.cache_clear()
     q, k = heads()
-    tables = wavepe.nn._kept_tables(Rotary(8)._frequencies, "exact", q.device, torch.float32)
+    tables = _angles.kept_tables(Rotary(8)._frequencies, "exact", q.device, torch.float32)
     with FakeTensorMode():
         tables.first(6)
     assert tables.rows is None
@@ -211,7 +210,7 @@ def test_copies_and_pickles():
 
 
 def test_two_threads():
-    wavepe.nn._kept_tables.cache_clear()
+    _angles.kept_tables.cache_clear()
     rotary = Rotary(8, 44.0)
     inputs = [heads(length, batch=1, seed=length) for length in range(1, 200, 7)]
     wanted = [Rotary(8, 44.0)(q, k, torch.arange(q.shape[2])) for q, k in inputs]

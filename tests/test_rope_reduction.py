@@ -1,7 +1,8 @@
 """The bounds that docs/rope.md derives for the angle's reduction, step by step on hard numbers.
 
-The steps of product_f64 and sincos_f64 (csrc/kernels/simd.h) are repeated here in Python floats
-and judged by fractions; the compiled kernels are judged by results at angles next to quarter turns.
+The steps of product_f64 and sincos_f64 (csrc/kernels/simd_math.h) are repeated here in Python
+floats and judged by fractions; the compiled kernels are judged by results at angles next to quarter
+turns.
 """
 
 import math
@@ -16,7 +17,7 @@ import pytest
 import wavepe
 from cases import generator
 
-SOURCE = (Path(__file__).parent.parent / "csrc/kernels/simd.h").read_text()
+SOURCE = (Path(__file__).parent.parent / "csrc/kernels/simd_math.h").read_text()
 PARTS = [float.fromhex(text) for text in re.findall(r"#define PIO2_\d (\S+)", SOURCE)]
 ROUNDER = 1.5 * 2.0**52
 BITS = 400

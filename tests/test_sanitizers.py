@@ -21,6 +21,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "sanitizer"
 KERNELS = (
+    "attention",
+    "attention_bits",
+    "attention_inputs",
     "relative_bias",
     "rope",
     "rope_reduction",

@@ -6,7 +6,8 @@
  * LANES of it; the _PAIRS macros read and write the even and odd elements of 2 * LANES apart, and
  * TWO_A_LANE says that two elements of T fill a lane of V. */
 #include "../wavepe.h"
-#include "simd.h"
+#include "attention_range.h"
+#include "simd_math.h"
 
 #define REAL                 f64v
 #define REAL_CONST(c)        splat_f64(c)
@@ -22,6 +23,8 @@
 #define PASTE3(a, b, c) a##_##b##_##c
 #define PASTE(a, b, c)  PASTE3(a, b, c)
 #define NAME(op)        PASTE(op, TYPE, VARIANT)
+#define LOAD_FROM(type) load_##type
+#define STORE_TO(type)  store_##type
 
 /* ---- float16 ---- */
 #define TYPE       f16
@@ -68,15 +71,24 @@
 #undef TWO_A_LANE
 
 /* ---- float32 ---- */
-#define TYPE        f32
-#define T           float
-#define LOAD        load_f32
-#define STORE       store_f32
-#define LOAD_PAIRS  load_pairs_f32
-#define STORE_PAIRS store_pairs_f32
-#define TWO_A_LANE  0
-#define LOAD_WIDE   load_wide_f32
-#define STORE_WIDE  store_wide_f32
+#define TYPE             f32
+#define T                float
+#define LOAD             load_f32
+#define STORE            store_f32
+#define LOAD_PAIRS       load_pairs_f32
+#define STORE_PAIRS      store_pairs_f32
+#define TWO_A_LANE       0
+#define LOAD_WIDE        load_wide_f32
+#define STORE_WIDE       store_wide_f32
+#define EACH_STORAGE(DO) DO(WPE_F32, float, f32) DO(WPE_BF16, bf16, bf16) DO(WPE_F16, f16, f16)
+#define EXP              exp_f32
+#define TANH             tanh_f32
+#define MAX              max_f32
+#define ABS              abs_f32
+#define SPLAT            splat_f32
+#define REAL_ORDER       F32_ORDER
+#define STORE_REAL       store_f32
+#include "attention.c"
 #include "relative_bias.c"
 #include "rope.c"
 #include "rope_table.c"
@@ -94,21 +106,38 @@
 #undef STORE_PAIRS
 #undef LOAD_REAL
 #undef LOAD_REAL_PAIRS
+#undef EACH_STORAGE
+#undef EXP
+#undef TANH
+#undef MAX
+#undef ABS
+#undef SPLAT
+#undef REAL_ORDER
+#undef STORE_REAL
 
 /* ---- float64 ---- */
-#define TYPE            f64
-#define T               double
-#define REAL            double
-#define V               f64v
-#define LANES           F64_LANES
-#define LOAD            load_f64
-#define STORE           store_f64
-#define LOAD_REAL       load_f64
-#define LOAD_WIDE       load_wide_f64
-#define STORE_WIDE      store_wide_f64
-#define LOAD_PAIRS      load_pairs_f64
-#define STORE_PAIRS     store_pairs_f64
-#define LOAD_REAL_PAIRS load_pairs_f64
+#define TYPE             f64
+#define T                double
+#define REAL             double
+#define V                f64v
+#define LANES            F64_LANES
+#define LOAD             load_f64
+#define STORE            store_f64
+#define LOAD_REAL        load_f64
+#define LOAD_WIDE        load_wide_f64
+#define STORE_WIDE       store_wide_f64
+#define LOAD_PAIRS       load_pairs_f64
+#define STORE_PAIRS      store_pairs_f64
+#define LOAD_REAL_PAIRS  load_pairs_f64
+#define EACH_STORAGE(DO) DO(WPE_F64, double, f64)
+#define EXP              exp_f64
+#define TANH             tanh_f64
+#define MAX              max_f64
+#define ABS              abs_f64
+#define SPLAT            splat_f64
+#define REAL_ORDER       F64_ORDER
+#define STORE_REAL       store_f64
+#include "attention.c"
 #include "relative_bias.c"
 #include "rope.c"
 #include "rope_table.c"
@@ -116,7 +145,18 @@
 #include "wavelet_backward.c"
 #undef TYPE
 
-#define OF(op, type)    PASTE(op, type, VARIANT)
+#define OF(op, type) PASTE(op, type, VARIANT)
+#define ATTENTION(type)                             \
+    {                                               \
+        .sizes = OF(attention_sizes, type),         \
+        .zone_size = OF(attention_zone_size, type), \
+        .pack_zone = OF(attention_pack_zone, type), \
+        .pack = OF(attention_pack, type),           \
+        .forward = OF(attention_forward, type),     \
+        .backward = OF(attention_backward, type),   \
+        .decode = OF(attention_decode, type),       \
+        .store = OF(attention_store, type),         \
+    }
 #define STRING2(x)      #x
 #define STRING(x)       STRING2(x)
 #define TABLE2(variant) wpe_kernels_##variant
@@ -138,4 +178,5 @@ const wpe_kernels TABLE(VARIANT) = {
     .relative_bias = {[WPE_F32] = OF(relative_bias, f32), [WPE_F64] = OF(relative_bias, f64)},
     .skew = {[WPE_F32] = OF(skew, f32), [WPE_F64] = OF(skew, f64)},
     .unskew = {[WPE_F32] = OF(unskew, f32), [WPE_F64] = OF(unskew, f64)},
+    .attention = {ATTENTION(f32), ATTENTION(f64)},
 };

@@ -1,4 +1,4 @@
-/* module.c: wavepe._numpy, the kernels as NumPy ufuncs and generalised ufuncs.
+/* module.c: wavepe._numpy, the kernels as NumPy ufuncs and generalised ufuncs, and attention.c.
  *
  * NumPy broadcasts, casts, allocates and releases the GIL; a loop here only translates byte
  * strides to element strides and calls the kernel table. Values are checked in Python. */
@@ -173,6 +173,8 @@ static void relative_bias_loop(int dtype, npy_intp size, char **args, const npy_
 RELATIVE_BIAS_LOOP(f32, WPE_F32, 4)
 RELATIVE_BIAS_LOOP(f64, WPE_F64, 8)
 
+#include "attention.c"
+
 /* ---- registration -------------------------------------------------------------------------- */
 
 static const char *const psi_docs[WPE_KINDS] = {
@@ -266,6 +268,7 @@ static int exec_module(PyObject *module) {
         add_ufunc(module, "relative_bias",
                   GUFUNC(relative_bias, 2, 4, "(m,d),(w,d),(),()->(m,n)")) < 0)
         return -1;
+    if (PyModule_AddIntConstant(module, "ATTENTION_QUERY_BLOCK", WPE_QUERY_BLOCK) < 0) return -1;
     PyObject *capsule = PyCapsule_New((void *)dispatch, "wavepe._numpy._dispatch", NULL);
     return add_ufunc(module, "_dispatch", capsule);
 }
@@ -308,10 +311,13 @@ static PyObject *py_flags(PyObject *self, PyObject *args) {
     return PyUnicode_FromString(WPE_FLAGS);
 }
 
-static PyMethodDef methods[] = {
-    {"variants", py_variants, METH_NOARGS, NULL},  {"variant", py_variant, METH_NOARGS, NULL},
-    {"use_variant", py_use_variant, METH_O, NULL}, {"compiler", py_compiler, METH_NOARGS, NULL},
-    {"flags", py_flags, METH_NOARGS, NULL},        {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {{"variants", py_variants, METH_NOARGS, NULL},
+                                {"variant", py_variant, METH_NOARGS, NULL},
+                                {"use_variant", py_use_variant, METH_O, NULL},
+                                {"compiler", py_compiler, METH_NOARGS, NULL},
+                                {"flags", py_flags, METH_NOARGS, NULL},
+                                {"attention", py_attention, METH_VARARGS, NULL},
+                                {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "wavepe._numpy", NULL, 0, methods, slots, NULL, NULL, NULL};

@@ -9,6 +9,7 @@ import importlib
 from types import ModuleType
 
 from ._alibi import alibi_slopes
+from ._attention import attention
 from ._relative_bias import relative_bias
 from ._rope import rope, rope_table
 from ._rope_frequencies import rope_frequencies
@@ -36,6 +37,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "__version__",
     "alibi_slopes",
+    "attention",
     "build_info",
     "encoding",
     "gaussian",

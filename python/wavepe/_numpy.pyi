@@ -1,4 +1,4 @@
-from numpy import ufunc
+from numpy import ndarray, ufunc
 
 gaussian: ufunc
 haar: ufunc
@@ -11,6 +11,25 @@ rope_bf16: ufunc
 rope_table: ufunc
 wavelet_table: ufunc
 
+ATTENTION_QUERY_BLOCK: int
+
+def attention(
+    q: ndarray,
+    k: ndarray,
+    v: ndarray,
+    p: ndarray | None,
+    slopes: ndarray | None,
+    out: ndarray,
+    lse: ndarray,
+    scale: float,
+    first: int,
+    beyond: int,
+    causal: bool,
+    window: int,
+    begin: int,
+    end: int,
+    /,
+) -> None: ...
 def compiler() -> str: ...
 def flags() -> str: ...
 def use_variant(name: str, /) -> None: ...

@@ -16,8 +16,8 @@ _count = 1
 def set_num_threads(n: int) -> None:
     """Let NumPy functions on large arrays use up to n threads; the default is 1.
 
-    Counts for `rope`, `rope_table`, `wavelet_table` and `relative_bias`, in the whole process. The
-    results are the same bits for any n. The torch operators use torch's own threads
+    Counts for `rope`, `rope_table`, `wavelet_table`, `relative_bias` and `attention`, in the whole
+    process. The results are the same bits for any n. The torch operators use torch's own threads
     (`torch.set_num_threads`).
 
     Parameters

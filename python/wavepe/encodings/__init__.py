@@ -18,8 +18,10 @@ from .none import NoPE
 from .normalised import Normalised
 from .options import option
 from .rope import RoPE
+from .shaw import Shaw
 from .sinusoidal import Sinusoidal
 from .spec import read_spec
+from .transformer_xl import TransformerXL
 from .wavelet import Wavelet
 
 __all__ = [
@@ -30,7 +32,9 @@ __all__ = [
     "NoPE",
     "Normalised",
     "RoPE",
+    "Shaw",
     "Sinusoidal",
+    "TransformerXL",
     "Wavelet",
     "encoding",
     "known_encodings",

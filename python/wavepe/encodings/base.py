@@ -159,8 +159,15 @@ class Encoding:
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """As `table`, of torch tensors for `parameters` and differentiable in them."""
+        """As `table`, of torch tensors for `parameters` and differentiable in them.
+
+        p may be (heads, w, head_dim): a table of its own for each head.
+        """
         self._raise_learns_nothing("learned_table")
+
+    def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """u and v (heads, head_dim) of a relative score (q + u).k + (q + v).p; None without."""
+        return None
 
     def _raise_other_entry(self, method: str) -> NoReturn:
         own = ENTRY_METHODS[self.entry]

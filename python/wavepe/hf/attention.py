@@ -1,25 +1,28 @@
-"""The attention "wavepe": score = (q.k + q.p_delta) * scaling - slope * delta, then PyTorch's own.
+"""The attention "wavepe": score = ((q + u).k + (q + v).p_delta) * scaling - slope * |delta|.
 
-Registered with transformers as an attention and as a mask of the same name: without the mask
-transformers would hand over none, and padding would be seen. A layer without an encoding of its
-own under this name gets plain attention.
+`wavepe.ops.attention` computes it, and holds no tensor of queries x keys; one is made only where
+the caller asks for the weights or brings a mask that is added. A layer whose encoding leaves the
+scores alone gets PyTorch's attention. Registered with transformers as an attention and as a mask of
+the same name: without the mask transformers would hand over none, and padding would be seen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
+from .. import ops
+from . import compiled, masks
 from .names import NAME
 from .rotary import Rotary, Rotated
-from .scores import Score
+from .scores import RelativeScore, Score, Terms
+from .tables import relative_rows, table_rows
 
 FORWARD_ARGUMENTS = ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")
 
@@ -31,7 +34,7 @@ class Layer:
     Attributes
     ----------
     score : Score, optional
-        Added to the scores.
+        What the encoding puts into the scores.
     angles : Rotated, optional
         Rotation whose base may change: caches are checked against it.
     rotary : Rotary, optional
@@ -83,9 +86,9 @@ def attention_forward(
     query : Tensor (B, H, m, d)
     key, value : Tensor (B, Hk, n, d)
         H a multiple of Hk.
-    attention_mask : Tensor (B|1, H|1, m, n), optional
-        bool (True: attend) or float (added). None: everything for one query, else query i sees
-        keys 0..i, which is right for an empty static cache (n > m) too.
+    attention_mask : Tensor, optional
+        As `masks.attention_mask` makes it, or one of the user's own (B|1, H|1, m, n): bool (True:
+        attend) or float (added), which alone decides what is seen.
 
     Returns
     -------
@@ -104,15 +107,106 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if score is not None and not causal:
         raise ValueError(f"{score.spec} needs causal attention here, got is_causal=False")
+    _check_mask(attention_mask)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    offset = kwargs.get("wavepe_offset", 0)
-    queries = query.shape[2]
-    if attention_mask is None and causal and queries > 1:
-        key, value, offset = key[:, :, :queries], value[:, :, :queries], 0
-        attention_mask = query.new_ones((queries, queries), dtype=torch.bool).tril()
-    elif attention_mask is None:
-        offset = key.shape[2] - queries
-    mask = _additive_mask(score, query, key.shape[2], offset, scaling, attention_mask)
+    offset = kwargs.get("wavepe_offset", key.shape[2] - query.shape[2])
+    options: Options = {"offset": offset, "scaling": scaling, "dropout": dropout}
+    added = attention_mask is not None and attention_mask.is_floating_point()
+    if score is not None and not (weights_wanted or added):
+        out = _fused(score, query, key, value, attention_mask, **options)
+        return out.transpose(1, 2).contiguous(), None
+    return _composed(
+        module, score, query, key, value, attention_mask, weights_wanted=weights_wanted, **options
+    )
+
+
+class Options(TypedDict):
+    """What `_fused` and `_composed` take alike."""
+
+    offset: int | Tensor
+    scaling: float
+    dropout: float
+
+
+def _check_mask(mask: Tensor | None) -> None:
+    if mask is None or mask.is_floating_point() or mask.dtype == torch.bool:
+        return
+    if mask.ndim != 2:  # sequences, numbered
+        raise TypeError(f"attention_mask must be bool or floating point, got {mask.dtype}")
+
+
+def _fused(
+    score: Score,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    offset: int | Tensor,
+    scaling: float,
+    dropout: float,
+) -> Tensor:
+    """Attention (B, H, m, d) by `wavepe.ops.attention`."""
+    whole = mask is not None and mask.ndim == 4
+    packed = mask is not None and mask.dtype != torch.bool
+    options: dict[str, Any] = {
+        "causal": not whole,
+        "scale": scaling,
+        "offset": offset,
+        "key_mask": None if whole or packed else mask,
+        "segments": mask if packed else None,
+        "mask": mask if whole else None,
+        "dropout_p": dropout,
+    }
+    if torch.compiler.is_compiling() and isinstance(score, RelativeScore):
+        if query.device.type == "cpu":
+            return compiled.attention(query, key, value, score.spec, **options)
+        rows = relative_rows(score.spec, key.shape[2], query)
+        terms = Terms(rows)
+    else:
+        terms = score.terms(query, key.shape[2])
+    query, q_rel = _with_biases(query, terms)
+    options |= {"p": terms.p, "first": terms.first, "beyond": terms.beyond, "q_rel": q_rel}
+    out: Any = ops.attention(query, key, value, slopes=terms.slopes, **options)
+    return out
+
+
+def _with_biases(query: Tensor, terms: Terms) -> tuple[Tensor, Tensor | None]:
+    """q + u for the keys and q + v for the table; the latter None where both are q."""
+    if terms.biases is None:
+        return query, None
+    u, v = terms.biases
+    return query + u[:, None], query + v[:, None]
+
+
+def _composed(
+    module: nn.Module,
+    score: Score | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    offset: int | Tensor,
+    scaling: float,
+    dropout: float,
+    weights_wanted: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`attention_forward` by PyTorch, with a tensor of all scores."""
+    queries, keys = query.shape[2], key.shape[2]
+    if score is None and mask is None:  # a layer without a score is not told its offset
+        offset = 0 if queries > 1 else keys - 1
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    bias: Tensor | None = None
+    if score is not None:
+        wide = query.to(dtype)
+        terms = _terms(score, wide, keys)
+        wide, q_rel = _with_biases(wide, terms)
+        query, q_rel = wide.to(query.dtype), wide if q_rel is None else q_rel
+        bias = _bias(terms, q_rel * scaling, keys, offset)
+    if mask is None or not mask.is_floating_point():
+        mask = masks.visible(mask, queries, keys, offset, query.device)
+    mask = _additive(bias, mask, dtype)
     if weights_wanted:
         return eager_attention_forward(
             module, query, key, value, mask, scaling=scaling, dropout=dropout
@@ -146,43 +240,45 @@ def _score(module: nn.Module) -> Score | None:
     return None
 
 
-def _additive_mask(
-    score: Score | None,
-    query: Tensor,
-    keys: int,
-    offset: int | Tensor,
-    scaling: float,
-    mask: Tensor | None,
-) -> Tensor | None:
-    """The encoding's scores and the mask in one float32 tensor (float64 for float64)."""
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    bias: Tensor | None = None
-    if score is not None:
-        bias = _from_offset(score.bias(query.to(dtype) * scaling, keys), offset)
-    if mask is None:
-        return bias
-    if mask.dtype == torch.bool:
-        # The finite minimum keeps rows that see nothing (padding) finite. It is not added to the
-        # bias: the sum of two negative numbers could be infinite.
-        lowest = torch.finfo(dtype).min
-        bias = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
-        return torch.where(mask, bias, lowest)
-    if not mask.is_floating_point():
-        raise TypeError(f"attention_mask must be bool or floating point, got {mask.dtype}")
-    return mask.to(dtype) if bias is None else bias + mask.to(dtype)
+def _terms(score: Score, query: Tensor, keys: int) -> Terms:
+    """The terms of a score, a constant table as a tensor."""
+    if isinstance(score, RelativeScore) and torch.compiler.is_compiling():
+        return Terms(relative_rows(score.spec, keys, query))
+    terms = score.terms(query, keys)
+    if isinstance(terms.p, ops.RelativeTable):
+        p, first, beyond = table_rows(terms.p, query.dtype, query.device)
+        return terms._replace(p=p, first=first, beyond=beyond)
+    return terms
 
 
-def _from_offset(bias: Tensor, offset: int | Tensor) -> Tensor:
-    """Move scores whose last query stands on the last key to queries that start at `offset`.
+def _bias(terms: Terms, q_rel: Tensor, keys: int, offset: int | Tensor) -> Tensor:
+    """What is added to the scaled q.k, (B, H, m, n) or (H, m, n); q_rel is scaled."""
+    queries = q_rel.shape[2]
+    column = torch.arange(keys, device=q_rel.device)
+    bias = q_rel.new_zeros(())
+    if terms.p is not None:
+        p: Any = terms.p
+        bias = ops.relative_bias(q_rel, p, keys, first=terms.first, beyond=terms.beyond)
+        if isinstance(offset, Tensor) or offset != keys - queries:
+            # The operator lets the last query stand on the last key. With a static cache keys reach
+            # beyond it; columns that have no source there are in the future, which is hidden.
+            source = column + (keys - queries - offset)
+            bias = bias.index_select(-1, source.clamp(max=keys - 1))
+    if terms.slopes is not None:
+        delta = torch.arange(queries, device=q_rel.device)[:, None] + offset - column
+        bias = bias - terms.slopes[:, None, None] * delta.abs()
+    return bias
 
-    They differ with a static cache, whose keys reach beyond the last query. Columns that have no
-    source there belong to keys in the future, which the mask hides.
-    """
-    queries, keys = bias.shape[-2:]
-    if not isinstance(offset, Tensor) and offset == keys - queries:
-        return bias
-    columns = torch.arange(keys, device=bias.device) + (keys - queries - offset)
-    return bias.index_select(-1, columns.clamp(max=keys - 1))
+
+def _additive(bias: Tensor | None, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The encoding's scores and the mask in one tensor of float32 (float64 for float64)."""
+    if mask.is_floating_point():
+        return mask.to(dtype) if bias is None else bias + mask.to(dtype)
+    # The finite minimum keeps rows that see nothing (padding) finite. It is not added to the
+    # bias: the sum of two negative numbers could be infinite.
+    lowest = torch.finfo(dtype).min
+    bias = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
+    return torch.where(mask, bias, lowest)
 
 
 def _cached_tokens(cache: Any, layer_idx: int) -> int | Tensor:
@@ -196,4 +292,4 @@ def _cached_tokens(cache: Any, layer_idx: int) -> int | Tensor:
 def register() -> None:
     """Make the attention known to transformers; the mask belongs to it."""
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, masks.attention_mask)

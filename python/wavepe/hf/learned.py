@@ -18,7 +18,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class LearnedTable(nn.Module):
-    """The parameters of a learned relative encoding, one set for all layers and heads.
+    """The parameters of a learned relative encoding ([W], [S], [X]), one set for all layers.
 
     They stay in float32 where the model is cast to less (float64 where it is cast to that): a step
     of training is smaller than bfloat16's distance between a shift and its neighbour.
@@ -34,14 +34,15 @@ class LearnedTable(nn.Module):
         for name, value in self.initial.items():
             self.register_parameter(name, nn.Parameter(value.clone()))
 
-    def forward(self, keys: int) -> tuple[Tensor, int, str]:
-        """Table p for delta = 0..keys-1, its first delta, and what lies beyond it.
+    def forward(self, keys: int) -> tuple[Tensor, int, str, tuple[Tensor, Tensor] | None]:
+        """Table p for delta = 0..keys-1, its first delta, what lies beyond it; and u and v, if any.
 
         Computed anew by each layer, so that gradient checkpointing and changed parameters are
         right without a thought; it is small beside the scores.
         """
         parameters = {name: getattr(self, name) for name in self.initial}
-        return self.encoding.learned_table(keys, parameters)
+        table = self.encoding.learned_table(keys, parameters)
+        return (*table, self.encoding.query_biases(parameters))
 
     def reset(self) -> None:
         """Initial values, where a checkpoint had none."""

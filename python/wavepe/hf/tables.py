@@ -1,16 +1,15 @@
 """Arrays of an encoding as torch tensors, computed by NumPy once per needed length.
 
-The tables grow by doubling, and every layer and model of one spec, size and device shares them;
-what a user registers anew under a known name makes new ones.
-A compiler must not trace into NumPy: under torch.compile and torch.export the same functions run
-as custom ops `wavepe_hf::*`, so that one graph serves every length.
+Every layer and model of one spec, size and device shares them; what a user registers anew under a
+known name makes new ones. A compiler must not trace into NumPy: under torch.compile and
+torch.export the same functions run as custom ops `wavepe_hf::*`, so that one graph serves every
+length.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,8 @@ from torch import Tensor
 
 from .._wavelet_registered import registrations
 from ..encodings import encoding
+from ..nn._tables import ConstantTables
+from ..ops._relative_table import RelativeTable
 
 FIRST_CAPACITY = 128
 # Positions beyond this are computed one by one: a table up to them would be mostly unused.
@@ -25,7 +26,7 @@ LARGEST_TABLE = 1 << 17
 
 
 class _Rows:
-    """Rows 0, 1, 2, ... of one table, as many as were asked for so far."""
+    """Vectors of positions 0, 1, 2, ..., as many as were asked for so far."""
 
     def __init__(self, compute: Callable[[int], np.ndarray], device: torch.device) -> None:
         self.compute, self.device = compute, device
@@ -45,16 +46,9 @@ class _Rows:
         return rows[:count]
 
 
-@functools.lru_cache(maxsize=16)
-def _relative_rows(spec: str, head_dim: int, device: torch.device, definitions: int) -> _Rows:
-    def compute(length: int) -> np.ndarray:
-        table, first, beyond = encoding(spec).table(length, head_dim)
-        if first != 0:
-            raise ValueError(f"{spec}: a causal table starts at delta 0, this one at {first}")
-        mode: Any = "edge" if beyond == "edge" else "constant"
-        return np.pad(table, ((0, max(length - len(table), 0)), (0, 0)), mode)
-
-    return _Rows(compute, device)
+@functools.lru_cache(maxsize=32)
+def _constant_tables(spec: str, head_dim: int, definitions: int) -> ConstantTables:
+    return ConstantTables(encoding(spec), head_dim, causal=True)
 
 
 @functools.lru_cache(maxsize=16)
@@ -62,25 +56,38 @@ def _absolute_rows(spec: str, dim: int, device: torch.device, definitions: int) 
     return _Rows(lambda length: encoding(spec).absolute(np.arange(length), dim), device)
 
 
-def relative_table(spec: str, length: int, query: Tensor) -> Tensor:
-    """Rows p_delta for delta = 0..length-1 of a relative encoding.
+def constant_table(spec: str, head_dim: int, keys: int) -> RelativeTable:
+    """The table of a relative encoding that learns nothing, for all distances among `keys` keys.
+
+    Not under a compiler: see `relative_rows` and `compiled`.
+    """
+    return _constant_tables(spec, head_dim, registrations()).reaching(keys)
+
+
+def table_rows(
+    table: RelativeTable, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, int, str]:
+    """p (w, head_dim), its first delta, and what lies beyond it ("zero" or "edge")."""
+    p, first, _ = table.tensors(dtype, device)
+    return p, first, table.beyond
+
+
+def relative_rows(spec: str, keys: int, query: Tensor) -> Tensor:
+    """Rows p_delta for delta = 0..keys-1 as an operator that a compiler need not look into.
 
     Parameters
     ----------
     spec : str
         The encoding.
-    length : int
-        Number of keys.
+    keys : int
     query : Tensor (..., head_dim)
-        Gives head size and device.
+        Gives head size, dtype and device.
 
     Returns
     -------
-    Tensor, float32 (length, head_dim)
+    Tensor (keys, head_dim) of the query's dtype
     """
-    if torch.compiler.is_compiling():
-        return torch.ops.wavepe_hf.relative_table(spec, length, query.shape[-1], query.device)
-    return _relative_rows(spec, query.shape[-1], query.device, registrations()).first(length)
+    return torch.ops.wavepe_hf.relative_rows(spec, keys, query.shape[-1], query.dtype, query.device)
 
 
 def absolute_vectors(spec: str, positions: Tensor, dim: int) -> Tensor:
@@ -115,15 +122,20 @@ def to_torch(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(device)
 
 
-# A custom op may not return a view of what it keeps: the compiler may write into the result.
-@torch.library.custom_op("wavepe_hf::relative_table", mutates_args=())
-def _relative_table(spec: str, length: int, head_dim: int, device: torch.device) -> Tensor:
-    return _relative_rows(spec, head_dim, device, registrations()).first(length).clone()
+@torch.library.custom_op("wavepe_hf::relative_rows", mutates_args=())
+def _relative_rows(
+    spec: str, keys: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    p, first, beyond = table_rows(constant_table(spec, head_dim, keys), dtype, device)
+    row = torch.arange(keys, device=device) - first
+    rows = p[row.clamp(0, max(len(p) - 1, 0))] if len(p) else p.new_zeros((keys, head_dim))
+    outside = (row < 0) | (row >= len(p))
+    return rows if beyond == "edge" else rows.masked_fill(outside[:, None], 0)
 
 
-@_relative_table.register_fake
-def _(spec: str, length: int, head_dim: int, device: torch.device) -> Tensor:
-    return torch.empty((length, head_dim), dtype=torch.float32, device=device)
+@_relative_rows.register_fake
+def _(spec: str, keys: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty((keys, head_dim), dtype=dtype, device=device)
 
 
 @torch.library.custom_op("wavepe_hf::absolute_vectors", mutates_args=())

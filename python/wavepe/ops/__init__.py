@@ -23,9 +23,23 @@ except ImportError as error:
         "or, in a source tree: pip install --no-cache-dir --force-reinstall --no-deps ."
     ) from error
 
+from ._attention import attention
+from ._merge_attention import merge_attention
 from ._relative_bias import relative_bias
+from ._relative_table import RelativeTable, relative_table
 from ._rope import rope, rope_, rope_qk
 from ._rope_table import rope_table
 from ._wavelet import wavelet_table
 
-__all__ = ["relative_bias", "rope", "rope_", "rope_qk", "rope_table", "wavelet_table"]
+__all__ = [
+    "RelativeTable",
+    "attention",
+    "merge_attention",
+    "relative_bias",
+    "relative_table",
+    "rope",
+    "rope_",
+    "rope_qk",
+    "rope_table",
+    "wavelet_table",
+]

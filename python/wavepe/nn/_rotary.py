@@ -1,29 +1,22 @@
-"""Modules for torch models of one's own."""
+"""Rotary embedding as a module, with a base that can be set [R]."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from . import _checks, ops, rope_frequencies, rope_table  # ops first: it says how to get torch
-from ._rope_frequencies import DEFAULT_THETA
-from .encodings import RoPE
-from .encodings.spec import write_value
-from .ops._common import INTEGERS
+from .. import _checks, ops, rope_frequencies  # ops first: it says how to get torch
+from .._rope_frequencies import DEFAULT_THETA
+from ..encodings import RoPE
+from ..encodings.spec import write_value
+from ..ops._common import INTEGERS
+from ._angles import Frequencies, angles, sequence_length
 
 import torch  # isort: skip
 from torch import Tensor, nn  # isort: skip
 
-__all__ = ["Rotary"]
-
-# Tables beyond this many positions are made for the call and not kept: 64 MiB at head size 128.
-LARGEST_TABLE = 1 << 17
-FIRST_CAPACITY = 128
 # Any two lengths beyond every threshold that a scaling type may have.
 _SHORT, _LONG = 1, 1 << 40
 
@@ -129,7 +122,8 @@ class Rotary(nn.Module):
             self._memory.stale = None
         if not torch.compiler.is_exporting():  # an exported graph has no theta to change
             self._memory.last = frequencies
-        cos, sin = self._tables(frequencies, q, positions)
+        keep = not self._follows_length
+        cos, sin = angles(frequencies, q, positions, precision=self.precision, keep=keep)
         return ops.rope_qk(q, k, cos, sin, interleaved=self.interleaved)
 
     def reset(self) -> None:
@@ -175,18 +169,19 @@ class Rotary(nn.Module):
                 f"fraction={self.fraction:g} and scaling={scaling!r} both say which pairs are "
                 "rotated: give one"
             )
-        first = self._compute(theta, scaling, _SHORT)
+        first, base = self._compute(theta, scaling, _SHORT)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once is enough
-            self._follows_length = first != self._compute(theta, scaling, _LONG)
-        self._frequencies, self._theta = first, first.theta
+            self._follows_length = first != self._compute(theta, scaling, _LONG)[0]
+        self._frequencies, self._theta = first, base
         self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
         if not self._follows_length:
             self._memory.compare(first)
 
     def _compute(
         self, theta: float | None, scaling: Mapping[str, Any] | None, length: int
-    ) -> _Frequencies:
+    ) -> tuple[Frequencies, float]:
+        """Frequencies and base."""
         named = scaling.get("rope_theta") if isinstance(scaling, Mapping) else None
         base = named if theta is None else theta
         base = DEFAULT_THETA if base is None else base
@@ -195,74 +190,19 @@ class Rotary(nn.Module):
         )
         if self.fraction != 1:
             inv_freq, factor = RoPE(theta=base, fraction=self.fraction).frequencies(self.head_dim)
-        return _Frequencies(inv_freq, factor, base, length)
+        base = float(base)
+        label = f"theta={write_value(base)}"
+        if length > 1:
+            label += f" (frequencies of length {length})"
+        return Frequencies(inv_freq, factor, label), base
 
     @torch.compiler.disable(reason="this scaling type follows the length: its base is made eagerly")
-    def _at_length(self, q: Tensor, positions: Tensor | None) -> _Frequencies:
+    def _at_length(self, q: Tensor, positions: Tensor | None) -> Frequencies:
         """The frequencies of the length that this call reaches."""
-        length = q.shape[-2] if positions is None else _last(positions)
-        found = self._compute(self._theta, self._scaling, max(length, 1))
+        length = q.shape[-2] if positions is None else sequence_length(positions)
+        found, _ = self._compute(self._theta, self._scaling, max(length, 1))
         self._memory.compare(found)
         return found
-
-    def _tables(
-        self, frequencies: _Frequencies, q: Tensor, positions: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """cos and sin (L, h) or (1|B, L, h): float64 for float64 q, else float32."""
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        if positions is None:
-            length = q.shape[-2]
-            if not (torch.compiler.is_compiling() or self._follows_length) and (
-                type(q) is Tensor and length <= LARGEST_TABLE
-            ):
-                kept = _kept_tables(frequencies, self.precision, q.device, dtype)
-                return kept.first(length)
-            positions = torch.arange(length, device=q.device)
-        return ops.rope_table(
-            positions,
-            frequencies.on(q.device),
-            attention_factor=frequencies.factor,
-            precision=self.precision,
-            dtype=dtype,
-        )
-
-
-class _Frequencies:
-    """Radians per position of each pair, in float64, and the factor on cosines and sines.
-
-    No module holds the tensor as its own: casts of a module do not reach it.
-    """
-
-    def __init__(self, inv_freq: np.ndarray, factor: float, theta: float, length: int) -> None:
-        self.theta, self.factor = float(theta), float(factor)
-        self.label = f"theta={write_value(self.theta)}" + f" (frequencies of length {length})" * (
-            length > 1
-        )
-        self.array = np.array(inv_freq, np.float64)
-        self.key = (self.array.tobytes(), self.factor)
-        with torch.inference_mode(False):
-            self.inv_freq = torch.from_numpy(self.array)
-        self._copies: dict[torch.device, Tensor] = {}
-
-    def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, _Frequencies) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_copies": {}}
-
-    def on(self, device: torch.device) -> Tensor:
-        """inv_freq there."""
-        if device.type == "cpu":
-            return self.inv_freq
-        if torch.compiler.is_compiling():
-            return self.inv_freq.to(device)
-        if device not in self._copies:
-            with torch.inference_mode(False):
-                self._copies[device] = self.inv_freq.to(device)
-        return self._copies[device]
 
 
 class _Memory:
@@ -273,59 +213,14 @@ class _Memory:
     """
 
     def __init__(self) -> None:
-        self.last: _Frequencies | None = None
-        self.stale: _Frequencies | None = None
+        self.last: Frequencies | None = None
+        self.stale: Frequencies | None = None
 
-    def compare(self, now: _Frequencies) -> None:
+    def compare(self, now: Frequencies) -> None:
         self.stale = None if self.last is None or self.last == now else self.last
 
 
-class _Tables:
-    """cos and sin of positions 0, 1, 2, ..., as many as were asked for so far."""
-
-    def __init__(
-        self, frequencies: _Frequencies, precision: str, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.frequencies, self.precision = frequencies, precision
-        self.device, self.dtype = device, dtype
-        self.rows: tuple[Tensor, Tensor] | None = None
-
-    def first(self, count: int) -> tuple[Tensor, Tensor]:
-        rows = self.rows  # once: another thread may replace it
-        present = 0 if rows is None else len(rows[0])
-        if rows is None or present < count:
-            rows = self._make(max(count, min(2 * present, LARGEST_TABLE), FIRST_CAPACITY))
-            if type(rows[0]) is Tensor:  # no fake tensor of a tracer
-                self.rows = rows
-        return rows[0][:count], rows[1][:count]
-
-    def _make(self, capacity: int) -> tuple[Tensor, Tensor]:
-        cos, sin = rope_table(
-            np.arange(capacity),
-            self.frequencies.array,
-            attention_factor=self.frequencies.factor,
-            precision=self.precision,
-            dtype=np.float64 if self.dtype == torch.float64 else np.float32,
-        )
-        # Kept for the next caller, who may train: an inference tensor could not be saved there.
-        with torch.inference_mode(False):
-            return torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
-
-
-# The modules of all layers share them; equal frequencies are equal keys.
-@functools.lru_cache(maxsize=16)
-def _kept_tables(
-    frequencies: _Frequencies, precision: str, device: torch.device, dtype: torch.dtype
-) -> _Tables:
-    return _Tables(frequencies, precision, device, dtype)
-
-
-def _last(positions: Tensor) -> int:
-    """The length of the longest sequence in `positions`."""
-    return int(positions.to(torch.int64).max()) + 1 if positions.numel() else 1
-
-
-def _refuse_to_continue(then: _Frequencies, now: _Frequencies, positions: Tensor | None) -> None:
+def _refuse_to_continue(then: Frequencies, now: Frequencies, positions: Tensor | None) -> None:
     """Raise where a row of `positions` continues a sequence."""
     if positions is None:
         return

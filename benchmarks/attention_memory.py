@@ -1,0 +1,178 @@
+"""Peak memory of attention, forward and backward, over the bytes of q, k and v together.
+
+`python -m benchmarks.attention_memory` prints the table; `--json FILE` keeps it.
+
+Each row is a process of its own. It makes the table of positions, as a model does once, and calls
+attention on short tensors, so that what is loaded once is there; then it notes its resident memory,
+makes q, k, v and the gradient of the output, calls attention and asks for the gradients. Counted is
+the growth to the peak (VmHWM, reset beforehand): q, k, v themselves, the output, its gradient and
+those of q, k and v are in, 2.67 times q, k and v with nothing beside. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HEAD_SIZE = 64
+LENGTH = 16384
+SHORTER = 4096  # for gather, whose scores would take gigabytes
+BAR = 6.0
+KINDS = ("plain", "wavelets", "learned", "sdpa", "gather")
+
+
+def configurations(quick: bool) -> list[dict]:
+    """What is measured, one process each."""
+    length, shorter = (256, 128) if quick else (LENGTH, SHORTER)
+    rows = [
+        {"kind": kind, "heads": heads, "length": length, "threads": threads}
+        for kind in KINDS[:-1]
+        for heads in (1, 8)
+        for threads in (1, 2)
+    ]
+    for kind in ("wavelets", "gather"):
+        rows.append({"kind": kind, "heads": 1, "length": shorter, "threads": 1})
+    return rows
+
+
+# ------------------------------------------------------------------ in the process
+
+
+def kilobytes(field: str) -> int:
+    """A field of /proc/self/status, as VmRSS or VmHWM."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def training_call(kind: str, length: int) -> Callable[..., Any]:
+    """The call of this kind on q, k, v and the output's gradient; its table is made here."""
+    import torch
+    import wavepe.ops as ops
+
+    from .attention_inputs import gathered, sdpa, table
+
+    p = torch.from_numpy(table(length, HEAD_SIZE))
+    known = ops.relative_table(p.clone())
+    p.requires_grad_(kind == "learned")
+    delta = torch.arange(length if kind == "gather" else 1)[:, None]
+    delta = delta - delta.T
+
+    def gather(q, k, v):
+        rows = slice(q.shape[2])  # of the short call
+        index = delta[rows, rows].clamp(min=0).expand(*q.shape[:2], -1, -1)
+        return gathered(q, k, v, p, index, delta[rows, rows] < 0)
+
+    forward = {
+        "plain": ops.attention,
+        "wavelets": lambda q, k, v: ops.attention(q, k, v, p=known),
+        "learned": lambda q, k, v: ops.attention(q, k, v, p=p),
+        "sdpa": sdpa,
+        "gather": gather,
+    }[kind]
+
+    def call(q, k, v, grad):
+        leaves = [t.requires_grad_() for t in (q, k, v)] + [p] * p.requires_grad
+        out = forward(q, k, v)
+        return out, torch.autograd.grad(out, leaves, grad)
+
+    return call
+
+
+def measure_here(kind: str, heads: int, length: int, threads: int) -> dict:
+    """Growth of this process's resident memory to its peak, in bytes."""
+    import torch
+
+    torch.set_num_threads(threads)
+    call = training_call(kind, length)
+    call(*torch.randn(4, 1, heads, min(256, length), HEAD_SIZE).unbind())
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = kilobytes("VmRSS")
+    tensors = [torch.randn(1, heads, length, HEAD_SIZE) for _ in range(4)]
+    call(*tensors)
+    growth = 1024 * (kilobytes("VmHWM") - before)
+    inputs = sum(t.nbytes for t in tensors[:3])
+    return {"inputs": inputs, "growth": growth, "over_inputs": growth / inputs}
+
+
+# ------------------------------------------------------------------ all of them
+
+
+def measure(quick: bool = False) -> dict:
+    """All rows, ready for JSON."""
+    import datetime
+
+    from wavepe.cli.environment import cpu_name, version_of
+
+    from .machine import commit
+
+    rows = []
+    for row in configurations(quick):
+        words = [str(row[key]) for key in ("kind", "heads", "length", "threads")]
+        command = [sys.executable, "-m", __spec__.name, "--one", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        rows.append({**row, "head_size": HEAD_SIZE, **json.loads(done.stdout)})
+    about = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **commit(),
+        "cpu": cpu_name(),
+        **{name: version_of(name) for name in ("wavepe", "torch")},
+    }
+    return {"environment": about, "bar": BAR, "rows": rows}
+
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def table(results: dict) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| | heads x length x head size | threads | q, k, v | growth | growth / q, k, v |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in results["rows"]:
+        size = f"{row['heads']} x {row['length']} x {row['head_size']}"
+        lines.append(
+            f"| {row['kind']} | {size} | {row['threads']} | {row['inputs'] / 2**20:.1f} MiB "
+            f"| {row['growth'] / 2**20:.1f} MiB | {row['over_inputs']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def too_much(results: dict) -> list[dict]:
+    """The rows of wavepe's at full length that are over the bar."""
+    ours = [row for row in results["rows"] if row["kind"] in KINDS[:3]]
+    return [row for row in ours if row["length"] == LENGTH and row["over_inputs"] > BAR]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if a row of wavepe's is over the bar."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
+    parser.add_argument("--one", nargs=4, metavar=("KIND", "HEADS", "LENGTH", "THREADS"),
+                        help="measure in this process, print JSON")  # fmt: skip
+    args = parser.parse_args(argv)
+    if args.one:
+        kind, *numbers = args.one
+        print(json.dumps(measure_here(kind, *map(int, numbers))))
+        return 0
+    results = measure(args.quick)
+    print(table(results))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return 1 if too_much(results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

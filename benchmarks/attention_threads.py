@@ -1,0 +1,136 @@
+"""What a second thread gives a single head: attention with 1 and with N threads, in one process.
+
+`python -m benchmarks.attention_threads` prints the table; `--json FILE` keeps it.
+
+One head leaves nothing to share out by heads, so this is the hard case. The calls with 1 and with N
+threads take turns; the speed-up is the quotient of their fastest times, and the median of the
+quotients round by round stands beside it. PyTorch's attention is measured in the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import wavepe
+import wavepe.ops as ops
+from wavepe.cli.environment import cpu_name, version_of
+
+from .attention_inputs import Inputs, sdpa
+from .bench_attention import trained, with_gradients
+from .machine import commit
+from .memory import Allocator
+from .timing import take_turns
+
+SIZES = tuple((length, d) for d in (64, 128) for length in (1024, 2048, 4096, 8192))
+BAR = 1.85  # wavelets, from 2048 on
+
+
+def calls_of(x: Inputs, gradients: bool) -> dict[str, Callable]:
+    """name -> call"""
+    known = x.relative_table
+    forwards = {
+        "wavelets": lambda q, k, v: ops.attention(q, k, v, p=known),
+        "plain": lambda q, k, v: ops.attention(q, k, v),
+        "sdpa": sdpa,
+    }
+    if gradients:
+        leaves = trained(x, "q", "k", "v")
+        return {name: with_gradients(call, leaves, x.grad) for name, call in forwards.items()}
+    return {name: lambda call=call: call(x.q, x.k, x.v) for name, call in forwards.items()}
+
+
+def rows_of(x: Inputs, gradients: bool, threads: int, repeats: int) -> list[dict]:
+    """One row for each way of attention."""
+    calls = calls_of(x, gradients)
+    timings = take_turns(
+        {(name, count): call for name, call in calls.items() for count in (1, threads)},
+        before=lambda key: torch.set_num_threads(key[1]),
+        repeats=repeats,
+        warm_up=2,
+    )
+    rows = []
+    for name in calls:
+        one, several = timings[name, 1], timings[name, threads]
+        rows.append(
+            {
+                "who": name,
+                "gradients": gradients,
+                "length": x.length,
+                "head_size": x.k.shape[-1],
+                "seconds": {"1": one.summary(), str(threads): several.summary()},
+                "speed_up": min(one.seconds) / min(several.seconds),
+                "rounds": one.over(several).median,
+            }
+        )
+    return rows
+
+
+def measure(threads: int, repeats: int, sizes: Sequence[tuple[int, int]] = SIZES) -> dict:
+    """All rows, ready for JSON."""
+    before, allocator = torch.get_num_threads(), Allocator()
+    about = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **commit(),
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_average": list(os.getloadavg()),
+        "variant": wavepe.variant(),
+        **{name: version_of(name) for name in ("wavepe", "torch")},
+    }
+    rows = []
+    try:
+        allocator.enter("warm")
+        for length, d in sizes:
+            x = Inputs.make(1, length, d)
+            for gradients in (False, True):
+                rows += rows_of(x, gradients, threads, repeats)
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
+    return {"environment": about, "threads": threads, "bar": BAR, "rows": rows}
+
+
+def table(results: dict) -> str:
+    """The speed-ups as Markdown, a row for each size."""
+    names = list(dict.fromkeys(row["who"] for row in results["rows"]))
+    heads = [f"{name}, {what}" for what in ("forward", "with gradients") for name in names]
+    lines = ["| length x head size | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    found = {
+        (row["length"], row["head_size"], row["gradients"], row["who"]): row["speed_up"]
+        for row in results["rows"]
+    }
+    for length, d in dict.fromkeys(key[:2] for key in found):
+        cells = [
+            f"{found[length, d, gradients, name]:.2f}"
+            for gradients in (False, True)
+            for name in names
+        ]
+        lines.append(f"| {length} x {d} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0"""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--threads", type=int, default=2, help="N (default 2)")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    parser.add_argument("--quick", action="store_true", help="a tiny size: a check, no figures")
+    args = parser.parse_args(argv)
+    sizes = ((48, 16),) if args.quick else SIZES
+    results = measure(args.threads, args.repeats, sizes)
+    print(table(results))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

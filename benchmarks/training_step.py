@@ -1,0 +1,207 @@
+"""A training step of the demo's Llama with wavelets, against stock Llama with RoPE and SDPA.
+
+`python -m benchmarks.training_step` prints the tables; `--json FILE` keeps the figures.
+
+The step is that of `wavepe compare`: forward, loss, backward, clipping of the gradients, AdamW.
+Both models have the same sizes and read the same random bytes; their steps take turns in one
+process.
+Then torch's profiler says where each spends its time: self time of the operators, by kind; what is
+left of the step is Python and autograd between them. The profiler slows a step down, so shares
+come from it, times do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import wavepe
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+from wavepe.cli import compare, training
+from wavepe.cli.environment import cpu_name, version_of
+from wavepe.cli.settings import Settings, settings_from
+
+from .machine import commit
+from .memory import Allocator
+from .timing import take_turns
+
+WAVELETS, STOCK = "wavelets", "stock"
+SPEC = "wavelet:scales=6"
+LONGER = (1024, 1)  # length, sequences per step: as many tokens as the demo's 128 x 8
+PROFILED_STEPS = 10
+KINDS = {  # kind -> how the names of its operators begin; the first that fits
+    "attention": ("wavepe::", "aten::_scaled_dot_product", "aten::_flash_attention"),
+    "linear layers": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear"),
+    "optimizer": ("aten::_fused_adamw", "aten::_foreach", "aten::linalg_vector_norm", "Optimizer"),
+    "loss": ("aten::_log_softmax", "aten::nll_loss", "aten::cross_entropy"),
+    "element by element, copies": ("aten::",),
+}
+BETWEEN = "between operators"
+SAME = (  # of the configurations
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "initializer_range",
+    "bos_token_id",
+    "eos_token_id",
+)
+
+
+def demo_settings() -> Settings:
+    """What `wavepe compare` takes without arguments."""
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    return settings_from(parser.parse_args([]))
+
+
+def models(settings: Settings) -> dict[str, Any]:
+    """The demo's model with wavelets, and transformers' own of the same sizes."""
+    ours = training.new_model(SPEC, 0, settings)
+    same = {key: getattr(ours.config, key) for key in SAME}
+    stock = LlamaForCausalLM(LlamaConfig(**same, attn_implementation="sdpa"))
+    return {WAVELETS: ours, STOCK: stock}
+
+
+def steps(settings: Settings) -> dict[str, Callable[[], float]]:
+    """name -> one training step."""
+    random = torch.Generator().manual_seed(0)
+    shape = (settings.batch, settings.train_length + 1)
+    batch = torch.randint(training.VOCABULARY, shape, generator=random)
+    calls = {}
+    for name, model in models(settings).items():
+        state = training.State(model.train(), training._optimizer(model, settings))
+        calls[name] = lambda state=state: training._train_step(state, batch, settings)
+    return calls
+
+
+# ------------------------------------------------------------------ where the time goes
+
+
+def kind_of(operator: str) -> str | None:
+    """Its place in KINDS; None for what is no operator, such as a node of autograd."""
+    for kind, beginnings in KINDS.items():
+        if operator.startswith(beginnings):
+            return kind
+    return None
+
+
+def shares(step: Callable[[], Any], count: int = PROFILED_STEPS) -> dict[str, float]:
+    """kind -> its share of the time of `count` profiled steps; they sum to 1."""
+    with profile(activities=[ProfilerActivity.CPU]):
+        step()  # the profiler's own first time
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        seconds = time.perf_counter() - began
+    spent = dict.fromkeys(KINDS, 0.0)
+    for event in profiler.key_averages():
+        kind = kind_of(event.key)
+        if kind is not None:
+            spent[kind] += 1e-6 * event.self_cpu_time_total / seconds
+    return {**spent, BETWEEN: 1 - sum(spent.values())}
+
+
+# ------------------------------------------------------------------ all of it
+
+
+def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dict:
+    """The two steps at one size."""
+    calls = steps(settings)
+    timings = take_turns(calls, repeats=repeats, budget=30, warm_up=3)
+    ours, stock = timings[WAVELETS], timings[STOCK]
+    return {
+        "length": settings.train_length,
+        "batch": settings.batch,
+        "layers": settings.layers,
+        "heads": settings.heads,
+        "head_size": settings.head_dim,
+        "seconds": {name: timing.summary() for name, timing in timings.items()},
+        "ratio": {
+            "min": min(ours.seconds) / min(stock.seconds),
+            "rounds": ours.over(stock).median,
+        },
+        "shares": {name: shares(call, profiled) for name, call in calls.items()},
+    }
+
+
+def measure(settings: Sequence[Settings], threads: int, repeats: int, profiled: int) -> dict:
+    """All rows, ready for JSON."""
+    about = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **commit(),
+        "cpu": cpu_name(),
+        "threads": threads,
+        "load_average": list(os.getloadavg()),
+        "variant": wavepe.variant(),
+        **{name: version_of(name) for name in ("wavepe", "torch", "transformers")},
+    }
+    before, allocator = torch.get_num_threads(), Allocator()
+    try:
+        torch.set_num_threads(threads)
+        allocator.enter("warm")
+        rows = [row(one, repeats, profiled) for one in settings]
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
+    return {"environment": about, "encoding": SPEC, "rows": rows}
+
+
+def table(results: dict) -> str:
+    """Milliseconds a step and the profiler's shares of them, as Markdown."""
+    lines = [
+        f"| sequences x length | | whole step | {' | '.join(KINDS)} | {BETWEEN} |",
+        "|---|---|---:|" + "---:|" * (len(KINDS) + 1),
+    ]
+    labels = {WAVELETS: f"`{results['encoding']}`", STOCK: "stock: RoPE, SDPA"}
+    for row in results["rows"]:
+        for name, label in labels.items():
+            time, parts = row["seconds"][name]["min"], row["shares"][name]
+            cells = [f"{1e3 * time * part:.1f}" for part in parts.values()]
+            lines.append(
+                f"| {row['batch']} x {row['length']} | {label} | {1e3 * time:.1f} ms "
+                f"| {' | '.join(cells)} |"
+            )
+        lines.append(f"| | ratio | {row['ratio']['min']:.2f} |" + " |" * (len(KINDS) + 1))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0"""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
+    parser.add_argument("--repeats", type=int, default=51, help="steps of each (default 51)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
+    args = parser.parse_args(argv)
+    demo = demo_settings()
+    if args.quick:
+        sizes, profiled = [replace(demo, layers=1, train_length=16, batch=2)], 1
+    else:
+        length, batch = LONGER
+        sizes, profiled = [demo, replace(demo, train_length=length, batch=batch)], PROFILED_STEPS
+    results = measure(sizes, args.threads, args.repeats, profiled)
+    print(table(results))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+/* attention_block.c: one block of queries, the tiles of its scores, and its scratch memory. */
+
+#define GROUPS (WPE_QUERY_BLOCK / GROUP)
+
+typedef struct {
+    const wpe_attention *a;
+    int64_t begin, rows, groups; /* first query, queries, groups of GROUP rows (the last padded) */
+    int64_t d, dv;               /* padded sizes of head and value */
+    wpe_range keys;              /* seen by any query of the block */
+    wpe_range seen[WPE_QUERY_BLOCK]; /* by each query; padding rows see none */
+    REAL *q, *r;                     /* times scale: (rows, d) */
+    REAL *scores;                    /* a tile that lies outside the table's band */
+    REAL *table;                     /* the band, see attention_table.c */
+    REAL *projected;                 /* (rows, rank) of a zone */
+    int64_t table_row;               /* its stride */
+    int64_t origin;                  /* table column of (query 0 of the block, key 0) */
+    int64_t first, cols;             /* columns of the table in the band; cols 0: no band */
+    int64_t column;                  /* where `first` stands in memory's rows */
+    wpe_range band;                  /* keys of the tiles that overlap the band */
+    REAL far[WPE_QUERY_BLOCK], near[WPE_QUERY_BLOCK]; /* beyond=edge: scores past either end */
+} NAME(query_block);
+#define BLOCK NAME(query_block)
+
+/* A tile of scores in memory: element (i, j) at s[i * row + j], j counted from `key`. */
+typedef struct {
+    int64_t key;
+    REAL *s;
+    int64_t row;
+    int in_band;
+    wpe_range part[GROUPS]; /* columns that a group works on: `exact`, rounded to STEP */
+    wpe_range exact[GROUPS];
+} NAME(key_tile);
+#define TILE NAME(key_tile)
+
+/* Row stride of the band's memory: room for the widest band and for the tiles that stick out at
+ * both ends. Scores are read with stride - 1, kept off powers of two and on whole cache lines. */
+static int64_t NAME(table_row)(const wpe_attention *a) {
+    if (!a->relative) return 0;
+    int64_t widest = a->relative->rows;
+    if (a->relative->beyond == WPE_ZERO) widest = smaller(widest, a->keys + WPE_QUERY_BLOCK);
+    return round_up(widest + 2 * (WPE_KEY_BLOCK + WPE_QUERY_BLOCK + PANEL) + STEP, 64) + 16 + 1;
+}
+
+static int64_t NAME(largest_rank)(const wpe_attention *a) {
+    int64_t rank = 0;
+    if (a->relative)
+        for (int z = 0; z < a->relative->zone_count; z++)
+            rank = larger(rank, a->relative->zones[z].rank);
+    return round_up(rank, PANEL);
+}
+
+/* Takes the block's scratch from memory; returns what is left. */
+static REAL *NAME(block_memory)(BLOCK *b, const wpe_attention *a, REAL *memory) {
+    b->a = a;
+    b->d = round_up(a->head_size, PANEL);
+    b->dv = round_up(a->value_size, PANEL);
+    b->q = memory;
+    memory += WPE_QUERY_BLOCK * b->d;
+    b->r = a->r.data ? memory : b->q;
+    memory += b->r == b->q ? 0 : WPE_QUERY_BLOCK * b->d;
+    b->scores = memory;
+    memory += WPE_QUERY_BLOCK * WPE_KEY_BLOCK;
+    b->projected = memory;
+    memory += WPE_QUERY_BLOCK * NAME(largest_rank)(a);
+    b->table_row = NAME(table_row)(a);
+    b->table = memory;
+    return memory + WPE_QUERY_BLOCK * b->table_row + STEP;
+}
+
+/* Queries begin..end-1, loaded. */
+static void NAME(begin_block)(BLOCK *b, int64_t begin, int64_t end) {
+    const wpe_attention *a = b->a;
+    b->begin = begin;
+    b->rows = end - begin;
+    b->groups = (b->rows + GROUP - 1) / GROUP;
+    b->keys.begin = keys_of(a, begin).begin;
+    b->keys.end = keys_of(a, end - 1).end;
+    for (int64_t i = 0; i < b->groups * GROUP; i++) {
+        wpe_range none = {b->keys.end, b->keys.end};
+        b->seen[i] = i < b->rows ? keys_of(a, begin + i) : none;
+    }
+    REAL scale = (REAL)a->scale;
+    NAME(load_rows)(b->q, b->d, a->q, a->storage, begin, b->rows, b->groups * GROUP, a->head_size,
+                    scale);
+    if (b->r != b->q)
+        NAME(load_rows)(b->r, b->d, a->r, a->storage, begin, b->rows, b->groups * GROUP,
+                        a->head_size, scale);
+}
+
+/* The tile that begins with this key. Its memory is the band's own where they overlap. */
+static void NAME(begin_tile)(TILE *t, const BLOCK *b, int64_t key) {
+    t->key = key;
+    t->in_band = b->cols && key >= b->band.begin && key < b->band.end;
+    t->s = t->in_band ? b->table + b->origin + key : b->scores;
+    t->row = t->in_band ? b->table_row - 1 : WPE_KEY_BLOCK;
+    for (int64_t g = 0; g < b->groups; g++) {
+        int64_t last = smaller(g * GROUP + GROUP, b->rows) - 1;
+        int64_t begin = smaller(larger(b->seen[g * GROUP].begin - key, 0), WPE_KEY_BLOCK);
+        int64_t end = larger(smaller(b->seen[last].end - key, WPE_KEY_BLOCK), begin);
+        t->exact[g] = t->part[g] = (wpe_range){begin, end}; /* neither falls with g */
+        if (begin < end) t->part[g] = (wpe_range){round_down(begin, STEP), round_up(end, STEP)};
+    }
+}
+
+/* Whether segments that are no runs hide the whole tile: their ranges are disjoint. */
+static int NAME(other_segments)(const BLOCK *b, int64_t key) {
+    const int64_t *id = b->a->segments;
+    if (!id) return 0;
+    int64_t end = smaller(key + WPE_KEY_BLOCK, b->a->keys);
+    int64_t low = INT64_MAX, high = INT64_MIN, key_low = INT64_MAX, key_high = INT64_MIN;
+    for (int64_t i = b->begin; i < b->begin + b->rows; i++) {
+        low = smaller(low, id[i]);
+        high = larger(high, id[i]);
+    }
+    for (int64_t j = key; j < end; j++) {
+        key_low = smaller(key_low, id[j]);
+        key_high = larger(key_high, id[j]);
+    }
+    return high < key_low || key_high < low;
+}

@@ -1,0 +1,134 @@
+/* attention_decode.c: attention of one query, as in generation: the keys are read where they lie,
+ * once. Packing them would cost more than the products. */
+
+#define DECODE_KEYS LANES /* dot products that are reduced together */
+
+/* Sums of the lanes of DECODE_KEYS vectors, as one vector. */
+INLINE V NAME(sum_each)(V x[DECODE_KEYS]) {
+#pragma GCC unroll 8
+    for (int count = DECODE_KEYS / 2; count; count /= 2)
+#pragma GCC unroll 8
+        for (int k = 0; k < count; k++) {
+            V a = x[2 * k], b = x[2 * k + 1];
+            x[k] = __builtin_shufflevector(a, b, REAL_ORDER(EVENS)) +
+                   __builtin_shufflevector(a, b, REAL_ORDER(ODDS));
+        }
+    return x[0];
+}
+
+/* s[j] := or += x . row j of m for j in begin..end-1. */
+static void NAME(dots)(REAL *s, const REAL *x, wpe_matrix m, int storage, int64_t begin,
+                       int64_t end, int64_t d, int add) {
+    for (int64_t j = begin; j < end; j += DECODE_KEYS) {
+        V sum[DECODE_KEYS] = {0};
+        int64_t c = 0;
+#define DOT(storage, T, type)                                                          \
+    case storage: {                                                                    \
+        const T *row[DECODE_KEYS]; /* rows past the end repeat the last: not stored */ \
+        for (int k = 0; k < DECODE_KEYS; k++)                                          \
+            row[k] = (const T *)m.data + smaller(j + k, end - 1) * m.row;              \
+        for (; m.col == 1 && c + LANES <= d; c += LANES) {                             \
+            V factor = LOAD_REAL(x + c, 1, LANES);                                     \
+            _Pragma("GCC unroll 16") for (int k = 0; k < DECODE_KEYS; k++) sum[k] +=   \
+                factor * LOAD_FROM(type)(row[k] + c, 1, LANES);                        \
+        }                                                                              \
+        for (; c < d; c += LANES) {                                                    \
+            int lanes = (int)smaller(LANES, d - c);                                    \
+            V factor = LOAD_REAL(x + c, 1, lanes);                                     \
+            for (int k = 0; k < DECODE_KEYS; k++)                                      \
+                sum[k] += factor * LOAD_FROM(type)(row[k] + c * m.col, m.col, lanes);  \
+        }                                                                              \
+        break;                                                                         \
+    }
+        switch (storage) { EACH_STORAGE(DOT) }
+#undef DOT
+        V dots = NAME(sum_each)(sum);
+        int lanes = (int)smaller(LANES, end - j);
+        if (add) dots += LOAD_REAL(s + j, 1, lanes);
+        STORE_REAL(s + j, 1, lanes, dots);
+    }
+}
+
+/* The relative term of keys begin..end-1 of the tile that begins with `key`, added to its scores.
+ * Key j reads row `zero` - j. */
+static void NAME(decode_table)(REAL *s, const wpe_attention *a, const REAL *r, wpe_matrix table,
+                               int64_t key, int64_t begin, int64_t end) {
+    const wpe_relative *p = a->relative;
+    int64_t zero = a->offset - p->first - key; /* row of the tile's first key */
+    int64_t inside = larger(zero - (p->rows - 1), begin), outside = smaller(zero + 1, end);
+    inside = smaller(inside, end); /* keys before it lie past the table's last row */
+    outside = larger(outside, inside);
+    if (inside < outside) {
+        wpe_matrix falling = {NAME(element)(table, a->storage, zero - inside, 0), -table.row,
+                              table.col};
+        NAME(dots)(s + inside, r, falling, a->storage, 0, outside - inside, a->head_size, 1);
+    }
+    if (p->beyond != WPE_EDGE) return;
+    REAL far = 0, near = 0;
+    wpe_matrix last = {NAME(element)(table, a->storage, p->rows - 1, 0), 0, table.col};
+    NAME(dots)(&far, r, last, a->storage, 0, 1, a->head_size, 0);
+    NAME(dots)(&near, r, table, a->storage, 0, 1, a->head_size, 0);
+    for (int64_t j = begin; j < inside; j++) s[j] += far;
+    for (int64_t j = outside; j < end; j++) s[j] += near;
+}
+
+/* out += sum of weight[j] * row j of v, a row of weight 0 that is hidden left out: 0 * NaN. */
+static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attention *a, int64_t key,
+                                int64_t begin, int64_t end) {
+    for (int64_t x = 0; x < a->value_size; x += CHUNK) {
+        int64_t cols = smaller(CHUNK, a->value_size - x);
+        V sum[CHUNK / LANES] = {0};
+#define ADD(storage, T, type)                                                                     \
+    case storage:                                                                                 \
+        for (int64_t j = begin; j < end; j++) {                                                   \
+            if (weight[j] == 0 && !unmasked(a, 0, key + j)) continue;                             \
+            const T *row = (const T *)a->v.data + (key + j) * a->v.row + x * a->v.col;            \
+            if (cols == CHUNK && a->v.col == 1) {                                                 \
+                _Pragma("GCC unroll 32") for (int c = 0; c < CHUNK / LANES; c++) sum[c] +=        \
+                    weight[j] * LOAD_FROM(type)(row + c * LANES, 1, LANES);                       \
+            } else {                                                                              \
+                for (int64_t c = 0; c < cols; c += LANES)                                         \
+                    sum[c / LANES] += weight[j] * LOAD_FROM(type)(row + c * a->v.col, a->v.col,   \
+                                                                  (int)smaller(LANES, cols - c)); \
+            }                                                                                     \
+        }                                                                                         \
+        break;
+        switch (a->storage) { EACH_STORAGE(ADD) }
+#undef ADD
+        for (int64_t c = 0; c < cols; c += LANES) {
+            int lanes = (int)smaller(LANES, cols - c);
+            STORE_REAL(out + x + c, 1, lanes, LOAD_REAL(out + x + c, 1, lanes) + sum[c / LANES]);
+        }
+    }
+}
+
+static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
+                                   void *lse_, void *workspace) {
+    REAL *lse = lse_, max = -(REAL)INFINITY, sum = 0, keep[WPE_KEY_BLOCK];
+    BLOCK b;
+    TILE t;
+    REAL *o = NAME(block_memory)(&b, a, workspace);
+    NAME(begin_block)(&b, 0, 1);
+    b.cols = 0;
+    memset(o, 0, (size_t)b.dv * sizeof(REAL));
+    for (int64_t j = round_down(b.keys.begin, WPE_KEY_BLOCK); j < b.keys.end; j += WPE_KEY_BLOCK) {
+        if (NAME(other_segments)(&b, j)) continue;
+        NAME(begin_tile)(&t, &b, j);
+        int64_t begin = t.exact[0].begin, end = t.exact[0].end;
+        wpe_matrix keys = {NAME(element)(a->k, a->storage, j, 0), a->k.row, a->k.col};
+        NAME(dots)(t.s, b.q, keys, a->storage, begin, end, a->head_size, 0);
+        if (a->relative) NAME(decode_table)(t.s, a, b.r, table, j, begin, end);
+        NAME(adjust_row)(&b, &t, 0);
+        REAL factor = NAME(softmax_row)(t.s, t.part[0].begin, t.part[0].end, &max, &sum);
+        for (int64_t x = 0; factor != 1 && x < b.dv; x++) o[x] *= factor;
+        if (a->drop_below) {
+            NAME(keep_row)(keep, a, 0, j, begin, end);
+            for (int64_t x = begin; x < end; x++) t.s[x] *= keep[x];
+        }
+        NAME(decode_values)(o, t.s, a, j, begin, end);
+    }
+    int none = max == -(REAL)INFINITY;
+    for (int64_t x = 0; x < b.dv; x++) o[x] = none ? 0 : o[x] / sum;
+    *lse = none ? max : max + (REAL)log(sum);
+    NAME(attention_store)(out, a->storage, o, 1, a->value_size, b.dv, 1, 0);
+}

@@ -1,0 +1,227 @@
+/* attention_pack.c: what attention reads, as padded panels and rows of REAL; tails, strides and
+ * narrow storage types are met here and nowhere else.
+ *
+ * Panels of a matrix B (depth, cols): (cols / PANEL, depth, PANEL), zero-filled. Keys are padded to
+ * STEP, so that what is summed in 16 fixed lanes begins at the same key in every variant. */
+
+#define STEP  (PANEL < 16 ? 16 : PANEL)
+#define CHUNK 64 /* elements converted at once */
+
+/* dst[0..count) = factor * src, from storage. */
+static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stride, int64_t count,
+                           REAL factor) {
+    int64_t x = 0;
+#define READ(storage, T, type)                                                                     \
+    case storage:                                                                                  \
+        for (; stride == 1 && x + LANES <= count; x += LANES)                                      \
+            STORE_REAL(dst + x, 1, LANES, factor * LOAD_FROM(type)((const T *)src + x, 1, LANES)); \
+        for (; x < count; x += LANES) {                                                            \
+            int lanes = (int)smaller(LANES, count - x);                                            \
+            V value = LOAD_FROM(type)((const T *)src + x * stride, stride, lanes);                 \
+            STORE_REAL(dst + x, 1, lanes, factor * value);                                         \
+        }                                                                                          \
+        break;
+    switch (storage) { EACH_STORAGE(READ) }
+#undef READ
+}
+
+static void NAME(write_row)(void *dst, int storage, int64_t stride, const REAL *src,
+                            int64_t count) {
+#define WRITE(storage, T, type)                                                                 \
+    case storage:                                                                               \
+        for (int64_t x = 0; x < count; x += LANES) {                                            \
+            int lanes = (int)smaller(LANES, count - x);                                         \
+            STORE_TO(type)((T *)dst + x * stride, stride, lanes, LOAD_REAL(src + x, 1, lanes)); \
+        }                                                                                       \
+        break;
+    switch (storage) { EACH_STORAGE(WRITE) }
+#undef WRITE
+}
+
+static const char *NAME(element)(wpe_matrix m, int storage, int64_t row, int64_t col) {
+    int64_t size = storage == WPE_F64 ? 8 : storage == WPE_F32 ? 4 : 2;
+    return (const char *)m.data + (row * m.row + col * m.col) * size;
+}
+
+/* Rows begin..begin+count-1 times factor, `stride` elements apart, zero-filled to `rows` rows. */
+static void NAME(load_rows)(REAL *dst, int64_t stride, wpe_matrix m, int storage, int64_t begin,
+                            int64_t count, int64_t rows, int64_t cols, REAL factor) {
+    for (int64_t r = 0; r < rows; r++, dst += stride) {
+        int64_t filled = r < count ? cols : 0;
+        if (filled)
+            NAME(read_row)(dst, NAME(element)(m, storage, begin + r, 0), storage, m.col, cols,
+                           factor);
+        memset(dst + filled, 0, (size_t)(stride - filled) * sizeof(REAL));
+    }
+}
+
+/* Panels of M: rows begin..end-1 of the panels' `depth` rows; columns padded. Returns whether any
+ * element is NaN or Inf: then the sum of x * 0 is NaN. */
+static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storage, int64_t begin,
+                           int64_t end, int64_t cols) {
+    REAL chunk[CHUNK];
+    V check = {0};
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t x = 0; x < cols; x += CHUNK) {
+            int64_t count = smaller(CHUNK, cols - x), padded = round_up(count, PANEL);
+            NAME(read_row)(chunk, NAME(element)(m, storage, r, x), storage, m.col, count, 1);
+            for (int64_t c = count; c < padded; c++) chunk[c] = 0;
+            for (int64_t c = 0; c < padded; c += PANEL) {
+                REAL *dst = panels + ((x + c) / PANEL * depth + r) * PANEL;
+                V low = LOAD_REAL(chunk + c, 1, LANES),
+                  high = LOAD_REAL(chunk + c + LANES, 1, LANES);
+                STORE_REAL(dst, 1, LANES, low);
+                STORE_REAL(dst + LANES, 1, LANES, high);
+                check += low * 0 + high * 0;
+            }
+        }
+    REAL all = 0;
+    for (int l = 0; l < LANES; l++) all += check[l];
+    return all != 0;
+}
+
+/* Rows become columns: interleaving the halves log2(LANES) times. */
+INLINE void NAME(transpose)(V x[LANES]) {
+    V y[LANES];
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2 * i] = __builtin_shufflevector(x[i], x[i + LANES / 2], REAL_ORDER(LOW));
+            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + LANES / 2], REAL_ORDER(HIGH));
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) x[i] = y[i];
+    }
+}
+
+/* Panels of M^T: rows begin..end-1 of M (begin a multiple of PANEL) become columns, followed by
+ * columns of zeros up to `padded`. */
+static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t begin, int64_t end,
+                               int64_t padded, int64_t depth) {
+    REAL chunk[LANES][CHUNK];
+    for (int64_t c = begin; c < padded; c += LANES)
+        for (int64_t k0 = 0; k0 < depth; k0 += CHUNK) {
+            int64_t count = smaller(CHUNK, depth - k0);
+            for (int l = 0; l < LANES; l++)
+                if (c + l < end)
+                    NAME(read_row)(chunk[l], NAME(element)(m, storage, c + l, k0), storage, m.col,
+                                   count, 1);
+                else
+                    memset(chunk[l], 0, sizeof chunk[l]);
+            REAL *dst = panels + c / PANEL * depth * PANEL + k0 * PANEL + c % PANEL;
+            for (int64_t k = 0; k < count; k += LANES) {
+                V square[LANES];
+                for (int l = 0; l < LANES; l++) square[l] = LOAD_REAL(chunk[l] + k, 1, LANES);
+                NAME(transpose)(square);
+                for (int l = 0; l < LANES && k + l < count; l++)
+                    STORE_REAL(dst + (k + l) * PANEL, 1, LANES, square[l]);
+            }
+        }
+}
+
+/* ---- keys and values of one key head ------------------------------------------------------- */
+
+/* What attention_pack makes. infinite: per key tile, whether its values (backward: keys or values)
+ * hold NaN or Inf, as products with a weight of 0 would then be NaN. */
+typedef struct {
+    REAL *keys_t, *values, *values_t, *keys; /* the last two for backward; then no `values` */
+    REAL *infinite;
+    int64_t size;
+} NAME(packed);
+#define PACKED NAME(packed)
+
+static PACKED NAME(packed_parts)(const wpe_attention *a, void *memory, int backward) {
+    int64_t n = round_up(a->keys, STEP), d = a->head_size, dv = a->value_size;
+    PACKED p = {0};
+    REAL *at = memory;
+    p.keys_t = at;
+    at += n * d;
+    if (backward) {
+        p.values_t = at;
+        at += n * dv;
+        p.keys = at;
+        at += n * round_up(d, PANEL);
+    } else {
+        p.values = at;
+        at += n * round_up(dv, PANEL);
+    }
+    p.infinite = at;
+    at += round_up(n / WPE_KEY_BLOCK + 1, STEP);
+    p.size = at - (REAL *)memory;
+    return p;
+}
+
+/* The same of packed columns begin..end-1, begin a multiple of PANEL. */
+static int NAME(any_infinite)(const REAL *panels, int64_t begin, int64_t end, int64_t depth) {
+    V check = {0};
+    for (int64_t x = begin * depth; x < round_up(end, PANEL) * depth; x += LANES)
+        check += LOAD_REAL(panels + x, 1, LANES) * 0;
+    REAL all = 0;
+    for (int l = 0; l < LANES; l++) all += check[l];
+    return all != 0;
+}
+
+static void NAME(attention_pack)(const wpe_attention *a, void *memory, int backward, int64_t begin,
+                                 int64_t end) {
+    PACKED p = NAME(packed_parts)(a, memory, backward);
+    int64_t n = round_up(a->keys, STEP);
+    for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
+        int64_t last = smaller(j + WPE_KEY_BLOCK, end), padded = last == a->keys ? n : last;
+        int infinite;
+        NAME(pack_columns)(p.keys_t, a->k, a->storage, j, last, padded, a->head_size);
+        if (backward) {
+            NAME(pack_columns)(p.values_t, a->v, a->storage, j, last, padded, a->value_size);
+            infinite = NAME(pack_rows)(p.keys, n, a->k, a->storage, j, last, a->head_size);
+            infinite |= NAME(any_infinite)(p.values_t, j, last, a->value_size);
+        } else {
+            infinite = NAME(pack_rows)(p.values, n, a->v, a->storage, j, last, a->value_size);
+        }
+        p.infinite[j / WPE_KEY_BLOCK] = (REAL)infinite;
+    }
+}
+
+/* ---- zones of a table ---------------------------------------------------------------------- */
+
+static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t head_size) {
+    int64_t r = round_up(rows, PANEL), k = round_up(rank, PANEL), d = round_up(head_size, PANEL);
+    return r * rank + k * rows + k * head_size + d * rank;
+}
+
+/* The rows are reversed by a negative stride: columns of scores rise with the key. */
+static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
+                                      wpe_matrix rows, wpe_matrix basis) {
+    REAL *scores = memory, *gradient = scores + round_up(zone->rows, PANEL) * zone->rank;
+    wpe_matrix reversed = {NAME(element)(rows, storage, zone->rows - 1, 0), -rows.row, rows.col};
+    NAME(pack_columns)(scores, reversed, storage, 0, zone->rows, round_up(zone->rows, PANEL),
+                       zone->rank);
+    NAME(pack_rows)(gradient, zone->rows, reversed, storage, 0, zone->rows, zone->rank);
+    zone->scores = scores;
+    zone->gradient = gradient;
+    zone->basis = zone->transposed_basis = NULL;
+    if (!basis.data) return;
+    REAL *u = gradient + round_up(zone->rank, PANEL) * zone->rows;
+    REAL *ut = u + round_up(zone->rank, PANEL) * head_size;
+    NAME(pack_rows)(u, head_size, basis, storage, 0, head_size, zone->rank);
+    NAME(pack_columns)(ut, basis, storage, 0, head_size, round_up(head_size, PANEL), zone->rank);
+    zone->basis = u;
+    zone->transposed_basis = ut;
+}
+
+/* ---- results ------------------------------------------------------------------------------- */
+
+static void NAME(attention_store)(wpe_matrix_out out, int storage, const void *x, int64_t rows,
+                                  int64_t cols, int64_t stride, int64_t parts, int64_t part) {
+    REAL chunk[CHUNK];
+    wpe_matrix to = {out.data, out.row, out.col};
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c += CHUNK) {
+            int64_t count = smaller(CHUNK, cols - c);
+            const REAL *from = (const REAL *)x + r * stride + c;
+            memcpy(chunk, from, (size_t)count * sizeof(REAL));
+            for (int64_t i = 1; i < parts; i++)
+                for (int64_t k = 0; k < count; k++) chunk[k] += from[i * part + k];
+            NAME(write_row)((void *)NAME(element)(to, storage, r, c), storage, out.col, chunk,
+                            count);
+        }
+}

@@ -1,0 +1,210 @@
+/* simd_math.h: functions of vectors, lane by lane: selection, exp, tanh, sincos. */
+#ifndef WAVEPE_SIMD_MATH_H
+#define WAVEPE_SIMD_MATH_H
+
+#include "simd.h"
+
+/* ---- functions of double lanes ------------------------------------------------------------- */
+
+/* C has no a ? b : c on vectors: take the bits by mask. */
+INLINE f64v select_f64(i64v mask, f64v yes, f64v no) {
+    return (f64v)((mask & (i64v)yes) | (~mask & (i64v)no));
+}
+INLINE f64v narrow_f64(f64v x) { /* rounded to float32 */
+    return __builtin_convertvector(__builtin_convertvector(x, f32h), f64v);
+}
+INLINE f64v splat_f64(double x) { return x - (f64v){0}; }
+INLINE f64v abs_f64(f64v x) { return (f64v)((i64v)x & INT64_MAX); }
+
+/* The larger one; b where either is NaN. */
+INLINE f64v max_f64(f64v a, f64v b) { return select_f64(a > b, a, b); }
+
+/* Whether all lanes of a mask are -1; compilers read lane after lane if not told. */
+INLINE int all_lanes(i64v mask) {
+#if VECTOR_BYTES == 64 && defined(__AVX512DQ__)
+    typedef long long word __attribute__((vector_size(VECTOR_BYTES)));
+    return (uint8_t)__builtin_ia32_cvtq2mask512((word)mask) == 0xff;
+#elif VECTOR_BYTES == 32 && defined(__AVX2__)
+    return __builtin_ia32_movmskpd256((f64v)mask) == 0xf;
+#elif VECTOR_BYTES == 16 && defined(__SSE2__)
+    return __builtin_ia32_movmskpd((f64v)mask) == 0x3;
+#else
+    int64_t all = -1;
+    for (int l = 0; l < F64_LANES; l++) all &= mask[l];
+    return all != 0;
+#endif
+}
+
+/* Then x / 2^k and x * 2^-k are the same, which 2^-k in the normal range keeps true. */
+INLINE i64v is_power_of_two_f64(f64v x) {
+    f64v size = abs_f64(x);
+    return (((i64v)x & 0xfffffffffffff) == 0) & (size >= 0x1p-1022) & (size <= 0x1p1022);
+}
+
+/* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits. */
+#define ROUNDER 6755399441055744.0
+
+/* exp(x) for x <= 0, within 1 ulp; exactly 0 below -708, where the result would be subnormal. */
+INLINE f64v exp_f64(f64v x) {
+    const double ln2_high = 0x1.62e42fefp-1, ln2_low = 0x1.473de6af278edp-34;
+    f64v shifted = x * 0x1.71547652b82fep+0 + ROUNDER; /* log2(e) */
+    f64v n = shifted - ROUNDER;
+    f64v r = (x - n * ln2_high) - n * ln2_low; /* |r| <= ln(2)/2 */
+    /* Taylor to r^13: the next term is below 2^-57 */
+    f64v e = splat_f64(1.0 / 6227020800);
+    e = e * r + 1.0 / 479001600;
+    e = e * r + 1.0 / 39916800;
+    e = e * r + 1.0 / 3628800;
+    e = e * r + 1.0 / 362880;
+    e = e * r + 1.0 / 40320;
+    e = e * r + 1.0 / 5040;
+    e = e * r + 1.0 / 720;
+    e = e * r + 1.0 / 120;
+    e = e * r + 1.0 / 24;
+    e = e * r + 1.0 / 6;
+    e = e * r + 0.5;
+    e = e * r + 1.0;
+    e = e * r + 1.0;
+    f64v scaled = (f64v)((u64v)e + ((u64v)shifted << 52));
+    f64v result = select_f64(x < -708.0, splat_f64(0.0), scaled);
+    return select_f64(x != x, x, result);
+}
+
+/* a + b = sum + error exactly (Knuth). No product is involved, so contraction cannot hurt; where
+ * b is a product below, that product is exact. */
+INLINE f64v two_sum(f64v a, f64v b, f64v *error) {
+    f64v sum = a + b;
+    f64v b_part = sum - a;
+    *error = (a - (sum - b_part)) + (b - b_part);
+    return sum;
+}
+
+/* x with the low 31 of its 53 bits cleared: times a 31-bit integer it is exact. */
+INLINE f64v high_bits(f64v x) { return (f64v)((i64v)x & ~(int64_t)0x7fffffff); }
+
+/* hi + lo = position * f without rounding error, for integers |position| <= 2^31. */
+INLINE void product_f64(f64v position, f64v f, f64v *hi, f64v *lo) {
+    f64v f1 = high_bits(f), f2 = high_bits(f - f1), f3 = (f - f1) - f2;
+    f64v e1, e2;
+    f64v sum = two_sum(position * f1, position * f2, &e1);
+    *hi = two_sum(sum, position * f3, &e2);
+    *lo = e1 + e2;
+}
+
+/* pi/2 in four parts of 22 bits or less, whose products with a 31-bit integer are exact, and a
+ * rest */
+#define PIO2_1 0x1.921fbp+0
+#define PIO2_2 0x1.5110bp-22
+#define PIO2_3 0x1.184698p-44
+#define PIO2_4 0x1.3198ap-69
+#define PIO2_5 0x1.701b839a25205p-92
+
+/* sin and cos of lane values outside the reduction's range: far more than any position needs, but
+ * morlet is right for every finite argument. */
+static __attribute__((noinline)) void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c) {
+    for (int l = 0; l < F64_LANES; l++) {
+        if (fabs(hi[l]) <= 0x1p31) continue;
+        double sh = sin(hi[l]), ch = cos(hi[l]), sl = sin(lo[l]), cl = cos(lo[l]);
+        (*s)[l] = sh * cl + ch * sl;
+        (*c)[l] = ch * cl - sh * sl;
+    }
+}
+
+/* sin and cos of hi + lo. Cody-Waite: k = round((hi + lo) / (pi/2)), r = hi + lo - k pi/2 as an
+ * unevaluated sum with absolute error below 2^-104, and below 2^-113 where |r| < 2^-14, so that
+ * results next to a zero keep their relative precision (docs/rope.md derives both); then fdlibm's
+ * kernels on |r| <= pi/4. */
+INLINE void sincos_f64(f64v hi, f64v lo, f64v *sine, f64v *cosine) {
+    f64v shifted = hi * 0x1.45f306dc9c883p-1 + ROUNDER; /* 2/pi */
+    f64v k = shifted - ROUNDER;
+    f64v e1, e2, e3, tail;
+    f64v r = (hi - k * PIO2_1) - k * PIO2_2; /* both exact */
+    r = two_sum(r, lo, &e1);
+    r = two_sum(r, -k * PIO2_3, &e2);
+    r = two_sum(r, -k * PIO2_4, &e3);
+    r = two_sum(r, ((e1 + e2) + e3) - k * PIO2_5, &tail);
+
+    f64v z = r * r;
+    f64v s = splat_f64(1.58969099521155010221e-10);
+    s = s * z - 2.50507602534068634195e-08;
+    s = s * z + 2.75573137070700676789e-06;
+    s = s * z - 1.98412698298579493134e-04;
+    s = s * z + 8.33333333332248946124e-03;
+    s = r - ((z * (0.5 * tail - z * r * s) - tail) + z * r * 1.66666666666666324348e-01);
+
+    f64v c = splat_f64(-1.13596475577881948265e-11);
+    c = c * z + 2.08757232129817482790e-09;
+    c = c * z - 2.75573143513906633035e-07;
+    c = c * z + 2.48015872894767294178e-05;
+    c = c * z - 1.38888888888741095749e-03;
+    c = c * z + 4.16666666666666019037e-02;
+    f64v half = 0.5 * z, w = 1.0 - half;
+    c = w + (((1.0 - w) - half) + (z * z * c - r * tail));
+
+    u64v quadrant = (u64v)shifted;
+    i64v swap = (quadrant & 1) != 0;
+    u64v sine_sign = (quadrant & 2) << 62, cosine_sign = ((quadrant + 1) & 2) << 62;
+    *sine = (f64v)((u64v)select_f64(swap, c, s) ^ sine_sign);
+    *cosine = (f64v)((u64v)select_f64(swap, s, c) ^ cosine_sign);
+
+    int near = all_lanes(abs_f64(hi) <= 0x1p31);
+    if (__builtin_expect(!near, 0)) sincos_far(hi, lo, sine, cosine);
+}
+
+/* ---- functions of float lanes ------------------------------------------------------------- */
+
+INLINE f32v select_f32(i32v mask, f32v yes, f32v no) {
+    return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
+}
+INLINE f32v splat_f32(float x) { return x - (f32v){0}; }
+INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & INT32_MAX); }
+
+/* The larger one; b where either is NaN. Compilers do not see that this is one instruction. */
+INLINE f32v max_f32(f32v a, f32v b) {
+#if VECTOR_BYTES == 32 && defined(__AVX__)
+    return __builtin_ia32_maxps256(a, b);
+#elif VECTOR_BYTES == 16 && defined(__SSE2__)
+    return __builtin_ia32_maxps(a, b);
+#else
+    return select_f32(a > b, a, b);
+#endif
+}
+
+/* exp(x) for x <= 80, within 2 ulp; exactly 1 at 0, exactly 0 below -87, where the result would be
+ * subnormal; NaN for NaN. Coefficients of Cephes' expf. */
+INLINE f32v exp_f32(f32v x) {
+    f32v shifted = x * 0x1.715476p+0f + 12582912.0f; /* log2(e); 1.5 * 2^23 rounds to an integer */
+    f32v n = shifted - 12582912.0f;
+    f32v r = (x - n * 0.693359375f) + n * 2.12194440e-4f; /* |r| <= ln(2)/2 */
+    f32v e = splat_f32(1.9875691500e-4f);
+    e = e * r + 1.3981999507e-3f;
+    e = e * r + 8.3334519073e-3f;
+    e = e * r + 4.1665795894e-2f;
+    e = e * r + 1.6666665459e-1f;
+    e = e * r + 5.0000001201e-1f;
+    e = e * (r * r) + (r + 1.0f);
+    f32v power = (f32v)(((u32v)shifted + 127) << 23);
+    return (f32v)((i32v)(e * power) & ~(x < -87.0f));
+}
+
+/* tanh(x) within 3 ulp; Cephes' polynomial near 0, where 1 - 2 / (exp(2x) + 1) would cancel. */
+INLINE f32v tanh_f32(f32v x) {
+    f32v size = abs_f32(x), z = x * x;
+    f32v near = splat_f32(-5.70498872745e-3f);
+    near = near * z + 2.06390887954e-2f;
+    near = near * z - 5.37397155531e-2f;
+    near = near * z + 1.33314422036e-1f;
+    near = near * z - 3.33332819422e-1f;
+    near = near * z * x + x;
+    f32v bounded = select_f32(size > 20.0f, splat_f32(20.0f), size); /* a NaN stays one */
+    f32v far = 1.0f - 2.0f / (exp_f32(2.0f * bounded) + 1.0f);
+    far = (f32v)((i32v)far | ((i32v)x & INT32_MIN));
+    return select_f32(size < 0.625f, near, far);
+}
+
+INLINE f64v tanh_f64(f64v x) {
+    for (int l = 0; l < F64_LANES; l++) x[l] = tanh(x[l]);
+    return x;
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* attention.c: wavepe._numpy.attention, softmax attention with a relative term [W][S][X][A].
+ *
+ * Part of module.c; a plain function and no gufunc, so that query heads which share a key head, or
+ * a table, share what is packed. _attention.py has checked and broadcast the arrays: their first
+ * `lead` axes are those of the key heads, followed by
+ *     q (group, m, d)   k (n, d)   v (n, dv)   p (group, w, d)   slopes (group)
+ *     out (group, m, dv)   lse (group, m)
+ * A unit of work is one block of queries; units begin..end-1 of all heads belong to a call, whose
+ * results are the same bits wherever they are cut. */
+
+typedef struct {
+    PyArrayObject *q, *k, *v, *p, *slopes, *out, *lse; /* p, slopes: may be NULL */
+    int lead;
+    int64_t group, blocks; /* query heads of a key head; blocks of queries of a head */
+    const wpe_attention_kernels *kernels;
+    wpe_attention all; /* what does not differ from head to head */
+    wpe_relative relative;
+    wpe_zone zone;
+    char *packed, *table, *workspace; /* memory */
+} attention_call;
+
+/* Entry `number`, in C order, of the array's first `axes` axes. */
+static char *entry_at(PyArrayObject *x, int axes, int64_t number) {
+    char *data = PyArray_DATA(x);
+    while (axes--) {
+        data += number % PyArray_DIM(x, axes) * PyArray_STRIDE(x, axes);
+        number /= PyArray_DIM(x, axes);
+    }
+    return data;
+}
+
+static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
+    npy_intp size = PyArray_ITEMSIZE(x);
+    return (wpe_matrix){entry_at(x, axes, number), PyArray_STRIDE(x, axes) / size,
+                        PyArray_STRIDE(x, axes + 1) / size};
+}
+
+/* Blocks are dealt from both ends: later ones see more keys, and runs of units take as long. */
+static int64_t block_of(const attention_call *c, int64_t unit) {
+    int64_t step = unit % c->blocks;
+    return step % 2 ? c->blocks - 1 - step / 2 : step / 2;
+}
+
+static void attention_units(attention_call *c, int64_t begin, int64_t end) {
+    int64_t keys_packed = -1;
+    const void *table_packed = NULL;
+    LOOP_BEGIN
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t head = unit / c->blocks, key_head = head / c->group;
+        wpe_attention a = c->all;
+        wpe_matrix to = matrix_at(c->out, c->lead + 1, head), table = {NULL, 0, 0};
+        wpe_matrix_out out = {(void *)to.data, to.row, to.col};
+        void *lse = entry_at(c->lse, c->lead + 1, head);
+        a.q = matrix_at(c->q, c->lead + 1, head);
+        a.k = matrix_at(c->k, c->lead, key_head);
+        a.v = matrix_at(c->v, c->lead, key_head);
+        if (c->slopes) a.slope = *(const double *)entry_at(c->slopes, c->lead + 1, head);
+        if (c->p) table = matrix_at(c->p, c->lead + 1, head);
+        if (a.queries == 1) {
+            c->kernels->decode(&a, table, out, lse, c->workspace);
+            continue;
+        }
+        if (key_head != keys_packed && a.keys) c->kernels->pack(&a, c->packed, 0, 0, a.keys);
+        keys_packed = key_head;
+        if (c->p && table.data != table_packed)
+            c->kernels->pack_zone(&c->zone, c->table, a.storage, a.head_size, table,
+                                  (wpe_matrix){NULL, 0, 0});
+        table_packed = table.data;
+        int64_t first = block_of(c, unit) * WPE_QUERY_BLOCK;
+        int64_t last = first + WPE_QUERY_BLOCK < a.queries ? first + WPE_QUERY_BLOCK : a.queries;
+        c->kernels->forward(&a, c->packed, out, lse, first, last, c->workspace);
+    }
+    LOOP_END
+}
+
+static int storage_of(PyArrayObject *x) {
+    int type = PyArray_TYPE(x); /* bfloat16 comes as uint16 of the same bits */
+    return type == NPY_DOUBLE  ? WPE_F64
+           : type == NPY_FLOAT ? WPE_F32
+           : type == NPY_HALF  ? WPE_F16
+                               : WPE_BF16;
+}
+
+/* Fills in what the arrays say. */
+static void read_arrays(attention_call *c) {
+    wpe_attention *a = &c->all;
+    c->lead = PyArray_NDIM(c->k) - 2;
+    c->group = PyArray_DIM(c->q, c->lead);
+    a->queries = PyArray_DIM(c->q, c->lead + 1);
+    a->keys = a->end_key = PyArray_DIM(c->k, c->lead);
+    a->head_size = PyArray_DIM(c->k, c->lead + 1);
+    a->value_size = PyArray_DIM(c->v, c->lead + 1);
+    a->offset = a->keys - a->queries;
+    a->storage = storage_of(c->q);
+    c->blocks = (a->queries + WPE_QUERY_BLOCK - 1) / WPE_QUERY_BLOCK;
+    c->kernels = &dispatch->current->attention[a->storage == WPE_F64];
+    if (!c->p) return;
+    c->zone = (wpe_zone){.rows = PyArray_DIM(c->p, c->lead + 1), .rank = a->head_size};
+    c->relative.rows = c->zone.rows;
+    c->relative.zone_count = 1;
+    c->relative.zones = &c->zone;
+    a->relative = &c->relative;
+}
+
+/* Shares out memory from *memory on; returns the bytes it takes. */
+static size_t share_memory(attention_call *c, char *memory) {
+    const wpe_attention *a = &c->all;
+    wpe_attention_sizes sizes = c->kernels->sizes(a, 0);
+    int pack = a->queries != 1;
+    int64_t elements[] = {
+        pack ? sizes.packed : 0,
+        pack && c->p ? c->kernels->zone_size(c->zone.rows, c->zone.rank, a->head_size) : 0,
+        sizes.workspace};
+    char **parts[] = {&c->packed, &c->table, &c->workspace};
+    size_t item = a->storage == WPE_F64 ? 8 : 4, used = 0;
+    for (int i = 0; i < 3; i++) {
+        if (memory) *parts[i] = memory + used;
+        used += ((size_t)elements[i] * item + 127) / 64 * 64;
+    }
+    return used;
+}
+
+/* attention(q, k, v, p, slopes, out, lse, scale, first, beyond, causal, window, begin, end) */
+static PyObject *py_attention(PyObject *self, PyObject *args) {
+    (void)self;
+    attention_call c = {0};
+    PyObject *p, *slopes;
+    long long first, window, begin, end;
+    if (!PyArg_ParseTuple(args, "O!O!O!OOO!O!dLipLLL:attention", &PyArray_Type, &c.q, &PyArray_Type,
+                          &c.k, &PyArray_Type, &c.v, &p, &slopes, &PyArray_Type, &c.out,
+                          &PyArray_Type, &c.lse, &c.all.scale, &first, &c.relative.beyond,
+                          &c.all.causal, &window, &begin, &end))
+        return NULL;
+    if (p != Py_None) c.p = (PyArrayObject *)p;
+    if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
+    c.relative.first = first;
+    c.all.window = window;
+    read_arrays(&c);
+    size_t bytes = share_memory(&c, NULL);
+    char *memory = aligned_alloc(64, bytes);
+    if (!memory)
+        return PyErr_Format(PyExc_MemoryError, "attention needs %zu bytes of scratch memory",
+                            bytes);
+    share_memory(&c, memory);
+    Py_BEGIN_ALLOW_THREADS attention_units(&c, begin, end);
+    Py_END_ALLOW_THREADS free(memory);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,144 @@
+// attention.h: the checked arguments of an attention call as the kernels take them, and its tasks.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+
+#include "common.h"
+
+namespace wavepe {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Aligned scratch memory.
+class Memory {
+    std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+
+  public:
+    explicit Memory(int64_t bytes) {
+        memory.reset(static_cast<char *>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)));
+        WPE_CHECK(memory, "out of memory: attention needs ", bytes, " bytes of scratch");
+#ifdef WPE_POISON  // the sanitizer build: what is read before it is written is NaN
+        std::memset(memory.get(), 0xff, (bytes + 127) / 64 * 64);
+#endif
+    }
+    char *at(int64_t byte) const { return memory.get() + byte; }
+};
+
+// task(number, scratch) for 0..count-1 on torch's threads, each thread taking the next one.
+template <typename Task>
+void run_tasks(int64_t count, int64_t scratch_bytes, const Task &task) {
+    const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
+    if (count <= 0) return;
+    const Memory scratch(threads * scratch_bytes);
+    if (threads == 1) {
+        for (int64_t t = 0; t < count; t++) task(t, scratch.at(0));
+        return;
+    }
+    std::atomic<int64_t> next{0};
+    torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t) {
+        for (int64_t t; (t = next.fetch_add(1)) < count;)
+            task(t, scratch.at(begin * scratch_bytes));
+    });
+}
+
+// A tensor (B, H, rows, cols) of whose matrices kernels read and write.
+struct Heads {
+    char *data = nullptr;
+    int64_t stride[4] = {0, 0, 0, 0}, item = 0;
+
+    Heads() = default;
+    explicit Heads(const Tensor &x)
+        : data(static_cast<char *>(const_cast<void *>(x.const_data_ptr()))),
+          item(item_size(x.scalar_type())) {
+        const auto strides = x.strides();
+        std::copy(strides.begin(), strides.end(), stride);
+    }
+    wpe_matrix matrix(int64_t b, int64_t h) const {
+        return {data + (b * stride[0] + h * stride[1]) * item, stride[2], stride[3]};
+    }
+    wpe_matrix_out result(int64_t b, int64_t h, int64_t row = 0) const {
+        return {data + (b * stride[0] + h * stride[1] + row * stride[2]) * item, stride[2],
+                stride[3]};
+    }
+};
+
+// Which keys a mask over (B|1, n) leaves: a range where it is one, else the mask itself.
+struct KeyMask {
+    const uint8_t *data = nullptr;
+    int64_t stride = 0, first = 0, end = 0;
+};
+
+struct AttentionArguments {
+    Tensor q, k, v;
+    std::optional<Tensor> p;
+    int64_t first;
+    std::string beyond;
+    std::optional<Tensor> q_rel, slopes;
+    bool causal;
+    std::optional<int64_t> window;
+    std::optional<double> softcap, scale;
+    std::optional<Tensor> offset, key_mask, segments, mask;
+    double dropout_p;
+    std::optional<Tensor> seed;
+    std::vector<Tensor> zones;
+};
+
+// The arguments of a call, checked and packed.
+class Problem {
+  public:
+    // pack: the table, too, which decode reads as it lies.
+    Problem(AttentionArguments arguments, bool pack);
+
+    int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
+    int storage;
+    wpe_relative relative{};  // of the first head; rows 0: no table
+    int64_t first_row = 0;    // of p that a query can reach: relative holds rows from it on
+    const wpe_attention_kernels *kernels;
+
+    int64_t pairs() const { return batch * key_heads; }
+    bool is_double() const { return storage == WPE_F64; }
+    ScalarType own_type() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
+    int64_t bytes(int64_t elements) const { return elements * (is_double() ? 8 : 4); }
+    int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
+    bool table_per_head() const { return x.p && x.p->dim() == 3; }
+    bool has_q_rel() const { return x.q_rel && relative.rows > 0; }
+    wpe_attention_sizes sizes(int backward) const {
+        const wpe_attention a = head(0, 0);
+        return kernels->sizes(&a, backward);
+    }
+
+    // The first row of head (b, h) in data that holds one element a query.
+    template <typename Char>
+    Char *row(Char *data, int64_t b, int64_t h) const {
+        return data + bytes((b * heads + h) * queries);
+    }
+
+    wpe_attention head(int64_t b, int64_t h) const;
+    // Rows of p of head h as they lie, for one query.
+    wpe_matrix table(int64_t h) const;
+    // Where the gradient of p of head h goes, in falling delta.
+    wpe_matrix_out table_result(const Tensor &dp, int64_t h) const;
+    void check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
+                         const Tensor &out, const Tensor &lse) const;
+
+  private:
+    AttentionArguments x;
+    Heads q, k, v, r;
+    std::vector<double> slope;
+    std::vector<int64_t> offset, segment, run_first, run_end;
+    std::vector<KeyMask> key_mask;
+    std::vector<wpe_relative> tables;  // one, or one a head
+    std::vector<wpe_zone> zones;
+    std::unique_ptr<Memory> packed;
+
+    void check_tensors() const;
+    void check_options() const;
+    void read_offsets();
+    void read_key_mask();
+    void read_segments();
+    void pack_tables(bool pack);
+    void pack_zones();
+};
+
+}  // namespace wavepe

@@ -1,0 +1,352 @@
+// attention_problem.cpp: attention's arguments, checked and put into the kernels' terms.
+#include <unordered_set>
+
+#include "attention.h"
+
+namespace wavepe {
+namespace {
+
+std::string shapes_of(const Tensor &q, const Tensor &k, const Tensor &v) {
+    return text("q ", shape_of(q), ", k ", shape_of(k), ", v ", shape_of(v));
+}
+
+void check_same_dtype(const Tensor &q, const char *name, const Tensor &x) {
+    check_cpu(name, x);
+    WPE_CHECK(x.scalar_type() == q.scalar_type(), "q and ", name, " must have one dtype, got ",
+              name_of(q.scalar_type()), " and ", name_of(x.scalar_type()));
+}
+
+// A tensor over (B|1, n).
+void check_over_keys(const char *name, const Tensor &x, int64_t batch, int64_t keys) {
+    check_cpu(name, x);
+    WPE_CHECK(x.dim() == 2 && (x.size(0) == batch || x.size(0) == 1) && x.size(1) == keys, name,
+              " must be (", batch, ", ", keys, ") or (1, ", keys, "), got ", shape_of(x));
+}
+
+const uint8_t *bool_data(const char *name, const Tensor &x) {
+    WPE_CHECK(x.scalar_type() == ScalarType::Bool, name, " must be bool, got ",
+              name_of(x.scalar_type()));
+    return static_cast<const uint8_t *>(x.const_data_ptr());
+}
+
+}  // namespace
+
+Problem::Problem(AttentionArguments arguments, bool pack) : x(std::move(arguments)) {
+    check_tensors();
+    batch = x.q.size(0);
+    heads = x.q.size(1);
+    queries = x.q.size(2);
+    head_size = x.q.size(3);
+    key_heads = x.k.size(1);
+    keys = x.k.size(2);
+    value_size = x.v.size(3);
+    group = key_heads ? heads / key_heads : 1;
+    const int64_t limit = int64_t{1} << 31;
+    WPE_CHECK(batch < limit && heads < limit, "q of shape ", shape_of(x.q), " is too large");
+    check_options();
+    storage = kernel_dtype(x.q.scalar_type());
+    kernels = &dispatch->current->attention[is_double()];
+    q = Heads(x.q);
+    k = Heads(x.k);
+    v = Heads(x.v);
+    if (x.q_rel) r = Heads(*x.q_rel);
+    slope.assign(heads, 0);
+    if (x.slopes) {
+        const Tensor wide = torch::stable::contiguous(as_type(*x.slopes, ScalarType::Double));
+        const double *data = wide.const_data_ptr<double>();
+        std::copy(data, data + heads, slope.begin());
+    }
+    read_offsets();
+    read_key_mask();
+    if (x.segments) read_segments();
+    if (x.p && x.p->size(x.p->dim() - 2) && batch * queries * keys) pack_tables(pack);
+}
+
+void Problem::check_tensors() const {
+    const Tensor &q = x.q, &k = x.k, &v = x.v;
+    check_float("q", q);
+    check_same_dtype(q, "k", k);
+    check_same_dtype(q, "v", v);
+    WPE_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(0) == q.size(0) &&
+                  v.size(0) == q.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2) &&
+                  k.size(3) == q.size(3),
+              "q (B, H, m, d), k (B, Hk, n, d) and v (B, Hk, n, dv) needed, got ",
+              shapes_of(q, k, v));
+    WPE_CHECK(k.size(1) ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, "q has ", q.size(1),
+              " heads, which must be a multiple of the ", k.size(1), " heads of k and v (",
+              shapes_of(q, k, v), ")");
+    if (x.p) {
+        const Tensor &p = *x.p;
+        check_same_dtype(q, "p", p);
+        WPE_CHECK((p.dim() == 2 || p.dim() == 3) && last_size(p) == q.size(3) &&
+                      (p.dim() == 2 || p.size(0) == q.size(1)),
+                  "p must be (w, ", q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ",
+                  shape_of(p));
+        WPE_CHECK(beyond_code(x.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
+                  "beyond='edge' needs a table of at least one row");
+    }
+    beyond_code(x.beyond);
+    if (x.q_rel) {
+        check_same_dtype(q, "q_rel", *x.q_rel);
+        WPE_CHECK(x.p, "q_rel needs a table p");
+        WPE_CHECK(shape_of(*x.q_rel) == shape_of(q), "q_rel must have q's shape ", shape_of(q),
+                  ", got ", shape_of(*x.q_rel));
+    }
+}
+
+void Problem::check_options() const {
+    if (x.slopes) {
+        check_float("slopes", *x.slopes);
+        WPE_CHECK(x.slopes->dim() == 1 && x.slopes->size(0) == heads, "slopes must be (", heads,
+                  "), got ", shape_of(*x.slopes));
+    }
+    if (x.mask) {
+        const Tensor &m = *x.mask;
+        check_cpu("mask", m);
+        bool_data("mask", m);
+        WPE_CHECK(m.dim() == 4 && (m.size(0) == batch || m.size(0) == 1) &&
+                      (m.size(1) == heads || m.size(1) == 1) && m.size(2) == queries &&
+                      m.size(3) == keys,
+                  "mask must be (", batch, "|1, ", heads, "|1, ", queries, ", ", keys, "), got ",
+                  shape_of(m));
+    }
+    WPE_CHECK(!x.window || *x.window >= 0, "window must not be negative, got ",
+              x.window.value_or(0));
+    WPE_CHECK(!x.softcap || (*x.softcap > 0 && std::isfinite(*x.softcap)),
+              "softcap must be above 0 and finite, got ", x.softcap.value_or(0));
+    WPE_CHECK(x.dropout_p >= 0 && x.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
+              x.dropout_p);
+    if (x.dropout_p > 0) {
+        WPE_CHECK(x.seed, "dropout needs a seed");
+        check_integer("seed", *x.seed);
+        WPE_CHECK(x.seed->numel() == 1, "seed must hold one element, got ", shape_of(*x.seed));
+    }
+}
+
+void Problem::read_offsets() {
+    offset.assign(std::max<int64_t>(batch, 1), keys - queries);
+    if (!x.offset) return;
+    const Tensor &given = *x.offset;
+    check_integer("offset", given);
+    WPE_CHECK(
+        given.dim() == 0 || (given.dim() == 1 && (given.size(0) == batch || given.size(0) == 1)),
+        "offset must be an int, () or (", batch, "), got ", shape_of(given));
+    const Tensor wide = exact_double("offset", given);
+    const double *data = wide.const_data_ptr<double>();
+    for (int64_t b = 0; b < batch; b++) offset[b] = (int64_t)data[wide.numel() > 1 ? b : 0];
+}
+
+void Problem::read_key_mask() {
+    key_mask.assign(std::max<int64_t>(batch, 1), KeyMask{nullptr, 0, 0, keys});
+    if (!x.key_mask) return;
+    const Tensor &m = *x.key_mask;
+    check_over_keys("key_mask", m, batch, keys);
+    const uint8_t *data = bool_data("key_mask", m);
+    const int64_t row = m.size(0) > 1 ? m.stride(0) : 0, col = m.stride(1);
+    for (int64_t b = 0; b < batch; b++) {
+        KeyMask &of = key_mask[b];
+        const uint8_t *seen = data + b * row;
+        int64_t count = 0;
+        for (int64_t j = 0; j < keys; j++) count += seen[j * col] != 0;
+        while (of.first < keys && !seen[of.first * col]) of.first++;
+        while (of.end > of.first && !seen[(of.end - 1) * col]) of.end--;
+        if (count == of.end - of.first) continue;  // padding at the ends: a range
+        of.data = seen;
+        of.stride = col;
+    }
+}
+
+// Segments that are runs of keys are ranges, too.
+void Problem::read_segments() {
+    check_over_keys("segments", *x.segments, batch, keys);
+    check_integer("segments", *x.segments);
+    WPE_CHECK(queries == keys, "segments need m = n, got ", queries, " queries and ", keys,
+              " keys");
+    const Tensor ids = torch::stable::contiguous(as_type(*x.segments, ScalarType::Long));
+    const int64_t *id = ids.const_data_ptr<int64_t>();
+    const int64_t rows = ids.size(0);
+    segment.assign(id, id + rows * keys);
+    run_first.resize(rows * keys);
+    run_end.resize(rows * keys);
+    bool runs = true;
+    for (int64_t b = 0; b < rows && runs; b++) {
+        std::unordered_set<int64_t> met;
+        for (int64_t j = 0, end; j < keys && runs; j = end) {
+            const int64_t *row = id + b * keys;
+            for (end = j; end < keys && row[end] == row[j]; end++) {
+            }
+            runs = met.insert(row[j]).second;
+            std::fill(&run_first[b * keys + j], &run_first[b * keys + end - 1] + 1, j);
+            std::fill(&run_end[b * keys + j], &run_end[b * keys + end - 1] + 1, end);
+        }
+    }
+    if (runs)
+        segment.clear();
+    else
+        run_first.clear();
+}
+
+wpe_attention Problem::head(int64_t b, int64_t h) const {
+    wpe_attention a{};
+    const int64_t kv = h / group;
+    a.queries = queries;
+    a.keys = keys;
+    a.head_size = head_size;
+    a.value_size = value_size;
+    a.offset = offset[b];
+    a.scale = x.scale ? *x.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));
+    a.slope = slope.empty() ? 0 : slope[h];
+    a.softcap = x.softcap.value_or(0);
+    a.storage = storage;
+    a.q = q.matrix(b, h);
+    a.k = k.matrix(b, kv);
+    a.v = v.matrix(b, kv);
+    if (has_q_rel()) a.r = r.matrix(b, h);
+    if (relative.rows) a.relative = &tables[tables.size() > 1 ? h : 0];
+    a.causal = x.causal;
+    a.window = std::min<int64_t>(x.window.value_or(INT64_MAX), int64_t{1} << 60);
+    const KeyMask &seen = key_mask[b];
+    a.first_key = seen.first;
+    a.end_key = seen.end;
+    a.key_mask = seen.data;
+    a.key_mask_stride = seen.stride;
+    if (x.segments) {
+        const int64_t row = x.segments->size(0) > 1 ? b * keys : 0;
+        a.segments = segment.empty() ? nullptr : segment.data() + row;
+        a.run_first = run_first.empty() ? nullptr : run_first.data() + row;
+        a.run_end = run_first.empty() ? nullptr : run_end.data() + row;
+    }
+    if (x.mask) {
+        const Tensor &m = *x.mask;
+        a.mask = static_cast<const uint8_t *>(m.const_data_ptr()) +
+                 (m.size(0) > 1 ? b * m.stride(0) : 0) + (m.size(1) > 1 ? h * m.stride(1) : 0);
+        a.mask_row = m.stride(2);
+        a.mask_col = m.stride(3);
+    }
+    if (x.dropout_p > 0) {
+        const Tensor seed = torch::stable::contiguous(as_type(*x.seed, ScalarType::Long));
+        a.seed = (uint64_t)*seed.const_data_ptr<int64_t>();
+        a.row = (uint64_t)((b * heads + h) * queries);
+        a.drop_below = (uint64_t)std::floor(x.dropout_p * 0x1p32);
+        a.keep_scale = x.dropout_p < 1 ? 1 / (1 - x.dropout_p) : 0;
+    }
+    return a;
+}
+
+// ---- the table ---------------------------------------------------------------------------------
+
+wpe_matrix Problem::table(int64_t h) const {
+    if (!relative.rows) return {nullptr, 0, 0};
+    const Tensor &p = *x.p;
+    const int64_t n = p.dim(), row = p.stride(n - 2);
+    return {at(p, (n > 2 ? h * p.stride(0) : 0) + first_row * row), row, last_stride(p)};
+}
+
+wpe_matrix_out Problem::table_result(const Tensor &dp, int64_t h) const {
+    const int64_t n = dp.dim(), row = dp.stride(n - 2);
+    const int64_t last = first_row + relative.rows - 1;
+    return {at_mutable(dp, (n > 2 ? h * dp.stride(0) : 0) + last * row), -row, last_stride(dp)};
+}
+
+// The rows that some query can reach.
+void Problem::pack_tables(bool pack) {
+    const Tensor &p = *x.p;
+    const int64_t rows = p.size(p.dim() - 2), limit = int64_t{1} << 60;
+    const int64_t first = std::clamp(x.first, -limit, limit);
+    relative.beyond = beyond_code(x.beyond);
+    const auto [low, high] = std::minmax_element(offset.begin(), offset.begin() + batch);
+    int64_t nearest = *low - (keys - 1), farthest = *high + queries - 1;
+    if (x.causal) nearest = std::max<int64_t>(nearest, 0);
+    if (x.window) farthest = std::min(farthest, *x.window - 1);
+    int64_t begin = std::clamp<int64_t>(nearest - first, 0, rows);
+    int64_t end = std::clamp<int64_t>(farthest + 1 - first, 0, rows);
+    if (relative.beyond == WPE_EDGE) {  // the nearest row of what is out of reach stays
+        begin = std::min(begin, rows - 1);
+        end = std::max(end, begin + 1);
+    }
+    if (begin >= end) return;
+    if (!x.zones.empty()) {
+        begin = 0;
+        end = rows;
+    }
+    first_row = begin;
+    relative.first = first + begin;
+    relative.rows = end - begin;
+    if (!pack) return tables.push_back(relative);
+    if (!x.zones.empty()) return pack_zones();
+    const int64_t count = p.dim() == 3 ? heads : 1;
+    const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size));
+    const int64_t each = (size + 63) / 64 * 64;
+    packed = std::make_unique<Memory>(count * each);
+    zones.assign(count, wpe_zone{});
+    tables.assign(count, relative);
+    for (int64_t h = 0; h < count; h++) {
+        zones[h].rows = relative.rows;
+        zones[h].rank = head_size;
+        kernels->pack_zone(&zones[h], packed->at(h * each), storage, head_size, table(h),
+                           {nullptr, 0, 0});
+        tables[h].zone_count = 1;
+        tables[h].zones = &zones[h];
+    }
+}
+
+// Zones come in rising delta; kernels want them in falling delta.
+void Problem::pack_zones() {
+    const std::vector<Tensor> &parts = x.zones;
+    WPE_CHECK(parts.size() % 2 == 0 && x.p->dim() == 2,
+              "zones must be pairs of tensors beside a table (w, d), got ", parts.size());
+    int64_t rows = 0, size = 0;
+    for (size_t z = 0; z < parts.size(); z += 2) {
+        const Tensor &c = parts[z], &u = parts[z + 1];
+        check_same_dtype(x.q, "zones", c);
+        check_same_dtype(x.q, "zones", u);
+        const bool full = u.numel() == 0;
+        WPE_CHECK(c.dim() == 2 &&
+                      (full ? c.size(1) == head_size
+                            : u.dim() == 2 && u.size(0) == head_size && u.size(1) == c.size(1)),
+                  "a zone must be (rows, rank) and (", head_size, ", rank), got ", shape_of(c),
+                  " and ", shape_of(u));
+        rows += c.size(0);
+        size += bytes(kernels->zone_size(c.size(0), c.size(1), head_size)) + 64;
+    }
+    WPE_CHECK(rows == relative.rows, "zones have ", rows, " rows, p has ", relative.rows);
+    packed = std::make_unique<Memory>(size);
+    int64_t used = 0;
+    for (size_t z = parts.size(); z > 0; z -= 2) {
+        const Tensor &c = parts[z - 2], &u = parts[z - 1];
+        if (!c.size(0)) continue;
+        wpe_zone zone{};
+        zone.rows = c.size(0);
+        zone.rank = c.size(1);
+        wpe_matrix basis{nullptr, 0, 0};
+        if (u.numel()) basis = {at(u, 0), u.stride(0), u.stride(1)};
+        kernels->pack_zone(&zone, packed->at(used), storage, head_size,
+                           {at(c, 0), c.stride(0), c.stride(1)}, basis);
+        used += (bytes(kernels->zone_size(zone.rows, zone.rank, head_size)) + 63) / 64 * 64;
+        zones.push_back(zone);
+    }
+    relative.zone_count = (int)zones.size();
+    relative.zones = zones.data();
+    tables.assign(1, relative);
+}
+
+// ---- backward's own arguments ------------------------------------------------------------------
+
+void Problem::check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
+                              const Tensor &out, const Tensor &lse) const {
+    const std::string wanted = text("(", batch, ", ", heads, ", ", queries);
+    for (const auto &[name, t] : {std::pair{"grad_out", &grad_out}, std::pair{"out", &out}}) {
+        check_same_dtype(x.q, name, *t);
+        WPE_CHECK(shape_of(*t) == text(wanted, ", ", value_size, ")"), name, " must be ", wanted,
+                  ", ", value_size, "), got ", shape_of(*t));
+    }
+    for (const auto &[name, t] :
+         {std::pair{"lse", &lse}, std::pair{"grad_lse", grad_lse ? &*grad_lse : &lse}}) {
+        check_cpu(name, *t);
+        WPE_CHECK(t->scalar_type() == own_type() && shape_of(*t) == wanted + ")", name, " must be ",
+                  name_of(own_type()), " ", wanted, "), got ", name_of(t->scalar_type()), " ",
+                  shape_of(*t));
+    }
+}
+
+}  // namespace wavepe

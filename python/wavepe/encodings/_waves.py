@@ -1,0 +1,36 @@
+"""Sine waves of distances as torch tensors, in one graph with what is learned about them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from .._rope_frequencies import rope_frequencies
+
+
+def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
+    """`wavepe.sinusoidal` of the integers from `first` to `last` - 1.
+
+    Parameters
+    ----------
+    first, last : int
+    dim : int
+        Even.
+    like : Tensor
+        Gives device and dtype; below float32 the waves are rounded once.
+
+    Returns
+    -------
+    Tensor (last - first, dim)
+    """
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    positions = torch.arange(first, last, device=like.device)
+    inv_freq = _frequencies(dim).to(like.device)
+    cos, sin = ops.rope_table(positions, inv_freq, dtype=dtype)
+    return torch.stack((sin, cos), dim=-1).flatten(-2).to(like.dtype)
+
+
+@torch.compiler.assume_constant_result  # a compiler must not trace into NumPy
+def _frequencies(dim: int) -> Tensor:
+    return torch.from_numpy(rope_frequencies(dim)[0])

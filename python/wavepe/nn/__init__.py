@@ -1,0 +1,10 @@
+"""Modules for torch models of one's own."""
+
+from ._cache import KVCache
+from ._rotary import Rotary
+from ._self_attention import SelfAttention
+
+__all__ = ["KVCache", "Rotary", "SelfAttention"]
+
+for _public in (KVCache, Rotary, SelfAttention):
+    _public.__module__ = __name__  # the path in pickles

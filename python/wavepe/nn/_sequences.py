@@ -1,0 +1,137 @@
+"""What the tokens of a batch are to one another: hidden, packed, and in which order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops._common import INTEGERS
+from ._cache import Layer
+
+# Messages are made where they are needed: a compiler would fix the sizes they print.
+
+
+def joined_key_mask(
+    key_mask: Tensor | None, layer: Layer | None, batch: int, count: int
+) -> Tensor | None:
+    """The mask (B|1, cached + count) of cached and new tokens; None where nothing is hidden."""
+    seen = 0 if layer is None else layer.length
+    kept = None if layer is None else layer.key_mask
+    if key_mask is None:
+        return None if kept is None else torch.cat([kept, kept.new_ones((len(kept), count))], 1)
+    _check_tensor("key_mask", key_mask)
+    if key_mask.dtype != torch.bool:
+        raise RuntimeError(
+            f"wavepe: key_mask must be bool, True for what may be seen; got {key_mask.dtype}"
+        )
+    if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch):
+        _refuse_key_mask(key_mask, seen, batch, count)
+    if key_mask.shape[1] == seen + count:
+        return key_mask.expand(batch, -1)
+    if key_mask.shape[1] != count:
+        _refuse_key_mask(key_mask, seen, batch, count)
+    kept = key_mask.new_ones((batch, seen)) if kept is None else kept
+    return torch.cat([kept, key_mask.expand(batch, -1)], 1)
+
+
+def _refuse_key_mask(key_mask: Tensor, seen: int, batch: int, count: int) -> None:
+    cached = f" or {(batch, seen + count)}, cached tokens included" if seen else ""
+    raise RuntimeError(
+        f"wavepe: key_mask must be (B, L), here {(batch, count)}{cached}; got "
+        f"{tuple(key_mask.shape)}"
+    )
+
+
+def checked_segments(segments: Tensor | None, batch: int, count: int) -> Tensor | None:
+    """(B|1, L), or None."""
+    if segments is None:
+        return None
+    return _rows("segments", segments, batch, count)
+
+
+def joined_positions(
+    positions: Tensor | None, layer: Layer | None, batch: int, count: int
+) -> Tensor | None:
+    """int64 (B|1, cached + count), or None where every token's position is its index.
+
+    Raises
+    ------
+    RuntimeError
+        Wrong shape or dtype, or none where the cached tokens came with theirs.
+    """
+    kept = None if layer is None else layer.positions
+    if positions is None:
+        if kept is not None:
+            raise RuntimeError(
+                "wavepe: positions were given for the cached tokens: give those of the new ones too"
+            )
+        return None
+    positions = _rows("positions", positions, batch, count).to(torch.int64)
+    if layer is None:
+        return positions
+    positions = positions.expand(batch, -1)
+    if kept is None:
+        kept = torch.arange(layer.length, device=positions.device).expand(batch, -1)
+    return torch.cat([kept, positions], 1)
+
+
+def check_order(
+    positions: Tensor, key_mask: Tensor | None, segments: Tensor | None, contiguous: bool
+) -> None:
+    """Raise where the positions of a sequence do not rise; its hidden tokens may have any.
+
+    Parameters
+    ----------
+    positions : int64 Tensor (B|1, n)
+    key_mask : bool Tensor (B|1, n), optional
+    segments : integer Tensor (B|1, n), optional
+        Each is a sequence.
+    contiguous : bool
+        Positions must rise as the indices do.
+    """
+    n = positions.shape[1]
+    if n < 2:
+        return
+    here = torch.arange(1, n, device=positions.device)
+    before = (here - 1)[None]
+    if key_mask is not None:  # the last one before that is seen, or -1
+        before = torch.where(key_mask[:, :-1], before, -1).cummax(1).values
+    step = positions[:, 1:] - _taken(positions, before)
+    good = step == here - before if contiguous else step > 0
+    if key_mask is not None:
+        good = good | ~key_mask[:, 1:] | (before < 0)
+    if segments is not None:
+        good = good | (segments[:, 1:] != _taken(segments, before))
+    how = "must go up by 1, as this encoding counts distances in tokens"
+    message = (
+        f"wavepe: the positions of a row {how if contiguous else 'must rise'}; pass segments= for "
+        "several sequences in one row, key_mask= for padding"
+    )
+    if torch.compiler.is_compiling():
+        torch._assert_async(good.all(), message)
+    elif not good.all():
+        raise RuntimeError(message)
+
+
+def _taken(x: Tensor, before: Tensor) -> Tensor:
+    rows = max(x.shape[0], before.shape[0])
+    return x.expand(rows, -1).gather(1, before.clamp(min=0).expand(rows, -1))
+
+
+def _rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
+    """(L,) as (1, L)."""
+    _check_tensor(name, x)
+    if x.dtype not in INTEGERS:
+        raise RuntimeError(f"wavepe: {name} must hold integers, got {x.dtype}")
+    good = x.dim() in (1, 2) and x.shape[-1] == count
+    if not good or (x.dim() == 2 and x.shape[0] not in (1, batch)):
+        raise RuntimeError(
+            f"wavepe: {name} must be (L,) or (1|B, L), here ({count},) or (1|{batch}, {count}); "
+            f"got {tuple(x.shape)}"
+        )
+    return x if x.dim() == 2 else x[None]
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise RuntimeError(f"wavepe: {name} must be a torch.Tensor, got {type(x).__name__}")

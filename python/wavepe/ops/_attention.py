@@ -1,0 +1,383 @@
+"""Attention with a query-dependent relative term, differentiable, in O(L) memory [W][S][X][A]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._relative_bias import BEYOND
+from ._attention_composed import composed
+from ._common import (
+    FLOATS,
+    INTEGERS,
+    check,
+    check_choice,
+    check_device,
+    check_dtype,
+    check_tensors,
+    not_differentiable,
+    register_autograd,
+    transformed,
+)
+from ._relative_table import RelativeTable
+
+_ops = torch.ops.wavepe
+# Positions of the differentiable arguments, and how many the operator has.
+_Q, _K, _V, _P, _Q_REL, _COUNT = 0, 1, 2, 3, 6, 19
+_FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    p: Tensor | RelativeTable | None = None,
+    first: int = 0,
+    beyond: str = "zero",
+    q_rel: Tensor | None = None,
+    slopes: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: int | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention whose scores hold a relative term, fused, forward and backward.
+
+    ``score[i, j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * abs(delta)``, with
+    ``delta = i + offset - j`` and r = q_rel or q; then ``softcap * tanh(score / softcap)``.
+    p is the table of the wavelet [W], Shaw [S] or Transformer-XL [X] encoding, slopes are ALiBi's
+    [A]. Softmax and sums are float32 (float64 for float64), no (m, n) tensor is ever made, and the
+    results are the same bits for any number of threads.
+
+    Parameters
+    ----------
+    q : Tensor (B, H, m, d)
+        float32, float64, bfloat16 or float16, any strides.
+    k, v : Tensor (B, Hk, n, d) and (B, Hk, n, dv)
+        H is a multiple of Hk: query head h reads key head h // (H / Hk).
+    p : Tensor (w, d) or (H, w, d), or what `relative_table` returns
+        Row r belongs to delta = first + r. A tensor is differentiable and nothing of it is kept; a
+        `RelativeTable` is constant and faster, and brings its own first and beyond.
+    first : int
+        delta of the table's first row.
+    beyond : "zero" or "edge"
+        A row outside the table counts as zero, or as the nearest row.
+    q_rel : Tensor (B, H, m, d), optional
+        What the table is multiplied with instead of q.
+    slopes : Tensor (H,), optional
+        Not differentiable.
+    causal : bool
+        Keys with delta < 0 are hidden.
+    window : int, optional
+        Keys with delta >= window are hidden.
+    softcap : float, optional
+        Above 0.
+    scale : float, optional
+        None is d^-1/2.
+    offset : int or integer Tensor () or (B,), optional
+        Position of query 0 counted from key 0; None is n - m: the last query on the last key.
+    key_mask : bool Tensor (B, n), optional
+        False hides a key.
+    segments : integer Tensor (B, n), optional
+        Packed sequences: only keys of a query's own segment are seen; needs m = n.
+    mask : bool Tensor (B|1, H|1, m, n), optional
+        False hides a key from a query.
+    dropout_p : float
+        Share of the weights that are dropped. The seed comes from torch's generator.
+    return_lse : bool
+        Return lse, too.
+
+    Returns
+    -------
+    out : Tensor (B, H, m, dv)
+        Of q's dtype; 0 for a query that sees no key.
+    lse : Tensor (B, H, m)
+        Logarithm of the sum of the exponentials of the scores, float32 (float64 for float64); -inf
+        for a query that sees no key. Differentiable; `merge_attention` takes it.
+
+    Raises
+    ------
+    RuntimeError
+        Wrong shapes, dtypes, devices or values.
+
+    Notes
+    -----
+    Casts under autocast as scaled_dot_product_attention does. torch.func and forward mode run a
+    composition of torch's own operators, O(m n) in memory.
+    """
+    zones = None
+    if isinstance(p, RelativeTable):
+        check(first == 0 and beyond == "zero", "a relative_table has its own first and beyond")
+        beyond = p.beyond
+    given = {"q": q, "k": k, "v": v}
+    options = (q_rel, slopes, key_mask, segments, mask)
+    if p is not None or any(x is not None for x in options):
+        names = ("q_rel", "slopes", "key_mask", "segments", "mask")
+        given |= {name: x for name, x in zip(names, options, strict=True) if x is not None}
+        if not (p is None or isinstance(p, RelativeTable)):
+            given["p"] = p
+        check(
+            slopes is None or not getattr(slopes, "requires_grad", False),
+            "slopes are not differentiable: detach them",
+        )
+    check_tensors(**given)
+    kind = q.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if autocast and q.dtype != torch.float64:
+        q, k, v, p, q_rel = _autocast(kind, q, k, v, p, q_rel)
+    if isinstance(p, RelativeTable):
+        p, first, zones = p.tensors(q.dtype, q.device)
+    if offset is not None and not isinstance(offset, Tensor):
+        if not isinstance(offset, (int, torch.SymInt)):
+            check(False, f"offset must be an int or a tensor, got {offset!r}")
+        offset = torch.full((), offset, dtype=torch.int64, device=q.device)
+    seed = None
+    if dropout_p > 0:
+        seed = torch.randint(2**62, (), device=q.device)
+    scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
+    hidden = (key_mask, segments, mask, dropout_p, seed)
+    out, lse = _dispatch((q, k, v, *scores, *hidden), zones or None)
+    return (out, lse) if return_lse else out
+
+
+def _dispatch(arguments: tuple[Any, ...], zones: list[Tensor] | None) -> tuple[Tensor, Tensor]:
+    """The kernel, or the composition where there is none or torch.func wants to look inside."""
+    q = arguments[_Q]
+    if (
+        q.device.type not in ("cpu", "meta")
+        or transformed()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        _check(*arguments)
+        return composed(*arguments)
+    if torch.compiler.is_compiling():
+        return _FORWARD(*arguments, zones)
+    # As `call`, but see _Attention.
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        return _Attention.apply(*arguments, zones)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _FORWARD._op(*arguments, zones)
+
+
+def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
+    low = torch.get_autocast_dtype(kind)
+    return [x.to(low) if isinstance(x, Tensor) else x for x in tensors]
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    first: int,
+    beyond: str,
+    q_rel: Tensor | None,
+    slopes: Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float | None,
+    offset: Tensor | None,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    mask: Tensor | None,
+    dropout_p: float = 0.0,
+    *_: Any,
+) -> None:
+    """What the kernel checks, for fake tensors and the composition. Messages are made on failure:
+    a compiler would fix the sizes they print."""
+    optional = {"p": p, "q_rel": q_rel, "slopes": slopes, "offset": offset}
+    optional |= {"key_mask": key_mask, "segments": segments, "mask": mask}
+    given = {name: x for name, x in optional.items() if x is not None}
+    check_device(q=q, k=k, v=v, **given)
+    check_dtype("q", q)
+    for label, tensor in {"q": q, "k": k, "v": v}.items():
+        if tensor.dim() != 4:
+            check(False, f"{label} must be (B, heads, length, size), got {tuple(tensor.shape)}")
+    batch, heads, queries, d = q.shape
+    kv_heads, keys = k.shape[1:3]
+    sizes = (
+        k.shape[0] == batch and v.shape[0] == batch and v.shape[1:3] == k.shape[1:3]
+    ) and k.shape[3] == d
+    if not sizes or (heads % kv_heads if kv_heads else heads):
+        got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        check(False, f"q (B, H, m, d), k (B, Hk, n, d), v (B, Hk, n, dv), Hk | H needed, got {got}")
+    for name, x in {"k": k, "v": v, "p": p, "q_rel": q_rel}.items():
+        if x is not None and x.dtype != q.dtype:
+            check(False, f"q and {name} must have one dtype, got {q.dtype} and {x.dtype}")
+    wanted: dict[str, tuple[tuple[int, ...], ...]] = {
+        "q_rel": ((batch, heads, queries, d),),
+        "slopes": ((heads,),),
+        "offset": ((), (1,), (batch,)),
+        "key_mask": ((batch, keys), (1, keys)),
+        "segments": ((batch, keys), (1, keys)),
+        "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
+    }
+    for name, shapes in wanted.items():
+        x = optional[name]
+        if x is not None and not any(tuple(x.shape) == shape for shape in shapes):
+            check(False, f"{name} must be {' or '.join(map(str, shapes))}, got {tuple(x.shape)}")
+    if p is not None and not (
+        p.dim() in (2, 3) and p.shape[-1] == d and (p.dim() == 2 or p.shape[0] == heads)
+    ):
+        check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
+    check_choice("beyond", beyond, BEYOND)
+    if p is not None and beyond == "edge":
+        check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
+    if q_rel is not None:
+        check(p is not None, "q_rel needs a table p")
+    for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
+        if name in given:
+            check_dtype(name, given[name], known)
+    for name in ("key_mask", "mask"):
+        if name in given:
+            check_dtype(name, given[name], (torch.bool,))
+    if segments is not None and queries != keys:
+        check(False, f"segments need m = n, got {queries} queries and {keys} keys")
+    if not 0 <= dropout_p <= 1:
+        check(False, f"dropout_p must lie in 0..1, got {dropout_p}")
+    if window is not None and window < 0:
+        check(False, f"window must not be negative, got {window}")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        check(False, f"softcap must be above 0 and finite, got {softcap}")
+
+
+@torch.library.register_fake("wavepe::attention_forward")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None = None,
+    first: int = 0,
+    beyond: str = "zero",
+    q_rel: Tensor | None = None,
+    slopes: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    zones: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    _check(
+        q,
+        k,
+        v,
+        p,
+        first,
+        beyond,
+        q_rel,
+        slopes,
+        causal,
+        window,
+        softcap,
+        scale,
+        offset,
+        key_mask,
+        segments,
+        mask,
+        dropout_p,
+    )
+    own = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=own)
+
+
+@torch.library.register_fake("wavepe::attention_backward")
+def _(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None = None,
+    first: int = 0,
+    beyond: str = "zero",
+    q_rel: Tensor | None = None,
+    slopes: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    zones: Sequence[Tensor] | None = None,
+    p_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dp = torch.empty_like(p) if p_grad and p is not None else q.new_empty((0,))
+    dq_rel = q.new_empty((0,)) if q_rel is None else torch.empty_like(q_rel)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dp, dq_rel
+
+
+def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *arguments, zones = inputs
+    ctx.options = tuple(None if isinstance(x, Tensor) else x for x in arguments)
+    ctx.tensors = tuple(i for i, x in enumerate(arguments) if isinstance(x, Tensor))
+    ctx.q_rel = arguments[_Q_REL] is not None
+    ctx.zones = None if zones is None else len(zones)
+    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors), *(zones or ()), *output)
+
+
+def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
+    *saved, out, lse = ctx.saved_tensors
+    arguments = list(ctx.options)
+    for i, x in zip(ctx.tensors, saved, strict=False):
+        arguments[i] = x
+    zones = saved[len(ctx.tensors) :]
+    p_grad = any(ctx.needs_input_grad[_P : _P + 1])  # trailing defaults are not passed
+    arguments = [grad_out, grad_lse, out, lse, *arguments, zones or None, p_grad]
+    if torch.is_grad_enabled():
+        dq, dk, dv, dp, dq_rel = _BACKWARD(*arguments)
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            dq, dk, dv, dp, dq_rel = _BACKWARD._op(*arguments)
+    grads: list[Any] = [None] * _COUNT
+    grads[_Q], grads[_K], grads[_V] = dq, dk, dv
+    grads[_P] = dp if p_grad else None
+    grads[_Q_REL] = dq_rel if ctx.q_rel else None
+    return tuple(grads)
+
+
+def _registered_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    result = list(_backward(ctx, *grads))
+    if ctx.zones is not None:  # torch.library wants a list for a list
+        result[-1] = [None] * ctx.zones
+    return tuple(result[: len(ctx.needs_input_grad)])
+
+
+register_autograd("attention_forward", _registered_backward, _setup)
+not_differentiable("attention_backward", "its arguments: a second derivative")
+
+
+class _Attention(torch.autograd.Function):
+    """What is registered, for calls that are not compiled: torch.library's own way takes half a
+    millisecond where an argument is a list of tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _FORWARD._op(*inputs)
+        _setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)

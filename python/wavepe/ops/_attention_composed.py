@@ -1,0 +1,257 @@
+"""Attention in plain torch, dense: for torch.func, forward mode, higher derivatives, any device.
+
+Written as the definition reads, with an m x n tensor for every step. What a row may not see cannot
+reach it, NaN and Inf included, forward or backward: a matrix product would make NaN of 0 * NaN, so
+products take finite values only, and what was not finite is added where it is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+_LIMIT = 1 << 61  # far beyond any key, and sums of a few such numbers do not wrap
+_LOW = 0xFFFFFFFF
+
+
+def composed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    first: int,
+    beyond: str,
+    q_rel: Tensor | None,
+    slopes: Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float | None,
+    offset: Tensor | int | None,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    mask: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """``wavepe.ops.attention`` of checked arguments; differentiable any number of times.
+
+    Parameters
+    ----------
+    q, k, v : Tensor (B, H, m, d), (B, Hk, n, d), (B, Hk, n, dv)
+        bfloat16 and float16 are computed in float32, and the result rounded once.
+    p : Tensor (w, d) or (H, w, d), optional
+        Row r belongs to delta = first + r; `beyond` is "zero" or "edge".
+    offset : Tensor (), (1,) or (B,) of integers, or int, optional
+        delta = i + offset - j; n - m if not given.
+    seed : Tensor of one int64
+        Of dropout; not read where dropout_p is 0.
+
+    Returns
+    -------
+    out : Tensor (B, H, m, dv) of q's dtype
+    lse : Tensor (B, H, m), float32 (float64 for float64); -inf for a row that sees nothing
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = q.dtype
+    delta = _delta(q, k, offset)
+    visible = _visible(delta, causal, window, key_mask, segments, mask)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+
+    scores, poison = _product(q, k), _product_poison(q, k)
+    if p is not None:
+        r, p = q if q_rel is None else q_rel.to(wide), p.to(wide)
+        row = delta - _clamped(first)
+        scores = scores + _relative(r, p, row, beyond)
+        poison = poison + _relative_poison(r, p, row, beyond)
+    scores = scores * (_default_scale(q) if scale is None else scale)
+    if slopes is not None:
+        scores = scores - slopes.to(wide)[:, None, None] * delta.abs().to(wide)
+    if softcap is not None:
+        if visible is not None:  # tanh' of a hidden NaN would be NaN
+            scores = torch.where(visible, scores, 0.0)
+        scores = softcap * torch.tanh(scores / softcap)
+
+    weights, lse = _softmax(scores + poison, visible)
+    if dropout_p > 0 and seed is not None:
+        weights = weights * _dropout_factor(q, k, dropout_p, seed)
+    return _weighted(weights, v, visible).to(dtype), lse
+
+
+def _default_scale(q: Tensor) -> float:
+    d = q.shape[-1]
+    return 1.0 / math.sqrt(d) if d else 1.0
+
+
+def _clamped(number: int) -> int:
+    return max(-_LIMIT, min(_LIMIT, number))
+
+
+# ---- who sees whom ------------------------------------------------------------------------------
+
+
+def _delta(q: Tensor, k: Tensor, offset: Tensor | int | None) -> Tensor:
+    """(B|1, 1, m, n) int64."""
+    m, n, device = q.shape[-2], k.shape[-2], q.device
+    place = torch.arange(m, device=device)[:, None] - torch.arange(n, device=device)
+    if isinstance(offset, Tensor):  # of unsigned integers, which know few operations
+        return place + offset.to(torch.int64).clamp(-_LIMIT, _LIMIT).reshape(-1, 1, 1, 1)
+    return (place + (n - m if offset is None else _clamped(offset)))[None, None]
+
+
+def _visible(
+    delta: Tensor,
+    causal: bool,
+    window: int | None,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor | None:
+    """(B|1, H|1, m, n) bool; None where every row sees every key."""
+    seen = []
+    if causal:
+        seen.append(delta >= 0)
+    if window is not None:
+        seen.append(delta < window)
+    if key_mask is not None:
+        seen.append(key_mask[:, None, None, :])
+    if segments is not None:
+        own = segments.to(torch.int64)
+        seen.append((own[:, :, None] == own[:, None, :])[:, None])
+    if mask is not None:
+        seen.append(mask)
+    return functools.reduce(torch.logical_and, seen) if seen else None
+
+
+# ---- scores -------------------------------------------------------------------------------------
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    """(B, H, m, c) as (B, heads, H/heads * m, c): those that share a key head are rows of one
+    product."""
+    if x.shape[1] == heads:
+        return x
+    return x.reshape(x.shape[0], heads, x.shape[1] // heads * x.shape[2], x.shape[3])
+
+
+def _product(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T (B, H, m, n)."""
+    product = _grouped(_finite(q), k.shape[1]) @ _finite(k).mT
+    return product.reshape(*q.shape[:-1], k.shape[-2])
+
+
+def _relative(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
+    """r[i] . p[row[i, j]] (B, H, m, n): the products with the whole table, each taken to its
+    deltas."""
+    products = _finite(r) @ _finite(p).mT
+    return _along(products, row, beyond)
+
+
+def _along(products: Tensor, row: Tensor, beyond: str) -> Tensor:
+    """products[i, row[i, j]]."""
+    w = products.shape[-1]
+    if w == 0:
+        return products.sum(-1, keepdim=True)  # zeros that keep the gradients' shapes
+    index = row.clamp(0, w - 1).expand(*products.shape[:-1], row.shape[-1])
+    taken = products.gather(-1, index)
+    return taken if beyond == "edge" else torch.where((row >= 0) & (row < w), taken, 0.0)
+
+
+# ---- what is not finite -------------------------------------------------------------------------
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(x), x, 0.0)
+
+
+def _poison(x: Tensor) -> Tensor:
+    """(..., rows): NaN where a row holds a NaN or an Inf, else 0."""
+    return (x.detach() * 0).sum(-1)
+
+
+def _product_poison(q: Tensor, k: Tensor) -> Tensor:
+    """(B, H, m, n): what _product left out."""
+    keys = _poison(k)[:, :, None, None, :].expand(-1, -1, q.shape[1] // max(k.shape[1], 1), -1, -1)
+    return _poison(q)[..., None] + keys.flatten(1, 2)
+
+
+def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
+    """(B, H, m, n): what _relative left out."""
+    table = _poison(p).unsqueeze(-2).expand(*r.shape[:-1], p.shape[-2])
+    return _poison(r)[..., None] + _along(table, row, beyond)
+
+
+# ---- softmax and the weighted sum ---------------------------------------------------------------
+
+
+def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights, and the logarithm of the sum of exponentials."""
+    if visible is not None:
+        scores = torch.where(visible, scores, -math.inf)
+    if scores.shape[-1]:
+        largest = scores.detach().amax(-1, keepdim=True)
+        largest = torch.where(largest == -math.inf, 0.0, largest)
+    else:
+        largest = scores.new_zeros((*scores.shape[:-1], 1))
+    e = torch.exp(scores - largest)
+    if visible is not None:
+        e = torch.where(visible, e, 0.0)  # in a row of NaN too
+    total = e.sum(-1, keepdim=True)
+    blind = total == 0
+    total = torch.where(blind, 1.0, total)
+    lse = torch.where(blind, -math.inf, largest + torch.log(total))
+    return e / total, lse.squeeze(-1)
+
+
+def _weighted(weights: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """weights v (B, H, m, dv)."""
+    shape = (*weights.shape[:-1], v.shape[-1])
+    heads = v.shape[1]
+    if visible is None:
+        return (_grouped(weights, heads) @ v).reshape(shape)
+    out = (_grouped(weights, heads) @ _finite(v)).reshape(shape)
+    # NaN counts as both infinities, whose sum it is.
+    fixed, nan = v.detach(), torch.isnan(v)
+    bad = torch.cat([nan | (fixed == math.inf), nan | (fixed == -math.inf)], -1)
+    seen = visible.expand(weights.shape).to(v.dtype)
+    reached = (_grouped(seen, heads) @ bad.to(v.dtype)) > 0
+    up, down = reached.reshape(*shape[:-1], 2 * shape[-1]).chunk(2, -1)
+    zero = torch.zeros_like(out)
+    return out + zero.masked_fill(up, math.inf) + zero.masked_fill(down, -math.inf)
+
+
+# ---- dropout ------------------------------------------------------------------------------------
+
+
+def _dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: Tensor) -> Tensor:
+    """(B, H, m, n): 0 where a weight is dropped, 1 / (1 - dropout_p) where it is kept.
+
+    The kernel's counter-based hash: a 64-bit mix (splitmix64) of seed and row gives two keys, a
+    32-bit mix of them and the key's index the bits. int64 wraps as the kernel's uint64 does, and
+    a right shift needs its copies of the sign cut off.
+    """
+    batch, heads, m, n = *q.shape[:3], k.shape[-2]
+    row = torch.arange(batch * heads * m, device=q.device).reshape(batch, heads, m, 1)
+    z = seed.reshape(()) + _signed(0x9E3779B97F4A7C15) * (row + 1)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z ^ _shifted(z, 31)
+    x = (torch.arange(n, device=q.device) * 0x9E3779B9 + (z & _LOW)) & _LOW
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
+    x = x ^ (x >> 15) ^ _shifted(z, 32)
+    x = (x * 0x846CA68B) & _LOW
+    x = x ^ (x >> 16)
+    kept = x >= math.floor(dropout_p * 2.0**32)
+    return kept.to(q.dtype) * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """The logical shift to the right."""
+    return (z >> by) & ((1 << (64 - by)) - 1)

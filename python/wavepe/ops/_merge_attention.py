@@ -1,0 +1,95 @@
+"""merge_attention: attention over all keys from its parts over ranges of keys."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ._common import check, check_device, check_dtype, check_tensors
+
+
+def merge_attention(
+    outs: Iterable[Tensor] | Tensor, lses: Iterable[Tensor] | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention over all keys from its parts, each over keys of its own.
+
+    ``lse = logsumexp(lses)`` and ``out = sum exp(lses[i] - lse) outs[i]``: what one softmax over
+    all keys gives, where the parts are ``attention(..., return_lse=True)``.
+
+    Parameters
+    ----------
+    outs : sequence of Tensor (..., m, dv), or one Tensor (parts, ..., m, dv)
+        float32, float64, bfloat16 or float16.
+    lses : sequence of Tensor (..., m), or one Tensor (parts, ..., m)
+        -inf says that a row has seen nothing: its weight is 0, whatever stands in `outs`.
+
+    Returns
+    -------
+    out : Tensor (..., m, dv) of outs' dtype
+    lse : Tensor (..., m), float32 (float64 for float64)
+        Both are differentiable in outs and lses any number of times. A row that no part has seen
+        gives 0 and -inf, and gradient 0; NaN and +inf in lses give NaN.
+
+    Raises
+    ------
+    RuntimeError
+        No parts, or parts that do not fit together.
+    """
+    outs, lses = _parts("outs", outs), _parts("lses", lses)
+    _check(outs, lses)
+    dtype = outs[0].dtype
+    work = torch.float64 if dtype == torch.float64 else torch.float32
+    lse = torch.stack([part.to(work) for part in lses])
+    unseen = lse == -math.inf
+    # Derivatives need not know of it, for it cancels. Finite where a row has seen nothing.
+    shift = lse.detach().amax(0)
+    shift = torch.where(shift == -math.inf, 0, shift)
+    weights = torch.exp(lse - shift)
+    total = weights.sum(0)
+    nothing = unseen.all(0)
+    total = torch.where(nothing, 1, total)
+    weights = weights / total
+    terms = (
+        w[..., None] * torch.where(u[..., None], 0, out.to(work))
+        for w, u, out in zip(weights.unbind(), unseen.unbind(), outs, strict=True)
+    )
+    out = functools.reduce(operator.add, terms).to(dtype)
+    return out, torch.where(nothing, -math.inf, shift + torch.log(total))
+
+
+def _parts(name: str, given: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
+    if isinstance(given, Tensor):
+        if given.dim() == 0:
+            check(False, f"{name} must be a sequence of tensors, or one with the parts on axis 0")
+        return given.unbind()
+    try:
+        return tuple(given)
+    except TypeError:
+        kind = type(given).__name__
+        raise RuntimeError(f"wavepe: {name} must be a sequence of tensors, got {kind}") from None
+
+
+def _check(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> None:
+    """Messages are written where they are needed only: for a compiler they would fix the sizes."""
+    if not outs or len(outs) != len(lses):
+        counts = f"{len(outs)} outs and {len(lses)} lses"
+        check(False, f"as many outs as lses needed, at least one part; got {counts}")
+    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        check_tensors(**{f"outs[{i}]": out, f"lses[{i}]": lse})
+        check_dtype(f"outs[{i}]", out)
+        check_dtype(f"lses[{i}]", lse)
+        if out.dtype != outs[0].dtype:
+            check(False, f"outs must have one dtype, got {outs[0].dtype} and {out.dtype}")
+        if out.device != outs[0].device or lse.device != outs[0].device:
+            check_device(**{"outs[0]": outs[0], f"outs[{i}]": out, f"lses[{i}]": lse})
+        if out.dim() < 1 or out.shape != outs[0].shape or lse.shape != out.shape[:-1]:
+            check(
+                False,
+                f"every part needs out (..., m, dv) and lse (..., m); part 0 has out "
+                f"{tuple(outs[0].shape)}, part {i} {tuple(out.shape)} and lse {tuple(lse.shape)}",
+            )

@@ -1,0 +1,370 @@
+"""What the tests of attention share: shapes, options, bounds with their reasons, and `check`, which
+holds outputs and gradients against the oracle."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import oracle_attention as oracle
+import pytest
+import wavepe
+from cases import SIZES, Bound, assert_same_bits, assert_within, generator, load_torch
+
+torch, ops = load_torch()
+from wavepe.ops._attention_composed import composed as dense
+
+F32, F64 = torch.float32, torch.float64
+LOW = (torch.bfloat16, torch.float16)
+FLOATING = ("q", "k", "v", "p", "q_rel")
+NAMES = ("p", "first", "beyond", "q_rel", "slopes", "causal", "window", "softcap", "scale")
+NAMES += ("offset", "key_mask", "segments", "mask", "dropout_p")
+DEFAULTS = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
+
+BOUNDS = {
+    "largest": Bound(
+        84, "of the tensor's largest entry, 5e-6: products in any order, exp to four units"
+    ),
+    "terms": Bound(
+        4, "of the largest sum of terms' magnitudes, where they cancel; a weight's relative error "
+        "is its score's absolute one, so each counts 1 + the score's terms"
+    ),
+    "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
+    "out": Bound(
+        1, "of what do . out adds to a gradient, low precision: the backward reads a rounded out"
+    ),
+}  # fmt: skip
+UNITS = {F32: 2.0**-24, F64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    kv_heads: int
+    m: int
+    n: int
+    d: int
+    dv: int
+
+
+_LEADS = ((1, 1, 1), (2, 4, 2), (1, 3, 3), (2, 2, 1), (1, 6, 2), (3, 1, 1))
+# Every size stands once in every place: 5, 7 and 3 have no common factor with their number, 17.
+SHAPES = [
+    Shape(*_LEADS[i % 6], *(SIZES[(a * i + b) % 17] for a, b in ((1, 0), (5, 3), (7, 1), (3, 2))))
+    for i in range(17)
+]
+SQUARE = [
+    Shape(*lead, n, n, d, d)
+    for lead, n, d in zip(_LEADS, (9, 16, 31, 33, 64, 97), (97, 63, 32, 17, 8, 3), strict=True)
+]
+FEW = [
+    Shape(1, 1, 1, 1, 1, 1, 1),
+    Shape(2, 2, 1, 1, 33, 17, 9),  # one query: decoding
+    Shape(1, 4, 2, 9, 9, 16, 16),
+    Shape(2, 3, 3, 17, 5, 8, 3),  # queries before the first key
+    Shape(1, 2, 2, 5, 70, 3, 31),
+    Shape(2, 6, 2, 37, 41, 24, 20),
+]
+LARGE = [  # more than two blocks of queries, of keys, of rows of a table
+    Shape(1, 2, 1, 131, 131, 32, 32),
+    Shape(2, 1, 1, 300, 777, 24, 40),
+    Shape(1, 4, 2, 3, 1100, 16, 16),
+    Shape(1, 3, 3, 1, 2000, 64, 64),
+    Shape(1, 1, 1, 700, 65, 8, 8),
+    Shape(1, 2, 2, 513, 513, 64, 64),
+]
+
+
+# ---- options: a function of a random generator and a Shape ---------------------------------------
+
+
+def table(rng, s, w, per_head=False):
+    return rng.normal(size=(*([s.heads] if per_head else []), w, s.d))
+
+
+def relative(rng, s, w=None, *, per_head=False, q_rel=False, **rest):
+    w = max(1, s.n // 2) if w is None else w
+    given = {"p": table(rng, s, w, per_head), **rest}
+    if q_rel:
+        given["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, s.d))
+    return given
+
+
+def both_sides(rng, s, **rest):
+    """A table of every delta of a model that is not causal, without its outermost ones."""
+    w = max(1, s.m + s.n - 3)
+    return relative(rng, s, w, first=s.n - s.m - (w // 2), causal=False, **rest)
+
+
+def per_row(rng, s):
+    return rng.integers(-s.m, s.n + 3, s.batch)
+
+
+def keys_seen(rng, s, batch=None):
+    return rng.random((batch or s.batch, s.n)) < 0.6
+
+
+def pairs_seen(rng, s, batch=None, heads=None):
+    return rng.random((batch or s.batch, heads or s.heads, s.m, s.n)) < 0.5
+
+
+def packed(rng, s):
+    return np.cumsum(rng.random((s.batch, s.n)) < 0.2, -1)
+
+
+def slopes(s):
+    return wavepe.alibi_slopes(s.heads)
+
+
+def everything(rng, s, **rest):
+    found = relative(rng, s, s.n // 2 + 1, per_head=True, q_rel=True, first=-2, beyond="edge")
+    found |= {"slopes": slopes(s), "window": s.n // 2 + 2, "softcap": 3.0, "scale": 0.4}
+    found |= {"key_mask": keys_seen(rng, s), "mask": pairs_seen(rng, s, 1, 1)}
+    return found | {"offset": per_row(rng, s), "dropout_p": 0.2} | rest
+
+
+OPTIONS = {
+    "plain": lambda rng, s: {},
+    "every key": lambda rng, s: {"causal": False},
+    "window": lambda rng, s: {"window": max(1, s.n // 3)},
+    "window of nothing": lambda rng, s: {"window": 0},
+    "window, future too": lambda rng, s: {"window": s.n // 4, "causal": False},
+    "softcap": lambda rng, s: {"softcap": 1.5},
+    "scale": lambda rng, s: {"scale": -0.7},
+    "scale 0": lambda rng, s: {"scale": 0.0},
+    "slopes": lambda rng, s: {"slopes": slopes(s)},
+    "slopes, both sides": lambda rng, s: {"slopes": slopes(s), "causal": False},
+    "table": lambda rng, s: relative(rng, s),
+    "table per head": lambda rng, s: relative(rng, s, per_head=True),
+    "table, q_rel": lambda rng, s: relative(rng, s, q_rel=True),
+    "table, q_rel, per head": lambda rng, s: relative(rng, s, per_head=True, q_rel=True),
+    "table from 2": lambda rng, s: relative(rng, s, first=2),
+    "table from -3": lambda rng, s: relative(rng, s, first=-3),
+    "table longer": lambda rng, s: relative(rng, s, 2 * (s.m + s.n)),
+    "table of 1 row": lambda rng, s: relative(rng, s, 1, beyond="edge"),
+    "table, both sides": lambda rng, s: both_sides(rng, s),
+    "table, both sides, edge": lambda rng, s: both_sides(rng, s, beyond="edge"),
+    "table, both sides, per head": lambda rng, s: both_sides(rng, s, per_head=True, q_rel=True),
+    "edge": lambda rng, s: relative(rng, s, beyond="edge"),
+    "edge from 2, per head": lambda rng, s: relative(rng, s, per_head=True, first=2, beyond="edge"),
+    "edge of q_rel, causal no": lambda rng, s: relative(
+        rng, s, 5, first=-2, beyond="edge", q_rel=True, causal=False
+    ),
+    "table out of reach": lambda rng, s: relative(rng, s, first=10**6),
+    "edge far above": lambda rng, s: relative(rng, s, first=10**6, beyond="edge"),
+    "edge far below": lambda rng, s: relative(rng, s, first=-(10**6), beyond="edge"),
+    "offset": lambda rng, s: {"offset": 3},
+    "offset below 0": lambda rng, s: relative(rng, s, offset=-2, first=-1, beyond="edge"),
+    "offset far": lambda rng, s: relative(rng, s, offset=2**40, first=2**40 - 2),
+    "offset far below": lambda rng, s: relative(
+        rng, s, offset=-(2**40), first=2 - 2**40, causal=False
+    ),
+    "offset of rows": lambda rng, s: {"offset": per_row(rng, s)},
+    "offset of rows, table": lambda rng, s: relative(rng, s, offset=per_row(rng, s)),
+    "offset of rows, edge": lambda rng, s: both_sides(
+        rng, s, offset=per_row(rng, s).astype(np.int32), beyond="edge"
+    ),
+    "offset of one": lambda rng, s: {"offset": np.array([1]), "window": 5},
+    "key_mask": lambda rng, s: {"key_mask": keys_seen(rng, s)},
+    "key_mask of all": lambda rng, s: {"key_mask": keys_seen(rng, s, 1), "causal": False},
+    "key_mask of nothing": lambda rng, s: {"key_mask": np.zeros((s.batch, s.n), bool)},
+    "segments": lambda rng, s: {"segments": packed(rng, s)},
+    "segments, both sides": lambda rng, s: both_sides(rng, s, segments=packed(rng, s) % 3),
+    "segments of one row": lambda rng, s: {
+        "segments": packed(rng, s)[:1].astype(np.int32), "window": 4
+    },
+    "mask": lambda rng, s: {"mask": pairs_seen(rng, s), "causal": False},
+    "mask of rows": lambda rng, s: {"mask": pairs_seen(rng, s, heads=1)},
+    "mask of heads": lambda rng, s: relative(rng, s, mask=pairs_seen(rng, s, batch=1)),
+    "mask of all": lambda rng, s: {"mask": pairs_seen(rng, s, 1, 1), "causal": False},
+    "dropout": lambda rng, s: {"dropout_p": 0.3},
+    "dropout, table": lambda rng, s: relative(rng, s, per_head=True, dropout_p=0.5),
+    "dropout of all": lambda rng, s: {"dropout_p": 1.0},
+    "shaw": lambda rng, s: relative(rng, s, 9, first=-4, beyond="edge", causal=False),
+    "transformer_xl": lambda rng, s: relative(rng, s, s.n, per_head=True, q_rel=True),
+    "packed training": lambda rng, s: relative(
+        rng, s, segments=packed(rng, s), slopes=slopes(s), window=s.n // 2, dropout_p=0.1
+    ),
+    "batched decoding": lambda rng, s: relative(
+        rng, s, s.n, offset=per_row(rng, s), key_mask=keys_seen(rng, s), softcap=5.0
+    ),
+    "softcap, slopes, scale": lambda rng, s: {
+        "softcap": 2.0, "slopes": slopes(s), "scale": 1.3
+    },
+    "everything": everything,
+    "everything, both sides": lambda rng, s: everything(rng, s, causal=False),
+}  # fmt: skip
+
+COMBINED = ("plain", "table", "edge from 2, per head", "everything", "everything, both sides")
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+
+
+def tensor(value, dtype):
+    """NumPy to torch: floating values of `dtype`, others as they are."""
+    if not isinstance(value, np.ndarray):
+        return value
+    found = torch.from_numpy(np.ascontiguousarray(value))
+    return found.to(dtype) if found.is_floating_point() else found
+
+
+def draw(rng, shape, options, dtype=F32):
+    """Arguments by name, as ops.attention takes them; segments make n = m."""
+    s = Shape(*shape)
+    if callable(options):
+        found = options(rng, s)
+        if "segments" in found:
+            s = s._replace(n=s.m)
+            found = options(rng, s)
+    else:
+        found = dict(options)
+    q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
+    k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
+    v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
+    return {name: tensor(x, dtype) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
+
+
+def array(x):
+    """torch to what the oracle takes: float64 NumPy."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    x = x.detach()
+    return (x.double() if x.is_floating_point() else x).numpy()
+
+
+# ---- calls --------------------------------------------------------------------------------------
+
+SEED = 1234
+
+
+def drawn_seed():
+    """What an op draws from torch's generator when it has just been seeded with SEED."""
+    torch.manual_seed(SEED)
+    return torch.randint(2**62, ())
+
+
+def composed(q, k, v, *, return_lse=False, **options):
+    """The composition, called as ops.attention is."""
+    given = DEFAULTS | options
+    arguments = [given.get(name) for name in NAMES]
+    seed = torch.randint(2**62, ()) if given["dropout_p"] > 0 else None
+    found = dense(q, k, v, *arguments, seed)
+    return found if return_lse else found[0]
+
+
+attention = ops.attention
+each_function = pytest.mark.parametrize(
+    "function", [attention, composed], ids=["attention", "composed"]
+)
+
+
+def run(function, arguments, grad_out=None, grad_lse=None, wanted=FLOATING):
+    """out, lse and the gradients by name; those of `wanted` where a gradient comes in."""
+    arguments = dict(arguments)
+    backward = grad_out is not None or grad_lse is not None
+    leaves = {}
+    for name in wanted if backward else ():
+        if arguments.get(name) is not None:
+            leaves[name] = arguments[name] = arguments[name].detach().requires_grad_()
+    torch.manual_seed(SEED)
+    out, lse = function(**arguments, return_lse=True)
+    found = {"out": out.detach(), "lse": lse.detach()}
+    if backward:
+        pairs = ((out, grad_out), (lse, grad_lse))
+        pairs = [(o, g) for o, g in pairs if g is not None and o.requires_grad]
+        grads = [torch.zeros_like(x) for x in leaves.values()]  # of v, by lse alone
+        if pairs:
+            outputs, given = zip(*pairs, strict=True)
+            grads = torch.autograd.grad(outputs, leaves.values(), given, materialize_grads=True)
+        found |= dict(zip(leaves, grads, strict=True))
+    return found
+
+
+class Exact(NamedTuple):
+    values: dict  # out, lse and gradients by name
+    sizes: dict  # of their terms
+    of_out: dict  # the gradients' parts that out makes
+
+
+def judge(arguments, grad_out=None, grad_lse=None):
+    given = {name: array(x) for name, x in arguments.items()}
+    if given.get("dropout_p"):
+        given["seed"] = int(drawn_seed())
+    done = oracle.forward(**given)
+    exact = {"out": done.out, "lse": done.lse}
+    sizes, of_out = oracle.forward_sizes(done, given["v"]), {}
+    if grad_out is not None or grad_lse is not None:
+        grad_out = np.zeros(done.out.shape) if grad_out is None else array(grad_out)
+        grad_lse = np.zeros(done.lse.shape) if grad_lse is None else array(grad_lse)
+        given.pop("seed", None)
+        grads, of = oracle.backward(grad_out, grad_lse, done, **given)
+        exact, sizes = exact | grads, sizes | of
+        if arguments["q"].dtype in LOW:
+            of_out = oracle.of_out(grad_out, done, **given)
+    return Exact(exact, sizes, of_out)
+
+
+def incoming(rng, arguments):
+    """Random gradients of out and lse."""
+    q, v = arguments["q"], arguments["v"]
+    grad_out = tensor(rng.normal(size=(*q.shape[:-1], v.shape[-1])), q.dtype)
+    return grad_out, tensor(rng.normal(size=q.shape[:-1]), F64 if q.dtype == F64 else F32)
+
+
+def largest(x):
+    x = np.abs(x[np.isfinite(x)])
+    return x.max(initial=0.0)
+
+
+def bound(exact, size, dtype, of_out=0.0):
+    """Of every entry of a tensor, a number; of low precision, an array."""
+    unit = UNITS[F64 if dtype == F64 else F32]
+    wide = unit * (BOUNDS["largest"].units * largest(exact) + BOUNDS["terms"].units * largest(size))
+    if dtype not in LOW:
+        return wide
+    tiny = torch.finfo(dtype).smallest_normal * 2 * UNITS[dtype]
+    half = np.maximum(2.0 ** np.floor(np.log2(np.abs(exact) + 1e-300)) * UNITS[dtype], tiny)
+    return BOUNDS["low"].units * half + BOUNDS["out"].units * UNITS[dtype] * of_out + wide
+
+
+def compare(found, exact, dtype, what="", rounds_out=True):
+    for name, got in found.items():
+        kind = (F64 if dtype == F64 else F32) if name == "lse" else dtype
+        assert got.dtype == kind, f"{what}: {name} is {got.dtype}"
+        of_out = exact.of_out.get(name, 0.0) if rounds_out else 0.0
+        allowed = bound(exact.values[name], exact.sizes[name], kind, of_out)
+        assert_within(got.double().numpy(), exact.values[name], allowed, f"{what}: {name}")
+
+
+@functools.cache
+def problem(option, shape, dtype):
+    """Arguments, gradients that come in, and what the oracle says: the same for every variant."""
+    rng = generator("grid", option)
+    arguments = draw(rng, shape, OPTIONS[option], dtype)
+    grads = incoming(rng, arguments)
+    return arguments, grads, judge(arguments, *grads)
+
+
+def grid(function, option, shapes, dtype=F32):
+    for shape in shapes:
+        arguments, grads, exact = problem(option, shape, dtype)
+        found = run(function, arguments, *grads)
+        compare(found, exact, dtype, f"{option} {shape}", function is not composed)
+
+
+def check(function, rng, shape, options, dtype=F32, what="", backward=True):
+    """Draw, run and hold against the oracle: outputs and every gradient, through out and lse."""
+    arguments = draw(rng, shape, options, dtype)
+    grads = incoming(rng, arguments) if backward else ()
+    found = run(function, arguments, *grads)
+    compare(found, judge(arguments, *grads), dtype, what or f"{shape}", function is not composed)
+    return arguments, found
+
+
+def same(a, b, what=""):
+    """The same bits in tensors by name; NaN counts by its place."""
+    assert a.keys() == b.keys()
+    for name in a:
+        x, y = (t[name].contiguous() for t in (a, b))
+        x, y = (t.view(torch.int16) if t.dtype in LOW else t for t in (x, y))
+        assert_same_bits(x.numpy(), y.numpy(), f"{what}: {name}")

@@ -1,0 +1,91 @@
+"""wavepe.attention: the same bits for any number of threads, beside other heads, before other
+tokens."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import wavepe
+from cases import assert_same_bits, generator
+from test_attention import Shape, call, draw
+from wavepe import _threads
+
+
+def test_later_tokens_change_no_earlier_output(variant):
+    for length in (97, 200, 400):
+        given = draw(generator("causal"), Shape(1, 2, 1, 800, 800, 16, 8), "table from -3")
+        given["slopes"] = wavepe.alibi_slopes(2)
+        start = {name: given[name][:, :, :length] for name in "qkv"}
+        for x, y in zip(call(given | start), call(given), strict=True):
+            assert_same_bits(x, y[:, :, :length])
+
+
+@pytest.mark.parametrize("option", ["plain", "everything"])
+def test_a_head_does_not_depend_on_the_others(variant, option):
+    for m in (1, 131):
+        given = draw(generator("heads"), Shape(2, 6, 2, m, 140, 16, 8), option)
+        whole = call(given)
+        for b, h in ((0, 0), (1, 5), (0, 3)):
+            alone = {"q": given["q"][b, h], "k": given["k"][b, h // 3], "v": given["v"][b, h // 3]}
+            alone |= {name: given[name][h] for name in ("p", "slopes") if name in given}
+            for x, y in zip(call(given | alone), whole, strict=True):
+                assert_same_bits(x, y[b, h], f"{m} {b} {h}")
+        repeated = {name: np.repeat(given[name], 3, 1) for name in "kv"}
+        for x, y in zip(call(given | repeated), whole, strict=True):
+            assert_same_bits(x, y)
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    """How many workers each pool had, pieces being small."""
+    used = []
+
+    class Counting(_threads.ThreadPoolExecutor):
+        def __init__(self, workers):
+            used.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr(_threads, "ThreadPoolExecutor", Counting)
+    monkeypatch.setattr(_threads, "PIECE", 16)
+    yield used
+    wavepe.set_num_threads(1)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("option", ["plain", "table", "everything", "table, both sides"])
+def test_same_bits_for_any_number_of_threads(variant, pools, threads, option):
+    for shape in (
+        Shape(2, 6, 2, 50, 60, 16, 16),  # heads to share out
+        Shape(1, 1, 1, 700, 700, 16, 8),  # blocks of one head
+        Shape(1, 2, 1, 200, 450, 8, 8),
+        Shape(2, 4, 4, 1, 90, 8, 8),  # one query a head
+    ):
+        given = draw(generator("threads"), shape, option)
+        wavepe.set_num_threads(1)
+        alone = call(given)
+        assert not pools
+        wavepe.set_num_threads(threads)
+        for x, y in zip(call(given), alone, strict=True):
+            assert_same_bits(x, y, f"{shape}")
+        assert 2 <= max(pools) <= threads
+        pools.clear()
+
+
+def test_other_threads_go_on_meanwhile():
+    x = np.ones((8000, 64), np.float32)
+    span, ticks = [], []
+
+    def work():
+        span.append(time.perf_counter())
+        wavepe.attention(x, x, x)
+        span.append(time.perf_counter())
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    while worker.is_alive():
+        ticks.append(time.perf_counter())
+        time.sleep(1e-3)
+    begin, end = span
+    third = (end - begin) / 3
+    assert any(begin + third < tick < end - third for tick in ticks)

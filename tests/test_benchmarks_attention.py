@@ -1,0 +1,280 @@
+"""The attention benchmarks: their judge, their rivals, and the page written from their results."""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+
+import wavepe
+import wavepe.ops as ops
+
+from benchmarks import (
+    attention_inputs,
+    attention_memory,
+    attention_page,
+    attention_threads,
+    bench,
+    bench_attention,
+    training_step,
+)
+from benchmarks.attention_inputs import Inputs, dense, exact_results, gathered, judged, skewed
+from benchmarks.case import Compiler
+
+QUICK = ["--quick", "--repeats", "2"]
+
+
+def in_float64(x):
+    return Inputs(*(t.double() for t in (x.q, x.k, x.v, x.grad, x.p)))
+
+
+def with_gradients(forward, leaves, grad):
+    leaves = [t.clone().requires_grad_() for t in leaves]
+    out = forward(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, grad)
+
+
+# ------------------------------------------------------------------ judge and rivals
+
+
+def test_the_judge_is_the_formula(monkeypatch):
+    """Blocks of three queries, against autograd through the whole score matrix."""
+    x = in_float64(Inputs.make(2, 20, 16))
+    monkeypatch.setattr(attention_inputs, "_JUDGED_AT_ONCE", 3 * 2 * 20)
+    exact = exact_results(x, x.p, leaves=("q", "k", "v", "p"))
+    delta = torch.arange(20)[:, None] - torch.arange(20)
+
+    def formula(q, k, v, p):
+        bias = torch.einsum("bhid,ijd->bhij", q, p[delta.clamp(min=0)])
+        scores = (torch.einsum("bhid,bhjd->bhij", q, k) + bias) / 4
+        weights = torch.exp(scores) * (delta >= 0)
+        return weights / weights.sum(-1, keepdim=True) @ v
+
+    wanted = with_gradients(formula, (x.q, x.k, x.v, x.p), x.grad)
+    for got, right in zip(exact, wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+
+
+def test_the_judge_knows_slopes_short_tables_and_one_query():
+    x = in_float64(Inputs.make(2, 20, 16).with_learned(5))
+    slopes = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    delta = torch.arange(20)[:, None] - torch.arange(20)
+    bias = (x.q @ x.p.T).gather(-1, delta.clamp(0, 4).expand(1, 2, -1, -1)) * (delta < 5) / 4
+    bias = bias - slopes[:, None, None] * delta
+    mask = bias.masked_fill(delta < 0, -torch.inf)
+    right = torch.nn.functional.scaled_dot_product_attention(x.q, x.k, x.v, mask)
+    (out,) = exact_results(x, x.p, slopes)
+    torch.testing.assert_close(out, right, rtol=0, atol=1e-12)
+    last = Inputs(x.q[:, :, -1:], x.k, x.v, x.grad, x.p)
+    (row,) = exact_results(last, x.p, slopes)
+    torch.testing.assert_close(row, right[:, :, -1:], rtol=0, atol=1e-12)
+
+
+def test_a_wrong_result_is_over_its_bound():
+    x = Inputs.make(2, 20, 16)
+    verdict = judged(x, x.p, leaves=("q",))
+    out, dq = exact_results(x, x.p, leaves=("q",))
+    assert verdict((out, dq)).ok
+    for wrong in (out * (1 + 1e-4), out * float("nan"), exact_results(x, None)[0]):
+        assert not verdict((wrong, dq)).ok
+    assert not verdict((out, dq.roll(1, 2))).ok
+
+
+@pytest.mark.parametrize("rows", [20, 5])
+def test_rivals_compute_the_same(rows):
+    x = in_float64(Inputs.make(2, 20, 16).with_learned(rows))
+    (right,) = exact_results(x, x.p)
+    for way in (gathered, dense):
+        got = way(x.q, x.k, x.v, x.p, x.index, x.hidden, x.near)
+        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+    if rows == 20:
+        got = skewed(x.q, x.k, x.v, x.p, x.hidden)
+        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+
+
+def test_useful_operations():
+    """Two products over L (L + 1) / 2 pairs, to leading order, and five more with gradients."""
+    x = Inputs.make(3, 64, 16)
+    assert x.flops == 2 * 3 * 64**2 * 16
+    forward, trained = bench_attention.one_size(x)
+    assert (forward.work, trained.work) == (x.flops, 3.5 * x.flops)
+
+
+# ------------------------------------------------------------------ the runner
+
+
+def test_full_takes_all_sizes(monkeypatch):
+    sizes = []
+
+    def inputs(length, d, dtype=torch.float32):
+        sizes.append((length, d))
+        return Inputs.make(1, 24, 16, dtype)
+
+    monkeypatch.setattr(bench_attention, "inputs", inputs)
+    monkeypatch.setattr(bench_attention, "KEYS", ())
+    made = list(bench_attention.full_cases(Compiler(enabled=False)))
+    grid = {(length, d) for length in bench_attention.LENGTHS for d in bench_attention.HEAD_SIZES}
+    assert grid <= set(sizes)
+    assert len(made) >= 3 * len(grid)
+    assert set(bench_attention.CHOSEN) <= grid
+
+
+@pytest.mark.parametrize("words", [[], ["--full"], ["--quick"], ["--full", "--quick"]])
+def test_the_option_full(words, monkeypatch):
+    monkeypatch.setattr(bench_attention, "full_cases", lambda compiler: iter(["full"]))
+    monkeypatch.setattr(bench_attention, "cases", lambda quick, compiler: iter([quick]))
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    wanted = "full" if words == ["--full"] else "--quick" in words
+    assert list(bench._cases(["attention"], parser.parse_args(words))) == [wanted]
+
+
+def test_own_calls_are_timed_in_each_variant(tmp_path):
+    file = tmp_path / "results.json"
+    assert bench.main(["attention", *QUICK, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    first = [row for row in rows if (row["op"], row["size"]) == (rows[0]["op"], rows[0]["size"])]
+    first = [row for row in first if row["dtype"] == "float32"]
+    plain = [row["variant"] for row in first if row["who"] == "plain"]
+    assert plain == [row["variant"] for row in first if row["who"] == "wavepe"]
+    assert set(plain) == set(wavepe.variants())
+    for row in (row for row in first if row["who"] == "wavepe"):
+        (own,) = (r for r in first if (r["who"], r["variant"]) == ("plain", row["variant"]))
+        quotient = own["seconds"]["median"] / row["seconds"]["median"]
+        assert row["ratios"]["plain"]["median"] == pytest.approx(quotient, rel=1e-4)
+
+
+# ------------------------------------------------------------------ the other measurements
+
+
+def test_memory_of_a_tiny_call(tmp_path, capsys, monkeypatch):
+    chosen = [
+        {"kind": kind, "heads": 1, "length": 512, "threads": 1} for kind in ("wavelets", "gather")
+    ]
+    monkeypatch.setattr(attention_memory, "configurations", lambda quick: chosen)
+    file = tmp_path / "memory.json"
+    assert attention_memory.main(["--quick", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    for row in rows:
+        assert row["inputs"] == 3 * 512 * 64 * 4
+        assert row["over_inputs"] == pytest.approx(row["growth"] / row["inputs"])
+        assert row["growth"] > row["inputs"]
+    assert rows[1]["growth"] > 4 * 512 * 512 * 4  # several score matrices
+    assert "| wavelets | 1 x 512 x 64 | 1 | 0.4 MiB |" in capsys.readouterr().out
+
+
+def test_too_much_memory_fails():
+    row = {"kind": "wavelets", "length": attention_memory.LENGTH, "over_inputs": 6.1}
+    assert attention_memory.too_much({"rows": [row]}) == [row]
+    for other in ({"over_inputs": 5.9}, {"kind": "sdpa"}, {"length": 64}):
+        assert not attention_memory.too_much({"rows": [row | other]})
+
+
+def test_kinds_of_operators():
+    kinds = {
+        "wavepe::attention_forward": "attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
+        "aten::addmm": "linear layers",
+        "aten::_fused_adamw_": "optimizer",
+        "aten::mul": "element by element, copies",
+        "MulBackward0": None,
+    }
+    assert {name: training_step.kind_of(name) for name in kinds} == kinds
+
+
+def test_the_two_models_differ_in_position_alone():
+    pair = training_step.models(training_step.demo_settings())
+    ours, stock = pair[training_step.WAVELETS], pair[training_step.STOCK]
+    assert ours.config.position_encoding == training_step.SPEC
+    assert stock.config._attn_implementation == "sdpa"
+    sizes = [{name: p.shape for name, p in m.named_parameters()} for m in (ours, stock)]
+    assert sizes[0] == sizes[1]
+
+
+# ------------------------------------------------------------------ the page
+
+PAGE = "".join(
+    f"<!-- {name}:begin -->\n<!-- {name}:end -->\n"
+    for name in (*attention_page.TIMES, *attention_page.OTHERS)
+)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """An empty page, and results of tiny runs that pass for real ones."""
+    root = tmp_path_factory.mktemp("repository")
+    folder = root / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    (root / "docs").mkdir()
+    (root / attention_page.PAGE).write_text(PAGE)
+    for threads in ("1", "2"):
+        file = folder / f"{threads}t.json"
+        words = ["attention", *QUICK, "--threads", threads, "--json", str(file)]
+        assert bench.main(words) == 0
+        file.write_text(json.dumps({**json.loads(file.read_text()), "quick": False}))
+    for module in attention_page.OTHERS.values():
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        if module is attention_memory:
+            rows = [{"kind": "plain", "heads": 1, "length": 16, "threads": 1, "head_size": 64}]
+            rows[0] |= {"inputs": 2**20, "growth": 3 * 2**20, "over_inputs": 3.0}
+            about = {"cpu": "Some CPU", "torch": "2", "date": "2026-01-02", "commit": None}
+            results = {"environment": {**about, "dirty": None}, "rows": rows}
+            (folder / f"{name}.json").write_text(json.dumps(results))
+        else:
+            assert module.main([*QUICK, "--json", str(folder / f"{name}.json")]) == 0
+    return root
+
+
+def page_main(root, *words):
+    return attention_page.main(["--root", str(root), *words])
+
+
+def test_the_page_is_written_and_checked(repository, capsys):
+    assert page_main(repository, "--check") == 1
+    assert "stale" in capsys.readouterr().err
+    assert page_main(repository, "--write") == 0
+    assert page_main(repository, "--check") == 0
+    text = (repository / attention_page.PAGE).read_text()
+    results = json.loads((repository / "benchmarks" / "results" / "1t.json").read_text())
+    row = next(row for row in results["rows"] if row["who"] == "wavepe" and
+               row["variant"] == results["environment"]["variant"])  # fmt: skip
+    both = f"| 32 | {1 / row['ratios']['sdpa']['rounds']:.2f} / "
+    assert both in text
+    for word in ("compile-flex", "`wavelet:scales=6`", "GFLOP/s", "2t.json", "Some CPU", "alibi"):
+        assert word in text
+
+
+@pytest.mark.parametrize("missing", ["1t.json", "attention-memory.json", "training-step.json"])
+def test_a_missing_source_is_named(missing, repository, tmp_path, capsys):
+    root = tmp_path / "copy"
+    shutil.copytree(repository, root)
+    (root / "benchmarks" / "results" / missing).unlink()
+    assert page_main(root, "--write") == 1
+    message = capsys.readouterr().err
+    assert ("with 1 threads" if missing == "1t.json" else missing) in message
+    assert "python -m benchmarks." in message
+
+
+def test_this_page_is_current(capsys):
+    try:
+        attention_page.read(ROOT)
+    except attention_page.Missing:
+        pytest.skip("no results of attention are recorded yet")
+    assert attention_page.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_threads_are_as_before(capsys):
+    before = torch.get_num_threads()
+    assert attention_threads.main(QUICK) == 0
+    assert torch.get_num_threads() == before
+    assert "| 48 x 16 |" in capsys.readouterr().out
+    assert callable(ops.attention)

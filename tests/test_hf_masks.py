@@ -1,0 +1,282 @@
+"""What queries see in a patched Llama: padding, packed sequences, masks, caches, dropout."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hf_model import HEAD, close, gradients, logits, patched_tiny, tiny, tiny_config, tokens
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache, StaticCache
+from transformers.masking_utils import create_causal_mask
+
+# One of each kind of term in the scores.
+SCORES = (
+    "wavelet:scales=4",
+    "wavelet:scales=4,learned=true",
+    "transformer_xl:biases=false",
+    "transformer_xl",
+    "shaw:clip=3",
+    "alibi",
+)
+OTHERS = ("none", "rope:theta=100", "sinusoidal")
+
+
+def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
+    """What transformers makes for a pass of `length` tokens."""
+    return create_causal_mask(
+        config=model.config,
+        inputs_embeds=torch.zeros(rows, length, model.config.hidden_size),
+        attention_mask=mask,
+        past_key_values=cache,
+        position_ids=positions,
+    )
+
+
+def padded(rows=2, length=9, padding=3):
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, :padding] = 0
+    return mask
+
+
+# ------------------------------------------------------------------ the form of masks
+
+
+@pytest.mark.parametrize("spec", SCORES)
+def test_forms(spec):
+    model, mask = patched_tiny(spec), padded()
+    assert mask_of(model, 9) is None
+    assert mask_of(model, 9, torch.ones(2, 9)) is None
+    seen = mask_of(model, 9, mask)
+    assert seen.dtype == torch.bool
+    assert torch.equal(seen, mask.bool())
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
+    packed = mask_of(model, 9, positions=positions)
+    assert packed.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2, 2], [0] * 9]
+    assert mask_of(model, 1, positions=torch.zeros(2, 1, dtype=torch.long)) is None
+    own = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    assert mask_of(model, 9, own) is own
+
+
+@pytest.mark.parametrize("spec", SCORES)
+def test_forms_with_a_cache(spec):
+    model, mask = patched_tiny(spec), padded()
+    growing = DynamicCache(config=model.config)
+    fixed = StaticCache(config=model.config, max_cache_len=20)
+    for cache in (growing, fixed):
+        logits(model, tokens(2, 6), past_key_values=cache)
+    assert mask_of(model, 3, cache=growing) is None
+    assert mask_of(model, 3, cache=fixed) is None
+    assert torch.equal(mask_of(model, 3, mask, growing), mask.bool())
+    seen = mask_of(model, 3, mask, fixed)
+    assert seen.shape == (2, 20)
+    assert torch.equal(seen[:, :9], mask.bool())
+    assert not seen[:, 9:].any()
+    assert torch.equal(mask_of(model, 3, seen, fixed), seen)  # generate makes masks in advance
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+def test_encodings_outside_of_the_scores_keep_the_masks_of_sdpa(spec):
+    model, mask = patched_tiny(spec), padded()
+    assert mask_of(model, 9) is None
+    whole = mask_of(model, 9, mask)
+    assert whole.shape == (2, 1, 9, 9)
+    assert torch.equal(whole, (torch.ones(9, 9).tril() * mask[:, None, None]).bool())
+
+
+def test_other_ways_to_look_are_refused():
+    model = patched_tiny("alibi")
+    model.config.is_causal = False
+    with pytest.raises(ValueError, match=r"alibi needs causal attention.*is_causal=False"):
+        model(tokens(1, 5))
+
+
+# ------------------------------------------------------------------ no tensor of queries x keys
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many elements the largest tensor that was made has."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.itemsize)
+        return out
+
+
+@pytest.mark.parametrize("how", ["plain", "padding", "packed", "cached"])
+@pytest.mark.parametrize("spec", SCORES)
+def test_no_tensor_grows_with_queries_times_keys(spec, how):
+    length, model = 400, patched_tiny(spec, num_hidden_layers=1).train()
+    ids, options = tokens(1, length), {"use_cache": False}
+    if how == "padding":
+        options["attention_mask"] = padded(1, length)
+    if how == "packed":
+        options["position_ids"] = torch.cat([torch.arange(150), torch.arange(250)])[None]
+    if how == "cached":
+        options = {"past_key_values": DynamicCache(config=model.config)}
+        logits(model, ids[:, :100], **options)
+        ids = ids[:, 100:]
+    with LargestTensor() as largest:
+        model(ids, labels=ids, **options).loss.backward()
+    assert largest.elements < length * length / 2
+    wanted = "output_attentions"  # where the weights are asked for, there is one
+    with LargestTensor() as largest:
+        model(ids, **{wanted: True})
+    assert largest.elements >= ids.shape[1] ** 2
+
+
+# ------------------------------------------------------------------ masks of the user's own
+
+
+@pytest.mark.parametrize("spec", SCORES)
+def test_the_operator_and_pytorch_agree_under_any_mask(spec):
+    """Keys in the future among them: the mask alone decides."""
+    model, ids = patched_tiny(spec), tokens(2, 11)
+    generator = torch.Generator().manual_seed(3)
+    for heads in (1, 4):
+        mask = torch.rand((2, heads, 11, 11), generator=generator) < 0.5
+        mask |= torch.eye(11, dtype=torch.bool)
+        fused = logits(model, ids, attention_mask=mask)
+        assert close(logits(model, ids, attention_mask=mask, output_attentions=True), fused, 1e-5)
+        added = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+        assert close(logits(model, ids, attention_mask=added), fused, 1e-5)
+
+
+@pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("spec", SCORES)
+def test_weights_in_pieces(spec, cache):
+    model, ids, mask = patched_tiny(spec), tokens(2, 12), padded(2, 12)
+    wanted = logits(model, ids, attention_mask=mask, use_cache=False)
+    options = {"max_cache_len": 20} if cache is StaticCache else {}
+    filled, pieces = cache(config=model.config, **options), []
+    for start, stop in ((0, 5), (5, 6), (6, 9), (9, 12)):
+        piece, seen = ids[:, start:stop], mask[:, :stop]
+        options = {"attention_mask": seen, "past_key_values": filled}
+        pieces.append(logits(model, piece, output_attentions=True, **options))
+    kept = mask.bool()
+    assert close(torch.cat(pieces, dim=1)[kept], wanted[kept], 1e-5)
+
+
+@pytest.mark.parametrize("spec", SCORES)
+def test_weights_and_added_masks_in_bfloat16(spec):
+    model, ids = patched_tiny(spec).bfloat16(), tokens(2, 11)
+    seen = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
+    added = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    wanted = logits(model, ids)
+    assert wanted.dtype == torch.bfloat16
+    for options in ({"output_attentions": True}, {"attention_mask": added}):
+        assert close(logits(model, ids, **options).float(), wanted.float(), 0.05)
+
+
+# ------------------------------------------------------------------ dropout
+
+
+@pytest.mark.parametrize("spec", SCORES)
+def test_dropout_follows_the_seed(spec):
+    model, ids = patched_tiny(spec, attention_dropout=0.5).train(), tokens(2, 12)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        return gradients(model, ids)
+
+    first, again, other = run(0), run(0), run(1)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    recomputed = run(0)
+    for a, b, c, d in zip(first, again, other, recomputed, strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+        assert torch.equal(a, d)
+
+
+def test_dropout_keeps_the_mean():
+    model, ids = patched_tiny("wavelet:scales=4", num_hidden_layers=1), tokens(1, 12)
+    layer = model.model.layers[0].self_attn
+    seen = []
+    hook = layer.o_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    logits(model, ids)
+    wanted = seen.pop()
+    layer.attention_dropout = 0.3
+    model.train()
+    torch.manual_seed(0)
+    for _ in range(400):
+        logits(model, ids)
+    hook.remove()
+    mean = torch.stack(seen).mean(0)
+    assert close(mean, wanted, 0.1)
+    assert not close(seen[0], wanted, 0.1)
+
+
+# ------------------------------------------------------------------ compiled
+
+
+@pytest.mark.parametrize(
+    ("spec", "how"),
+    [
+        ("wavelet:scales=4", "padding"),
+        ("wavelet:scales=4", "packed"),
+        ("wavelet:scales=4", "own"),
+        ("transformer_xl", "padding"),
+        ("alibi", "packed"),
+    ],
+)
+def test_compiled(spec, how):
+    torch._dynamo.reset()
+    model, ids = patched_tiny(spec, num_hidden_layers=1), tokens(2, 12)
+    options = {"use_cache": False}
+    if how == "padding":
+        options["attention_mask"] = padded(2, 12)
+    if how == "packed":
+        options["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    if how == "own":
+        options["attention_mask"] = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril()
+    targets = set()
+
+    def look(graph, inputs):
+        targets.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, backend=look)
+    assert torch.equal(logits(compiled, ids, **options), logits(model, ids, **options))
+    assert any("attention_forward" in target for target in targets)
+    torch._dynamo.reset()
+
+
+def test_compiled_dropout_and_gradients():
+    torch._dynamo.reset()
+    model = patched_tiny("wavelet:scales=4", num_hidden_layers=1, attention_dropout=0.5).train()
+    ids = tokens(2, 12)
+    torch.manual_seed(0)
+    wanted = gradients(model, ids)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    for got, gradient in zip(gradients(compiled, ids), wanted, strict=True):
+        assert close(got, gradient, 1e-5)
+    torch._dynamo.reset()
+
+
+def test_the_compiled_operator(tmp_path):
+    """Schema, fake tensors and autograd of wavepe_hf::attention_forward agree."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 6, HEAD, generator=generator)
+    k, v = torch.randn(2, 2, 2, 70, HEAD, generator=generator)
+    seen = torch.ones(2, 70, dtype=torch.bool).tril(60)
+    offset, seed = torch.tensor(64), torch.tensor(5)
+    for dropout in (0.0, 0.5):
+        tensors = [x.clone().requires_grad_() for x in (q, k, v)]
+        arguments = (*tensors, "wavelet:scales=4", True, 0.3, offset, seen, None, None, dropout)
+        torch.library.opcheck(
+            torch.ops.wavepe_hf.attention_forward.default,
+            (*arguments, seed if dropout else None),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+def test_a_stock_model_is_not_concerned():
+    assert tiny(config=tiny_config()).config._attn_implementation == "sdpa"
+    assert mask_of(tiny(), 9, padded()).shape == (2, 1, 9, 9)

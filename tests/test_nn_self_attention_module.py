@@ -1,0 +1,307 @@
+"""wavepe.nn.SelfAttention as a torch module: compile, casts, copies, meta device, errors."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from cases import compiled_once, load_torch, recording_backend
+
+torch, ops = load_torch()
+
+import wavepe
+import wavepe.nn
+from self_attention_cases import LEARNED, SPECS, assert_exact, made, tokens
+from torch.utils.checkpoint import checkpoint
+from wavepe.nn import KVCache, SelfAttention
+
+F32 = torch.float32
+WEIGHTS = ["q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"]
+
+
+# --------------------------------------------------------------- compile
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "transformer_xl", "rope"])
+def test_one_graph_for_every_length(spec):
+    backend = recording_backend()
+    module = made(spec, F32)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    for length in (5, 9, 33, 128):
+        x = tokens(length, dtype=F32)
+        results = []
+        for function in (compiled, module):
+            given = x.clone().requires_grad_()
+            out = function(given)
+            results.append((out, *torch.autograd.grad(out.sum(), [given, *module.parameters()])))
+        for a, b in zip(*results, strict=True):
+            assert (a - b).abs().max() <= 1e-5 * b.abs().max().clamp(min=1)
+    assert compiled_once(backend)
+    x = tokens(200, dtype=F32)  # beyond the capacity of the first table
+    with torch.no_grad():
+        assert (compiled(x) - module(x)).abs().max() < 1e-5
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "rope"])
+def test_every_argument_in_one_graph(spec):
+    backend = recording_backend()
+    module = made(spec, F32)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    with torch.no_grad():
+        for length in (6, 11):
+            options = {
+                "key_mask": torch.arange(length).expand(2, -1) > 1,
+                "positions": torch.arange(length) + 3,
+                "segments": (torch.arange(length) > 3).long(),
+            }
+            x = tokens(length, dtype=F32)
+            assert (compiled(x, **options) - module(x, **options)).abs().max() < 1e-6
+            options["positions"] = torch.zeros(length, dtype=torch.int64)
+            with pytest.raises(RuntimeError, match="positions of a row"):
+                compiled(x, **options)
+    assert compiled_once(backend)
+    torch._dynamo.reset()
+
+
+def test_dropout_in_a_graph():
+    backend = recording_backend()
+    module, x = made("wavelet:scales=4", F32, dropout=0.5).train(), tokens(dtype=F32)
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    first, second = compiled(x), compiled(x)
+    assert not torch.equal(first, second)
+    assert compiled_once(backend)
+    torch._dynamo.reset()
+
+
+def test_export():
+    module, length = made("wavelet:scales=4", F32), torch.export.Dim("length", min=2, max=100)
+    x = tokens(9, dtype=F32)
+    program = torch.export.export(module, (x,), dynamic_shapes={"x": {1: length}})
+    longer = tokens(50, dtype=F32)
+    assert torch.equal(program.module()(longer), module(longer))
+
+
+def test_a_tracer_leaves_no_fake_tensors_behind():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for spec in SPECS:
+        module, x = made(spec), tokens(150)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert module(mode.from_tensor(x)).shape == x.shape
+        assert type(module(x)) is torch.Tensor
+
+
+# --------------------------------------------------------------- casts and autocast
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_what_is_learned_stays_in_float32(spec):
+    module = made(spec, F32)
+    before = {k: v.clone() for k, v in module.position_encoding.state_dict().items()}
+    for dtype in (torch.bfloat16, torch.float16):
+        assert module.to(dtype).q_proj.weight.dtype == dtype
+        for name, value in module.position_encoding.state_dict().items():
+            assert torch.equal(value, before[name])
+            assert value.dtype == F32
+        x = tokens(dtype=dtype)
+        assert_exact(module(x), module, x)
+    assert {x.dtype for x in module.double().parameters()} == {torch.float64}
+    new = SelfAttention(32, 4, encoding=spec, dtype=torch.bfloat16)
+    assert {x.dtype for x in new.position_encoding.parameters()} == {F32}
+    new = SelfAttention(32, 4, encoding=spec, dtype=torch.float64)
+    assert {x.dtype for x in new.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", "rope"])
+def test_casts_do_not_reach_constants(spec):
+    module, x = made(spec), tokens(120)
+    wanted = module(x)
+    for cast in (torch.bfloat16, torch.float16, torch.float64):
+        module.position_encoding.to(cast)
+    assert torch.equal(module(x), wanted)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast(spec):
+    module, x = made(spec, F32), tokens(dtype=F32)
+    wanted = module(x)
+    cache = KVCache()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = module(x)
+        steps = torch.cat([module(part, cache=cache) for part in x.split(4, 1)], 1)
+        got.float().sum().backward()
+    assert got.dtype == steps.dtype == torch.bfloat16
+    for y in (got, steps):
+        assert (y - wanted).abs().max() < 2.0**-4 * wanted.abs().max()
+
+
+# --------------------------------------------------------------- copies, files, meta device
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_copies_pickles_and_state(spec):
+    module, x = made(spec), tokens()
+    wanted = module(x)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(x), wanted)
+        assert other.encoding == module.encoding
+    state = module.state_dict()
+    learned = [name for name in state if name not in WEIGHTS]
+    assert bool(learned) == (spec in LEARNED)
+    assert all(name.startswith("position_encoding.") for name in learned)
+    assert not list(module.buffers())
+    other = made(spec, seed=9)
+    assert not torch.equal(other(x), wanted)
+    other.load_state_dict(state)
+    assert torch.equal(other(x), wanted)
+
+
+def test_pickles_hold_no_tables():
+    module = made("wavelet:scales=4", F32)
+    small = len(pickle.dumps(module))
+    torch._dynamo.reset()
+    torch.compile(module, backend="eager", fullgraph=True)(tokens(2000, batch=1, dtype=F32))
+    torch._dynamo.reset()
+    assert len(pickle.dumps(module)) < small + 1000
+    x = tokens(dtype=F32)
+    assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
+
+
+def test_paths_in_pickles():
+    for public in (wavepe.nn.Rotary, SelfAttention, KVCache):
+        assert public.__module__ == "wavepe.nn"
+    assert b"wavepe.nn\n" in pickle.dumps(wavepe.nn.Rotary(8), protocol=0)
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", *LEARNED])
+def test_meta_device(spec):
+    with torch.device("meta"):
+        module = SelfAttention(32, 4, encoding=spec)
+    assert all(x.is_meta for x in module.parameters())
+    assert module(torch.empty(2, 5, 32, device="meta")).is_meta
+    module.to_empty(device="cpu")
+    torch.manual_seed(0)
+    module.reset_parameters()
+    torch.manual_seed(0)
+    other = SelfAttention(32, 4, encoding=spec)
+    for (name, a), b in zip(module.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    x = tokens(dtype=F32)
+    assert torch.equal(module(x), other(x))
+
+
+# --------------------------------------------------------------- training
+
+
+def test_checkpointing():
+    for spec in ("wavelet:scales=4", "transformer_xl", "rope"):
+        module = made(spec, dropout=0.3).train()
+        gradients = []
+        for run in (module, lambda x, m=module: checkpoint(m, x, use_reentrant=False)):
+            torch.manual_seed(4)
+            x = tokens().requires_grad_()
+            gradients.append(torch.autograd.grad(run(x).pow(2).sum(), [x, *module.parameters()]))
+        assert all(map(torch.equal, *gradients))
+
+
+def test_inference_first_then_training():
+    for spec in SPECS:
+        module = made(spec)
+        with torch.inference_mode():
+            module(tokens(140))
+        module(tokens(140)).sum().backward()
+        assert all(x.grad.isfinite().all() for x in module.parameters())
+
+
+def test_layers_that_share_what_is_learned():
+    first, second = made("shaw:clip=3"), made("shaw:clip=3", seed=1)
+    own = sum(x.numel() for x in first.parameters())
+    second.position_encoding = first.position_encoding
+    model = torch.nn.Sequential(first, second)
+    assert sum(x.numel() for x in model.parameters()) == 2 * own - 7 * 8
+    x = tokens()
+    assert_exact(model(x), second, first(x))
+    model(x).sum().backward()
+    assert first.position_encoding.table.grad.abs().sum() > 0
+
+
+def test_any_strides():
+    module, x = made("wavelet:scales=4"), tokens()
+    wanted = module(x)
+    for y in (x.transpose(0, 1).contiguous().transpose(0, 1), x.mT.contiguous().mT):
+        assert (module(y) - wanted).abs().max() < 1e-12
+    same = x[:1].expand(2, -1, -1)
+    assert (module(same) - wanted[:1]).abs().max() < 1e-12
+
+
+def test_it_prints_what_it_is():
+    text = str(SelfAttention(32, 4, 2, "wavelet:scales=4", False, 0.1, head_dim=16, window=5))
+    assert text.splitlines()[1].strip() == (
+        "32, heads=4, kv_heads=2, head_dim=16, encoding='wavelet:scales=4', causal=False, "
+        "dropout=0.1, window=5"
+    )
+    assert "(position_encoding): Relative(wavelet:scales=4)" in text
+    assert "32, heads=4, encoding='rope'\n" in str(SelfAttention(32, 4, encoding="rope"))
+
+
+# --------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((32, 5), {}, ValueError, "heads must divide dim=32, got 5"),
+        ((32, 4, 3), {}, ValueError, "kv_heads must divide heads=4, got 3"),
+        ((32, 4, 8), {}, ValueError, "kv_heads must divide heads=4, got 8"),
+        ((32, 0), {}, ValueError, "heads"),
+        ((32, 4, 0), {}, ValueError, "kv_heads"),
+        ((32.0, 4), {}, TypeError, "dim"),
+        ((32, 4), {"head_dim": 0}, ValueError, "head_dim"),
+        ((32, 4), {"encoding": "wavelet:scales=3"}, ValueError, "3"),
+        ((24, 8), {"encoding": "rope"}, ValueError, "3"),
+        ((24, 8), {"encoding": "transformer_xl"}, ValueError, "even head_dim"),
+        ((32, 4), {"encoding": "wavelets"}, ValueError, "did you mean 'wavelet'"),
+        ((32, 4), {"encoding": None}, TypeError, "encoding"),
+        ((32, 4), {"dropout": 1.5}, ValueError, "dropout must be a number from 0 to 1, got 1.5"),
+        ((32, 4), {"causal": "no"}, TypeError, "causal"),
+        ((32, 4), {"bias": None}, TypeError, "bias"),
+        ((32, 4), {"window": 0}, ValueError, "window must be at least 1, got 0"),
+        ((32, 4), {"max_length": 0}, ValueError, "max_length"),
+    ],
+)
+def test_wrong_arguments(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        SelfAttention(*arguments, **options)
+
+
+@pytest.mark.parametrize("spec", ["sinusoidal", "binary", "integer", "normalised"])
+def test_absolute_encodings_are_refused(spec):
+    with pytest.raises(ValueError, match=f"'{spec}' is absolute.* token embeddings"):
+        SelfAttention(32, 4, encoding=spec)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((2, 6, 32))}, "x must be a torch.Tensor, got ndarray"),
+        ({"x": torch.zeros(6, 32)}, r"x must be \(B, L, 32\), got \(6, 32\)"),
+        ({"x": torch.zeros(2, 6, 31)}, r"got \(2, 6, 31\)"),
+        ({"key_mask": [True] * 6}, "key_mask must be a torch.Tensor, got list"),
+        ({"key_mask": torch.ones(2, 6)}, "key_mask must be bool, True for what may be seen; got"),
+        ({"key_mask": torch.ones(2, 5).bool()}, r"here \(2, 6\); got \(2, 5\)"),
+        ({"key_mask": torch.ones(3, 6).bool()}, r"got \(3, 6\)"),
+        ({"key_mask": torch.ones(6).bool()}, r"got \(6,\)"),
+        ({"positions": 3}, "positions must be a torch.Tensor, got int"),
+        ({"positions": torch.arange(6.0)}, "positions must hold integers, got torch.float32"),
+        ({"positions": torch.arange(5)}, r"here \(6,\) or \(1\|2, 6\); got \(5,\)"),
+        ({"positions": torch.zeros(3, 6).long()}, r"got \(3, 6\)"),
+        ({"segments": torch.zeros(2, 5).long()}, r"segments must be .* got \(2, 5\)"),
+        ({"segments": torch.zeros(2, 6)}, "segments must hold integers"),
+        ({"cache": {}}, "cache must be a KVCache, got dict"),
+    ],
+)
+def test_wrong_calls(change, message):
+    call = {"x": torch.zeros(2, 6, 32)} | change
+    with pytest.raises(RuntimeError, match=message):
+        made("alibi", torch.float32)(call.pop("x"), **call)

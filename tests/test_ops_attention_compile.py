@@ -1,0 +1,308 @@
+"""ops.attention in the framework: opcheck, torch.compile, autocast, fake tensors, torch.func."""
+
+import numpy as np
+import pytest
+import wavepe
+from attention_cases import (
+    F32,
+    F64,
+    FLOATING,
+    NAMES,
+    OPTIONS,
+    SEED,
+    Shape,
+    attention,
+    composed,
+    draw,
+    incoming,
+    ops,
+    torch,
+)
+from cases import compiled_once, generator, recording_backend
+from torch.autograd import forward_ad
+
+func = torch.func
+# torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+]
+SMALL = Shape(2, 4, 2, 5, 6, 8, 4)
+SAMPLES = ["plain", "every key", "edge", "table, q_rel, per head", "dropout", "segments"]
+SAMPLES += ["everything", "batched decoding"]
+
+
+def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
+    """Those of torch.ops.wavepe.attention_forward, in its order."""
+    given = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
+    given |= draw(generator("raw", option), shape, OPTIONS[option], dtype)
+    if isinstance(given.get("offset"), int):
+        given["offset"] = torch.tensor(given["offset"])
+    for name in FLOATING:
+        if grad and name in given:
+            given[name].requires_grad_()
+    rest = [given.get(name) for name in NAMES]
+    seed = torch.tensor(11) if given["dropout_p"] else None
+    return (given["q"], given["k"], given["v"], *rest, seed, [])
+
+
+@pytest.mark.parametrize("option", SAMPLES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_opcheck_forward(option, grad):
+    torch.library.opcheck(
+        torch.ops.wavepe.attention_forward.default, raw_arguments(option, grad=grad)
+    )
+
+
+def test_opcheck_of_zones():
+    arguments = list(raw_arguments("table"))
+    c, u = torch.ones(arguments[3].shape[0], 2), torch.ones(8, 2)
+    arguments[3], arguments[-1] = c @ u.T, [c, u]
+    torch.library.opcheck(torch.ops.wavepe.attention_forward.default, tuple(arguments))
+
+
+@pytest.mark.parametrize("option", SAMPLES)
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
+def test_opcheck_backward(option, dtype):
+    arguments = raw_arguments(option, dtype)
+    out, lse = torch.ops.wavepe.attention_forward(*arguments)
+    grads = incoming(generator("opcheck"), {"q": arguments[0], "v": arguments[2]})
+    op = torch.ops.wavepe.attention_backward.default
+    for grad_lse in (grads[1], None):
+        torch.library.opcheck(op, (grads[0], grad_lse, out, lse, *arguments))
+
+
+# ---- torch.compile ------------------------------------------------------------------------------
+
+
+def step(function, arguments):
+    """Outputs, and gradients of every floating argument; the same dropout every time."""
+    torch.manual_seed(SEED)
+    leaves = {n: arguments[n].detach().clone().requires_grad_() for n in FLOATING if n in arguments}
+    out, lse = function(**arguments | leaves, return_lse=True)
+    (out.pow(2).sum() + lse.pow(2).where(lse > -torch.inf, 0.0).sum()).backward()
+    return [out, lse, *(leaf.grad for leaf in leaves.values())]
+
+
+@pytest.mark.parametrize("option", ["plain", "edge from 2, per head", "slopes", "dropout, table"])
+def test_compiles_whole_for_any_length(option):
+    backend = recording_backend()
+
+    def scaled(**arguments):
+        out, lse = attention(**arguments)
+        return out * 2, lse
+
+    compiled = torch.compile(scaled, backend=backend, fullgraph=True, dynamic=True)
+    for length in (7, 11, 130):  # sizes that are equal by chance would be taken for one
+        rng = generator("compile", option)
+        arguments = draw(rng, Shape(2, 4, 2, length, length + 3, 8, 8), OPTIONS[option])
+        if "p" in arguments:
+            arguments["p"] = draw(rng, Shape(2, 4, 2, 9, 9, 8, 8), OPTIONS[option])["p"]
+        for got, want in zip(step(compiled, arguments), step(scaled, arguments), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert compiled_once(backend)
+
+
+def test_the_composition_is_one_graph():
+    """Traced alone: lowering all its operators for a gradient takes half a minute."""
+    recording_backend()
+    compiled = torch.compile(composed, backend="eager", fullgraph=True, dynamic=True)
+    for length in (7, 30):
+        arguments = draw(generator("graph"), Shape(2, 4, 2, length, length, 8, 8), OPTIONS["edge"])
+        for got, want in zip(step(compiled, arguments), step(composed, arguments), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["segments", "key_mask", "mask", "offset of rows, table"])
+def test_compiles_with_masks_of_any_length(option):
+    backend = recording_backend()
+    compiled = torch.compile(attention, backend=backend, fullgraph=True, dynamic=True)
+    for length in (6, 11, 40):
+        arguments = draw(generator("masks"), Shape(2, 4, 2, length, length, 8, 8), OPTIONS[option])
+        for got, want in zip(step(compiled, arguments), step(attention, arguments), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert compiled_once(backend)
+
+
+def test_compiles_decoding_with_a_growing_cache():
+    backend = recording_backend()
+
+    def decode(q, k, v, p):
+        return attention(q, k, v, p=p, beyond="edge")
+
+    compiled = torch.compile(decode, backend=backend, fullgraph=True, dynamic=True)
+    for length in (7, 8, 9, 30):
+        arguments = draw(generator("cache"), Shape(1, 2, 1, 1, length, 8, 8), OPTIONS["edge"])
+        qkvp = (arguments["q"], arguments["k"], arguments["v"], torch.ones(5, 8))
+        torch.testing.assert_close(compiled(*qkvp), decode(*qkvp))
+    assert compiled_once(backend)
+
+
+def test_compiled_dropout_follows_the_generator():
+    recording_backend()
+    arguments = draw(generator("dropout"), Shape(1, 2, 1, 20, 20, 8, 8), {"dropout_p": 0.5})
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    torch.manual_seed(5)
+    first, second = compiled(**arguments), compiled(**arguments)
+    torch.manual_seed(5)
+    assert torch.equal(compiled(**arguments), first)
+    assert not torch.equal(first, second)
+    torch.manual_seed(5)
+    assert torch.equal(attention(**arguments), first)
+
+
+def test_compiles_with_a_relative_table():
+    backend = recording_backend()
+    scale, shift = wavepe.wavelet_grid(16, 4)
+    table = ops.relative_table(wavepe.wavelet_table(200, scale, shift, dtype=np.float64))
+
+    def layer(q, k, v):
+        return attention(q, k, v, p=table)
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    for length in (9, 30, 150):
+        arguments = draw(generator("table"), Shape(1, 2, 1, length, length, 16, 16), {})
+        torch.testing.assert_close(compiled(**arguments), layer(**arguments))
+    assert compiled_once(backend)
+
+
+# ---- autocast, fake tensors ---------------------------------------------------------------------
+
+
+def test_autocast_casts_as_scaled_dot_product_attention():
+    arguments = draw(generator("autocast"), Shape(1, 2, 1, 9, 9, 8, 8), OPTIONS["edge"])
+    q, k, v = (arguments[name] for name in "qkv")
+    for low in (torch.bfloat16, torch.float16):
+        cast = {n: x.to(low) if n in FLOATING else x for n, x in arguments.items()}
+        want = attention(**cast)
+        with torch.autocast("cpu", dtype=low):
+            like = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            got, lse = attention(**arguments, return_lse=True)
+            assert got.dtype == like.dtype == low
+            assert lse.dtype == F32
+            assert torch.equal(got, want)
+            mixed = arguments | {"k": k.to(low), "v": v.half()}
+            assert attention(**mixed).dtype == low
+            wide = {n: x.double() if n in FLOATING else x for n, x in arguments.items()}
+            assert attention(**wide).dtype == F64
+    leaf = q.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attention(**arguments | {"q": leaf}).float().sum().backward()
+    assert leaf.grad.dtype == F32
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16, F64])
+def test_meta_tensors_give_shapes(option, dtype):
+    arguments = draw(generator("meta"), SMALL, OPTIONS[option], dtype)
+    meta = {n: x.to("meta") if torch.is_tensor(x) else x for n, x in arguments.items()}
+    leaves = {n: meta[n].requires_grad_() for n in FLOATING if n in meta}
+    out, lse = attention(**meta, return_lse=True)
+    assert out.is_meta
+    assert out.shape == (*arguments["q"].shape[:3], arguments["v"].shape[3])
+    assert out.dtype == dtype
+    assert lse.shape == arguments["q"].shape[:3]
+    assert lse.dtype == (F64 if dtype == F64 else F32)
+    grads = torch.autograd.grad((out, lse), leaves.values(), (out.detach(), lse.detach()))
+    assert [g.shape for g in grads] == [x.shape for x in leaves.values()]
+
+
+# ---- torch.func, forward mode -------------------------------------------------------------------
+
+TRANSFORMED = ["plain", "edge", "table, q_rel, per head", "key_mask", "everything"]
+
+
+def differentiable(function, option, shape=(2, 2, 1, 3, 4, 3, 2), output=0):
+    """A function of the floating tensors alone, and the tensors; dropout is torch.func's own
+    business (vmap's `randomness`)."""
+    arguments = draw(generator("func", option), Shape(*shape), OPTIONS[option], F64)
+    arguments.pop("dropout_p", None)
+    names = [name for name in FLOATING if name in arguments]
+
+    def call(*leaves):
+        given = arguments | dict(zip(names, leaves, strict=True))
+        found = function(**given, return_lse=True)[output]
+        return torch.where(found == -torch.inf, 0.0, found)
+
+    return call, [arguments[name] for name in names]
+
+
+def assert_close(got, want):
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("option", TRANSFORMED)
+@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd"])
+@pytest.mark.parametrize("output", [0, 1])
+def test_derivatives(option, name, output):
+    call, leaves = differentiable(attention, option, output=output)
+
+    def cubes(*leaves):
+        return (call(*leaves) ** 3).sum()
+
+    again = [leaf.clone().requires_grad_() for leaf in leaves]
+    wants = torch.autograd.grad(cubes(*again), again)
+    for i, want in enumerate(wants):
+        assert_close(getattr(func, name)(cubes, i)(*leaves), want)
+
+
+@pytest.mark.parametrize("option", TRANSFORMED)
+def test_jvp_and_forward_mode(option):
+    call, leaves = differentiable(attention, option)
+    tangents = [torch.sin(leaf + 1) for leaf in leaves]
+    again, _ = differentiable(composed, option)
+    want = torch.autograd.functional.jvp(again, tuple(leaves), tuple(tangents))[1]
+    assert_close(func.jvp(call, tuple(leaves), tuple(tangents))[1], want)
+    with forward_ad.dual_level():
+        pairs = zip(leaves, tangents, strict=True)
+        out = call(*(forward_ad.make_dual(*pair) for pair in pairs))
+        assert_close(forward_ad.unpack_dual(out).tangent, want)
+
+
+@pytest.mark.parametrize("option", TRANSFORMED)
+def test_hessian(option):
+    """Derivatives of derivatives, which the operator itself may refuse."""
+    call, leaves = differentiable(attention, option, (1, 2, 1, 2, 3, 2, 1))
+
+    def of_q(call):
+        return lambda q: (call(q, *leaves[1:]) ** 2).sum()
+
+    again, _ = differentiable(composed, option, (1, 2, 1, 2, 3, 2, 1))
+    want = torch.autograd.functional.hessian(of_q(again), leaves[0])
+    assert_close(func.hessian(of_q(call))(leaves[0]), want)
+
+
+@pytest.mark.parametrize("option", TRANSFORMED)
+@pytest.mark.parametrize("function", [attention, composed], ids=["attention", "composed"])
+def test_vmap(function, option):
+    """Over each floating argument alone, and over all of them."""
+    call, leaves = differentiable(function, option)
+    many = [torch.stack([leaf, leaf * 0.5, leaf + 1], 1) for leaf in leaves]
+    for axes in ((0,), (1, 2), tuple(range(len(leaves)))):
+        given = [many[i] if i in axes else leaf for i, leaf in enumerate(leaves)]
+        dims = tuple(1 if i in axes else None for i in range(len(leaves)))
+        want = [
+            call(*(x.select(1, row) if i in axes else x for i, x in enumerate(given)))
+            for row in range(3)
+        ]
+        assert_close(func.vmap(call, dims)(*given), torch.stack(want))
+
+
+def test_per_sample_gradients():
+    """vmap of grad: the usual recipe."""
+    call, leaves = differentiable(attention, "edge")
+    many = torch.stack([leaves[0], leaves[0] + 0.3])
+
+    def loss(q, p):
+        return (call(q, *leaves[1:-1], p) ** 2).sum()
+
+    got = func.vmap(func.grad(loss, 1), (0, None))(many, leaves[-1])
+    want = torch.stack([func.grad(loss, 1)(q, leaves[-1]) for q in many])
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("option", ["plain", "edge", "everything"])
+def test_gradcheck_of_forward_mode(option):
+    call, leaves = differentiable(attention, option, (1, 2, 1, 2, 3, 2, 1))
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    assert torch.autograd.gradcheck(call, leaves, check_forward_ad=True)

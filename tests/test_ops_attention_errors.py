@@ -1,0 +1,206 @@
+"""What ops.attention refuses: RuntimeError, with what was given and what is needed; on every device
+and under fake tensors the same."""
+
+import math
+
+import pytest
+from attention_cases import OPTIONS, Shape, attention, draw, ops, torch
+from cases import generator
+
+B, H, HK, M, N, D, DV = SHAPE = Shape(2, 4, 2, 5, 7, 8, 6)
+ones = torch.ones
+Q, K, V = ones(B, H, M, D), ones(B, HK, N, D), ones(B, HK, N, DV)
+P = ones(9, D)
+SQUARE = {"q": ones(B, H, N, D), "k": K, "v": V}
+
+
+def both(a, b):
+    """A message with both, in either order."""
+    return rf"(?s){a}.*{b}|{b}.*{a}"
+
+
+SHAPES = [  # what the message holds, what is given beside q, k, v
+    (both(8, 9), {"k": ones(B, HK, N, 9)}),
+    (both(7, 6), {"v": ones(B, HK, 6, DV)}),
+    (both(4, 3), {"k": ones(B, 3, N, D), "v": ones(B, 3, N, DV)}),
+    (both("2, 2", "2, 4"), {"v": ones(B, 4, N, DV)}),
+    (both("2, 4", "3, 2"), {"k": ones(3, HK, N, D), "v": ones(3, HK, N, DV)}),
+    (both("2, 4", "1, 2"), {"k": ones(1, HK, N, D), "v": ones(1, HK, N, DV)}),
+    (None, {"k": ones(B, 0, N, D), "v": ones(B, 0, N, DV)}),
+    (r"q.*5, 8", {"q": ones(M, D)}),
+    (r"k.*2, 7, 8", {"k": ones(HK, N, D)}),
+    (r"v.*6", {"v": ones(1, B, HK, N, DV)}),
+    (r"q", {"q": torch.tensor(1.0)}),
+    (both(8, 3), {"p": ones(9, 3)}),
+    (both(4, 3), {"p": ones(3, 9, D)}),
+    (both(4, 2), {"p": ones(2, 9, D)}),
+    (r"p.*9", {"p": ones(9)}),
+    (r"p", {"p": ones(1, H, 9, D)}),
+    (r"edge", {"p": ones(0, D), "beyond": "edge"}),
+    (both(5, 6), {"p": P, "q_rel": ones(B, H, 6, D)}),
+    (r"q_rel", {"p": P, "q_rel": ones(B, HK, M, D)}),
+    (r"q_rel.*p", {"q_rel": Q}),
+    (both(4, 3), {"slopes": ones(3)}),
+    (r"slopes", {"slopes": ones(1, H)}),
+    (r"slopes", {"slopes": torch.tensor(0.5)}),
+    (both(2, 3), {"offset": torch.tensor([1, 2, 3])}),
+    (r"offset", {"offset": torch.tensor([[1], [2]])}),
+    (both(7, 5), {"key_mask": ones(B, M, dtype=torch.bool)}),
+    (r"key_mask", {"key_mask": ones(N, dtype=torch.bool)}),
+    (r"key_mask", {"key_mask": ones(3, N, dtype=torch.bool)}),
+    (both(7, 6), {**SQUARE, "segments": ones(B, 6, dtype=torch.int64)}),
+    (r"segments", {**SQUARE, "segments": ones(N, dtype=torch.int64)}),
+    (both(5, 7), {"segments": ones(B, N, dtype=torch.int64)}),  # m is not n
+    (both(7, 5), {"mask": ones(B, H, N, M, dtype=torch.bool)}),
+    (both("3", "2"), {"mask": ones(3, H, M, N, dtype=torch.bool)}),
+    (r"mask", {"mask": ones(B, HK, M, N, dtype=torch.bool)}),
+    (r"mask", {"mask": ones(M, N, dtype=torch.bool)}),
+    (r"mask", {"mask": ones(B, H, 1, N, dtype=torch.bool)}),
+]
+DTYPES = [
+    (r"[Ll]ong|int64", {"q": Q.long(), "k": K.long(), "v": V.long()}),
+    (r"[Cc]omplex", {n: x.to(torch.complex64) for n, x in zip("qkv", (Q, K, V), strict=True)}),
+    (r"[Dd]ouble|float64", {"k": K.double()}),
+    (r"[Bb][Ff]loat16", {"v": V.bfloat16()}),
+    (r"[Hh]alf|float16", {"p": P.half()}),
+    (r"[Dd]ouble|float64", {"p": P, "q_rel": Q.double()}),
+    (r"slopes", {"slopes": ones(H, dtype=torch.int64)}),
+    (r"offset", {"offset": torch.tensor(1.0)}),
+    (r"offset", {"offset": torch.tensor([True, False])}),
+    (r"key_mask", {"key_mask": ones(B, N)}),
+    (r"key_mask", {"key_mask": ones(B, N, dtype=torch.uint8)}),
+    (r"segments", {**SQUARE, "segments": ones(B, N)}),
+    (r"segments", {**SQUARE, "segments": ones(B, N, dtype=torch.bool)}),
+    (r"mask", {"mask": ones(B, H, M, N)}),
+]
+VALUES = [
+    (r"beyond.*'?wrap'?.*edge", {"p": P, "beyond": "wrap"}),
+    (r"window.*-1", {"window": -1}),
+    (r"softcap.*0", {"softcap": 0.0}),
+    (r"softcap.*-2", {"softcap": -2.0}),
+    (r"softcap.*nan", {"softcap": math.nan}),
+    (r"softcap.*inf", {"softcap": math.inf}),
+    (r"dropout_p.*1\.5", {"dropout_p": 1.5}),
+    (r"dropout_p.*-0\.1", {"dropout_p": -0.1}),
+    (r"dropout_p.*nan", {"dropout_p": math.nan}),
+    (r"slopes.*differentiable|slopes.*detach", {"slopes": ones(H, requires_grad=True)}),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("match", "options"), SHAPES + DTYPES + VALUES)
+def test_refused(match, options, device):
+    given = {
+        name: x.detach().to(device).requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
+        for name, x in ({"q": Q, "k": K, "v": V} | options).items()
+    }
+    with pytest.raises(RuntimeError, match=match):
+        attention(**given)
+    for name in "qkv":  # where autograd records, too
+        if given[name].is_floating_point():
+            given[name] = given[name].detach().requires_grad_()
+    with pytest.raises(RuntimeError, match=match):
+        attention(**given)
+
+
+@pytest.mark.parametrize(("match", "options"), SHAPES + DTYPES + VALUES[:-1])
+def test_refused_under_transforms(match, options):
+    """torch.func runs the composition: the same arguments are refused."""
+    given = {"q": Q, "k": K, "v": V} | options
+    q = given.pop("q")
+    if not q.is_floating_point():
+        return
+    with pytest.raises(RuntimeError, match=match):
+        torch.func.vjp(lambda q: attention(q, **given), q)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask"])
+def test_devices_must_agree(name):
+    given = draw(generator("device"), SHAPE, OPTIONS["everything"])
+    with pytest.raises(RuntimeError, match="meta"):
+        attention(**given | {name: given[name].to("meta")})
+
+
+NONSENSE = [
+    *({name: None} for name in "qkv"),
+    *({name: "x"} for name in ("q", "k", "v", "p", "q_rel", "slopes", "key_mask", "segments")),
+    *({name: [1.0]} for name in ("q", "p", "mask", "offset")),
+    *({name: "x"} for name in ("first", "offset", "window", "softcap", "scale", "dropout_p")),
+    {"beyond": 3},
+    {"window": 2.5},
+    {"first": 1.5},
+    {"offset": 1.5},
+    {"causal": "no"},
+]
+
+
+@pytest.mark.parametrize("options", NONSENSE)
+def test_what_is_no_tensor_or_number(options):
+    """Not at the price of the process, and never accepted."""
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        attention(**{"q": Q, "k": K, "v": V, "p": P} | options)
+
+
+def test_arguments_are_keywords():
+    with pytest.raises(TypeError):
+        attention(Q, K, V, P)
+    with pytest.raises(TypeError):
+        attention(Q, K, V, dropout=0.1)
+
+
+def test_relative_table_brings_its_own_range():
+    table = ops.relative_table(P, first=-2, beyond="edge")
+    for options in ({"first": 1}, {"beyond": "edge"}, {"first": -2}):
+        with pytest.raises(RuntimeError, match=r"first|beyond"):
+            attention(Q, K, V, p=table, **options)
+    with pytest.raises(RuntimeError, match=both(8, 3)):
+        attention(Q, K, V, p=ops.relative_table(ones(9, 3)))
+    with pytest.raises(RuntimeError, match=both(4, 3)):
+        attention(Q, K, V, p=ops.relative_table(ones(3, 9, D)))
+
+
+# ---- sizes that do not fit ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [2**62, -(2**62), 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("offset", [None, 2**62, -(2**62), 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("beyond", ["zero", "edge"])
+def test_far_numbers(variant, first, offset, beyond):
+    """No sum may wrap: what is out of reach counts as such, or a clear error."""
+    p = torch.arange(3.0)[:, None].expand(3, D)
+    given = {"q": Q, "k": K, "v": V, "p": p, "first": first, "beyond": beyond}
+    given |= {"offset": offset, "causal": False, "return_lse": True}
+    try:
+        out, lse = attention(**given)
+    except RuntimeError as error:
+        assert any(word in str(error) for word in ("first", "offset", "large", "overflow"))  # noqa: PT017
+        return
+    assert torch.isfinite(out).all()
+    if offset is None:
+        row = 0 if beyond == "zero" else float(p[0 if first > 0 else 2, 0])
+        want = D * (1 + row) * D**-0.5 + math.log(N)
+        torch.testing.assert_close(lse, torch.full_like(lse, want))
+
+
+@pytest.mark.parametrize("window", [2**62, 2**63 - 1])
+def test_a_window_beyond_everything(variant, window):
+    want = attention(Q, K, V)
+    assert torch.equal(attention(Q, K, V, window=window), want)
+
+
+@pytest.mark.parametrize("sizes", [(2**31, 2**31, 2, 2), (1, 2**40, 2**40, 1), (2**62, 1, 1, 1)])
+def test_sizes_larger_than_memory_can_be(sizes):
+    """Expanded tensors have such sizes; the bytes to allocate must not wrap around."""
+    x = torch.zeros(1)
+    with pytest.raises(RuntimeError):
+        attention(x.expand(sizes), x.expand(sizes), x.expand(sizes))
+
+
+def test_table_larger_than_memory_can_be():
+    """Only rows that some delta reads matter; or an error."""
+    p = torch.ones(1).expand(2**59, D)
+    try:
+        got = attention(Q, K, V, p=p)
+    except RuntimeError:
+        return
+    assert torch.equal(got, attention(Q, K, V, p=p[:N]))

@@ -1,0 +1,153 @@
+"""ops.attention on inputs of any strides, of empty sizes, and with rows that see nothing."""
+
+import math
+
+import numpy as np
+import pytest
+from attention_cases import (
+    F32,
+    F64,
+    LOW,
+    OPTIONS,
+    Shape,
+    attention,
+    check,
+    compare,
+    draw,
+    each_function,
+    incoming,
+    judge,
+    run,
+    same,
+    torch,
+)
+from cases import generator
+
+nan, inf = math.nan, math.inf
+
+
+# ---- strides ------------------------------------------------------------------------------------
+
+
+def expanded(x):
+    """The first entry of the first axis everywhere, with stride 0."""
+    return x[:1].expand(x.shape)
+
+
+LAYOUTS = {
+    "first axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "heads last": lambda x: (
+        x.transpose(-2, -3).contiguous().transpose(-2, -3) if x.dim() > 2 else x
+    ),
+    "columns": lambda x: x.mT.contiguous().mT,
+    "every second": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "rows apart": lambda x: x.repeat_interleave(3, -2)[..., ::3, :],
+    "offset": lambda x: torch.cat([x.new_ones(1), x.flatten()])[1:].view(x.shape),
+    "expanded": expanded,
+    "part of a wider": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(variant, layout):
+    rng = generator("strides")
+    lay = LAYOUTS[layout]
+    for shape in (Shape(2, 4, 2, 19, 37, 24, 20), Shape(2, 2, 1, 1, 40, 16, 16)):
+        arguments = draw(rng, shape, OPTIONS["everything"])
+        grad_out, grad_lse = incoming(rng, arguments)
+        for names in (["q"], ["k"], ["v"], ["p"], ["q_rel"], ["key_mask"], ["mask"], [*"qkv", "p"]):
+            laid = arguments | {name: lay(arguments[name]) for name in names}
+            plain = {n: x.contiguous() if torch.is_tensor(x) else x for n, x in laid.items()}
+            want = run(attention, plain, grad_out, grad_lse)
+            same(run(attention, laid, grad_out, grad_lse), want, f"{layout} {names}")
+        # of the gradients that come in; q, k and v of one projection
+        if layout != "expanded":
+            want = run(attention, arguments, grad_out, grad_lse)
+            same(run(attention, arguments, lay(grad_out), grad_lse.mT.contiguous().mT), want)
+
+
+def test_gradients_of_one_packed_projection(variant):
+    """q, k and v as slices of one tensor, as models make them; a sum's gradient has stride 0."""
+    rng = generator("packed")
+    packed = torch.from_numpy(rng.normal(size=(2, 21, 3, 4, 16))).float()
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    arguments = {"q": q, "k": k, "v": v}
+    ones = torch.ones(()).expand(2, 4, 21, 16), torch.ones(()).expand(2, 4, 21)
+    compare(run(attention, arguments, *ones), judge(arguments, *ones), F32)
+
+
+def test_inputs_are_not_changed(variant):
+    rng = generator("unchanged")
+    arguments = draw(rng, Shape(2, 4, 2, 19, 37, 24, 20), OPTIONS["everything"])
+    grads = incoming(rng, arguments)
+    before = [x.clone() for x in (*arguments.values(), *grads) if torch.is_tensor(x)]
+    run(attention, arguments, *grads)
+    after = [x for x in (*arguments.values(), *grads) if torch.is_tensor(x)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# ---- empty --------------------------------------------------------------------------------------
+
+EMPTY = [
+    Shape(0, 2, 1, 5, 6, 4, 3),
+    Shape(2, 0, 0, 5, 6, 4, 3),
+    Shape(2, 0, 2, 5, 6, 4, 3),
+    Shape(2, 2, 1, 0, 6, 4, 3),
+    Shape(2, 2, 1, 5, 0, 4, 3),
+    Shape(2, 2, 1, 5, 6, 0, 3),
+    Shape(2, 2, 1, 5, 6, 4, 0),
+    Shape(2, 2, 1, 5, 6, 0, 0),
+    Shape(0, 0, 0, 0, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize("shape", EMPTY)
+@each_function
+def test_empty(variant, function, shape):
+    rng = generator("empty")
+    names = ("plain", "every key", "table", "table, q_rel, per head", "edge", "offset of rows")
+    for name in (*names, "key_mask", "mask", "dropout", "softcap"):
+        for dtype in (F32, torch.bfloat16, F64):
+            check(function, rng, shape, OPTIONS[name], dtype, f"{name} {shape}")
+
+
+@each_function
+def test_table_without_rows(variant, function):
+    rng = generator("rows")
+    shape = Shape(2, 2, 1, 5, 6, 4, 3)
+    for p in (np.zeros((0, 4)), np.zeros((2, 0, 4))):
+        arguments, found = check(function, rng, shape, {"p": p})
+        assert found["p"].shape == p.shape
+        arguments.pop("p")
+        assert torch.equal(found["out"], function(**arguments))
+
+
+# ---- rows that see nothing ----------------------------------------------------------------------
+
+
+@each_function
+@pytest.mark.parametrize("dtype", [F32, F64, *LOW])
+def test_a_row_that_sees_nothing(variant, function, dtype):
+    """0, lse -inf, gradient 0, also where k and v are NaN and where lse has a gradient."""
+    rng = generator("blind")
+    shape = Shape(2, 2, 1, 12, 5, 8, 8)  # seven queries stand before the first key
+    for name in ("plain", "edge", "everything", "softcap", "slopes", "table, q_rel", "dropout"):
+        arguments = draw(rng, shape, OPTIONS[name], dtype) | {"offset": None, "causal": True}
+        found = run(function, arguments, *incoming(rng, arguments))
+        assert not found["out"][:, :, :7].any()
+        assert found["lse"][:, :, :7].eq(-inf).all()
+        assert not found["q"][:, :, :7].any()
+        assert "q_rel" not in found or not found["q_rel"][:, :, :7].any()
+    for hidden in (
+        {"window": 0},
+        {"key_mask": torch.zeros(2, 5, dtype=torch.bool)},
+        {"mask": torch.zeros(1, 1, 12, 5, dtype=torch.bool)},
+        {"offset": -20},
+        {"offset": torch.tensor([-(2**52), -(2**40)])},
+    ):
+        arguments = draw(rng, shape, OPTIONS["table per head"], dtype)
+        arguments["k"], arguments["v"] = arguments["k"] * nan, arguments["v"] * inf
+        found = run(function, arguments | hidden, *incoming(rng, arguments))
+        assert found.pop("lse").eq(-inf).all()
+        for tensor in ("out", "q", "k", "v", "p"):
+            assert not found[tensor].any(), f"{hidden}: {tensor}"

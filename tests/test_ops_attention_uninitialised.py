@@ -1,0 +1,77 @@
+"""Attention's tests again, in a process where fresh memory holds NaN.
+
+Kernels work in scratch memory that nobody clears: what they read before they have written it would
+be zero in most runs, and no sanitizer sees it.
+"""
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from cases import load_torch
+
+load_torch()
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+FILL = r"""
+#include <stddef.h>
+#include <string.h>
+extern void *__libc_malloc(size_t);
+extern void *__libc_memalign(size_t, size_t);
+static void *filled(void *p, size_t n) { return p ? memset(p, 0xff, n) : p; }
+void *malloc(size_t n) { return filled(__libc_malloc(n), n); }
+void *memalign(size_t a, size_t n) { return filled(__libc_memalign(a, n), n); }
+void *aligned_alloc(size_t a, size_t n) { return memalign(a, n); }
+int posix_memalign(void **p, size_t a, size_t n) { return (*p = memalign(a, n)) ? 0 : 12; }
+"""
+
+
+@pytest.fixture(scope="module")
+def fill(tmp_path_factory):
+    """A library that fills every allocation with the bits of NaN."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if platform.libc_ver()[0] != "glibc" or not shutil.which(compiler[0]):
+        pytest.skip(f"needs glibc and {compiler[0]}")
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("the sanitizer has its own malloc")
+    folder = tmp_path_factory.mktemp("fill")
+    (folder / "fill.c").write_text(FILL)
+    command = [*compiler, "-O1", "-fno-builtin", "-shared", "-fPIC", "fill.c", "-o", "fill.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "fill.so"
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        ("test_ops_attention.py", "not composed"),
+        ("test_ops_attention_fuzz.py", "other_dtypes"),
+        ("test_ops_attention_values.py", "not composed"),
+    ],
+)
+def test_nothing_is_read_before_it_is_written(fill, name, choice):
+    options = ("-q", "-p", "no:cacheprovider", "-k", choice)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(HERE / name)],
+        env={**os.environ, "LD_PRELOAD": str(fill)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 5
+
+
+def test_it_would_be_seen(fill):
+    code = "import torch; assert torch.empty(1000).isnan().all()"
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "LD_PRELOAD": str(fill)}, check=True
+    )

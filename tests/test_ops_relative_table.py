@@ -1,0 +1,289 @@
+"""wavepe.ops.relative_table: what the zones leave out and what is dropped at the ends."""
+
+import numpy as np
+import pytest
+import wavepe
+from cases import generator, load_torch
+
+torch, ops = load_torch()
+
+KINDS = ("ricker", "gaussian", "morlet", "haar")
+TOLERANCE = 1e-7  # of the largest value
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+WAVELETS = {  # METHODS 1: the published sets of scales, as many as divide each head size
+    "octaves": [2.0**i for i in range(8)],
+    "from 2": [2.0**i for i in range(1, 9)],
+    "from 4": [2.0**i for i in range(2, 10)],
+    "four": [2.0**i for i in range(4)],
+    "two": [1.0, 2.0],
+    "16": [2.0**i for i in range(16)],
+    "32": [2.0**i for i in range(32)],
+    "one": [128.0],
+}
+
+
+def wavelets(d=128, w=2048, scales=8, first=0, dtype=np.float64, **options):
+    offsets = np.arange(first, first + w)
+    return wavepe.wavelet_table(offsets, *wavepe.wavelet_grid(d, scales), dtype=dtype, **options)
+
+
+def ranks(zones):
+    """Of each zone; the head size where the zone holds its rows."""
+    return [u.shape[1] or c.shape[1] for c, u in zip(zones[::2], zones[1::2], strict=True)]
+
+
+def rebuilt(zones):
+    """(p, sum of the magnitudes of its products), float64."""
+    p, size = [], []
+    for c, u in zip(zones[::2], zones[1::2], strict=True):
+        c, u = c.double(), u.double()
+        p.append(c @ u.T if u.numel() else c)
+        size.append(c.abs() @ u.abs().T if u.numel() else c.abs())
+    return torch.cat(p), torch.cat(size)
+
+
+def check(table, p, first=0, dtype=torch.float32):
+    """The table's tensors against the rows given; returns the zones."""
+    p = np.asarray(p, np.float64)
+    largest = np.abs(p).max(initial=0.0)
+    got, start, zones = table.tensors(dtype, "cpu")
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    lo = start - first
+    hi = lo + got.shape[-2]
+    assert torch.equal(got, torch.from_numpy(p[..., lo:hi, :]).to(dtype))
+    for dropped in (p[..., :lo, :], p[..., hi:, :]):
+        assert np.abs(dropped).max(initial=0.0) <= TOLERANCE * largest
+    if zones:
+        for c, u in zip(zones[::2], zones[1::2], strict=True):
+            assert c.dtype == u.dtype == dtype
+            assert c.is_contiguous()
+            assert u.is_contiguous()
+            assert u.shape == (p.shape[-1], 0 if u.numel() == 0 else c.shape[1])
+            assert u.numel() == 0 or c.shape[1] < 0.75 * p.shape[-1]
+        again, size = rebuilt(zones)
+        # What the basis leaves out, then C and U round once each.
+        bound = TOLERANCE * largest + (2 + UNIT[dtype]) * UNIT[dtype] * size
+        assert ((again - torch.from_numpy(p[lo:hi])).abs() <= 1.0001 * bound).all()
+    return zones
+
+
+# ------------------------------------------------------------------ zones
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("d", [32, 64, 128])
+def test_every_wavelet(kind, d):
+    for scales in WAVELETS.values():
+        if d % len(scales) == 0:
+            for options in ({}, {"mirrored": True}, {"first": -700, "w": 1400}):
+                p = wavelets(d, scales=scales, kind=kind, **{"w": 1000, **options})
+                first = options.get("first", 0)
+                check(ops.relative_table(p, first), p, first)
+
+
+@pytest.mark.parametrize(
+    ("d", "rows", "near", "far"), [(32, 808, 24, 11), (64, 812, 29, 12), (128, 820, 37, 15)]
+)
+def test_ranks_of_the_papers_wavelets(d, rows, near, far):
+    """The ranks and the band that a prototype measured at 1e-7."""
+    table = ops.relative_table(wavelets(d))
+    p, first, zones = table.tensors(torch.float32, "cpu")
+    assert first == 0
+    assert abs(len(p) - rows) <= 4
+    assert [len(c) for c in zones[::2]] == [64, len(p) - 64]
+    got = ranks(zones)
+    assert abs(got[1] - far) <= 1
+    if near >= 0.75 * d:  # not worth it
+        assert got[0] == d
+        assert torch.equal(zones[0], p[:64])
+    else:
+        assert abs(got[0] - near) <= 1
+    work = sum(r * (len(c) + d) for r, c in zip(got, zones[::2], strict=True))
+    assert work < {32: 0.55, 64: 0.35, 128: 0.25}[d] * p.numel()
+
+
+def test_zones_of_both_sides():
+    p = wavelets(64, w=1601, first=-800)
+    zones = check(ops.relative_table(p, -800), p, -800)
+    assert [len(c) for c in zones[::2]][1] == 127  # |delta| < 64
+    assert len(zones) == 6
+    assert max(ranks(zones)[::2]) <= 14
+    p[:100] *= 1e-12  # dropped: the zones stay where they are
+    zones = check(ops.relative_table(p, -800), p, -800)
+    assert [len(c) for c in zones[::2]][:2] == [800 - 100 - 63, 127]
+    one_side = p[:700]  # delta < -100
+    zones = check(ops.relative_table(one_side, -800), one_side, -800)
+    assert len(zones) == 2
+
+
+@pytest.mark.parametrize("dtype", UNIT)
+def test_float32_values_and_low_precision(dtype):
+    p = wavelets(dtype=np.float32)
+    zones = check(ops.relative_table(torch.from_numpy(p)), p, dtype=dtype)
+    assert ranks(zones) == pytest.approx([37, 15], abs=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (40, 64), (64, 128), (300, 64), (5000, 32)])
+def test_irregular_tables_keep_their_rows(shape):
+    p = generator("random").normal(size=shape)
+    for first in (0, -50, 1000):
+        assert check(ops.relative_table(p, first), p, first) == []
+
+
+def test_a_zone_that_is_irregular_keeps_its_rows():
+    p = wavelets()
+    p[:64] += generator("near").normal(size=(64, 128))
+    table = ops.relative_table(p)
+    zones = check(table, p)
+    assert ranks(zones)[0] == 128
+    assert ranks(zones)[1] < 20
+    rows, _, _ = table.tensors(torch.float32, "cpu")
+    assert torch.equal(zones[0], rows[:64])
+    p = wavelets()
+    p[64:] = generator("far").normal(size=(2048 - 64, 128))
+    assert ranks(check(ops.relative_table(p), p))[1] == 128
+
+
+def test_long_tables():
+    rng = generator("long")
+    smooth = rng.normal(size=(6000, 5)) @ rng.normal(size=(5, 64))
+    assert ranks(check(ops.relative_table(smooth), smooth)) == [5, 5]
+    hidden = smooth.copy()  # rank 64, in rows of which a sample sees few
+    hidden[1000:1064] += rng.normal(size=(64, 64))
+    assert ranks(check(ops.relative_table(hidden), hidden)) == [5, 64]
+
+
+def test_a_zone_of_zeros_is_not_taken_for_a_full_one():
+    p = np.zeros((400, 16))
+    p[0], p[-1] = 1, 2
+    zones = check(ops.relative_table(p, -200), p, -200)
+    assert ranks(zones) == [1, 1, 1]
+    assert not rebuilt(zones)[0][1:-1].any()
+
+
+def test_float64_keeps_the_exact_table():
+    p = wavelets()
+    got, first, zones = ops.relative_table(p).tensors(torch.float64, "cpu")
+    assert first == 0
+    assert zones == []
+    assert torch.equal(got, torch.from_numpy(p[: len(got)]))
+    assert not p[len(got) :].any()
+    assert len(got) > len(ops.relative_table(p).tensors(torch.float32, "cpu")[0])
+
+
+# ------------------------------------------------------------------ values of all kinds
+
+
+@pytest.mark.parametrize("exponent", [-1000, -100, 100, 1000])
+def test_scale_does_not_matter(exponent):
+    p = np.ldexp(wavelets(64), exponent)
+    with np.errstate(all="raise"):
+        table = ops.relative_table(p)
+    assert "rank 29+12" in repr(table)
+    if abs(exponent) == 100:
+        check(table, p)
+    got, first, _ = table.tensors(torch.float64, "cpu")
+    assert torch.equal(got, torch.from_numpy(p[first : len(got)]))
+
+
+def test_zones_that_would_overflow_are_not_used():
+    """Sums over a row may pass the end of a dtype's range where its entries do not."""
+    for dtype, largest in ((torch.float32, 3e38), (torch.float16, 6e4)):
+        p = largest * wavelets(64)
+        table = ops.relative_table(p)
+        assert "rank 29+12" in repr(table)
+        assert check(table, p, dtype=dtype) == []
+    assert check(table, p) != []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_stay(value):
+    p = wavelets(32, w=300)
+    p[200, 3] = value
+    p = np.concatenate([np.zeros((2, 32)), p, np.full((1, 32), value), np.zeros((3, 32))])
+    table = ops.relative_table(p, -2)
+    for dtype in (torch.float32, torch.float64):
+        got, first, zones = table.tensors(dtype, "cpu")
+        assert zones == []
+        assert first == 0
+        want = torch.from_numpy(p[2:-3]).to(dtype)
+        assert torch.equal(got.nan_to_num(7, 8, 9), want.nan_to_num(7, 8, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 4), (7, 4), (7, 0), (0, 0), (3, 7, 4), (3, 0, 4), (0, 7, 4)])
+def test_nothing_but_zeros(shape, dtype):
+    table = ops.relative_table(np.zeros(shape), 5)
+    p, _, zones = table.tensors(dtype, "cpu")
+    assert p.shape == (*shape[:-2], 0, shape[-1])
+    assert zones == []
+    assert table.rows == 0
+    assert "no rows" in repr(table)
+
+
+def same_bias(table, p, first, beyond, tolerance=0.0):
+    """The rows kept say what all of them said, far outside of them too."""
+    rng = generator("bias")
+    q = rng.normal(size=(3, 5, p.shape[-1]))
+    q = np.abs(q) if tolerance else q
+    for dtype in (torch.float64, torch.float32):
+        rows, start, _ = table.tensors(dtype, "cpu")
+        allowed = tolerance * q.sum(-1).max() * np.abs(p).max() if dtype == torch.float32 else 0
+        q_, p_, rows = q.astype(rows.numpy().dtype), p.astype(rows.numpy().dtype), rows.numpy()
+        for keys in (5, 9, 60):
+            want = wavepe.relative_bias(q_, p_, keys, first=first, beyond=beyond)
+            got = wavepe.relative_bias(q_, rows, keys, first=start, beyond=beyond)
+            assert (np.abs(got - want) <= allowed).all()
+            for j in (keys + 40, -40):  # delta far on both sides
+                want = wavepe.relative_bias(q_, p_, 1, first=first + j, beyond=beyond)
+                got = wavepe.relative_bias(q_, rows, 1, first=start + j, beyond=beyond)
+                assert (np.abs(got - want) <= allowed).all()
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_rows_that_say_nothing_are_dropped(lead):
+    p = generator("rows").normal(size=(*lead, 30, 8))
+    p[..., :4, :] = 0
+    p[..., 10, :] = 0
+    p[..., 25:, :] = 0
+    p[..., 6, 0] = 100
+    table = ops.relative_table(p, -7)
+    assert (table.first, table.rows) == (-3, 21)
+    same_bias(table, p, -7, "zero")
+    p[..., 4, :] *= 1e-9  # said to float64 alone
+    p[..., 24, :] *= 1e-9
+    table = ops.relative_table(p, -7)
+    assert (table.first, table.rows) == (-3, 21)
+    got, first, _ = table.tensors(torch.float32, "cpu")
+    assert (first, got.shape[-2]) == (-2, 19)
+    same_bias(table, p, -7, "zero", TOLERANCE)
+    if lead:  # dropped only where no head says anything
+        p[1, 0, 2] = 5
+        assert ops.relative_table(p, -7).first == -7
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_an_edge_is_dropped_where_it_repeats(lead):
+    p = generator("edge").normal(size=(*lead, 30, 8))
+    p[..., -1, :] = 0
+    table = ops.relative_table(p, -7, "edge")
+    assert (table.first, table.rows) == (-7, 30)
+    same_bias(table, p, -7, "edge")
+    p[..., :5, :] = p[..., 4:5, :]
+    p[..., 20:, :] = p[..., 20:21, :]
+    p[..., 10:13, :] = p[..., 10:11, :]
+    table = ops.relative_table(p, -7, beyond="edge")
+    assert (table.first, table.rows) == (-3, 17)
+    same_bias(table, p, -7, "edge")
+    p[...] = p[..., :1, :]
+    table = ops.relative_table(p, -7, beyond="edge")
+    assert table.rows == 1
+    same_bias(table, p, -7, "edge")
+
+
+def test_tables_of_heads_and_edges_have_no_zones():
+    p = wavelets(64)
+    assert ops.relative_table(np.stack([p, p])).tensors(torch.float32, "cpu")[2] == []
+    assert ops.relative_table(p, beyond="edge").tensors(torch.float32, "cpu")[2] == []
+    assert ops.relative_table(p).tensors(torch.float32, "cpu")[2] != []
