@@ -164,6 +164,12 @@ typedef struct {
 } wpe_attention_sizes;
 typedef wpe_attention_sizes wpe_attention_sizes_fn(const wpe_attention *a, int backward);
 
+/* The keys that queries begin..end-1 may see; neither bound falls with the queries. */
+typedef struct {
+    int64_t begin, end;
+} wpe_range;
+typedef wpe_range wpe_attention_keys_fn(const wpe_attention *a, int64_t begin, int64_t end);
+
 /* Packs keys begin..end-1, begin a multiple of the key block; different ranges may be packed by
  * different threads. */
 typedef void wpe_attention_pack_fn(const wpe_attention *a, void *packed, int backward,
@@ -196,14 +202,15 @@ typedef void wpe_attention_backward_fn(const wpe_attention *a, const void *packe
 typedef void wpe_attention_decode_fn(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
                                      void *lse, void *workspace);
 
-/* out[r][c] = sum over parts of x[part][r][c] in order, rounded to the storage type; rows of x have
- * `stride` elements of the kernel's own type, parts lie `part` apart. */
+/* out[r][c] = sum over parts (0: none, zero) of x[part][r][c] in order, rounded to the storage
+ * type; rows of x have `stride` elements of the kernel's own type, parts lie `part` apart. */
 typedef void wpe_attention_store_fn(wpe_matrix_out out, int storage, const void *x, int64_t rows,
                                     int64_t cols, int64_t stride, int64_t parts, int64_t part);
 
 /* The kernels of one own type. */
 typedef struct {
     wpe_attention_sizes_fn *sizes;
+    wpe_attention_keys_fn *keys;
     wpe_attention_zone_size_fn *zone_size;
     wpe_attention_pack_zone_fn *pack_zone;
     wpe_attention_pack_fn *pack;

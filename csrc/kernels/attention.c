@@ -295,6 +295,11 @@ static void NAME(attention_backward)(const wpe_attention *a, const void *packed,
 
 /* ---- sizes --------------------------------------------------------------------------------- */
 
+static wpe_range NAME(attention_keys)(const wpe_attention *a, int64_t begin, int64_t end) {
+    wpe_range keys = {keys_of(a, begin).begin, keys_of(a, end - 1).end};
+    return keys;
+}
+
 static wpe_attention_sizes NAME(attention_sizes)(const wpe_attention *a, int backward) {
     BLOCK b;
     SCRATCH w;

@@ -73,8 +73,7 @@ static void NAME(begin_block)(BLOCK *b, int64_t begin, int64_t end) {
     b->begin = begin;
     b->rows = end - begin;
     b->groups = (b->rows + GROUP - 1) / GROUP;
-    b->keys.begin = keys_of(a, begin).begin;
-    b->keys.end = keys_of(a, end - 1).end;
+    b->keys = (wpe_range){keys_of(a, begin).begin, keys_of(a, end - 1).end};
     for (int64_t i = 0; i < b->groups * GROUP; i++) {
         wpe_range none = {b->keys.end, b->keys.end};
         b->seen[i] = i < b->rows ? keys_of(a, begin + i) : none;

@@ -218,7 +218,7 @@ static void NAME(attention_store)(wpe_matrix_out out, int storage, const void *x
         for (int64_t c = 0; c < cols; c += CHUNK) {
             int64_t count = smaller(CHUNK, cols - c);
             const REAL *from = (const REAL *)x + r * stride + c;
-            memcpy(chunk, from, (size_t)count * sizeof(REAL));
+            for (int64_t k = 0; k < count; k++) chunk[k] = parts ? from[k] : 0;
             for (int64_t i = 1; i < parts; i++)
                 for (int64_t k = 0; k < count; k++) chunk[k] += from[i * part + k];
             NAME(write_row)((void *)NAME(element)(to, storage, r, c), storage, out.col, chunk,

@@ -5,10 +5,6 @@
 #include "../wavepe.h"
 #include "simd.h"
 
-typedef struct {
-    int64_t begin, end;
-} wpe_range;
-
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
@@ -25,7 +21,8 @@ INLINE wpe_range keys_of(const wpe_attention *a, int64_t i) {
         seen.end = smaller(seen.end, a->run_end[i]);
     }
     seen.end = larger(seen.end, a->first_key);
-    seen.begin = smaller(seen.begin, seen.end); /* empty: begin = end, one of the keys or past them */
+    seen.begin =
+        smaller(seen.begin, seen.end); /* empty: begin = end, one of the keys or past them */
     return seen;
 }
 

@@ -149,6 +149,7 @@
 #define ATTENTION(type)                             \
     {                                               \
         .sizes = OF(attention_sizes, type),         \
+        .keys = OF(attention_keys, type),           \
         .zone_size = OF(attention_zone_size, type), \
         .pack_zone = OF(attention_pack_zone, type), \
         .pack = OF(attention_pack, type),           \

@@ -102,6 +102,12 @@ struct Sums {
     int64_t table_bytes() const { return dp * tables; }
 };
 
+// Blocks of queries begin..end-1, and the keys that they see, to whole tiles.
+struct Chunk {
+    int64_t begin = 0, end = 0;
+    wpe_range keys{0, 0};
+};
+
 class Backward {
     const Problem &x;
     const Heads grad_out, out;
@@ -132,43 +138,74 @@ class Backward {
           blocks(ceil_div(x.queries, WPE_QUERY_BLOCK)) {}
 
     // Chunks of a key head's blocks of queries, each with sums of its own.
-    int64_t chunks() const {
+    int64_t chunk_count() const {
         return std::clamp<int64_t>(std::min(32 / x.pairs(), blocks / 4), 1, 4);
     }
 
-    // Chunk c of the query blocks of a key head, dealt zig-zag: later blocks see more keys.
-    void chunk(int64_t b, int64_t kv, int64_t c, int64_t count, const void *packed, char *keys,
-               char *tables, char *scratch) const {
-        for (int64_t unit = 0; unit < blocks * x.group; unit++) {
-            const int64_t turn = unit % (2 * count);
-            if ((turn < count ? turn : 2 * count - 1 - turn) != c) continue;
-            const int64_t g = unit % x.group, h = kv * x.group + g;
-            const int64_t begin = unit / x.group * WPE_QUERY_BLOCK;
-            const wpe_attention a = x.head(b, h);
-            wpe_attention_gradients to{};
-            to.out = out.matrix(b, h);
-            to.grad_out = grad_out.matrix(b, h);
-            to.lse = x.row(lse, b, h);
-            to.grad_lse = grad_lse ? x.row(grad_lse, b, h) : nullptr;
-            to.dq = dq.result(b, h);
-            if (x.has_q_rel()) to.dr = dr.result(b, h);
-            to.sums.dk = keys;
-            to.sums.dv = keys + sums.dk;
-            if (p_grad) to.sums.dp = tables + (sums.tables > 1 ? g * sums.dp : 0);
-            x.kernels->backward(&a, packed, &to, begin,
-                                std::min(begin + WPE_QUERY_BLOCK, x.queries), scratch);
+    // Consecutive blocks that see about as many keys in each chunk.
+    std::vector<Chunk> chunks(int64_t b, int64_t count) const {
+        const wpe_attention a = x.head(b, 0);
+        std::vector<int64_t> cost(blocks + 1);
+        std::vector<wpe_range> seen(blocks);
+        for (int64_t i = 0; i < blocks; i++) {
+            seen[i] = x.kernels->keys(&a, i * WPE_QUERY_BLOCK,
+                                      std::min((i + 1) * WPE_QUERY_BLOCK, x.queries));
+            cost[i + 1] = cost[i] + seen[i].end - seen[i].begin + WPE_QUERY_BLOCK;
         }
+        std::vector<Chunk> result;
+        for (int64_t c = 0, i = 0; c < count; c++) {
+            const int64_t begin = i;
+            while (i < blocks && cost[i + 1] * count <= cost[blocks] * (c + 1)) i++;
+            if (begin == i) continue;
+            const int64_t first = seen[begin].begin / WPE_KEY_BLOCK * WPE_KEY_BLOCK;
+            const int64_t end = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
+            // a tile at least, so that neither bound ever falls
+            const int64_t last = std::max(end, first + WPE_KEY_BLOCK);
+            result.push_back({begin, i, {first, std::min(last, sizes.keys)}});
+        }
+        return result;
     }
 
-    void store_keys(int64_t b, int64_t kv, const char *keys, int64_t parts, int64_t begin,
-                    int64_t end) const {
+    void run_chunk(int64_t b, int64_t kv, const Chunk &chunk, const void *packed, char *keys,
+                   char *tables, char *scratch) const {
+        const int64_t first = chunk.keys.begin, rows = chunk.keys.end - first;
+        std::memset(keys + x.bytes(first * sizes.head_size), 0, x.bytes(rows * sizes.head_size));
+        std::memset(keys + sums.dk + x.bytes(first * sizes.value_size), 0,
+                    x.bytes(rows * sizes.value_size));
+        for (int64_t i = chunk.begin; i < chunk.end; i++)
+            for (int64_t g = 0; g < x.group; g++) {
+                const int64_t h = kv * x.group + g, begin = i * WPE_QUERY_BLOCK;
+                const wpe_attention a = x.head(b, h);
+                wpe_attention_gradients to{};
+                to.out = out.matrix(b, h);
+                to.grad_out = grad_out.matrix(b, h);
+                to.lse = x.row(lse, b, h);
+                to.grad_lse = grad_lse ? x.row(grad_lse, b, h) : nullptr;
+                to.dq = dq.result(b, h);
+                if (x.has_q_rel()) to.dr = dr.result(b, h);
+                to.sums.dk = keys;
+                to.sums.dv = keys + sums.dk;
+                if (p_grad) to.sums.dp = tables + (sums.tables > 1 ? g * sums.dp : 0);
+                x.kernels->backward(&a, packed, &to, begin,
+                                    std::min(begin + WPE_QUERY_BLOCK, x.queries), scratch);
+            }
+    }
+
+    // Keys begin..end-1: sums over the chunks that saw them.
+    void store_keys(int64_t b, int64_t kv, const char *keys, const std::vector<Chunk> &chunks,
+                    int64_t begin, int64_t end) const {
+        int64_t first = 0, last, count = (int64_t)chunks.size();
+        while (first < count && chunks[first].keys.end <= begin) first++;
+        last = first;
+        while (last < count && chunks[last].keys.begin < end) last++;
         const int64_t part = x.elements(sums.keys_bytes()), rows = end - begin;
+        keys += first * sums.keys_bytes();
         x.kernels->store(dk.result(b, kv, begin), x.storage,
                          keys + x.bytes(begin * sizes.head_size), rows, x.head_size,
-                         sizes.head_size, parts, part);
+                         sizes.head_size, last - first, part);
         x.kernels->store(dv.result(b, kv, begin), x.storage,
                          keys + sums.dk + x.bytes(begin * sizes.value_size), rows, x.value_size,
-                         sizes.value_size, parts, part);
+                         sizes.value_size, last - first, part);
     }
 
     // The tables of key head kv, or the one of all: sums over `parts` buffers `part` bytes apart.
@@ -181,33 +218,35 @@ class Backward {
 
     // One key head after the other, its chunks side by side.
     void by_chunk(int64_t count) const {
-        const int64_t tiles = ceil_div(x.keys, WPE_KEY_BLOCK), each = sums.keys_bytes();
-        const Memory keys(count * each), tables(count * sums.table_bytes());
+        const int64_t tiles = ceil_div(x.keys, WPE_KEY_BLOCK), table = sums.table_bytes();
+        const Memory keys(count * sums.keys_bytes()), tables(count * table, true);
         for (int64_t pair = 0; pair < x.pairs(); pair++) {
             const int64_t kv = pair / x.batch, b = pair % x.batch;
-            const bool new_tables = x.table_per_head() ? b == 0 : pair == 0;
-            const bool last = x.table_per_head() ? b == x.batch - 1 : pair == x.pairs() - 1;
-            {
-                const Memory packed(x.bytes(sizes.packed));
-                run_tasks(tiles, 0, [&](int64_t t, char *) {
-                    const wpe_attention a = x.head(b, kv * x.group);
-                    x.kernels->pack(&a, packed.at(0), 1, t * WPE_KEY_BLOCK,
-                                    std::min((t + 1) * WPE_KEY_BLOCK, x.keys));
-                });
-                run_tasks(count, x.bytes(sizes.workspace), [&](int64_t c, char *scratch) {
-                    std::memset(keys.at(c * each), 0, each);
-                    if (new_tables)
-                        std::memset(tables.at(c * sums.table_bytes()), 0, sums.table_bytes());
-                    chunk(b, kv, c, count, packed.at(0), keys.at(c * each),
-                          tables.at(c * sums.table_bytes()), scratch);
-                });
-            }
+            const std::vector<Chunk> parts = chunks(b, count);
+            if (x.table_per_head() && b == 0 && pair) std::memset(tables.at(0), 0, count * table);
+            run_chunks(b, kv, parts, keys, tables);
             run_tasks(tiles, 0, [&](int64_t t, char *) {
-                store_keys(b, kv, keys.at(0), count, t * WPE_KEY_BLOCK,
+                store_keys(b, kv, keys.at(0), parts, t * WPE_KEY_BLOCK,
                            std::min((t + 1) * WPE_KEY_BLOCK, x.keys));
             });
-            if (p_grad && last) store_tables(kv, tables.at(0), count, sums.table_bytes());
+            const bool last = x.table_per_head() ? b == x.batch - 1 : pair == x.pairs() - 1;
+            if (p_grad && last) store_tables(kv, tables.at(0), count, table);
         }
+    }
+
+    // Packs the keys, which are not needed any more when results are stored.
+    void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &keys,
+                    const Memory &tables) const {
+        const Memory packed(x.bytes(sizes.packed));
+        run_tasks(ceil_div(x.keys, WPE_KEY_BLOCK), 0, [&](int64_t t, char *) {
+            const wpe_attention a = x.head(b, kv * x.group);
+            x.kernels->pack(&a, packed.at(0), 1, t * WPE_KEY_BLOCK,
+                            std::min((t + 1) * WPE_KEY_BLOCK, x.keys));
+        });
+        run_tasks((int64_t)parts.size(), x.bytes(sizes.workspace), [&](int64_t c, char *scratch) {
+            run_chunk(b, kv, parts[c], packed.at(0), keys.at(c * sums.keys_bytes()),
+                      tables.at(c * sums.table_bytes()), scratch);
+        });
     }
 
     // Bins of whole key heads side by side, each bin with tables of its own.
@@ -220,17 +259,16 @@ class Backward {
             bins = std::clamp<int64_t>(x.batch * x.heads * x.queries * x.head_size / table, 1,
                                        std::min<int64_t>(bins, 32));
         }
-        const Memory tables(p_grad ? bins * sums.table_bytes() : 0);
+        const Memory tables(p_grad ? bins * sums.table_bytes() : 0, true);
         run_tasks(bins, packed + keys + x.bytes(sizes.workspace), [&](int64_t bin, char *scratch) {
             char *own = tables.at(p_grad ? bin * sums.table_bytes() : 0);
-            if (p_grad) std::memset(own, 0, sums.table_bytes());
             for (int64_t t = x.pairs() * bin / bins; t < x.pairs() * (bin + 1) / bins; t++) {
                 const int64_t kv = t / x.batch, b = t % x.batch;
                 const wpe_attention a = x.head(b, kv * x.group);
                 if (x.keys) x.kernels->pack(&a, scratch, 1, 0, x.keys);
-                std::memset(scratch + packed, 0, keys);
-                chunk(b, kv, 0, 1, scratch, scratch + packed, own, scratch + packed + keys);
-                store_keys(b, kv, scratch + packed, 1, 0, x.keys);
+                const std::vector<Chunk> all{{0, blocks, {0, sizes.keys}}};
+                run_chunk(b, kv, all[0], scratch, scratch + packed, own, scratch + packed + keys);
+                store_keys(b, kv, scratch + packed, all, 0, x.keys);
             }
         });
         if (!p_grad) return;
@@ -269,7 +307,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
                                 p_grad && x.relative.rows > 0);
         // a table that no query reaches leaves q_rel without a gradient
         if (q_rel && !x.has_q_rel()) torch::stable::zero_(result.dq_rel);
-        const int64_t chunks = backward.chunks();
+        const int64_t chunks = backward.chunk_count();
         if (chunks > 1)
             backward.by_chunk(chunks);
         else

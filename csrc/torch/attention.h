@@ -10,19 +10,22 @@ namespace wavepe {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Aligned scratch memory.
+// Aligned scratch memory; zero: cleared, and taken from the system only where it is written.
 class Memory {
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+    char *first;
 
   public:
-    explicit Memory(int64_t bytes) {
-        memory.reset(static_cast<char *>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)));
+    explicit Memory(int64_t bytes, bool zero = false) {
+        const int64_t padded = bytes + 128;
+        memory.reset(static_cast<char *>(zero ? std::calloc(padded, 1) : std::malloc(padded)));
         WPE_CHECK(memory, "out of memory: attention needs ", bytes, " bytes of scratch");
+        first = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64;
 #ifdef WPE_POISON  // the sanitizer build: what is read before it is written is NaN
-        std::memset(memory.get(), 0xff, (bytes + 127) / 64 * 64);
+        if (!zero) std::memset(memory.get(), 0xff, padded);
 #endif
     }
-    char *at(int64_t byte) const { return memory.get() + byte; }
+    char *at(int64_t byte) const { return first + byte; }
 };
 
 // task(number, scratch) for 0..count-1 on torch's threads, each thread taking the next one.
