@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH  := torch==2.13.0
 OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
 BIN    := .venv/bin
+PARALLEL := -n auto --maxprocesses 8
 # setuptools warns of every editable package that is not one folder
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp)
@@ -18,10 +19,10 @@ demo: .venv/built ## train one small Llama per position encoding on real text an
 	$(BIN)/wavepe compare --out runs/demo
 
 test: .venv/built ## all tests, those of the kernels with sanitizers too
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
-	.venv-oldest/bin/python -m pytest -q -m "not slow"
+	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
 
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .

@@ -142,9 +142,9 @@ typedef struct {
     const uint8_t *mask;
     int64_t key_mask_stride, mask_row, mask_col;
 
-    /* Dropout: the weight of (i, j) is kept, times keep_scale, where the hash of (seed, row + i, j)
-     * is at least drop_below. drop_below 0: none. */
-    uint64_t seed, row;
+    /* Dropout: the weight of (i, j) is kept, times keep_scale, where the hash of (seed, drop_row +
+     * i, j) is at least drop_below. drop_below 0: none. */
+    uint64_t seed, drop_row;
     uint64_t drop_below; /* of 2^32 */
     double keep_scale;
 } wpe_attention;
@@ -155,7 +155,8 @@ typedef struct {
     void *dk, *dv, *dp; /* dp NULL: not wanted */
 } wpe_attention_sums;
 
-/* Sizes, in elements of the kernel's own type; backward: 0 or 1. */
+/* What a call needs; backward: 0 or 1. packed and workspace count elements of the kernel's own
+ * type. */
 typedef struct {
     int64_t packed, workspace;     /* packed keys and values of a key head; scratch of a thread */
     int64_t keys;                  /* rows of dk and dv */

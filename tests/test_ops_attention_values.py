@@ -85,7 +85,7 @@ def test_padding_of_nan(variant, function, dtype):
     grads = incoming(rng, arguments)
     clean = run(function, arguments | {"key_mask": seen}, *grads)
     for value in (nan, inf):
-        broken = {n: arguments[n].masked_fill(~seen[:, None, :, None], value) for n in "kv"}
+        broken = {n: arguments[n].masked_fill(~seen[:, None, :, None], value) for n in "qkv"}
         found = run(function, arguments | broken | {"key_mask": seen}, *grads)
         same(found, clean)
     for name in "kv":

@@ -120,7 +120,7 @@ def test_a_quotient_that_is_dropped_warns_of_nothing(register):
 @pytest.mark.parametrize(
     "function",
     [lopsided, lambda u: np.exp(-u * u), functools.partial(np.multiply, 0.5), np.tanh, np.sinc],
-    ids=str,
+    ids=["def", "lambda", "partial", "ufunc", "numpy"],
 )
 def test_any_callable(register, function):
     register("own", function)

@@ -5,14 +5,14 @@
 typedef struct {
     const wpe_attention *a;
     int64_t begin, rows, groups; /* first query, queries, groups of GROUP rows (the last padded) */
-    int64_t d, dv;               /* padded sizes of head and value */
+    int64_t padded_d, padded_dv; /* sizes of head and value, to whole panels */
     wpe_range keys;              /* seen by any query of the block */
     wpe_range seen[WPE_QUERY_BLOCK]; /* by each query; padding rows see none */
-    REAL *q, *r;                     /* times scale: (rows, d) */
+    REAL *q, *r;                     /* times scale: (rows, padded_d) */
     REAL *scores;                    /* a tile that lies outside the table's band */
-    REAL *table;                     /* the band, see attention_table.c */
     REAL *projected;                 /* (rows, rank) of a zone */
-    int64_t table_row;               /* its stride */
+    REAL *table;                     /* the band, see attention_table.c */
+    int64_t table_row;               /* its row stride */
     int64_t origin;                  /* table column of (query 0 of the block, key 0) */
     int64_t first, cols;             /* columns of the table in the band; cols 0: no band */
     int64_t column;                  /* where `first` stands in memory's rows */
@@ -49,22 +49,17 @@ static int64_t NAME(largest_rank)(const wpe_attention *a) {
     return round_up(rank, PANEL);
 }
 
-/* Takes the block's scratch from memory; returns what is left. */
-static REAL *NAME(block_memory)(BLOCK *b, const wpe_attention *a, REAL *memory) {
+/* Takes the block's scratch from memory. */
+static void NAME(block_memory)(BLOCK *b, const wpe_attention *a, MEMORY *memory) {
     b->a = a;
-    b->d = round_up(a->head_size, PANEL);
-    b->dv = round_up(a->value_size, PANEL);
-    b->q = memory;
-    memory += WPE_QUERY_BLOCK * b->d;
-    b->r = a->r.data ? memory : b->q;
-    memory += b->r == b->q ? 0 : WPE_QUERY_BLOCK * b->d;
-    b->scores = memory;
-    memory += WPE_QUERY_BLOCK * WPE_KEY_BLOCK;
-    b->projected = memory;
-    memory += WPE_QUERY_BLOCK * NAME(largest_rank)(a);
+    b->padded_d = round_up(a->head_size, PANEL);
+    b->padded_dv = round_up(a->value_size, PANEL);
+    b->q = NAME(take)(memory, WPE_QUERY_BLOCK * b->padded_d);
+    b->r = a->r.data ? NAME(take)(memory, WPE_QUERY_BLOCK * b->padded_d) : b->q;
+    b->scores = NAME(take)(memory, WPE_QUERY_BLOCK * WPE_KEY_BLOCK);
+    b->projected = NAME(take)(memory, WPE_QUERY_BLOCK * NAME(largest_rank)(a));
     b->table_row = NAME(table_row)(a);
-    b->table = memory;
-    return memory + WPE_QUERY_BLOCK * b->table_row + STEP;
+    b->table = NAME(take)(memory, WPE_QUERY_BLOCK * b->table_row + STEP);
 }
 
 /* Queries begin..end-1, loaded. */
@@ -79,10 +74,10 @@ static void NAME(begin_block)(BLOCK *b, int64_t begin, int64_t end) {
         b->seen[i] = i < b->rows ? keys_of(a, begin + i) : none;
     }
     REAL scale = (REAL)a->scale;
-    NAME(load_rows)(b->q, b->d, a->q, a->storage, begin, b->rows, b->groups * GROUP, a->head_size,
-                    scale);
+    NAME(load_rows)(b->q, b->padded_d, a->q, a->storage, begin, b->rows, b->groups * GROUP,
+                    a->head_size, scale);
     if (b->r != b->q)
-        NAME(load_rows)(b->r, b->d, a->r, a->storage, begin, b->rows, b->groups * GROUP,
+        NAME(load_rows)(b->r, b->padded_d, a->r, a->storage, begin, b->rows, b->groups * GROUP,
                         a->head_size, scale);
 }
 

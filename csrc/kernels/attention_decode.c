@@ -105,12 +105,14 @@ static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attenti
 static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
                                    void *lse_, void *workspace) {
     REAL *lse = lse_, max = -(REAL)INFINITY, sum = 0, keep[WPE_KEY_BLOCK];
+    MEMORY memory = {workspace, 0};
     BLOCK b;
     TILE t;
-    REAL *o = NAME(block_memory)(&b, a, workspace);
+    NAME(block_memory)(&b, a, &memory);
+    REAL *o = NAME(take)(&memory, b.padded_dv);
     NAME(begin_block)(&b, 0, 1);
     b.cols = 0;
-    memset(o, 0, (size_t)b.dv * sizeof(REAL));
+    memset(o, 0, (size_t)b.padded_dv * sizeof(REAL));
     for (int64_t j = round_down(b.keys.begin, WPE_KEY_BLOCK); j < b.keys.end; j += WPE_KEY_BLOCK) {
         if (NAME(other_segments)(&b, j)) continue;
         NAME(begin_tile)(&t, &b, j);
@@ -120,7 +122,7 @@ static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe
         if (a->relative) NAME(decode_table)(t.s, a, b.r, table, j, begin, end);
         NAME(adjust_row)(&b, &t, 0);
         REAL factor = NAME(softmax_row)(t.s, t.part[0].begin, t.part[0].end, &max, &sum);
-        for (int64_t x = 0; factor != 1 && x < b.dv; x++) o[x] *= factor;
+        for (int64_t x = 0; factor != 1 && x < b.padded_dv; x++) o[x] *= factor;
         if (a->drop_below) {
             NAME(keep_row)(keep, a, 0, j, begin, end);
             for (int64_t x = begin; x < end; x++) t.s[x] *= keep[x];
@@ -128,7 +130,7 @@ static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe
         NAME(decode_values)(o, t.s, a, j, begin, end);
     }
     int none = max == -(REAL)INFINITY;
-    for (int64_t x = 0; x < b.dv; x++) o[x] = none ? 0 : o[x] / sum;
+    for (int64_t x = 0; x < b.padded_dv; x++) o[x] = none ? 0 : o[x] / sum;
     *lse = none ? max : max + (REAL)log(sum);
-    NAME(attention_store)(out, a->storage, o, 1, a->value_size, b.dv, 1, 0);
+    NAME(attention_store)(out, a->storage, o, 1, a->value_size, b.padded_dv, 1, 0);
 }

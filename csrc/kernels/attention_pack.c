@@ -1,11 +1,37 @@
-/* attention_pack.c: what attention reads, as padded panels and rows of REAL; tails, strides and
- * narrow storage types are met here and nowhere else.
+/* attention_pack.c: what the products read, as padded panels and rows of REAL: no product meets a
+ * tail, a stride or a narrow storage type. (attention_decode.c packs nothing and meets them.)
  *
  * Panels of a matrix B (depth, cols): (cols / PANEL, depth, PANEL), zero-filled. Keys are padded to
  * STEP, so that what is summed in 16 fixed lanes begins at the same key in every variant. */
 
 #define STEP  (PANEL < 16 ? 16 : PANEL)
 #define CHUNK 64 /* elements converted at once */
+
+/* Memory that is handed out piece by piece; without a base, only counted. */
+typedef struct {
+    REAL *base;
+    int64_t used;
+} NAME(memory);
+#define MEMORY NAME(memory)
+
+INLINE REAL *NAME(take)(MEMORY *memory, int64_t count) {
+    REAL *piece = memory->base ? memory->base + memory->used : NULL;
+    memory->used += count;
+    return piece;
+}
+
+/* Whether a sum of x * 0 says that some x was NaN or Inf. */
+INLINE int NAME(is_not_zero)(V check) {
+    REAL sum = 0;
+    for (int l = 0; l < LANES; l++) sum += check[l];
+    return sum != 0; /* a NaN is */
+}
+
+INLINE int NAME(any_not_finite)(const REAL *x, int64_t count) { /* count: whole vectors */
+    V check = {0};
+    for (int64_t i = 0; i < count; i += LANES) check += LOAD_REAL(x + i, 1, LANES) * 0;
+    return NAME(is_not_zero)(check);
+}
 
 /* dst[0..count) = factor * src, from storage. */
 static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stride, int64_t count,
@@ -43,6 +69,12 @@ static const char *NAME(element)(wpe_matrix m, int storage, int64_t row, int64_t
     return (const char *)m.data + (row * m.row + col * m.col) * size;
 }
 
+static wpe_matrix_out NAME(from_row)(wpe_matrix_out m, int storage, int64_t row) {
+    wpe_matrix rows = {m.data, m.row, m.col};
+    m.data = (void *)NAME(element)(rows, storage, row, 0);
+    return m;
+}
+
 /* Rows begin..begin+count-1 times factor, `stride` elements apart, zero-filled to `rows` rows. */
 static void NAME(load_rows)(REAL *dst, int64_t stride, wpe_matrix m, int storage, int64_t begin,
                             int64_t count, int64_t rows, int64_t cols, REAL factor) {
@@ -56,7 +88,7 @@ static void NAME(load_rows)(REAL *dst, int64_t stride, wpe_matrix m, int storage
 }
 
 /* Panels of M: rows begin..end-1 of the panels' `depth` rows; columns padded. Returns whether any
- * element is NaN or Inf: then the sum of x * 0 is NaN. */
+ * element is NaN or Inf. */
 static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storage, int64_t begin,
                            int64_t end, int64_t cols) {
     REAL chunk[CHUNK];
@@ -75,9 +107,7 @@ static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storag
                 check += low * 0 + high * 0;
             }
         }
-    REAL all = 0;
-    for (int l = 0; l < LANES; l++) all += check[l];
-    return all != 0;
+    return NAME(is_not_zero)(check);
 }
 
 /* Rows become columns: interleaving the halves log2(LANES) times. */
@@ -122,44 +152,29 @@ static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t 
 
 /* ---- keys and values of one key head ------------------------------------------------------- */
 
-/* What attention_pack makes. infinite: per key tile, whether its values (backward: keys or values)
- * hold NaN or Inf, as products with a weight of 0 would then be NaN. */
+/* What attention_pack makes. not_finite: per key tile, whether its values (backward: keys or
+ * values) hold NaN or Inf. */
 typedef struct {
     REAL *keys_t, *values, *values_t, *keys; /* the last two for backward; then no `values` */
-    REAL *infinite;
+    REAL *not_finite;
     int64_t size;
 } NAME(packed);
 #define PACKED NAME(packed)
 
-static PACKED NAME(packed_parts)(const wpe_attention *a, void *memory, int backward) {
+static PACKED NAME(packed_parts)(const wpe_attention *a, void *base, int backward) {
     int64_t n = round_up(a->keys, STEP), d = a->head_size, dv = a->value_size;
+    MEMORY memory = {base, 0};
     PACKED p = {0};
-    REAL *at = memory;
-    p.keys_t = at;
-    at += n * d;
+    p.keys_t = NAME(take)(&memory, n * d);
     if (backward) {
-        p.values_t = at;
-        at += n * dv;
-        p.keys = at;
-        at += n * round_up(d, PANEL);
+        p.values_t = NAME(take)(&memory, n * dv);
+        p.keys = NAME(take)(&memory, n * round_up(d, PANEL));
     } else {
-        p.values = at;
-        at += n * round_up(dv, PANEL);
+        p.values = NAME(take)(&memory, n * round_up(dv, PANEL));
     }
-    p.infinite = at;
-    at += round_up(n / WPE_KEY_BLOCK + 1, STEP);
-    p.size = at - (REAL *)memory;
+    p.not_finite = NAME(take)(&memory, round_up(n / WPE_KEY_BLOCK + 1, STEP));
+    p.size = memory.used;
     return p;
-}
-
-/* The same of packed columns begin..end-1, begin a multiple of PANEL. */
-static int NAME(any_infinite)(const REAL *panels, int64_t begin, int64_t end, int64_t depth) {
-    V check = {0};
-    for (int64_t x = begin * depth; x < round_up(end, PANEL) * depth; x += LANES)
-        check += LOAD_REAL(panels + x, 1, LANES) * 0;
-    REAL all = 0;
-    for (int l = 0; l < LANES; l++) all += check[l];
-    return all != 0;
 }
 
 static void NAME(attention_pack)(const wpe_attention *a, void *memory, int backward, int64_t begin,
@@ -168,16 +183,17 @@ static void NAME(attention_pack)(const wpe_attention *a, void *memory, int backw
     int64_t n = round_up(a->keys, STEP);
     for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
         int64_t last = smaller(j + WPE_KEY_BLOCK, end), padded = last == a->keys ? n : last;
-        int infinite;
+        int not_finite;
         NAME(pack_columns)(p.keys_t, a->k, a->storage, j, last, padded, a->head_size);
         if (backward) {
             NAME(pack_columns)(p.values_t, a->v, a->storage, j, last, padded, a->value_size);
-            infinite = NAME(pack_rows)(p.keys, n, a->k, a->storage, j, last, a->head_size);
-            infinite |= NAME(any_infinite)(p.values_t, j, last, a->value_size);
+            not_finite = NAME(pack_rows)(p.keys, n, a->k, a->storage, j, last, a->head_size);
+            not_finite |= NAME(any_not_finite)(p.values_t + j * a->value_size,
+                                               (round_up(last, PANEL) - j) * a->value_size);
         } else {
-            infinite = NAME(pack_rows)(p.values, n, a->v, a->storage, j, last, a->value_size);
+            not_finite = NAME(pack_rows)(p.values, n, a->v, a->storage, j, last, a->value_size);
         }
-        p.infinite[j / WPE_KEY_BLOCK] = (REAL)infinite;
+        p.not_finite[j / WPE_KEY_BLOCK] = (REAL)not_finite;
     }
 }
 
@@ -213,15 +229,16 @@ static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage,
 static void NAME(attention_store)(wpe_matrix_out out, int storage, const void *x, int64_t rows,
                                   int64_t cols, int64_t stride, int64_t parts, int64_t part) {
     REAL chunk[CHUNK];
-    wpe_matrix to = {out.data, out.row, out.col};
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < rows; r++) {
+        wpe_matrix row = {NAME(from_row)(out, storage, r).data, 0, out.col};
         for (int64_t c = 0; c < cols; c += CHUNK) {
             int64_t count = smaller(CHUNK, cols - c);
             const REAL *from = (const REAL *)x + r * stride + c;
             for (int64_t k = 0; k < count; k++) chunk[k] = parts ? from[k] : 0;
             for (int64_t i = 1; i < parts; i++)
                 for (int64_t k = 0; k < count; k++) chunk[k] += from[i * part + k];
-            NAME(write_row)((void *)NAME(element)(to, storage, r, c), storage, out.col, chunk,
+            NAME(write_row)((void *)NAME(element)(row, storage, 0, c), storage, out.col, chunk,
                             count);
         }
+    }
 }

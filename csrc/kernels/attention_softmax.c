@@ -18,7 +18,7 @@ INLINE REAL NAME(exp_one)(REAL x) { return EXP(SPLAT(x))[0]; }
 /* The keep factors of dropout for keys key + [begin, end): 0 or keep_scale. */
 static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_t key,
                            int64_t begin, int64_t end) {
-    uint64_t z = a->seed + 0x9E3779B97F4A7C15u * (a->row + (uint64_t)i + 1);
+    uint64_t z = a->seed + 0x9E3779B97F4A7C15u * (a->drop_row + (uint64_t)i + 1);
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u; /* splitmix64 */
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     z ^= z >> 31;
@@ -107,24 +107,24 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL *max, RE
     return factor;
 }
 
-/* s := the scores' gradient p (y keep - delta), y := p keep, for p = exp(s - lse); keep NULL: 1.
- * inverse_cap: 1 / softcap, whose tanh has the gradient 1 - (s / softcap)^2, or 0. */
-INLINE void NAME(gradient_row)(REAL *s, REAL *y, int64_t begin, int64_t end, REAL lse, REAL delta,
-                               const REAL *keep, REAL inverse_cap) {
+/* s := the scores' gradient w (dw keep - row_term), dw := w keep, for w = exp(s - lse); keep
+ * NULL: 1. inverse_cap: 1 / softcap, whose tanh has the gradient 1 - (s / softcap)^2, or 0. */
+INLINE void NAME(gradient_row)(REAL *s, REAL *dw, int64_t begin, int64_t end, REAL lse,
+                               REAL row_term, const REAL *keep, REAL inverse_cap) {
     for (int64_t j = begin; j < end; j += LANES) {
-        V score = LOAD_REAL(s + j, 1, LANES), dp = LOAD_REAL(y + j, 1, LANES);
-        V p = EXP(score - lse), weight = p;
+        V score = LOAD_REAL(s + j, 1, LANES), of_weight = LOAD_REAL(dw + j, 1, LANES);
+        V w = EXP(score - lse), weight = w;
         if (keep) {
             V kept = LOAD_REAL(keep + j, 1, LANES);
-            dp *= kept;
+            of_weight *= kept;
             weight *= kept;
         }
-        V ds = p * (dp - delta);
+        V ds = w * (of_weight - row_term);
         if (inverse_cap != 0) {
-            V t = MAX(score * inverse_cap, SPLAT((REAL)-1)); /* hidden: -inf, and p is 0 */
+            V t = MAX(score * inverse_cap, SPLAT((REAL)-1)); /* hidden: -inf, and w is 0 */
             ds *= 1 - t * t;
         }
         STORE_REAL(s + j, 1, LANES, ds);
-        STORE_REAL(y + j, 1, LANES, weight);
+        STORE_REAL(dw + j, 1, LANES, weight);
     }
 }

@@ -69,12 +69,12 @@ static void NAME(table_scores)(BLOCK *b) {
         wpe_range c = NAME(zone_columns)(b, zone_begin, zone->rows);
         if (c.begin == c.end) continue;
         const REAL *r = b->r;
-        int64_t r_row = b->d;
+        int64_t r_row = b->padded_d;
         if (zone->basis) {
             r = b->projected;
             r_row = round_up(zone->rank, PANEL);
             for (int64_t g = 0; g < b->groups; g++) all[g] = (wpe_range){0, r_row};
-            NAME(gemm_columns)(b->projected, r_row, b->r, b->d, zone->basis, PANEL,
+            NAME(gemm_columns)(b->projected, r_row, b->r, b->padded_d, zone->basis, PANEL,
                                b->a->head_size * PANEL, b->a->head_size, b->groups, all, 0);
         }
         /* Whole panels: what is written past the zone's end is overwritten by the next. */
@@ -147,16 +147,16 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
             all[g] = (wpe_range){0, zone->rank};
         }
         if (!zone->basis) {
-            NAME(gemm_depth)(dr, b->d, b->table + start, b->table_row, zone->gradient, PANEL,
-                             zone->rows * PANEL, b->d, b->groups, depth);
+            NAME(gemm_depth)(dr, b->padded_d, b->table + start, b->table_row, zone->gradient, PANEL,
+                             zone->rows * PANEL, b->padded_d, b->groups, depth);
             continue;
         }
         int64_t rank = round_up(zone->rank, PANEL);
         memset(b->projected, 0, (size_t)(b->groups * GROUP * rank) * sizeof(REAL));
         NAME(gemm_depth)(b->projected, rank, b->table + start, b->table_row, zone->gradient, PANEL,
                          zone->rows * PANEL, rank, b->groups, depth);
-        NAME(gemm_depth)(dr, b->d, b->projected, rank, zone->transposed_basis, PANEL,
-                         zone->rank * PANEL, b->d, b->groups, all);
+        NAME(gemm_depth)(dr, b->padded_d, b->projected, rank, zone->transposed_basis, PANEL,
+                         zone->rank * PANEL, b->padded_d, b->groups, all);
     }
 }
 
@@ -165,7 +165,7 @@ static void NAME(table_gradient_p)(BLOCK *b, REAL *dp) {
     int64_t groups = (b->cols + GROUP - 1) / GROUP;
     wpe_range all[1] = {{0, b->groups * GROUP}};
     for (int64_t g = 0; g < groups; g++)
-        NAME(gemm_transposed)(dp + (b->first + g * GROUP) * b->d, b->d,
-                              b->table + b->column + g * GROUP, b->table_row, b->r, b->d, PANEL,
-                              b->d, 1, all);
+        NAME(gemm_transposed)(dp + (b->first + g * GROUP) * b->padded_d, b->padded_d,
+                              b->table + b->column + g * GROUP, b->table_row, b->r, b->padded_d,
+                              PANEL, b->padded_d, 1, all);
 }

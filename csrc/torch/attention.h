@@ -129,6 +129,7 @@ class Problem {
     AttentionArguments x;
     Heads q, k, v, r;
     std::vector<double> slope;
+    uint64_t seed = 0;
     std::vector<int64_t> offset, segment, run_first, run_end;
     std::vector<KeyMask> key_mask;
     std::vector<wpe_relative> tables;  // one, or one a head

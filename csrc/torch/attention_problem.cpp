@@ -56,6 +56,10 @@ Problem::Problem(AttentionArguments arguments, bool pack) : x(std::move(argument
         const double *data = wide.const_data_ptr<double>();
         std::copy(data, data + heads, slope.begin());
     }
+    if (x.dropout_p > 0) {
+        const Tensor wide = torch::stable::contiguous(as_type(*x.seed, ScalarType::Long));
+        seed = (uint64_t)*wide.const_data_ptr<int64_t>();
+    }
     read_offsets();
     read_key_mask();
     if (x.segments) read_segments();
@@ -112,6 +116,8 @@ void Problem::check_options() const {
     }
     WPE_CHECK(!x.window || *x.window >= 0, "window must not be negative, got ",
               x.window.value_or(0));
+    WPE_CHECK(!x.scale || std::isfinite(*x.scale), "scale must be finite, got ",
+              x.scale.value_or(0));
     WPE_CHECK(!x.softcap || (*x.softcap > 0 && std::isfinite(*x.softcap)),
               "softcap must be above 0 and finite, got ", x.softcap.value_or(0));
     WPE_CHECK(x.dropout_p >= 0 && x.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
@@ -224,9 +230,8 @@ wpe_attention Problem::head(int64_t b, int64_t h) const {
         a.mask_col = m.stride(3);
     }
     if (x.dropout_p > 0) {
-        const Tensor seed = torch::stable::contiguous(as_type(*x.seed, ScalarType::Long));
-        a.seed = (uint64_t)*seed.const_data_ptr<int64_t>();
-        a.row = (uint64_t)((b * heads + h) * queries);
+        a.seed = seed;
+        a.drop_row = (uint64_t)((b * heads + h) * queries);
         a.drop_below = (uint64_t)std::floor(x.dropout_p * 0x1p32);
         a.keep_scale = x.dropout_p < 1 ? 1 / (1 - x.dropout_p) : 0;
     }
