@@ -311,6 +311,7 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
         (TypeError, "k must hold real", {"k": K.astype(object)}),
         (TypeError, "v must hold real", {"v": None}),
         (TypeError, "p must hold real", {"p": "p"}),
+        (ValueError, "q: .*inhomogeneous", {"q": [[1, 2], [3]]}),
         (TypeError, "q must hold real", {"q": Q > 0}),
         (TypeError, "slopes must hold real", {"slopes": np.ones(4, complex)}),
         (TypeError, "longdouble|float128|float64 .* needed", {"q": Q.astype(np.longdouble)}),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import wavepe
 from cases import LAYOUTS, assert_same_bits, generator, lay_out, load_torch
 from test_attention import DECODING, LARGE, OPTIONS, SHAPES, call, draw
 
@@ -54,3 +55,11 @@ def test_same_bits_of_bfloat16(variant):
             of_ops = ops.attention(**given | wide, return_lse=True)
             assert_same_bits(out.view(np.int16), of_ops[0].view(torch.int16).numpy())
             assert_same_bits(lse, of_ops[1].numpy())
+
+
+def test_a_relative_table_is_torchs():
+    q = np.ones((2, 3, 8), np.float32)
+    table = ops.relative_table(np.ones((3, 8)))
+    with pytest.raises(TypeError, match=r"p must be an array, .* pass table\.p"):
+        wavepe.attention(q, q, q, p=table)
+    wavepe.attention(q, q, q, p=table.p, first=table.first)

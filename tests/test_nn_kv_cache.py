@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import pickle
 
 import pytest
 from cases import load_torch
@@ -193,6 +194,12 @@ def test_beams(spec):
             cache.reorder(wrong)
 
 
+def test_beams_are_integers():
+    for wrong in (torch.ones(2), torch.ones(2, dtype=torch.bool)):
+        with pytest.raises(RuntimeError, match="indices must be integers, got"):
+            KVCache().reorder(wrong)
+
+
 def test_reset_crop_and_branches():
     module, x = made("alibi"), tokens(8)
     whole, cache = module(x), KVCache()
@@ -268,6 +275,23 @@ def test_what_a_cache_cannot_do():
 
 
 # --------------------------------------------------------------- storage and gradients
+
+
+def test_a_cache_of_another_model_is_refused():
+    module, other, x, cache = made("rope"), made("rope"), tokens(6), KVCache()
+    with torch.no_grad():
+        module(x[:, :5], cache=cache)
+        with pytest.raises(RuntimeError, match="5 tokens of other modules and none of this one"):
+            other(x[:, 5:], cache=cache)
+        cache.reset()
+        other(x, cache=cache)
+
+
+def test_a_cache_is_not_pickled():
+    cache = KVCache()
+    made("rope")(tokens(3), cache=cache)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(cache)
 
 
 def test_storage_grows_by_doubling(monkeypatch):
@@ -355,3 +379,25 @@ def test_generation_without_a_model_around():
         step = attention(x[:, 5:], cache=cache)
         assert close(step, attention(x)[:, 5:], 1e-5)
     assert wavepe.nn.KVCache is KVCache
+
+
+def test_gradients_of_the_query_alone():
+    """Keys that need no gradient are saved all the same: the cache may not write into them."""
+    layer = SelfAttention(16, 2, encoding="none")
+    for frozen in (layer.k_proj, layer.v_proj):
+        frozen.requires_grad_(False)
+    x, cache = torch.randn(1, 5, 16), KVCache()
+    steps = torch.cat([layer(x[:, i : i + 1], cache=cache) for i in range(5)], 1)
+    steps.sum().backward()
+    got, layer.q_proj.weight.grad = layer.q_proj.weight.grad, None
+    layer(x).sum().backward()
+    torch.testing.assert_close(got, layer.q_proj.weight.grad)
+
+
+def test_cropped_to_nothing():
+    layer, cache = SelfAttention(16, 2, encoding="none").eval(), KVCache()
+    with torch.no_grad():
+        layer(torch.randn(2, 3, 16), cache=cache, key_mask=torch.ones(2, 3, dtype=torch.bool))
+        cache.crop(0)
+        x = torch.randn(1, 4, 16)
+        torch.testing.assert_close(layer(x, cache=cache), layer(x))

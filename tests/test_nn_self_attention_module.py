@@ -259,20 +259,29 @@ def test_it_prints_what_it_is():
         ((32.0, 4), {}, TypeError, "dim"),
         ((32, 4), {"head_dim": 0}, ValueError, "head_dim"),
         ((32, 4), {"encoding": "wavelet:scales=3"}, ValueError, "3"),
-        ((24, 8), {"encoding": "rope"}, ValueError, "3"),
+        ((24, 8), {"encoding": "rope"}, ValueError, "3[^_]*$"),
+        ((32, 4), {"encoding": "rope:type=yarn,factor=4"}, ValueError, r"\(max_length of SelfAtt"),
         ((24, 8), {"encoding": "transformer_xl"}, ValueError, "even head_dim"),
         ((32, 4), {"encoding": "wavelets"}, ValueError, "did you mean 'wavelet'"),
         ((32, 4), {"encoding": None}, TypeError, "encoding"),
         ((32, 4), {"dropout": 1.5}, ValueError, "dropout must be a number from 0 to 1, got 1.5"),
         ((32, 4), {"causal": "no"}, TypeError, "causal"),
         ((32, 4), {"bias": None}, TypeError, "bias"),
-        ((32, 4), {"window": 0}, ValueError, "window must be at least 1, got 0"),
+        ((32, 4), {"window": -1}, ValueError, "window must be at least 0, got -1"),
+        ((60, 5), {}, ValueError, "head size 12 .* 8 scales: .* wavelet:scales=6"),
+        ((60, 5), {"encoding": "wavelet:learned=true"}, ValueError, "wavelet:scales=6"),
         ((32, 4), {"max_length": 0}, ValueError, "max_length"),
     ],
 )
 def test_wrong_arguments(arguments, options, error, message):
     with pytest.raises(error, match=message):
         SelfAttention(*arguments, **options)
+
+
+def test_a_window_of_nothing():
+    attention = SelfAttention(32, 4, window=0, bias=True)
+    x = torch.randn(1, 3, 32)
+    assert torch.equal(attention(x), attention.o_proj(torch.zeros(1, 3, 32)))
 
 
 @pytest.mark.parametrize("spec", ["sinusoidal", "binary", "integer", "normalised"])
@@ -305,3 +314,11 @@ def test_wrong_calls(change, message):
     call = {"x": torch.zeros(2, 6, 32)} | change
     with pytest.raises(RuntimeError, match=message):
         made("alibi", torch.float32)(call.pop("x"), **call)
+
+
+@pytest.mark.parametrize("encoding", ["transformer_xl", "shaw", "wavelet:scales=4"])
+def test_two_layers_compile(encoding):
+    layers = torch.nn.Sequential(*(SelfAttention(24, 2, encoding=encoding) for _ in range(2)))
+    x = torch.randn(1, 20, 24)
+    compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layers(x))

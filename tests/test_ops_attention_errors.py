@@ -3,6 +3,7 @@ and under fake tensors the same."""
 
 import math
 
+import numpy as np
 import pytest
 from attention_cases import OPTIONS, Shape, attention, draw, ops, torch
 from cases import generator
@@ -54,7 +55,8 @@ SHAPES = [  # what the message holds, what is given beside q, k, v
     (both(7, 5), {"mask": ones(B, H, N, M, dtype=torch.bool)}),
     (both("3", "2"), {"mask": ones(3, H, M, N, dtype=torch.bool)}),
     (r"mask", {"mask": ones(B, HK, M, N, dtype=torch.bool)}),
-    (r"mask", {"mask": ones(M, N, dtype=torch.bool)}),
+    (r"5, 7\).*mask\[None, None\]", {"mask": ones(M, N, dtype=torch.bool)}),
+    (r"mask\[:, None\] of \(B, m, n\)", {"mask": ones(B, M, N, dtype=torch.bool)}),
     (r"mask", {"mask": ones(B, H, 1, N, dtype=torch.bool)}),
 ]
 DTYPES = [
@@ -71,7 +73,8 @@ DTYPES = [
     (r"key_mask", {"key_mask": ones(B, N, dtype=torch.uint8)}),
     (r"segments", {**SQUARE, "segments": ones(B, N)}),
     (r"segments", {**SQUARE, "segments": ones(B, N, dtype=torch.bool)}),
-    (r"mask", {"mask": ones(B, H, M, N)}),
+    (r"mask.*True is seen.*mask == 0.*float32", {"mask": ones(B, H, M, N)}),
+    (r"mask.*True is seen.*mask != 0.*int64", {"mask": ones(B, H, M, N, dtype=torch.int64)}),
 ]
 VALUES = [
     (r"beyond.*'?wrap'?.*edge", {"p": P, "beyond": "wrap"}),
@@ -83,6 +86,8 @@ VALUES = [
     (r"dropout_p.*1\.5", {"dropout_p": 1.5}),
     (r"dropout_p.*-0\.1", {"dropout_p": -0.1}),
     (r"dropout_p.*nan", {"dropout_p": math.nan}),
+    (r"scale must be finite, got nan", {"scale": math.nan}),
+    (r"scale must be finite, got -inf", {"scale": -math.inf}),
     (r"slopes.*differentiable|slopes.*detach", {"slopes": ones(H, requires_grad=True)}),
 ]
 
@@ -121,24 +126,71 @@ def test_devices_must_agree(name):
         attention(**given | {name: given[name].to("meta")})
 
 
-NONSENSE = [
+OF_NUMBERS = ("first", "offset", "window", "softcap", "scale", "dropout_p")
+NO_TENSORS = [
     *({name: None} for name in "qkv"),
     *({name: "x"} for name in ("q", "k", "v", "p", "q_rel", "slopes", "key_mask", "segments")),
-    *({name: [1.0]} for name in ("q", "p", "mask", "offset")),
-    *({name: "x"} for name in ("first", "offset", "window", "softcap", "scale", "dropout_p")),
-    {"beyond": 3},
-    {"window": 2.5},
-    {"first": 1.5},
-    {"offset": 1.5},
-    {"causal": "no"},
+    *({name: [1.0]} for name in ("q", "p", "mask")),
 ]
 
 
-@pytest.mark.parametrize("options", NONSENSE)
-def test_what_is_no_tensor_or_number(options):
-    """Not at the price of the process, and never accepted."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)):
+@pytest.mark.parametrize("options", NO_TENSORS)
+def test_what_is_no_tensor(options):
+    (name,) = options
+    with pytest.raises(RuntimeError, match=f"wavepe: {name} must be a torch.Tensor"):
         attention(**{"q": Q, "k": K, "v": V, "p": P} | options)
+    with pytest.raises(RuntimeError, match=r"relative_table\(\*p\)"):
+        attention(Q, K, V, p=(P, 0, "zero"))
+
+
+SCALAR = torch.tensor(0.5)
+NONSENSE = [
+    *((rf"{name} must be an? (integer|number), got 'x'", {name: "x"}) for name in OF_NUMBERS),
+    *((rf"{name} must be an integer, got True", {name: True}) for name in ("first", "offset")),
+    *((rf"{name} must be an integer, got 1.5", {name: 1.5}) for name in ("first", "offset")),
+    *((rf"{name} must fit into 64 bits", {name: -(2**70)}) for name in ("first", "offset")),
+    (r"offset must be an integer, got \[1.0\]", {"offset": [1.0]}),
+    (r"unknown beyond 3; known: zero, edge", {"beyond": 3}),
+    (r"unknown beyond None", {"beyond": None}),
+    (r"window must be an integer, got 2.5", {"window": 2.5}),
+    (r"window must fit into 64 bits", {"window": 2**63}),
+    (r"scale must be finite", {"scale": 10**400}),
+    (r"dropout_p must be a number, got None", {"dropout_p": None}),
+    (r"dropout_p must be a number, got True", {"dropout_p": True}),
+    (r"causal must be True or False, got 'no'", {"causal": "no"}),
+    (r"causal must be True or False, got None", {"causal": None}),
+    (r"causal must be True or False, got 2", {"causal": 2}),
+    (r"scale .* a plain number, got a tensor; .* multiply q", {"scale": SCALAR}),
+    (r"softcap must be a plain number, got a tensor", {"softcap": SCALAR}),
+]
+
+
+@pytest.mark.parametrize(("match", "options"), NONSENSE)
+def test_what_is_no_number(match, options):
+    with pytest.raises(RuntimeError, match=f"wavepe: {match}"):
+        attention(**{"q": Q, "k": K, "v": V, "p": P} | options)
+
+
+def test_numbers_of_numpy():
+    plain = {"first": 1, "window": 4, "softcap": 2.0, "scale": 0.5, "offset": 3, "causal": True}
+    kinds = (np.int64, np.int16, np.float32, np.float64, np.int32, np.bool_)
+    numpys = {name: kind(plain[name]) for name, kind in zip(plain, kinds, strict=True)}
+    want = attention(Q, K, V, p=P, **plain)
+    assert torch.equal(attention(Q, K, V, p=P, **numpys), want)
+    assert torch.equal(attention(Q, K, V, p=P, **plain | {"causal": 1}), want)
+    assert not attention(Q, K, V, dropout_p=1).any()
+
+
+def test_compiled_calls_refuse_the_same():
+    torch._dynamo.reset()
+    for options in ({"causal": None}, {"scale": SCALAR}, {"softcap": SCALAR}, {"offset": True}):
+        (name,) = options
+        compiled = torch.compile(
+            lambda q, options=options: attention(q, K, V, **options), backend="eager"
+        )
+        with pytest.raises(RuntimeError, match=rf"wavepe: {name} must be"):
+            compiled(Q)
+    torch._dynamo.reset()
 
 
 def test_arguments_are_keywords():

@@ -70,24 +70,11 @@ def test_gradgradcheck_of_the_composition(option):
 
 
 @pytest.mark.parametrize("option", ["plain", "table", "everything"])
-def test_double_backward_works_or_says_that_it_does_not(variant, option):
-    arguments = draw(generator("twice"), TINY[0], OPTIONS[option], F64)
-    call, leaves = calls(attention, arguments)
-    again, _ = calls(composed, arguments)
-
-    def second(call):
-        first = torch.autograd.grad(call(*leaves)[0].pow(2).sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(g.pow(2).sum() for g in first), leaves)
-
-    exact = second(again)
-    try:
-        found = second(call)
-    except RuntimeError:
-        with pytest.raises(RuntimeError, match=r"attention.*(twice|double|second)"):
-            second(call)
-        return
-    for got, want in zip(found, exact, strict=True):
-        torch.testing.assert_close(got, want)
+def test_double_backward_says_what_to_do(variant, option):
+    call, leaves = calls(attention, draw(generator("twice"), TINY[0], OPTIONS[option], F64))
+    first = torch.autograd.grad(call(*leaves)[0].pow(2).sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no second derivative by autograd; torch\.func"):
+        torch.autograd.grad(sum(g.pow(2).sum() for g in first), leaves)
 
 
 @each_function

@@ -151,3 +151,21 @@ def test_a_row_that_sees_nothing(variant, function, dtype):
         assert found.pop("lse").eq(-inf).all()
         for tensor in ("out", "q", "k", "v", "p"):
             assert not found[tensor].any(), f"{hidden}: {tensor}"
+
+
+@each_function
+@pytest.mark.parametrize("name", ["plain", "softcap", "segments"])
+def test_a_row_of_nan_reaches_no_gradient_of_what_it_does_not_see(variant, function, name):
+    rng = generator("row of NaN")
+    arguments = draw(rng, Shape(1, 2, 1, 9, 9, 8, 8), OPTIONS[name])
+    arguments["segments"] = torch.tensor([[0] * 4 + [1] * 5])
+    grads = incoming(rng, arguments)
+    clean = run(function, arguments, *grads)
+    arguments["q"] = arguments["q"].clone()
+    arguments["q"][:, :, 6] = nan
+    found = run(function, arguments, *grads)
+    assert found["out"][:, :, 6].isnan().all()
+    for tensor in ("k", "v"):
+        torch.testing.assert_close(found[tensor][:, :, :4], clean[tensor][:, :, :4])
+        torch.testing.assert_close(found[tensor][:, :, 7:], clean[tensor][:, :, 7:])
+        assert found[tensor][:, :, 4:7].isnan().any()

@@ -275,6 +275,7 @@ OUT, LSE = torch.ones(2, 3, 4), torch.ones(2, 3)
         (r"part 1.*\(2, 1, 4\)", [OUT, torch.ones(2, 1, 4)], [LSE, LSE]),
         (r"lse \(2, 1\)", [OUT, OUT], [LSE, torch.ones(2, 1)]),
         (r"lse \(2, 3, 4\)", [OUT], [OUT]),
+        (r"lse \(2, 3, 4\); pass zip\(\*parts\)", (OUT, LSE), (OUT, LSE)),
         ("float32.*bfloat16", [OUT, OUT.bfloat16()], [LSE, LSE]),
         ("int64", [OUT.long()], [LSE]),
         ("int64", [OUT], [LSE.long()]),

@@ -287,3 +287,18 @@ def test_tables_of_heads_and_edges_have_no_zones():
     assert ops.relative_table(np.stack([p, p])).tensors(torch.float32, "cpu")[2] == []
     assert ops.relative_table(p, beyond="edge").tensors(torch.float32, "cpu")[2] == []
     assert ops.relative_table(p).tensors(torch.float32, "cpu")[2] != []
+
+
+def test_a_huge_row_hides_no_other():
+    """What may be neglected is measured by the usual row, not by the largest."""
+    scale, shift = wavepe.wavelet_grid(64)
+    p = torch.from_numpy(wavepe.wavelet_table(300, scale, shift, dtype=np.float64))
+    for factor in (1e3, 1e9):
+        tall = p.clone()
+        tall[0] *= factor
+        rows, first, zones = ops.relative_table(tall).tensors(torch.float32, torch.device("cpu"))
+        parts = zip(zones[::2], zones[1::2], strict=True)
+        whole = [c.double() @ u.double().mT if u.numel() else c.double() for c, u in parts]
+        found = torch.cat(whole) if zones else rows.double()
+        assert first == 0
+        torch.testing.assert_close(found[1:], p[1 : len(found)], rtol=0, atol=1e-6)

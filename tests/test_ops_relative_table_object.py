@@ -237,6 +237,8 @@ P = np.ones((4, 3))
         ("at least one row", (np.ones((0, 3)), 0, "edge")),
         ("<U1", (np.array([["a"]]),)),
         ("sequence", ([["a"], 3],)),
+        (r"unpack it: relative_table\(\*table\)", ((P, 0, "zero"),)),
+        ("a RelativeTable already", (ops.relative_table(P),)),
     ],
 )
 def test_errors(match, arguments):

@@ -120,6 +120,8 @@ INLINE void NAME(gradient_row)(REAL *s, REAL *dw, int64_t begin, int64_t end, RE
             weight *= kept;
         }
         V ds = w * (of_weight - row_term);
+        __typeof__(w != w) some = w != 0; /* hidden: 0, though of_weight may overflow */
+        ds = (V)((__typeof__(some))ds & some);
         if (inverse_cap != 0) {
             V t = MAX(score * inverse_cap, SPLAT((REAL)-1)); /* hidden: -inf, and w is 0 */
             ds *= 1 - t * t;

@@ -41,8 +41,11 @@ Problem::Problem(AttentionArguments arguments, bool pack) : x(std::move(argument
     keys = x.k.size(2);
     value_size = x.v.size(3);
     group = key_heads ? heads / key_heads : 1;
-    const int64_t limit = int64_t{1} << 31;
-    WPE_CHECK(batch < limit && heads < limit, "q of shape ", shape_of(x.q), " is too large");
+    // Expanded tensors may be larger than memory: no product of sizes below may wrap.
+    const int64_t limit = int64_t{1} << 31, longest = int64_t{1} << 40;
+    WPE_CHECK(batch < limit && heads < limit && queries < longest && keys < longest &&
+                  head_size < (1 << 20) && value_size < (1 << 20),
+              "q, k or v is too large: ", shapes_of(x.q, x.k, x.v));
     check_options();
     storage = kernel_dtype(x.q.scalar_type());
     kernels = &dispatch->current->attention[is_double()];
@@ -118,8 +121,11 @@ void Problem::check_options() const {
               x.window.value_or(0));
     WPE_CHECK(!x.scale || std::isfinite(*x.scale), "scale must be finite, got ",
               x.scale.value_or(0));
-    WPE_CHECK(!x.softcap || (*x.softcap > 0 && std::isfinite(*x.softcap)),
-              "softcap must be above 0 and finite, got ", x.softcap.value_or(0));
+    // of float32: its inverse must be a normal number, too
+    const double most = x.q.scalar_type() == ScalarType::Double ? 1e300 : 1e30;
+    const double cap = x.softcap.value_or(1);
+    WPE_CHECK(cap >= 1 / most && cap <= most, "softcap must lie in ", 1 / most, "..", most,
+              ", got ", cap);
     WPE_CHECK(x.dropout_p >= 0 && x.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
               x.dropout_p);
     if (x.dropout_p > 0) {

@@ -99,7 +99,12 @@ def attention(
 
 
 def _real(name: str, value: ArrayLike) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of several lengths
+        raise ValueError(f"{name}: {error}") from None
+    if array.dtype == object and type(value).__name__ == "RelativeTable":  # torch may be missing
+        raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
     return array if _checks.is_bfloat16(array.dtype) else _checks.real_array(name, array)
 
 

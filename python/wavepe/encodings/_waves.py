@@ -26,11 +26,11 @@ def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     positions = torch.arange(first, last, device=like.device)
-    inv_freq = _frequencies(dim).to(like.device)
+    inv_freq = torch.tensor(_frequencies(dim), dtype=torch.float64, device=like.device)
     cos, sin = ops.rope_table(positions, inv_freq, dtype=dtype)
     return torch.stack((sin, cos), dim=-1).flatten(-2).to(like.dtype)
 
 
 @torch.compiler.assume_constant_result  # a compiler must not trace into NumPy
-def _frequencies(dim: int) -> Tensor:
-    return torch.from_numpy(rope_frequencies(dim)[0])
+def _frequencies(dim: int) -> tuple[float, ...]:
+    return tuple(rope_frequencies(dim)[0].tolist())

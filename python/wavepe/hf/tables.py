@@ -17,12 +17,8 @@ from torch import Tensor
 
 from .._wavelet_registered import registrations
 from ..encodings import encoding
-from ..nn._tables import ConstantTables
+from ..nn._tables import FIRST_CAPACITY, LARGEST_TABLE, ConstantTables
 from ..ops._relative_table import RelativeTable
-
-FIRST_CAPACITY = 128
-# Positions beyond this are computed one by one: a table up to them would be mostly unused.
-LARGEST_TABLE = 1 << 17
 
 
 class _Rows:

@@ -12,9 +12,7 @@ from .. import ops, rope_table  # ops first: it says how to get torch
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
-# Tables beyond this many positions are made for the call and not kept: 64 MiB at head size 128.
-LARGEST_TABLE = 1 << 17
-FIRST_CAPACITY = 128
+from ._tables import FIRST_CAPACITY, LARGEST_TABLE  # isort: skip
 
 
 def angles(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks
+from ..ops._common import INTEGERS
 
 if TYPE_CHECKING:
     from ._angles import Frequencies
@@ -42,7 +44,7 @@ class KVCache:
     """
 
     def __init__(self) -> None:
-        self._layers: WeakKeyDictionary[nn.Module, Layer] = WeakKeyDictionary()
+        self._layers: WeakKeyDictionary[nn.Module, CachedTokens] = WeakKeyDictionary()
 
     @property
     def length(self) -> int:
@@ -64,6 +66,9 @@ class KVCache:
         if not isinstance(indices, Tensor) or indices.dim() != 1:
             given = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
             raise RuntimeError(f"wavepe: indices must be an integer Tensor (B,), got {given}")
+        if indices.dtype not in INTEGERS:
+            raise RuntimeError(f"wavepe: indices must be integers, got {indices.dtype}")
+        indices = indices.to(torch.int64)
         for layer in self._layers.values():
             layer.reorder(indices)
 
@@ -78,14 +83,32 @@ class KVCache:
     def __repr__(self) -> str:
         return f"KVCache(length={self.length}, layers={len(self._layers)})"
 
-    def _layer(self, module: nn.Module) -> Layer:
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        branch = type(self).__new__(type(self))
+        memo[id(self)] = branch
+        branch.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return branch
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a KVCache cannot be pickled, nor copied without its tensors: it knows modules by "
+            "identity; copy.deepcopy makes a branch"
+        )
+
+    def _layer(self, module: nn.Module, count: int) -> CachedTokens:
         """The part of one attention module.
 
         A module is called once in a pass, so it may not be ahead of the others.
         """
         layer = self._layers.get(module)
+        seen = max((other.length for other in self._layers.values()), default=0)
+        if layer is None and seen > count:
+            raise RuntimeError(
+                f"wavepe: the cache holds {seen} tokens of other modules and none of this one: "
+                "it belongs to another model; reset() it, or make a new KVCache"
+            )
         if layer is None:
-            layer = self._layers[module] = Layer()
+            layer = self._layers[module] = CachedTokens()
         if layer.length > self.length:
             raise RuntimeError(
                 f"wavepe: the cache holds {layer.length} tokens of this SelfAttention and "
@@ -95,7 +118,7 @@ class KVCache:
         return layer
 
 
-class Layer:
+class CachedTokens:
     """What one attention module has seen.
 
     Attributes
@@ -149,7 +172,7 @@ class Layer:
         for name in ("key_mask", "positions"):
             kept = getattr(self, name)
             if kept is not None:
-                setattr(self, name, kept[:, : self.length])
+                setattr(self, name, kept[:, : self.length] if self.length else None)
 
 
 def _check_fits(kept: Tensor, k: Tensor) -> None:
@@ -165,7 +188,7 @@ def _check_fits(kept: Tensor, k: Tensor) -> None:
 def _appended(storage: Tensor, length: int, new: Tensor) -> tuple[Tensor, Tensor]:
     """Storage with `new` from `length` on, and what of it is in use."""
     stop = length + new.shape[2]
-    if torch.is_grad_enabled() and (new.requires_grad or storage.requires_grad):
+    if torch.is_grad_enabled():  # attention saves keys and values for any gradient, of q too
         storage = torch.cat([storage[:, :, :length], new], dim=2)
     else:
         if storage.shape[2] < stop or storage.is_inference():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..encodings import Encoding, RoPE
 from ._angles import Frequencies, angles, sequence_length
-from ._cache import Layer
+from ._cache import CachedTokens
 from ._tables import ConstantTables, capacity_for
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -37,7 +38,7 @@ class PositionEncoding(nn.Module):
         self.encoding = encoding
 
     def rotated(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Layer | None
+        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: CachedTokens | None
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys of the new tokens, rotated by their positions.
 
@@ -46,12 +47,12 @@ class PositionEncoding(nn.Module):
         q, k : Tensor (B, H, L, d), (B, Hk, L, d)
         positions : int64 Tensor (B|1, L), optional
             None: the indices that follow those of `layer`.
-        layer : Layer, optional
+        layer : CachedTokens, optional
             The cache's, before they are added.
         """
         return q, k
 
-    def arguments(self, q: Tensor, keys: int, layer: Layer | None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, layer: CachedTokens | None) -> dict[str, Any]:
         """Queries, and what else `ops.attention` is given for this encoding.
 
         Parameters
@@ -70,6 +71,21 @@ class PositionEncoding(nn.Module):
         return str(self.encoding)
 
 
+def _of_head_size(head_dim: int, made: Callable[[], Any]) -> Any:
+    """What it makes; where it does not fit, what is called dim there is the head size here."""
+    try:
+        return made()
+    except ValueError as error:
+        misfit = re.fullmatch(r"dim \d+ is not divisible by the number of scales (\d+)", str(error))
+        if misfit is None:
+            raise
+        count = next(n for n in range(min(int(misfit[1]), head_dim), 0, -1) if head_dim % n == 0)
+        raise ValueError(
+            f"head size {head_dim} is not divisible by {misfit[1]} scales: choose scales, e.g. "
+            f"wavelet:scales={count}"
+        ) from None
+
+
 class Slopes(PositionEncoding):
     """-slope_h * abs(delta) in the score [A]."""
 
@@ -80,7 +96,7 @@ class Slopes(PositionEncoding):
         # No buffer: casts of the module do not reach it.
         self._slopes = torch.from_numpy(encoding.slopes(heads))
 
-    def arguments(self, q: Tensor, keys: int, layer: Layer | None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, layer: CachedTokens | None) -> dict[str, Any]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         return {"q": q, "slopes": self._slopes.to(q.device, wide)}
 
@@ -92,10 +108,11 @@ class Relative(PositionEncoding):
 
     def __init__(self, encoding: Encoding, head_dim: int, causal: bool) -> None:
         super().__init__(encoding)
-        encoding.table(1, head_dim, causal=causal)  # raises where it does not fit the head size
+        # Raises where it does not fit the head size.
+        _of_head_size(head_dim, lambda: encoding.table(1, head_dim, causal=causal))
         self._tables = ConstantTables(encoding, head_dim, causal)
 
-    def arguments(self, q: Tensor, keys: int, layer: Layer | None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, layer: CachedTokens | None) -> dict[str, Any]:
         return {"q": q, "p": self._tables.reaching(keys)}
 
 
@@ -115,7 +132,7 @@ class Learned(PositionEncoding):
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
         dtype = factory.get("dtype") or torch.get_default_dtype()
         factory["dtype"] = torch.float32 if dtype in _NARROW else dtype
-        initial = encoding.parameters(head_dim, heads)
+        initial = _of_head_size(head_dim, lambda: encoding.parameters(head_dim, heads))
         for name, value in initial.items():
             self.register_parameter(name, nn.Parameter(torch.empty(value.shape, **factory)))
         self._names = tuple(initial)
@@ -127,7 +144,7 @@ class Learned(PositionEncoding):
             for name, value in initial.items():
                 getattr(self, name).copy_(torch.from_numpy(value))
 
-    def arguments(self, q: Tensor, keys: int, layer: Layer | None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, layer: CachedTokens | None) -> dict[str, Any]:
         parameters = {name: getattr(self, name) for name in self._names}
         p, first, beyond = self._table(parameters, keys, layer)
         given = {"p": p.to(q.dtype), "first": first, "beyond": beyond}
@@ -138,7 +155,7 @@ class Learned(PositionEncoding):
         return {"q": q + u, "q_rel": q + v, **given}
 
     def _table(
-        self, parameters: dict[str, Tensor], keys: int, layer: Layer | None
+        self, parameters: dict[str, Tensor], keys: int, layer: CachedTokens | None
     ) -> tuple[Tensor, int, str]:
         """The table of these parameters, made once for many steps of a generation."""
         learned = functools.partial(
@@ -176,7 +193,7 @@ class Rotated(PositionEncoding):
         self._fixed = {training: self._fixed_frequencies(training) for training in (True, False)}
 
     def rotated(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Layer | None
+        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: CachedTokens | None
     ) -> tuple[Tensor, Tensor]:
         start = 0 if layer is None else layer.length
         found = self._fixed[self.training]
@@ -199,7 +216,7 @@ class Rotated(PositionEncoding):
                 self._head_dim, length=length, trained_length=self._max_length, training=training
             )
         except ValueError as error:
-            if self._max_length is not None:
+            if self._max_length is not None or "trained_length" not in str(error):
                 raise
             raise ValueError(f"{error} (max_length of SelfAttention is trained_length)") from None
         if 2 * len(inv_freq) > self._head_dim:
@@ -216,7 +233,7 @@ class Rotated(PositionEncoding):
             length = sequence_length(positions)
         return self._frequencies(max(length, 1), self.training)
 
-    def _check_cache(self, layer: Layer, now: Frequencies) -> None:
+    def _check_cache(self, layer: CachedTokens, now: Frequencies) -> None:
         then = layer.frequencies
         if layer.length and then is not None and then != now:
             raise RuntimeError(

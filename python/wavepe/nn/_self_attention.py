@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.dim = _checks.integer("dim", dim, 1)
         self.heads = _checks.integer("heads", heads, 1)
-        self.kv_heads = heads if kv_heads is None else _checks.integer("kv_heads", kv_heads, 1)
+        self.kv_heads = self.heads if kv_heads is None else _checks.integer("kv_heads", kv_heads, 1)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
         if head_dim is None and self.dim % self.heads:
@@ -95,7 +95,7 @@ class SelfAttention(nn.Module):
         self.head_dim = _checks.integer("head_dim", given, 1)
         self.causal = _checks.flag("causal", causal)
         self.dropout = _checks.share("dropout", dropout)
-        self.window = None if window is None else _checks.integer("window", window, 1)
+        self.window = None if window is None else _checks.integer("window", window, 0)
         bias = _checks.flag("bias", bias)
         if max_length is not None:
             max_length = _checks.integer("max_length", max_length, 1)
@@ -160,7 +160,7 @@ class SelfAttention(nn.Module):
         """
         _check_input(x, self.dim)
         batch, count = x.shape[:2]
-        layer = None if cache is None else self._layer(cache, segments)
+        layer = None if cache is None else self._layer(cache, segments, count)
         seen = 0 if layer is None else layer.length
         key_mask = joined_key_mask(key_mask, layer, batch, count)
         segments = checked_segments(segments, batch, count)
@@ -190,7 +190,7 @@ class SelfAttention(nn.Module):
             layer.commit(count, key_mask, positions)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    def _layer(self, cache: KVCache, segments: Tensor | None) -> Any:
+    def _layer(self, cache: KVCache, segments: Tensor | None, count: int) -> Any:
         """This module's part of the cache."""
         if not isinstance(cache, KVCache):
             raise RuntimeError(f"wavepe: cache must be a KVCache, got {type(cache).__name__}")
@@ -200,7 +200,7 @@ class SelfAttention(nn.Module):
             )
         if segments is not None:
             raise RuntimeError("wavepe: a cache holds one sequence per row: give no segments")
-        return cache._layer(self)
+        return cache._layer(self, count)
 
     def reset_parameters(self) -> None:
         """Initial values, as a new module has them."""

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ..ops._common import INTEGERS
-from ._cache import Layer
+from ._cache import CachedTokens
 
 # Messages are made where they are needed: a compiler would fix the sizes they print.
 
 
 def joined_key_mask(
-    key_mask: Tensor | None, layer: Layer | None, batch: int, count: int
+    key_mask: Tensor | None, layer: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
     """The mask (B|1, cached + count) of cached and new tokens; None where nothing is hidden."""
     seen = 0 if layer is None else layer.length
@@ -50,7 +50,7 @@ def checked_segments(segments: Tensor | None, batch: int, count: int) -> Tensor 
 
 
 def joined_positions(
-    positions: Tensor | None, layer: Layer | None, batch: int, count: int
+    positions: Tensor | None, layer: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
     """int64 (B|1, cached + count), or None where every token's position is its index.
 

@@ -12,6 +12,8 @@ from ..encodings import Encoding
 from ..ops._relative_table import RelativeTable, relative_table
 
 FIRST_CAPACITY = 128
+# Rows of more positions are made for the call and not kept: 64 MiB at head size 128.
+LARGEST_TABLE = 1 << 17
 
 
 def capacity_for(keys: int) -> int:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
+from ._attention_checks import check_arguments, check_mask, flag, integer, number, numbers
 from ._attention_composed import composed
-from ._common import (
-    FLOATS,
-    INTEGERS,
-    check,
-    check_choice,
-    check_device,
-    check_dtype,
-    check_tensors,
-    not_differentiable,
-    register_autograd,
-    transformed,
-)
+from ._common import check, check_choice, check_tensors, register_autograd, transformed
 from ._relative_table import RelativeTable
 
 _ops = torch.ops.wavepe
@@ -83,15 +72,15 @@ def attention(
     softcap : float, optional
         Above 0.
     scale : float, optional
-        None is d^-1/2.
-    offset : int or integer Tensor () or (B,), optional
+        None is d^-1/2. Not differentiable, as softcap.
+    offset : int or integer Tensor (), (1,) or (B,), optional
         Position of query 0 counted from key 0; None is n - m: the last query on the last key.
-    key_mask : bool Tensor (B, n), optional
-        False hides a key.
-    segments : integer Tensor (B, n), optional
+    key_mask : bool Tensor (B|1, n), optional
+        True is seen; False hides a key.
+    segments : integer Tensor (B|1, n), optional
         Packed sequences: only keys of a query's own segment are seen; needs m = n.
     mask : bool Tensor (B|1, H|1, m, n), optional
-        False hides a key from a query.
+        True is seen; False hides a key from a query.
     dropout_p : float
         Share of the weights that are dropped. The seed comes from torch's generator.
     return_lse : bool
@@ -114,8 +103,29 @@ def attention(
     -----
     Casts under autocast as scaled_dot_product_attention does. torch.func and forward mode run a
     composition of torch's own operators, O(m n) in memory.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import wavepe
+    >>> from wavepe import ops
+    >>> q, k, v = (torch.randn(2, heads, 100, 16) for heads in (4, 2, 2))
+    >>> table = ops.relative_table(*wavepe.encoding("wavelet").table(100, 16))
+    >>> ops.attention(q, k, v, p=table).shape
+    torch.Size([2, 4, 100, 16])
+    >>> out, lse = ops.attention(q[:, :, -1:], k, v, p=table, return_lse=True)  # the last query
+    >>> lse.shape
+    torch.Size([2, 4, 1])
     """
     zones = None
+    if causal is not True and causal is not False:
+        causal = flag("causal", causal)
+    if beyond not in BEYOND:
+        check_choice("beyond", beyond, BEYOND)
+    if not torch.compiler.is_compiling():  # whose numbers may have no value yet
+        first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
+    elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):
+        number(*(("scale", scale) if isinstance(scale, Tensor) else ("softcap", softcap)))
     if isinstance(p, RelativeTable):
         check(first == 0 and beyond == "zero", "a relative_table has its own first and beyond")
         beyond = p.beyond
@@ -125,12 +135,16 @@ def attention(
         names = ("q_rel", "slopes", "key_mask", "segments", "mask")
         given |= {name: x for name, x in zip(names, options, strict=True) if x is not None}
         if not (p is None or isinstance(p, RelativeTable)):
+            if isinstance(p, tuple):
+                check(False, "p must be a torch.Tensor, got tuple; pass relative_table(*p)")
             given["p"] = p
         check(
             slopes is None or not getattr(slopes, "requires_grad", False),
             "slopes are not differentiable: detach them",
         )
     check_tensors(**given)
+    if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4):
+        check_mask(mask)
     kind = q.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if autocast and q.dtype != torch.float64:
@@ -138,9 +152,7 @@ def attention(
     if isinstance(p, RelativeTable):
         p, first, zones = p.tensors(q.dtype, q.device)
     if offset is not None and not isinstance(offset, Tensor):
-        if not isinstance(offset, (int, torch.SymInt)):
-            check(False, f"offset must be an int or a tensor, got {offset!r}")
-        offset = torch.full((), offset, dtype=torch.int64, device=q.device)
+        offset = torch.full((), integer("offset", offset), dtype=torch.int64, device=q.device)
     seed = None
     if dropout_p > 0:
         seed = torch.randint(2**62, (), device=q.device)
@@ -158,11 +170,11 @@ def _dispatch(arguments: tuple[Any, ...], zones: list[Tensor] | None) -> tuple[T
         or transformed()
         or torch._C._are_functorch_transforms_active()
     ):
-        _check(*arguments)
+        check_arguments(*arguments)
         return composed(*arguments)
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments, zones)
-    # As `call`, but see _Attention.
+    # Not `call`: torch.library's autograd takes half a millisecond where an argument is a list.
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
         return _Attention.apply(*arguments, zones)
     with torch._C._AutoDispatchBelowAutograd():
@@ -174,157 +186,21 @@ def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
     return [x.to(low) if isinstance(x, Tensor) else x for x in tensors]
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None,
-    first: int,
-    beyond: str,
-    q_rel: Tensor | None,
-    slopes: Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    scale: float | None,
-    offset: Tensor | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-    dropout_p: float = 0.0,
-    *_: Any,
-) -> None:
-    """What the kernel checks, for fake tensors and the composition. Messages are made on failure:
-    a compiler would fix the sizes they print."""
-    optional = {"p": p, "q_rel": q_rel, "slopes": slopes, "offset": offset}
-    optional |= {"key_mask": key_mask, "segments": segments, "mask": mask}
-    given = {name: x for name, x in optional.items() if x is not None}
-    check_device(q=q, k=k, v=v, **given)
-    check_dtype("q", q)
-    for label, tensor in {"q": q, "k": k, "v": v}.items():
-        if tensor.dim() != 4:
-            check(False, f"{label} must be (B, heads, length, size), got {tuple(tensor.shape)}")
-    batch, heads, queries, d = q.shape
-    kv_heads, keys = k.shape[1:3]
-    sizes = (
-        k.shape[0] == batch and v.shape[0] == batch and v.shape[1:3] == k.shape[1:3]
-    ) and k.shape[3] == d
-    if not sizes or (heads % kv_heads if kv_heads else heads):
-        got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        check(False, f"q (B, H, m, d), k (B, Hk, n, d), v (B, Hk, n, dv), Hk | H needed, got {got}")
-    for name, x in {"k": k, "v": v, "p": p, "q_rel": q_rel}.items():
-        if x is not None and x.dtype != q.dtype:
-            check(False, f"q and {name} must have one dtype, got {q.dtype} and {x.dtype}")
-    wanted: dict[str, tuple[tuple[int, ...], ...]] = {
-        "q_rel": ((batch, heads, queries, d),),
-        "slopes": ((heads,),),
-        "offset": ((), (1,), (batch,)),
-        "key_mask": ((batch, keys), (1, keys)),
-        "segments": ((batch, keys), (1, keys)),
-        "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
-    }
-    for name, shapes in wanted.items():
-        x = optional[name]
-        if x is not None and not any(tuple(x.shape) == shape for shape in shapes):
-            check(False, f"{name} must be {' or '.join(map(str, shapes))}, got {tuple(x.shape)}")
-    if p is not None and not (
-        p.dim() in (2, 3) and p.shape[-1] == d and (p.dim() == 2 or p.shape[0] == heads)
-    ):
-        check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
-    check_choice("beyond", beyond, BEYOND)
-    if p is not None and beyond == "edge":
-        check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
-    if q_rel is not None:
-        check(p is not None, "q_rel needs a table p")
-    for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
-        if name in given:
-            check_dtype(name, given[name], known)
-    for name in ("key_mask", "mask"):
-        if name in given:
-            check_dtype(name, given[name], (torch.bool,))
-    if segments is not None and queries != keys:
-        check(False, f"segments need m = n, got {queries} queries and {keys} keys")
-    if not 0 <= dropout_p <= 1:
-        check(False, f"dropout_p must lie in 0..1, got {dropout_p}")
-    if window is not None and window < 0:
-        check(False, f"window must not be negative, got {window}")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        check(False, f"softcap must be above 0 and finite, got {softcap}")
-
-
 @torch.library.register_fake("wavepe::attention_forward")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None = None,
-    first: int = 0,
-    beyond: str = "zero",
-    q_rel: Tensor | None = None,
-    slopes: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    offset: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    zones: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    _check(
-        q,
-        k,
-        v,
-        p,
-        first,
-        beyond,
-        q_rel,
-        slopes,
-        causal,
-        window,
-        softcap,
-        scale,
-        offset,
-        key_mask,
-        segments,
-        mask,
-        dropout_p,
-    )
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    check_arguments(q, k, v, *rest)
     own = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=own)
 
 
 @torch.library.register_fake("wavepe::attention_backward")
 def _(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None = None,
-    first: int = 0,
-    beyond: str = "zero",
-    q_rel: Tensor | None = None,
-    slopes: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    offset: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    zones: Sequence[Tensor] | None = None,
-    p_grad: bool = False,
+    grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dp = torch.empty_like(p) if p_grad and p is not None else q.new_empty((0,))
+    q, k, v, p, *rest = *arguments, None
+    q_rel = rest[2] if len(rest) > 2 else None
+    p_grad = len(arguments) > _COUNT and arguments[_COUNT]
+    dp = torch.empty_like(p) if p_grad else q.new_empty((0,))
     dq_rel = q.new_empty((0,)) if q_rel is None else torch.empty_like(q_rel)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dp, dq_rel
 
@@ -366,12 +242,20 @@ def _registered_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 register_autograd("attention_forward", _registered_backward, _setup)
-not_differentiable("attention_backward", "its arguments: a second derivative")
+
+
+def _refuse(ctx: Any, *grads: Any) -> NoReturn:
+    raise RuntimeError(
+        "wavepe: attention has no second derivative by autograd; torch.func differentiates it any "
+        "number of times"
+    )
+
+
+torch.library.register_autograd("wavepe::attention_backward", _refuse)
 
 
 class _Attention(torch.autograd.Function):
-    """What is registered, for calls that are not compiled: torch.library's own way takes half a
-    millisecond where an argument is a list of tensors."""
+    """What is registered, for calls that are not compiled; see `_dispatch`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

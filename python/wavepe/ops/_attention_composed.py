@@ -1,8 +1,8 @@
 """Attention in plain torch, dense: for torch.func, forward mode, higher derivatives, any device.
 
 Written as the definition reads, with an m x n tensor for every step. What a row may not see cannot
-reach it, NaN and Inf included, forward or backward: a matrix product would make NaN of 0 * NaN, so
-products take finite values only, and what was not finite is added where it is seen.
+reach it, nor it their gradients, NaN and Inf included: a matrix product would make NaN of 0 * NaN,
+so products take finite values only, and what was not finite is added where it is seen.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
 
 
 def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights, and the logarithm of the sum of exponentials."""
+    """Weights, 0 at hidden pairs whatever the others are, and the logarithm of the sum of
+    exponentials."""
     if visible is not None:
         scores = torch.where(visible, scores, -math.inf)
     if scores.shape[-1]:
@@ -203,7 +204,10 @@ def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     blind = total == 0
     total = torch.where(blind, 1.0, total)
     lse = torch.where(blind, -math.inf, largest + torch.log(total))
-    return e / total, lse.squeeze(-1)
+    weights = e / total
+    if visible is not None:  # of a total of NaN
+        weights = torch.where(visible, weights, 0.0)
+    return weights, lse.squeeze(-1)
 
 
 def _weighted(weights: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:

@@ -39,6 +39,19 @@ def merge_attention(
     ------
     RuntimeError
         No parts, or parts that do not fit together.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe import ops
+    >>> q, k, v = (torch.randn(1, 2, 10, 8) for _ in range(3))
+    >>> halves = [
+    ...     ops.attention(q, k[:, :, i : i + 5], v[:, :, i : i + 5], causal=False, return_lse=True)
+    ...     for i in (0, 5)
+    ... ]
+    >>> out, lse = ops.merge_attention(*zip(*halves))
+    >>> torch.allclose(out, ops.attention(q, k, v, causal=False), atol=1e-6)
+    True
     """
     outs, lses = _parts("outs", outs), _parts("lses", lses)
     _check(outs, lses)
@@ -88,8 +101,11 @@ def _check(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> None:
         if out.device != outs[0].device or lse.device != outs[0].device:
             check_device(**{"outs[0]": outs[0], f"outs[{i}]": out, f"lses[{i}]": lse})
         if out.dim() < 1 or out.shape != outs[0].shape or lse.shape != out.shape[:-1]:
+            pairs = len(outs) == 2 and out.shape == lse.shape  # (out, lse), (out, lse)
+            advice = "; pass zip(*parts): merge_attention(outs, lses)" if pairs else ""
             check(
                 False,
                 f"every part needs out (..., m, dv) and lse (..., m); part 0 has out "
-                f"{tuple(outs[0].shape)}, part {i} {tuple(out.shape)} and lse {tuple(lse.shape)}",
+                f"{tuple(outs[0].shape)}, part {i} {tuple(out.shape)} and lse {tuple(lse.shape)}"
+                + advice,
             )

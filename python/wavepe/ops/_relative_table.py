@@ -22,7 +22,7 @@ from .._relative_bias import BEYOND
 from ._common import FLOATS, check, check_choice, check_dtype
 
 NEAR = 64  # |delta| below this is a zone of its own: two zones take a third of the work of one
-TOLERANCE = 1e-7  # of the table's largest value: below the rounding of float32
+TOLERANCE = 1e-7  # of the usual size of a row: below the rounding of float32
 LARGEST_RANK = 0.75  # of the head size; above it a zone keeps its rows
 _FARTHEST = 2**62  # as in NumPy: further away no table reaches a key, and sums cannot overflow
 
@@ -54,6 +54,16 @@ def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") 
     ------
     RuntimeError
         Wrong shape, dtype or range, or a p that requires grad.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> from wavepe import ops
+    >>> table = ops.relative_table(*wavepe.encoding("wavelet").table(1000, 64))
+    >>> table.first, table.head_size
+    (0, 64)
+    >>> ops.relative_table([[0.5, 0.0], [0.0, 1.0], [0.5, 0.5]], first=-1, beyond="edge")
+    RelativeTable(delta -1..1, head size 2, beyond='edge', no zones, 72 bytes)
     """
     return RelativeTable(p, first, beyond)
 
@@ -107,7 +117,8 @@ class RelativeTable:
         first = first + whole.start if values.shape[-2] else 0
         largest = float(np.abs(values).max(initial=0.0))
         finite = math.isfinite(largest)
-        kept = _trimmed(values, beyond, TOLERANCE * largest if finite else 0.0)
+        tolerance = TOLERANCE * _usual_size(values) if finite else 0.0
+        kept = _trimmed(values, beyond, tolerance)
         shared = finite and values.ndim == 2 and beyond == "zero"
         self.__dict__.update(
             first=first,
@@ -117,7 +128,7 @@ class RelativeTable:
             heads=values.shape[0] if values.ndim == 3 else None,
             _p=values,
             _kept=kept,
-            _zones=_zones(values[kept], first + kept.start, largest) if shared else [],
+            _zones=_zones(values[kept], first + kept.start, tolerance) if shared else [],
             _names={},
         )
         self._made(torch.float32, torch.device("cpu"))  # what most calls want
@@ -235,6 +246,12 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             "relative_table needs the values of p: make it outside of torch.func's transforms",
         )
         return p.detach().to("cpu", torch.float64).numpy()
+    check(not isinstance(p, RelativeTable), "p is a RelativeTable already")
+    if isinstance(p, tuple) and any(isinstance(x, str) for x in p):  # (p, first, beyond)
+        check(
+            False,
+            "p is the tuple that an encoding's table() gives; unpack it: relative_table(*table)",
+        )
     try:
         return _checks.float_array("p", p).astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
@@ -254,13 +271,20 @@ def _trimmed(p: np.ndarray, beyond: str, negligible: float = 0.0) -> slice:
     return slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0)
 
 
-def _zones(p: np.ndarray, first: int, largest: float) -> _Zones:
-    """p = C U^T by zones of delta, up to TOLERANCE * largest in every entry; [] if all are full."""
+def _usual_size(p: np.ndarray) -> float:
+    """The largest entry of a row, but for the eight largest rows (a tenth of few): huge ones."""
+    rows = np.abs(p).max(axis=tuple({0, p.ndim - 1} - {p.ndim - 2}), initial=0.0)
+    rows = np.sort(rows[rows > 0])[::-1]
+    return float(rows[min(8, rows.size // 10)]) if rows.size else 0.0
+
+
+def _zones(p: np.ndarray, first: int, tolerance: float) -> _Zones:
+    """p = C U^T by zones of delta, up to `tolerance` in every entry; [] if all are full."""
     if not p.size:
         return []
-    exponent = math.frexp(largest)[1]
+    exponent = math.frexp(float(np.abs(p).max()))[1]
     p = np.ldexp(p, -exponent)  # to 1 at most: no square overflows, none vanishes
-    tolerance = TOLERANCE * math.ldexp(largest, -exponent)
+    tolerance = math.ldexp(tolerance, -exponent)
     edges = sorted({0, len(p), *(min(max(e - first, 0), len(p)) for e in (1 - NEAR, NEAR))})
     zones: _Zones = []
     for start, stop in itertools.pairwise(edges):

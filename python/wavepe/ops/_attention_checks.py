@@ -1,0 +1,173 @@
+"""What attention asks of its arguments where the kernel does not: options, before torch's schema
+sees them, and all that the kernel checks, for fake tensors and the composition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from .._relative_bias import BEYOND
+from ._common import FLOATS, INTEGERS, check, check_choice, check_device, check_dtype
+
+_SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
+_SOME = 1 << 53  # numbers below it are good, and most are
+_Numbers = tuple[int, int | None, float | None, float | None, float]
+
+
+def flag(name: str, value: Any) -> bool:
+    """The schema takes None for False."""
+    try:
+        return value if isinstance(value, _SYMBOLS) else _checks.flag(name, value)
+    except TypeError as error:
+        raise RuntimeError(f"wavepe: {error}") from None
+
+
+def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -> _Numbers:
+    """Those that are given as plain int and float, NumPy's too."""
+    return (
+        integer("first", first),
+        None if window is None else integer("window", window),
+        None if softcap is None else number("softcap", softcap),
+        None if scale is None else number("scale", scale),
+        dropout_p if type(dropout_p) is float else number("dropout_p", dropout_p),
+    )
+
+
+def integer(name: str, value: Any) -> int:
+    # A compiler's may have no value yet.
+    if type(value) is int and (torch.compiler.is_compiling() or -_SOME < value < _SOME):
+        return value
+    if isinstance(value, _SYMBOLS):
+        return value
+    try:
+        whole = _checks.integer(name, value)
+    except TypeError as error:
+        raise RuntimeError(f"wavepe: {error}") from None
+    if not -(2**63) <= whole < 2**63:
+        check(False, f"{name} must fit into 64 bits, got {whole}")
+    return whole
+
+
+def number(name: str, value: Any) -> float:
+    if type(value) is float and -_SOME < value < _SOME:
+        return value
+    if isinstance(value, _SYMBOLS):
+        return value
+    if isinstance(value, Tensor):
+        instead = "; it is not differentiable: multiply q" if name == "scale" else ""
+        check(False, f"{name} must be a plain number, got a tensor{instead}")
+    try:
+        return _checks.finite(name, value)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"wavepe: {error}") from None
+
+
+def check_mask(mask: Tensor) -> None:
+    """What is done about a mask of another kind."""
+    if mask.dtype != torch.bool:
+        how = (
+            "pass mask == 0 for one of 0 and -inf" if mask.is_floating_point() else "pass mask != 0"
+        )
+        check(False, f"mask must be bool, True is seen: {how}; got {mask.dtype}")
+    if mask.dim() in (2, 3):
+        many = "mask[:, None] of (B, m, n), mask[None] of (H, m, n)"
+        how = "mask[None, None]" if mask.dim() == 2 else many
+        check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {how}")
+
+
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None = None,
+    first: int = 0,
+    beyond: str = "zero",
+    q_rel: Tensor | None = None,
+    slopes: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *_: Any,
+) -> None:
+    """Messages are made on failure: a compiler would fix the sizes they print."""
+    optional = {"p": p, "q_rel": q_rel, "slopes": slopes, "offset": offset}
+    optional |= {"key_mask": key_mask, "segments": segments, "mask": mask}
+    given = {name: x for name, x in optional.items() if x is not None}
+    check_device(q=q, k=k, v=v, **given)
+    check_dtype("q", q)
+    _check_sizes(q, k, v)
+    _check_dtypes({"q": q, "k": k, "v": v, **given})
+    _check_shapes(q, k, given)
+    check_choice("beyond", beyond, BEYOND)
+    if p is not None and beyond == "edge":
+        check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
+    if q_rel is not None:
+        check(p is not None, "q_rel needs a table p")
+    if not 0 <= dropout_p <= 1:
+        check(False, f"dropout_p must lie in 0..1, got {dropout_p}")
+    if window is not None and window < 0:
+        check(False, f"window must not be negative, got {window}")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        check(False, f"softcap must be above 0 and finite, got {softcap}")
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for label, tensor in {"q": q, "k": k, "v": v}.items():
+        if tensor.dim() != 4:
+            check(False, f"{label} must be (B, heads, length, size), got {tuple(tensor.shape)}")
+    batch, heads, _, d = q.shape
+    kv_heads = k.shape[1]
+    sizes = (
+        k.shape[0] == batch and v.shape[0] == batch and v.shape[1:3] == k.shape[1:3]
+    ) and k.shape[3] == d
+    if not sizes or (heads % kv_heads if kv_heads else heads):
+        got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        check(False, f"q (B, H, m, d), k (B, Hk, n, d), v (B, Hk, n, dv), Hk | H needed, got {got}")
+
+
+def _check_dtypes(given: dict[str, Tensor]) -> None:
+    q = given["q"]
+    for name in ("k", "v", "p", "q_rel"):
+        if name in given and given[name].dtype != q.dtype:
+            check(False, f"q and {name} must have one dtype, got {q.dtype} and {given[name].dtype}")
+    for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
+        if name in given:
+            check_dtype(name, given[name], known)
+    if "key_mask" in given:
+        check_dtype("key_mask", given["key_mask"], (torch.bool,))
+    if "mask" in given:
+        check_mask(given["mask"])
+
+
+def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
+    batch, heads, queries, d = q.shape
+    keys = k.shape[2]
+    wanted: dict[str, tuple[tuple[int, ...], ...]] = {
+        "q_rel": ((batch, heads, queries, d),),
+        "slopes": ((heads,),),
+        "offset": ((), (1,), (batch,)),
+        "key_mask": ((batch, keys), (1, keys)),
+        "segments": ((batch, keys), (1, keys)),
+        "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
+    }
+    for name, shapes in wanted.items():
+        x = given.get(name)
+        if x is not None and not any(tuple(x.shape) == shape for shape in shapes):
+            listed = " or ".join(map(str, dict.fromkeys(shapes)))
+            check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
+    p = given.get("p")
+    if p is not None and not (
+        p.dim() in (2, 3) and p.shape[-1] == d and (p.dim() == 2 or p.shape[0] == heads)
+    ):
+        check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
+    if "segments" in given and queries != keys:
+        check(False, f"segments need m = n, got {queries} queries and {keys} keys")
