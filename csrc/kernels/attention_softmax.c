@@ -57,7 +57,7 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
     int64_t last = larger(smaller(b->seen[row].end - t->key, end), first);
     for (int64_t j = begin; j < first; j++) s[j] = -(REAL)INFINITY;
     for (int64_t j = last; j < end; j++) s[j] = -(REAL)INFINITY;
-    if (a->segments) {
+    if (a->segments && first < last) { /* a padding row has no segment */
         const int64_t *id = a->segments + t->key, mine = a->segments[i];
         for (int64_t j = first; j < last; j++) s[j] = id[j] == mine ? s[j] : -(REAL)INFINITY;
     }
