@@ -97,7 +97,7 @@ def run_tests(names: list[str], environment: dict[str, str]) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1200,
     )
     report = re.search("ERROR: AddressSanitizer|runtime error:", done.stderr)
     start = max(report.start() - 200, 0) if report else 0
