@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH  := torch==2.13.0
 OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
 BIN    := .venv/bin
-PARALLEL := -n auto --maxprocesses 8
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp)

@@ -11,7 +11,6 @@ those of q, k and v are in, 2.67 times q, k and v with nothing beside. Linux onl
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import subprocess
@@ -19,6 +18,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from .command import add_json, keep, new_parser
 
 HEAD_SIZE = 64
 LENGTH = 16384
@@ -157,8 +158,8 @@ def too_much(results: dict) -> list[dict]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if a row of wavepe's is over the bar."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    parser = new_parser(__doc__)
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
     parser.add_argument("--one", nargs=4, metavar=("KIND", "HEADS", "LENGTH", "THREADS"),
                         help="measure in this process, print JSON")  # fmt: skip
@@ -169,8 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     results = measure(args.quick)
     print(table(results))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    keep(results, args.json)
     return 1 if too_much(results) else 0
 
 

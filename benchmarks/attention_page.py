@@ -8,7 +8,6 @@ rest from attention-memory.json, attention-threads.json and training-step.json b
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from . import attention_memory, attention_threads, training_step
-from .readme import ROOT, Missing, replaced
-from .rope_accuracy import write_page
+from .command import page_command
+from .readme import Missing, replaced
 
 RESULTS = Path("benchmarks", "results")
 PAGE = Path("docs", "attention-speed.md")
@@ -216,13 +215,7 @@ OTHERS = {"threads": attention_threads, "memory": attention_memory, "step": trai
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or a source is missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", action="store_true", help=f"update {PAGE}")
-    what.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
-    options = parser.parse_args(argv)
-    return write_page(options.root, updated, check=options.check, name=PAGE)
+    return page_command(__doc__, PAGE, updated, argv)
 
 
 if __name__ == "__main__":

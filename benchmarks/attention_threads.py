@@ -9,13 +9,10 @@ quotients round by round stands beside it. PyTorch's attention is measured in th
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import wavepe
@@ -24,6 +21,7 @@ from wavepe.cli.environment import cpu_name, version_of
 
 from .attention_inputs import Inputs, sdpa
 from .bench_attention import trained, with_gradients
+from .command import add_json, keep, new_parser
 from .machine import commit
 from .memory import Allocator
 from .timing import take_turns
@@ -118,17 +116,16 @@ def table(results: dict) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0"""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="N (default 2)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help="a tiny size: a check, no figures")
     args = parser.parse_args(argv)
     sizes = ((48, 16),) if args.quick else SIZES
     results = measure(args.threads, args.repeats, sizes)
     print(table(results))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    keep(results, args.json)
     return 0
 
 

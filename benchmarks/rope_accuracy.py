@@ -24,7 +24,6 @@ The ways
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import itertools
 import json
@@ -40,8 +39,9 @@ import wavepe
 import wavepe.ops
 from wavepe.cli.environment import cpu_name, version_of
 
+from .command import add_json, add_page, keep, new_parser, write_page
 from .exact_angles import Exact, ideal_frequencies, near_quarter_turns
-from .readme import ROOT, Missing, replaced
+from .readme import Missing, replaced
 
 RESULTS = Path("benchmarks", "results", "rope-accuracy.json")
 PAGE = Path("docs", "rope.md")
@@ -307,40 +307,16 @@ def updated(text: str, root: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or a source is missing."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.rope_accuracy", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="measure and keep the figures")
-    parser.add_argument("--write", action="store_true", help=f"update {PAGE} from the kept figures")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser = new_parser(__doc__)
+    add_json(parser)
+    add_page(parser, PAGE)
     args = parser.parse_args(argv)
     if args.json or not (args.write or args.check):
         results = measure()
         print(section(results))
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        keep(results, args.json)
     if args.write or args.check:
-        return write_page(args.root, updated, check=args.check)
-    return 0
-
-
-def write_page(
-    root: Path, update: Callable[[str, Path], str], *, check: bool, name: Path = PAGE
-) -> int:
-    """Update a page of docs, or see whether that would change it; an exit code."""
-    page = root / name
-    old = page.read_text("utf-8")
-    try:
-        new = update(old, root)
-    except Missing as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    if check and new != old:
-        print(f"benchmarks: {name} is stale: run make readme", file=sys.stderr)
-        return 1
-    if new != old:
-        page.write_text(new, "utf-8")
+        return write_page(PAGE, updated, args.root, args.check)
     return 0
 
 

@@ -20,14 +20,11 @@ Exits 1 above the bounds, but for what is transformers' own:
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import itertools
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +34,8 @@ import wavepe
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .command import add_json, keep, new_parser
 
 BOUND = 2e-6  # of inv_freq and attention factor, relative
 BOUND_FLOAT64 = 1e-13
@@ -344,8 +343,8 @@ def _note(row: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 1 where a difference is above its bound."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows too")
+    parser = new_parser(__doc__)
+    add_json(parser)
     options = parser.parse_args(argv)
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it doubts many of these on purpose
@@ -354,14 +353,13 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         transformers.logging.set_verbosity(verbosity)
     print_report(rows)
-    if options.json:
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "wavepe": wavepe.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "wavepe": wavepe.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    keep({**about, "rows": rows}, options.json)
     return int(not all(row["ok"] for row in rows))
 
 

@@ -5,15 +5,15 @@ python -m benchmarks.rope_parity_page --write | --check
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .readme import ROOT, Missing, replaced
-from .rope_accuracy import PAGE, write_page
+from .command import page_command
+from .readme import Missing, replaced
+from .rope_accuracy import PAGE
 
 RESULTS = Path("benchmarks", "results")
 COLUMNS = ("inv_freq", "float64", "factor", "cos, sin")
@@ -66,13 +66,7 @@ def updated(text: str, root: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or a source is missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", action="store_true", help=f"update {PAGE}")
-    what.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
-    options = parser.parse_args(argv)
-    return write_page(options.root, updated, check=options.check)
+    return page_command(__doc__, PAGE, updated, argv)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ that README shows; `--check` says whether the page is stale.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .readme import ROOT, Missing, newest_results, replaced
-from .rope_accuracy import PAGE, write_page
+from .command import add_page, new_parser, write_page
+from .readme import Missing, newest_results, replaced
+from .rope_accuracy import PAGE
 
 OP, SIZE, DTYPE = "ops.rope_qk", "32+8 heads x 2048 x 128, half-split", "float32"
 HEADS, LENGTH, DIM, BYTES = 32 + 8, 2048, 128, 4
@@ -109,15 +109,11 @@ def updated(text: str, root: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or a source is missing."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.rope_roofline", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--write", action="store_true", help=f"update {PAGE}")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser = new_parser(__doc__)
+    add_page(parser, PAGE)
     args = parser.parse_args(argv)
     if args.write or args.check:
-        return write_page(args.root, updated, check=args.check)
+        return write_page(PAGE, updated, args.root, args.check)
     print(section(newest_results(args.root / "benchmarks" / "results")))
     return 0
 

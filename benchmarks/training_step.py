@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from wavepe.cli import compare, training
 from wavepe.cli.environment import cpu_name, version_of
 from wavepe.cli.settings import Settings, settings_from
 
+from .command import add_json, keep, new_parser
 from .machine import commit
 from .memory import Allocator
 from .timing import take_turns
@@ -184,10 +183,10 @@ def table(results: dict) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0"""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
     parser.add_argument("--repeats", type=int, default=51, help="steps of each (default 51)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
     args = parser.parse_args(argv)
     demo = demo_settings()
@@ -198,8 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes, profiled = [demo, replace(demo, train_length=length, batch=batch)], PROFILED_STEPS
     results = measure(sizes, args.threads, args.repeats, profiled)
     print(table(results))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    keep(results, args.json)
     return 0
 
 

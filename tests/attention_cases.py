@@ -8,7 +8,8 @@ import numpy as np
 import oracle_attention as oracle
 import pytest
 import wavepe
-from cases import SIZES, Bound, assert_same_bits, assert_within, generator, load_torch
+from attention_shapes import BOUNDS, LEADS, Shape, largest
+from cases import assert_same_bits, assert_within, generator, load_torch
 
 torch, ops = load_torch()
 from wavepe.ops._attention_composed import composed as dense
@@ -20,41 +21,12 @@ NAMES = ("p", "first", "beyond", "q_rel", "slopes", "causal", "window", "softcap
 NAMES += ("offset", "key_mask", "segments", "mask", "dropout_p")
 DEFAULTS = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
 
-BOUNDS = {
-    "largest": Bound(
-        84, "of the tensor's largest entry, 5e-6: products in any order, exp to four units"
-    ),
-    "terms": Bound(
-        4, "of the largest sum of terms' magnitudes, where they cancel; a weight's relative error "
-        "is its score's absolute one, so each counts 1 + the score's terms"
-    ),
-    "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
-    "out": Bound(
-        1, "of what do . out adds to a gradient, low precision: the backward reads a rounded out"
-    ),
-}  # fmt: skip
 UNITS = {F32: 2.0**-24, F64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-class Shape(NamedTuple):
-    batch: int
-    heads: int
-    kv_heads: int
-    m: int
-    n: int
-    d: int
-    dv: int
-
-
-_LEADS = ((1, 1, 1), (2, 4, 2), (1, 3, 3), (2, 2, 1), (1, 6, 2), (3, 1, 1))
-# Every size stands once in every place: 5, 7 and 3 have no common factor with their number, 17.
-SHAPES = [
-    Shape(*_LEADS[i % 6], *(SIZES[(a * i + b) % 17] for a, b in ((1, 0), (5, 3), (7, 1), (3, 2))))
-    for i in range(17)
-]
 SQUARE = [
     Shape(*lead, n, n, d, d)
-    for lead, n, d in zip(_LEADS, (9, 16, 31, 33, 64, 97), (97, 63, 32, 17, 8, 3), strict=True)
+    for lead, n, d in zip(LEADS, (9, 16, 31, 33, 64, 97), (97, 63, 32, 17, 8, 3), strict=True)
 ]
 FEW = [
     Shape(1, 1, 1, 1, 1, 1, 1),
@@ -63,14 +35,6 @@ FEW = [
     Shape(2, 3, 3, 17, 5, 8, 3),  # queries before the first key
     Shape(1, 2, 2, 5, 70, 3, 31),
     Shape(2, 6, 2, 37, 41, 24, 20),
-]
-LARGE = [  # more than two blocks of queries, of keys, of rows of a table
-    Shape(1, 2, 1, 131, 131, 32, 32),
-    Shape(2, 1, 1, 300, 777, 24, 40),
-    Shape(1, 4, 2, 3, 1100, 16, 16),
-    Shape(1, 3, 3, 1, 2000, 64, 64),
-    Shape(1, 1, 1, 700, 65, 8, 8),
-    Shape(1, 2, 2, 513, 513, 64, 64),
 ]
 
 
@@ -309,11 +273,6 @@ def incoming(rng, arguments):
     q, v = arguments["q"], arguments["v"]
     grad_out = tensor(rng.normal(size=(*q.shape[:-1], v.shape[-1])), q.dtype)
     return grad_out, tensor(rng.normal(size=q.shape[:-1]), F64 if q.dtype == F64 else F32)
-
-
-def largest(x):
-    x = np.abs(x[np.isfinite(x)])
-    return x.max(initial=0.0)
 
 
 def bound(exact, size, dtype, of_out=0.0):

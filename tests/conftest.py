@@ -9,6 +9,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import wavepe
+from cases import load_torch
+from wavepe import _threads
 
 KNOWN = ("portable", "avx2", "avx512")
 PRESENT = tuple(wavepe.variants())
@@ -30,6 +32,11 @@ def pytest_report_header(config):
     return lines
 
 
+def pytest_collection_modifyitems(items):
+    """The longest first: at the end they would keep one core busy while the others wait."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(params=[name for name in KNOWN if name in PRESENT or name in REQUIRED])
 def variant(request):
     """Switch to one variant for a test, and back."""
@@ -41,3 +48,31 @@ def variant(request):
     wavepe.use_variant(request.param)
     yield request.param
     wavepe.use_variant(before)
+
+
+@pytest.fixture(scope="module")
+def torch():
+    """For the tests of a module that need torch where others do not."""
+    return load_torch()[0]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """NumPy's functions use threads for small arrays, too."""
+    monkeypatch.setattr(_threads, "PIECE", 16)
+    yield
+    wavepe.set_num_threads(1)
+
+
+@pytest.fixture
+def pools(small_pieces, monkeypatch):
+    """How many workers each pool had: without it a test of threads could pass without any."""
+    used = []
+
+    class Counting(_threads.ThreadPoolExecutor):
+        def __init__(self, workers):
+            used.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr(_threads, "ThreadPoolExecutor", Counting)
+    return used

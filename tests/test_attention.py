@@ -6,51 +6,17 @@ test_attention_bits.py, torch's operator in test_attention_torch.py.
 
 import functools
 import math
-from typing import NamedTuple
 
 import numpy as np
 import oracle_attention as oracle
 import pytest
 import wavepe
-from cases import SIZES, Bound, assert_same_bits, assert_within, generator, ulp, unit
+from attention_shapes import BOUNDS, LARGE, SHAPES, Shape, largest
+from cases import assert_same_bits, assert_within, generator, ulp, unit
 
 nan, inf = math.nan, math.inf
 
-BOUNDS = {
-    "largest": Bound(
-        84, "of the array's largest entry, 5e-6: products in any order, exp to four units"
-    ),
-    "terms": Bound(
-        4, "of the largest sum of terms' magnitudes; a weight's relative error is its score's "
-        "absolute one, so each counts 1 + the score's terms"
-    ),
-    "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
-}  # fmt: skip
-
-
-class Shape(NamedTuple):
-    batch: int
-    heads: int
-    kv_heads: int
-    m: int
-    n: int
-    d: int
-    dv: int
-
-
-_LEADS = ((1, 1, 1), (2, 4, 2), (1, 3, 3), (2, 2, 1), (1, 6, 2), (3, 1, 1))
-# Every size stands once in every place: 5, 7 and 3 have no common factor with their number, 17.
-SHAPES = [
-    Shape(*_LEADS[i % 6], *(SIZES[(a * i + b) % 17] for a, b in ((1, 0), (5, 3), (7, 1), (3, 2))))
-    for i in range(17)
-]
 DECODING = [Shape(2, 4, 2, 1, n, d, dv) for n, d, dv in ((1, 1, 1), (33, 17, 9), (500, 64, 65))]
-LARGE = [  # more than two blocks of queries, of keys, of rows of a table
-    Shape(1, 2, 1, 131, 131, 32, 32),
-    Shape(2, 1, 1, 300, 777, 24, 40),
-    Shape(1, 4, 2, 3, 1100, 16, 16),
-    Shape(1, 1, 1, 700, 65, 8, 8),
-]
 
 
 def table(rng, s, w=None, *, heads=1, **rest):
@@ -130,10 +96,6 @@ def judge(q, k, v, *, p=None, slopes=None, **options):
         out[b], lse[b] = done.out[0], done.lse[0]
         of_out[b], of_lse[b] = size["out"][0], size["lse"][0]
     return (out, lse), (of_out, of_lse)
-
-
-def largest(x):
-    return np.abs(x[np.isfinite(x)]).max(initial=0.0)
 
 
 def bound(exact, size, dtype):

@@ -9,7 +9,6 @@ import pytest
 import wavepe
 from cases import assert_same_bits, generator
 from test_attention import Shape, call, draw
-from wavepe import _threads
 
 
 def test_later_tokens_change_no_earlier_output(variant):
@@ -34,22 +33,6 @@ def test_a_head_does_not_depend_on_the_others(variant, option):
         repeated = {name: np.repeat(given[name], 3, 1) for name in "kv"}
         for x, y in zip(call(given | repeated), whole, strict=True):
             assert_same_bits(x, y)
-
-
-@pytest.fixture
-def pools(monkeypatch):
-    """How many workers each pool had, pieces being small."""
-    used = []
-
-    class Counting(_threads.ThreadPoolExecutor):
-        def __init__(self, workers):
-            used.append(workers)
-            super().__init__(workers)
-
-    monkeypatch.setattr(_threads, "ThreadPoolExecutor", Counting)
-    monkeypatch.setattr(_threads, "PIECE", 16)
-    yield used
-    wavepe.set_num_threads(1)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])

@@ -107,14 +107,6 @@ def test_no_query_biases():
 # ------------------------------------------------------------------ in torch
 
 
-@pytest.fixture(scope="module")
-def torch():
-    torch = pytest.importorskip("torch")
-    if not wavepe.build_info()["torch"]:
-        pytest.skip("wavepe was built without torch")
-    return torch
-
-
 def trained(torch, clip, head_dim, seed=0):
     """A table that is not the initial one."""
     values = np.random.default_rng(seed).normal(size=(2 * clip + 1, head_dim))

@@ -128,14 +128,6 @@ def test_wrong_sizes_of_parameters():
 # ------------------------------------------------------------------ in torch
 
 
-@pytest.fixture(scope="module")
-def torch():
-    torch = pytest.importorskip("torch")
-    if not wavepe.build_info()["torch"]:
-        pytest.skip("wavepe was built without torch")
-    return torch
-
-
 def trained(torch, head_dim, heads, seed=0):
     """Parameters that are not the initial ones."""
     rng = np.random.default_rng(seed)

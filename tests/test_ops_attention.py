@@ -12,9 +12,7 @@ from attention_cases import (
     COMBINED,
     F64,
     FEW,
-    LARGE,
     OPTIONS,
-    SHAPES,
     SQUARE,
     Shape,
     attention,
@@ -26,6 +24,7 @@ from attention_cases import (
     run,
     torch,
 )
+from attention_shapes import LARGE, SHAPES
 from cases import generator
 
 each_option = pytest.mark.parametrize("option", OPTIONS)

@@ -8,28 +8,8 @@ import numpy as np
 import pytest
 import wavepe
 from cases import assert_same_bits, generator, lay_out, turn
-from wavepe import _threads
 
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(_threads, "PIECE", 16)
-    yield
-    wavepe.set_num_threads(1)
-
-
-@pytest.fixture
-def pools(monkeypatch):
-    """How many workers each pool had: without it a test of threads could pass without any."""
-    used = []
-
-    class Counting(_threads.ThreadPoolExecutor):
-        def __init__(self, workers):
-            used.append(workers)
-            super().__init__(workers)
-
-    monkeypatch.setattr(_threads, "ThreadPoolExecutor", Counting)
-    return used
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 def calls():

@@ -92,14 +92,6 @@ def test_wrong_head_sizes():
 # ------------------------------------------------------------------ its table, in torch
 
 
-@pytest.fixture(scope="module")
-def torch():
-    torch = pytest.importorskip("torch")
-    if not wavepe.build_info()["torch"]:
-        pytest.skip("wavepe was built without torch")
-    return torch
-
-
 def moved(torch, encoding, head_dim, dtype=None):
     """Parameters that are not the initial ones."""
     rng = np.random.default_rng(5)

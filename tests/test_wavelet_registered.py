@@ -233,14 +233,6 @@ def test_the_example_in_the_docs():
 # ------------------------------------------------------------------ torch
 
 
-@pytest.fixture(scope="module")
-def torch():
-    torch = pytest.importorskip("torch")
-    if not wavepe.build_info()["torch"]:
-        pytest.skip("wavepe was built without torch")
-    return torch
-
-
 def leaves(torch, dtype=None):
     rng = generator("leaves")
     scale = torch.from_numpy(rng.uniform(0.7, 9, 5)).to(dtype or torch.float64)

@@ -129,8 +129,6 @@ static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe
         }
         NAME(decode_values)(o, t.s, a, j, begin, end);
     }
-    int none = max == -(REAL)INFINITY;
-    for (int64_t x = 0; x < b.padded_dv; x++) o[x] = none ? 0 : o[x] / sum;
-    *lse = none ? max : max + (REAL)log(sum);
+    *lse = NAME(finish_row)(o, b.padded_dv, max, sum);
     NAME(attention_store)(out, a->storage, o, 1, a->value_size, b.padded_dv, 1, 0);
 }

@@ -107,6 +107,13 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL *max, RE
     return factor;
 }
 
+/* The row of sums becomes the row of out, 0 where nothing was seen; returns its lse. */
+static REAL NAME(finish_row)(REAL *out, int64_t cols, REAL max, REAL sum) {
+    int none = max == -(REAL)INFINITY;
+    for (int64_t x = 0; x < cols; x++) out[x] = none ? 0 : out[x] / sum;
+    return none ? max : max + (REAL)log(sum);
+}
+
 /* s := the scores' gradient w (dw keep - row_term), dw := w keep, for w = exp(s - lse); keep
  * NULL: 1. inverse_cap: 1 / softcap, whose tanh has the gradient 1 - (s / softcap)^2, or 0. */
 INLINE void NAME(gradient_row)(REAL *s, REAL *dw, int64_t begin, int64_t end, REAL lse,

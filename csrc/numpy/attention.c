@@ -35,7 +35,8 @@ static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
                         PyArray_STRIDE(x, axes + 1) / size};
 }
 
-/* Blocks are dealt from both ends: later ones see more keys, and runs of units take as long. */
+/* Blocks are dealt from both ends: later ones see more keys, and so runs of units that threads
+ * are given take about as long as each other. */
 static int64_t block_of(const attention_call *c, int64_t unit) {
     int64_t step = unit % c->blocks;
     return step % 2 ? c->blocks - 1 - step / 2 : step / 2;

@@ -6,6 +6,14 @@
 
 #include "common.h"
 
+// Of both operators, in the schema; zones are pairs of tensors.
+#define WPE_ATTENTION_ARGUMENTS                                                            \
+    "Tensor q, Tensor k, Tensor v, Tensor? p=None, SymInt first=0, str beyond=\"zero\","   \
+    " Tensor? q_rel=None, Tensor? slopes=None, bool causal=True, SymInt? window=None,"     \
+    " float? softcap=None, float? scale=None, Tensor? offset=None, Tensor? key_mask=None," \
+    " Tensor? segments=None, Tensor? mask=None, float dropout_p=0.0, Tensor? seed=None,"   \
+    " Tensor[]? zones=None"
+
 namespace wavepe {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -88,10 +96,10 @@ struct AttentionArguments {
 };
 
 // The arguments of a call, checked and packed.
-class Problem {
+class Call {
   public:
     // pack: the table, too, which decode reads as it lies.
-    Problem(AttentionArguments arguments, bool pack);
+    Call(AttentionArguments arguments, bool pack);
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int storage;
@@ -104,8 +112,8 @@ class Problem {
     ScalarType own_type() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
     int64_t bytes(int64_t elements) const { return elements * (is_double() ? 8 : 4); }
     int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
-    bool table_per_head() const { return x.p && x.p->dim() == 3; }
-    bool has_q_rel() const { return x.q_rel && relative.rows > 0; }
+    bool table_per_head() const { return given.p && given.p->dim() == 3; }
+    bool has_q_rel() const { return given.q_rel && relative.rows > 0; }
     wpe_attention_sizes sizes(int backward) const {
         const wpe_attention a = head(0, 0);
         return kernels->sizes(&a, backward);
@@ -118,6 +126,10 @@ class Problem {
     }
 
     wpe_attention head(int64_t b, int64_t h) const;
+    // The keys of a key head, or a tile of them: of WPE_KEY_BLOCK keys, the last one shorter.
+    void pack_keys(int64_t b, int64_t kv, void *packed, int backward) const;
+    void pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, int backward) const;
+    int64_t tiles() const { return ceil_div(keys, WPE_KEY_BLOCK); }
     // Rows of p of head h as they lie, for one query.
     wpe_matrix table(int64_t h) const;
     // Where the gradient of p of head h goes, in falling delta.
@@ -126,7 +138,7 @@ class Problem {
                          const Tensor &out, const Tensor &lse) const;
 
   private:
-    AttentionArguments x;
+    AttentionArguments given;
     Heads q, k, v, r;
     std::vector<double> slope;
     uint64_t seed = 0;

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._common import save_call, saved_call
 from .tables import constant_table
 
 
@@ -42,48 +43,27 @@ def attention(
     return out
 
 
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, str spec, bool causal, float scale, Tensor offset, "
+    "Tensor? key_mask, Tensor? segments, Tensor? mask, float dropout_p, Tensor? seed"
+)
+
+
 def _arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: str,
-    causal: bool,
-    scale: float,
-    offset: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, spec: str, causal: bool, scale: float, *rest: Any
 ) -> tuple[Any, ...]:
-    """Of torch.ops.wavepe.attention_forward."""
+    """Of torch.ops.wavepe.attention_forward, for _INPUTS."""
     table = constant_table(spec, q.shape[-1], k.shape[2])
     p, first, zones = table.tensors(q.dtype, q.device)
-    hidden = (offset, key_mask, segments, mask)
-    return (
-        *(q, k, v, p, first, table.beyond, None, None, causal, None, None, scale),
-        *(*hidden, dropout_p, seed, zones or None),
-    )
+    scores = (p, first, table.beyond, None, None, causal, None, None, scale)
+    return (q, k, v, *scores, *rest, zones or None)
 
 
-@torch.library.custom_op("wavepe_hf::attention_forward", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: str,
-    causal: bool,
-    scale: float,
-    offset: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    hidden = (offset, key_mask, segments, mask)
-    arguments = _arguments(q, k, v, spec, causal, scale, *hidden, dropout_p, seed)
-    return torch.ops.wavepe.attention_forward(*arguments)
+@torch.library.custom_op(
+    "wavepe_hf::attention_forward", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)"
+)
+def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    return torch.ops.wavepe.attention_forward(*_arguments(*inputs))
 
 
 @_forward.register_fake
@@ -91,29 +71,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.ops.wavepe.attention_forward(q, k, v)
 
 
-@torch.library.custom_op("wavepe_hf::attention_backward", mutates_args=())
+@torch.library.custom_op(
+    "wavepe_hf::attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, {_INPUTS})"
+    " -> (Tensor, Tensor, Tensor)",
+)
 def _backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: str,
-    causal: bool,
-    scale: float,
-    offset: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden = (offset, key_mask, segments, mask)
-    arguments = _arguments(q, k, v, spec, causal, scale, *hidden, dropout_p, seed)
-    done = torch.ops.wavepe.attention_backward(grad_out, grad_lse, out, lse, *arguments, False)
-    return done[0], done[1], done[2]
+    grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *inputs: Any
+) -> tuple[Tensor, ...]:
+    given = (grad_out, grad_lse, out, lse, *_arguments(*inputs), False)
+    return torch.ops.wavepe.attention_backward(*given)[:3]
 
 
 @_backward.register_fake
@@ -126,24 +94,17 @@ def _(
     k: Tensor,
     v: Tensor,
     *_: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv, _dp, _dr = torch.ops.wavepe.attention_backward(
-        grad_out, grad_lse, out, lse, q, k, v
-    )
-    return dq, dk, dv
+) -> tuple[Tensor, ...]:
+    given = (grad_out, grad_lse, out, lse, q, k, v)
+    return torch.ops.wavepe.attention_backward(*given)[:3]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.plain = tuple(None if isinstance(x, Tensor) else x for x in inputs)
-    ctx.places = tuple(i for i, x in enumerate(inputs) if isinstance(x, Tensor))
-    ctx.save_for_backward(*(inputs[i] for i in ctx.places), *output)
+    save_call(ctx, inputs, *output)
 
 
 def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    *saved, out, lse = ctx.saved_tensors
-    inputs = list(ctx.plain)
-    for i, x in zip(ctx.places, saved, strict=True):
-        inputs[i] = x
+    inputs, (out, lse) = saved_call(ctx)
     grads = torch.ops.wavepe_hf.attention_backward(grad_out, grad_lse, out, lse, *inputs)
     return (*grads, *[None] * (len(inputs) - 3))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,18 +10,14 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from ..encodings import Encoding
+from ..nn._precision import AtLeastFloat32
 
 # Of the module in the model (model.position_encoding.scale, ...).
 MODULE = "position_encoding"
-_NARROW = (torch.bfloat16, torch.float16)
 
 
-class LearnedTable(nn.Module):
-    """The parameters of a learned relative encoding ([W], [S], [X]), one set for all layers.
-
-    They stay in float32 where the model is cast to less (float64 where it is cast to that): a step
-    of training is smaller than bfloat16's distance between a shift and its neighbour.
-    """
+class LearnedTable(AtLeastFloat32):
+    """The parameters of a learned relative encoding ([W], [S], [X]), one set for all layers."""
 
     def __init__(self, encoding: Encoding, head_dim: int, heads: int) -> None:
         super().__init__()
@@ -48,13 +43,6 @@ class LearnedTable(nn.Module):
         """Initial values, where a checkpoint had none."""
         for name, value in self.initial.items():
             initialization.copy_(getattr(self, name), value)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        def kept(tensor: Tensor) -> Tensor:
-            given = fn(tensor)
-            return tensor.to(given.device) if given.dtype in _NARROW else given
-
-        return super()._apply(kept, recurse)
 
 
 def attach(owner: Any, table: LearnedTable) -> None:

@@ -14,9 +14,9 @@ from .. import ops
 from ..encodings import Encoding, RoPE
 from ._angles import Frequencies, angles, sequence_length
 from ._cache import CachedTokens
+from ._precision import NARROW, AtLeastFloat32
 from ._tables import ConstantTables, capacity_for
 
-_NARROW = (torch.bfloat16, torch.float16)
 # Any two lengths beyond every threshold that a scaling type may have.
 _SHORT, _LONG = 1, 1 << 40
 
@@ -116,12 +116,8 @@ class Relative(PositionEncoding):
         return {"q": q, "p": self._tables.reaching(keys)}
 
 
-class Learned(PositionEncoding):
-    """q_rel.p_delta in the score, of a table that is learned ([S], [X], [W]).
-
-    The parameters stay in float32 where the module is cast to less (float64 where it is cast to
-    that): a step of training is smaller than bfloat16's distance between a shift and its neighbour.
-    """
+class Learned(AtLeastFloat32, PositionEncoding):
+    """q_rel.p_delta in the score, of a table that is learned ([S], [X], [W])."""
 
     contiguous = True
 
@@ -131,7 +127,7 @@ class Learned(PositionEncoding):
         super().__init__(encoding)
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
         dtype = factory.get("dtype") or torch.get_default_dtype()
-        factory["dtype"] = torch.float32 if dtype in _NARROW else dtype
+        factory["dtype"] = torch.float32 if dtype in NARROW else dtype
         initial = _of_head_size(head_dim, lambda: encoding.parameters(head_dim, heads))
         for name, value in initial.items():
             self.register_parameter(name, nn.Parameter(torch.empty(value.shape, **factory)))
@@ -173,13 +169,6 @@ class Learned(PositionEncoding):
             except ValueError:  # an encoding of one's own may end between
                 return learned(keys)
         return layer.table[1]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        def kept(tensor: Tensor) -> Tensor:
-            given = fn(tensor)
-            return tensor.to(given.device) if given.dtype in _NARROW else given
-
-        return super()._apply(kept, recurse)
 
 
 class Rotated(PositionEncoding):

@@ -10,7 +10,15 @@ from torch import Tensor
 from .._relative_bias import BEYOND
 from ._attention_checks import check_arguments, check_mask, flag, integer, number, numbers
 from ._attention_composed import composed
-from ._common import check, check_choice, check_tensors, register_autograd, transformed
+from ._common import (
+    check,
+    check_choice,
+    check_tensors,
+    register_autograd,
+    save_call,
+    saved_call,
+    transformed,
+)
 from ._relative_table import RelativeTable
 
 _ops = torch.ops.wavepe
@@ -207,21 +215,14 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     *arguments, zones = inputs
-    ctx.options = tuple(None if isinstance(x, Tensor) else x for x in arguments)
-    ctx.tensors = tuple(i for i, x in enumerate(arguments) if isinstance(x, Tensor))
-    ctx.q_rel = arguments[_Q_REL] is not None
     ctx.zones = None if zones is None else len(zones)
-    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors), *(zones or ()), *output)
+    save_call(ctx, arguments, *(zones or ()), *output)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    *saved, out, lse = ctx.saved_tensors
-    arguments = list(ctx.options)
-    for i, x in zip(ctx.tensors, saved, strict=False):
-        arguments[i] = x
-    zones = saved[len(ctx.tensors) :]
+    inputs, (*zones, out, lse) = saved_call(ctx)
     p_grad = any(ctx.needs_input_grad[_P : _P + 1])  # trailing defaults are not passed
-    arguments = [grad_out, grad_lse, out, lse, *arguments, zones or None, p_grad]
+    arguments = [grad_out, grad_lse, out, lse, *inputs, zones or None, p_grad]
     if torch.is_grad_enabled():
         dq, dk, dv, dp, dq_rel = _BACKWARD(*arguments)
     else:
@@ -230,7 +231,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
     grads: list[Any] = [None] * _COUNT
     grads[_Q], grads[_K], grads[_V] = dq, dk, dv
     grads[_P] = dp if p_grad else None
-    grads[_Q_REL] = dq_rel if ctx.q_rel else None
+    grads[_Q_REL] = None if inputs[_Q_REL] is None else dq_rel
     return tuple(grads)
 
 

@@ -104,6 +104,23 @@ def register_autograd(
     library.impl(op, guarded, "Autograd", with_keyset=True)
 
 
+def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
+    """Keep an operator's inputs, tensors or not, and its outputs for its backward."""
+    inputs = tuple(inputs)
+    tensors = [isinstance(x, torch.Tensor) for x in inputs]
+    ctx.call = tuple(x if not own else None for x, own in zip(inputs, tensors, strict=True))
+    ctx.tensors = tuple(i for i, own in enumerate(tensors) if own)
+    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors), *outputs)
+
+
+def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:
+    """The inputs and the outputs that `save_call` kept."""
+    inputs, saved, count = list(ctx.call), ctx.saved_tensors, len(ctx.tensors)
+    for i, x in zip(ctx.tensors, saved[:count], strict=True):
+        inputs[i] = x
+    return inputs, list(saved[count:])
+
+
 def _has_tangent(x: Any) -> bool:
     floating = isinstance(x, torch.Tensor) and x.is_floating_point()
     return floating and forward_ad.unpack_dual(x).tangent is not None

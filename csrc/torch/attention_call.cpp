@@ -1,4 +1,4 @@
-// attention_problem.cpp: attention's arguments, checked and put into the kernels' terms.
+// attention_call.cpp: attention's arguments, checked and put into the kernels' terms.
 #include <unordered_set>
 
 #include "attention.h"
@@ -31,46 +31,46 @@ const uint8_t *bool_data(const char *name, const Tensor &x) {
 
 }  // namespace
 
-Problem::Problem(AttentionArguments arguments, bool pack) : x(std::move(arguments)) {
+Call::Call(AttentionArguments arguments, bool pack) : given(std::move(arguments)) {
     check_tensors();
-    batch = x.q.size(0);
-    heads = x.q.size(1);
-    queries = x.q.size(2);
-    head_size = x.q.size(3);
-    key_heads = x.k.size(1);
-    keys = x.k.size(2);
-    value_size = x.v.size(3);
+    batch = given.q.size(0);
+    heads = given.q.size(1);
+    queries = given.q.size(2);
+    head_size = given.q.size(3);
+    key_heads = given.k.size(1);
+    keys = given.k.size(2);
+    value_size = given.v.size(3);
     group = key_heads ? heads / key_heads : 1;
     // Expanded tensors may be larger than memory: no product of sizes below may wrap.
     const int64_t limit = int64_t{1} << 31, longest = int64_t{1} << 40;
     WPE_CHECK(batch < limit && heads < limit && queries < longest && keys < longest &&
                   head_size < (1 << 20) && value_size < (1 << 20),
-              "q, k or v is too large: ", shapes_of(x.q, x.k, x.v));
+              "q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
     check_options();
-    storage = kernel_dtype(x.q.scalar_type());
+    storage = kernel_dtype(given.q.scalar_type());
     kernels = &dispatch->current->attention[is_double()];
-    q = Heads(x.q);
-    k = Heads(x.k);
-    v = Heads(x.v);
-    if (x.q_rel) r = Heads(*x.q_rel);
+    q = Heads(given.q);
+    k = Heads(given.k);
+    v = Heads(given.v);
+    if (given.q_rel) r = Heads(*given.q_rel);
     slope.assign(heads, 0);
-    if (x.slopes) {
-        const Tensor wide = torch::stable::contiguous(as_type(*x.slopes, ScalarType::Double));
+    if (given.slopes) {
+        const Tensor wide = torch::stable::contiguous(as_type(*given.slopes, ScalarType::Double));
         const double *data = wide.const_data_ptr<double>();
         std::copy(data, data + heads, slope.begin());
     }
-    if (x.dropout_p > 0) {
-        const Tensor wide = torch::stable::contiguous(as_type(*x.seed, ScalarType::Long));
+    if (given.dropout_p > 0) {
+        const Tensor wide = torch::stable::contiguous(as_type(*given.seed, ScalarType::Long));
         seed = (uint64_t)*wide.const_data_ptr<int64_t>();
     }
     read_offsets();
     read_key_mask();
-    if (x.segments) read_segments();
-    if (x.p && x.p->size(x.p->dim() - 2) && batch * queries * keys) pack_tables(pack);
+    if (given.segments) read_segments();
+    if (given.p && given.p->size(given.p->dim() - 2) && batch * queries * keys) pack_tables(pack);
 }
 
-void Problem::check_tensors() const {
-    const Tensor &q = x.q, &k = x.k, &v = x.v;
+void Call::check_tensors() const {
+    const Tensor &q = given.q, &k = given.k, &v = given.v;
     check_float("q", q);
     check_same_dtype(q, "k", k);
     check_same_dtype(q, "v", v);
@@ -82,33 +82,33 @@ void Problem::check_tensors() const {
     WPE_CHECK(k.size(1) ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, "q has ", q.size(1),
               " heads, which must be a multiple of the ", k.size(1), " heads of k and v (",
               shapes_of(q, k, v), ")");
-    if (x.p) {
-        const Tensor &p = *x.p;
+    if (given.p) {
+        const Tensor &p = *given.p;
         check_same_dtype(q, "p", p);
         WPE_CHECK((p.dim() == 2 || p.dim() == 3) && last_size(p) == q.size(3) &&
                       (p.dim() == 2 || p.size(0) == q.size(1)),
                   "p must be (w, ", q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ",
                   shape_of(p));
-        WPE_CHECK(beyond_code(x.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
+        WPE_CHECK(beyond_code(given.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
                   "beyond='edge' needs a table of at least one row");
     }
-    beyond_code(x.beyond);
-    if (x.q_rel) {
-        check_same_dtype(q, "q_rel", *x.q_rel);
-        WPE_CHECK(x.p, "q_rel needs a table p");
-        WPE_CHECK(shape_of(*x.q_rel) == shape_of(q), "q_rel must have q's shape ", shape_of(q),
-                  ", got ", shape_of(*x.q_rel));
+    beyond_code(given.beyond);
+    if (given.q_rel) {
+        check_same_dtype(q, "q_rel", *given.q_rel);
+        WPE_CHECK(given.p, "q_rel needs a table p");
+        WPE_CHECK(shape_of(*given.q_rel) == shape_of(q), "q_rel must have q's shape ", shape_of(q),
+                  ", got ", shape_of(*given.q_rel));
     }
 }
 
-void Problem::check_options() const {
-    if (x.slopes) {
-        check_float("slopes", *x.slopes);
-        WPE_CHECK(x.slopes->dim() == 1 && x.slopes->size(0) == heads, "slopes must be (", heads,
-                  "), got ", shape_of(*x.slopes));
+void Call::check_options() const {
+    if (given.slopes) {
+        check_float("slopes", *given.slopes);
+        WPE_CHECK(given.slopes->dim() == 1 && given.slopes->size(0) == heads, "slopes must be (",
+                  heads, "), got ", shape_of(*given.slopes));
     }
-    if (x.mask) {
-        const Tensor &m = *x.mask;
+    if (given.mask) {
+        const Tensor &m = *given.mask;
         check_cpu("mask", m);
         bool_data("mask", m);
         WPE_CHECK(m.dim() == 4 && (m.size(0) == batch || m.size(0) == 1) &&
@@ -117,41 +117,42 @@ void Problem::check_options() const {
                   "mask must be (", batch, "|1, ", heads, "|1, ", queries, ", ", keys, "), got ",
                   shape_of(m));
     }
-    WPE_CHECK(!x.window || *x.window >= 0, "window must not be negative, got ",
-              x.window.value_or(0));
-    WPE_CHECK(!x.scale || std::isfinite(*x.scale), "scale must be finite, got ",
-              x.scale.value_or(0));
+    WPE_CHECK(!given.window || *given.window >= 0, "window must not be negative, got ",
+              given.window.value_or(0));
+    WPE_CHECK(!given.scale || std::isfinite(*given.scale), "scale must be finite, got ",
+              given.scale.value_or(0));
     // of float32: its inverse must be a normal number, too
-    const double most = x.q.scalar_type() == ScalarType::Double ? 1e300 : 1e30;
-    const double cap = x.softcap.value_or(1);
+    const double most = given.q.scalar_type() == ScalarType::Double ? 1e300 : 1e30;
+    const double cap = given.softcap.value_or(1);
     WPE_CHECK(cap >= 1 / most && cap <= most, "softcap must lie in ", 1 / most, "..", most,
               ", got ", cap);
-    WPE_CHECK(x.dropout_p >= 0 && x.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
-              x.dropout_p);
-    if (x.dropout_p > 0) {
-        WPE_CHECK(x.seed, "dropout needs a seed");
-        check_integer("seed", *x.seed);
-        WPE_CHECK(x.seed->numel() == 1, "seed must hold one element, got ", shape_of(*x.seed));
+    WPE_CHECK(given.dropout_p >= 0 && given.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
+              given.dropout_p);
+    if (given.dropout_p > 0) {
+        WPE_CHECK(given.seed, "dropout needs a seed");
+        check_integer("seed", *given.seed);
+        WPE_CHECK(given.seed->numel() == 1, "seed must hold one element, got ",
+                  shape_of(*given.seed));
     }
 }
 
-void Problem::read_offsets() {
+void Call::read_offsets() {
     offset.assign(std::max<int64_t>(batch, 1), keys - queries);
-    if (!x.offset) return;
-    const Tensor &given = *x.offset;
-    check_integer("offset", given);
-    WPE_CHECK(
-        given.dim() == 0 || (given.dim() == 1 && (given.size(0) == batch || given.size(0) == 1)),
-        "offset must be an int, () or (", batch, "), got ", shape_of(given));
-    const Tensor wide = exact_double("offset", given);
+    if (!given.offset) return;
+    const Tensor &by_row = *given.offset;
+    check_integer("offset", by_row);
+    WPE_CHECK(by_row.dim() == 0 ||
+                  (by_row.dim() == 1 && (by_row.size(0) == batch || by_row.size(0) == 1)),
+              "offset must be an int, () or (", batch, "), got ", shape_of(by_row));
+    const Tensor wide = exact_double("offset", by_row);
     const double *data = wide.const_data_ptr<double>();
     for (int64_t b = 0; b < batch; b++) offset[b] = (int64_t)data[wide.numel() > 1 ? b : 0];
 }
 
-void Problem::read_key_mask() {
+void Call::read_key_mask() {
     key_mask.assign(std::max<int64_t>(batch, 1), KeyMask{nullptr, 0, 0, keys});
-    if (!x.key_mask) return;
-    const Tensor &m = *x.key_mask;
+    if (!given.key_mask) return;
+    const Tensor &m = *given.key_mask;
     check_over_keys("key_mask", m, batch, keys);
     const uint8_t *data = bool_data("key_mask", m);
     const int64_t row = m.size(0) > 1 ? m.stride(0) : 0, col = m.stride(1);
@@ -169,12 +170,12 @@ void Problem::read_key_mask() {
 }
 
 // Segments that are runs of keys are ranges, too.
-void Problem::read_segments() {
-    check_over_keys("segments", *x.segments, batch, keys);
-    check_integer("segments", *x.segments);
+void Call::read_segments() {
+    check_over_keys("segments", *given.segments, batch, keys);
+    check_integer("segments", *given.segments);
     WPE_CHECK(queries == keys, "segments need m = n, got ", queries, " queries and ", keys,
               " keys");
-    const Tensor ids = torch::stable::contiguous(as_type(*x.segments, ScalarType::Long));
+    const Tensor ids = torch::stable::contiguous(as_type(*given.segments, ScalarType::Long));
     const int64_t *id = ids.const_data_ptr<int64_t>();
     const int64_t rows = ids.size(0);
     segment.assign(id, id + rows * keys);
@@ -198,7 +199,7 @@ void Problem::read_segments() {
         run_first.clear();
 }
 
-wpe_attention Problem::head(int64_t b, int64_t h) const {
+wpe_attention Call::head(int64_t b, int64_t h) const {
     wpe_attention a{};
     const int64_t kv = h / group;
     a.queries = queries;
@@ -206,69 +207,80 @@ wpe_attention Problem::head(int64_t b, int64_t h) const {
     a.head_size = head_size;
     a.value_size = value_size;
     a.offset = offset[b];
-    a.scale = x.scale ? *x.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));
+    a.scale = given.scale ? *given.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));
     a.slope = slope.empty() ? 0 : slope[h];
-    a.softcap = x.softcap.value_or(0);
+    a.softcap = given.softcap.value_or(0);
     a.storage = storage;
     a.q = q.matrix(b, h);
     a.k = k.matrix(b, kv);
     a.v = v.matrix(b, kv);
     if (has_q_rel()) a.r = r.matrix(b, h);
     if (relative.rows) a.relative = &tables[tables.size() > 1 ? h : 0];
-    a.causal = x.causal;
-    a.window = std::min<int64_t>(x.window.value_or(INT64_MAX), int64_t{1} << 60);
+    a.causal = given.causal;
+    a.window = std::min<int64_t>(given.window.value_or(INT64_MAX), int64_t{1} << 60);
     const KeyMask &seen = key_mask[b];
     a.first_key = seen.first;
     a.end_key = seen.end;
     a.key_mask = seen.data;
     a.key_mask_stride = seen.stride;
-    if (x.segments) {
-        const int64_t row = x.segments->size(0) > 1 ? b * keys : 0;
+    if (given.segments) {
+        const int64_t row = given.segments->size(0) > 1 ? b * keys : 0;
         a.segments = segment.empty() ? nullptr : segment.data() + row;
         a.run_first = run_first.empty() ? nullptr : run_first.data() + row;
         a.run_end = run_first.empty() ? nullptr : run_end.data() + row;
     }
-    if (x.mask) {
-        const Tensor &m = *x.mask;
+    if (given.mask) {
+        const Tensor &m = *given.mask;
         a.mask = static_cast<const uint8_t *>(m.const_data_ptr()) +
                  (m.size(0) > 1 ? b * m.stride(0) : 0) + (m.size(1) > 1 ? h * m.stride(1) : 0);
         a.mask_row = m.stride(2);
         a.mask_col = m.stride(3);
     }
-    if (x.dropout_p > 0) {
+    if (given.dropout_p > 0) {
         a.seed = seed;
         a.drop_row = (uint64_t)((b * heads + h) * queries);
-        a.drop_below = (uint64_t)std::floor(x.dropout_p * 0x1p32);
-        a.keep_scale = x.dropout_p < 1 ? 1 / (1 - x.dropout_p) : 0;
+        a.drop_below = (uint64_t)std::floor(given.dropout_p * 0x1p32);
+        a.keep_scale = given.dropout_p < 1 ? 1 / (1 - given.dropout_p) : 0;
     }
     return a;
 }
 
+void Call::pack_keys(int64_t b, int64_t kv, void *packed, int backward) const {
+    const wpe_attention a = head(b, kv * group);
+    kernels->pack(&a, packed, backward, 0, keys);
+}
+
+void Call::pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, int backward) const {
+    const wpe_attention a = head(b, kv * group);
+    const int64_t begin = tile * WPE_KEY_BLOCK;
+    kernels->pack(&a, packed, backward, begin, std::min(begin + WPE_KEY_BLOCK, keys));
+}
+
 // ---- the table ---------------------------------------------------------------------------------
 
-wpe_matrix Problem::table(int64_t h) const {
+wpe_matrix Call::table(int64_t h) const {
     if (!relative.rows) return {nullptr, 0, 0};
-    const Tensor &p = *x.p;
+    const Tensor &p = *given.p;
     const int64_t n = p.dim(), row = p.stride(n - 2);
     return {at(p, (n > 2 ? h * p.stride(0) : 0) + first_row * row), row, last_stride(p)};
 }
 
-wpe_matrix_out Problem::table_result(const Tensor &dp, int64_t h) const {
+wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
     const int64_t n = dp.dim(), row = dp.stride(n - 2);
     const int64_t last = first_row + relative.rows - 1;
     return {at_mutable(dp, (n > 2 ? h * dp.stride(0) : 0) + last * row), -row, last_stride(dp)};
 }
 
 // The rows that some query can reach.
-void Problem::pack_tables(bool pack) {
-    const Tensor &p = *x.p;
+void Call::pack_tables(bool pack) {
+    const Tensor &p = *given.p;
     const int64_t rows = p.size(p.dim() - 2), limit = int64_t{1} << 60;
-    const int64_t first = std::clamp(x.first, -limit, limit);
-    relative.beyond = beyond_code(x.beyond);
+    const int64_t first = std::clamp(given.first, -limit, limit);
+    relative.beyond = beyond_code(given.beyond);
     const auto [low, high] = std::minmax_element(offset.begin(), offset.begin() + batch);
     int64_t nearest = *low - (keys - 1), farthest = *high + queries - 1;
-    if (x.causal) nearest = std::max<int64_t>(nearest, 0);
-    if (x.window) farthest = std::min(farthest, *x.window - 1);
+    if (given.causal) nearest = std::max<int64_t>(nearest, 0);
+    if (given.window) farthest = std::min(farthest, *given.window - 1);
     int64_t begin = std::clamp<int64_t>(nearest - first, 0, rows);
     int64_t end = std::clamp<int64_t>(farthest + 1 - first, 0, rows);
     if (relative.beyond == WPE_EDGE) {  // the nearest row of what is out of reach stays
@@ -276,7 +288,7 @@ void Problem::pack_tables(bool pack) {
         end = std::max(end, begin + 1);
     }
     if (begin >= end) return;
-    if (!x.zones.empty()) {
+    if (!given.zones.empty()) {
         begin = 0;
         end = rows;
     }
@@ -284,7 +296,7 @@ void Problem::pack_tables(bool pack) {
     relative.first = first + begin;
     relative.rows = end - begin;
     if (!pack) return tables.push_back(relative);
-    if (!x.zones.empty()) return pack_zones();
+    if (!given.zones.empty()) return pack_zones();
     const int64_t count = p.dim() == 3 ? heads : 1;
     const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size));
     const int64_t each = (size + 63) / 64 * 64;
@@ -302,15 +314,15 @@ void Problem::pack_tables(bool pack) {
 }
 
 // Zones come in rising delta; kernels want them in falling delta.
-void Problem::pack_zones() {
-    const std::vector<Tensor> &parts = x.zones;
-    WPE_CHECK(parts.size() % 2 == 0 && x.p->dim() == 2,
+void Call::pack_zones() {
+    const std::vector<Tensor> &parts = given.zones;
+    WPE_CHECK(parts.size() % 2 == 0 && given.p->dim() == 2,
               "zones must be pairs of tensors beside a table (w, d), got ", parts.size());
     int64_t rows = 0, size = 0;
     for (size_t z = 0; z < parts.size(); z += 2) {
         const Tensor &c = parts[z], &u = parts[z + 1];
-        check_same_dtype(x.q, "zones", c);
-        check_same_dtype(x.q, "zones", u);
+        check_same_dtype(given.q, "zones", c);
+        check_same_dtype(given.q, "zones", u);
         const bool full = u.numel() == 0;
         WPE_CHECK(c.dim() == 2 &&
                       (full ? c.size(1) == head_size
@@ -343,11 +355,11 @@ void Problem::pack_zones() {
 
 // ---- backward's own arguments ------------------------------------------------------------------
 
-void Problem::check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
-                              const Tensor &out, const Tensor &lse) const {
+void Call::check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
+                           const Tensor &out, const Tensor &lse) const {
     const std::string wanted = text("(", batch, ", ", heads, ", ", queries);
     for (const auto &[name, t] : {std::pair{"grad_out", &grad_out}, std::pair{"out", &out}}) {
-        check_same_dtype(x.q, name, *t);
+        check_same_dtype(given.q, name, *t);
         WPE_CHECK(shape_of(*t) == text(wanted, ", ", value_size, ")"), name, " must be ", wanted,
                   ", ", value_size, "), got ", shape_of(*t));
     }

@@ -1,0 +1,63 @@
+"""What the commands of benchmarks share: their options, and the pages of docs that they write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .readme import ROOT, Missing
+
+
+def new_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Described by the first line of a module's docstring."""
+    return argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+
+
+def keep(results: dict, path: Path | None) -> None:
+    """What --json asks for."""
+    if path:
+        path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def add_page(parser: argparse.ArgumentParser, page: Path, required: bool = False) -> None:
+    what = parser.add_mutually_exclusive_group(required=required)
+    what.add_argument("--write", action="store_true", help=f"update {page} from the kept figures")
+    what.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+
+
+def write_page(page: Path, updated: Callable[[str, Path], str], root: Path, check: bool) -> int:
+    """Update a page of docs, or see whether that would change it; an exit code.
+
+    `updated` makes the new text of the old one and the repository's kept results.
+    """
+    path = root / page
+    old = path.read_text("utf-8")
+    try:
+        new = updated(old, root)
+    except Missing as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    if check and new != old:
+        print(f"benchmarks: {page} is stale: run make readme", file=sys.stderr)
+        return 1
+    if new != old:
+        path.write_text(new, "utf-8")
+    return 0
+
+
+def page_command(
+    doc: str | None, page: Path, updated: Callable[[str, Path], str], argv: Sequence[str] | None
+) -> int:
+    """The whole command of a module that only writes a page, or checks it."""
+    parser = new_parser(doc)
+    add_page(parser, page, required=True)
+    args = parser.parse_args(argv)
+    return write_page(page, updated, args.root, args.check)

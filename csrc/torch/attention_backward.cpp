@@ -1,0 +1,259 @@
+// attention_backward.cpp: torch.ops.wavepe.attention_backward, the gradients of attention.
+//
+// Sums are cut by shapes alone, so that results do not depend on the number of threads.
+#include "attention.h"
+
+namespace wavepe {
+namespace {
+
+struct Gradients {
+    Tensor dq, dk, dv, dp, dq_rel;
+};
+
+// What one task adds up: dk and dv of a key head, dp of the table, or of a key head's tables.
+struct Sums {
+    int64_t dk, dv, dp;  // bytes
+    int64_t tables;
+
+    Sums(const Call &call, const wpe_attention_sizes &sizes, bool p_grad)
+        : dk(call.bytes(sizes.keys * sizes.head_size)),
+          dv(call.bytes(sizes.keys * sizes.value_size)),
+          dp(p_grad ? call.bytes(sizes.table * sizes.head_size) : 0),
+          tables(call.table_per_head() ? call.group : 1) {}
+    int64_t keys_bytes() const { return dk + dv; }
+    int64_t table_bytes() const { return dp * tables; }
+};
+
+// Blocks of queries begin..end-1, and the keys that they see, to whole tiles.
+struct Chunk {
+    int64_t begin = 0, end = 0;
+    wpe_range keys{0, 0};
+};
+
+class Backward {
+    const Call &call;
+    const Heads grad_out, out;
+    const char *const lse, *const grad_lse;
+    const Heads dq, dk, dv, dr;
+    const Tensor &dp;
+    const bool p_grad;
+    const wpe_attention_sizes sizes;
+    const Sums sums;
+    const int64_t blocks;
+
+  public:
+    Backward(const Call &call, const Tensor &grad_out, const Tensor &out, const Tensor &lse,
+             const std::optional<Tensor> &grad_lse, const Gradients &to, bool p_grad)
+        : call(call),
+          grad_out(grad_out),
+          out(out),
+          lse(at(lse, 0)),
+          grad_lse(grad_lse ? at(*grad_lse, 0) : nullptr),
+          dq(to.dq),
+          dk(to.dk),
+          dv(to.dv),
+          dr(call.has_q_rel() ? Heads(to.dq_rel) : Heads()),
+          dp(to.dp),
+          p_grad(p_grad),
+          sizes(call.sizes(1)),
+          sums(call, sizes, p_grad),
+          blocks(ceil_div(call.queries, WPE_QUERY_BLOCK)) {}
+
+    // Chunks of a key head's blocks of queries, each with sums of its own.
+    int64_t chunk_count() const {
+        return std::clamp<int64_t>(std::min(32 / call.pairs(), blocks / 4), 1, 4);
+    }
+
+    // Consecutive blocks that see about as many keys in each chunk.
+    std::vector<Chunk> chunks(int64_t b, int64_t count) const {
+        const wpe_attention a = call.head(b, 0);
+        std::vector<int64_t> cost(blocks + 1);
+        std::vector<wpe_range> seen(blocks);
+        for (int64_t i = 0; i < blocks; i++) {
+            seen[i] = call.kernels->keys(&a, i * WPE_QUERY_BLOCK,
+                                         std::min((i + 1) * WPE_QUERY_BLOCK, call.queries));
+            cost[i + 1] = cost[i] + seen[i].end - seen[i].begin + WPE_QUERY_BLOCK;
+        }
+        std::vector<Chunk> result;
+        for (int64_t c = 0, i = 0; c < count; c++) {
+            const int64_t begin = i;
+            while (i < blocks && cost[i + 1] * count <= cost[blocks] * (c + 1)) i++;
+            if (begin == i) continue;
+            const int64_t first = seen[begin].begin / WPE_KEY_BLOCK * WPE_KEY_BLOCK;
+            const int64_t end = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
+            // a tile at least, so that neither bound ever falls
+            const int64_t last = std::max(end, first + WPE_KEY_BLOCK);
+            result.push_back({begin, i, {first, std::min(last, sizes.keys)}});
+        }
+        return result;
+    }
+
+    void run_chunk(int64_t b, int64_t kv, const Chunk &chunk, const void *packed, char *keys,
+                   char *tables, char *scratch) const {
+        const int64_t first = chunk.keys.begin, rows = chunk.keys.end - first;
+        std::memset(keys + call.bytes(first * sizes.head_size), 0,
+                    call.bytes(rows * sizes.head_size));
+        std::memset(keys + sums.dk + call.bytes(first * sizes.value_size), 0,
+                    call.bytes(rows * sizes.value_size));
+        for (int64_t i = chunk.begin; i < chunk.end; i++)
+            for (int64_t g = 0; g < call.group; g++) {
+                const int64_t h = kv * call.group + g, begin = i * WPE_QUERY_BLOCK;
+                const wpe_attention a = call.head(b, h);
+                wpe_attention_gradients to{};
+                to.out = out.matrix(b, h);
+                to.grad_out = grad_out.matrix(b, h);
+                to.lse = call.row(lse, b, h);
+                to.grad_lse = grad_lse ? call.row(grad_lse, b, h) : nullptr;
+                to.dq = dq.result(b, h);
+                if (call.has_q_rel()) to.dr = dr.result(b, h);
+                to.sums.dk = keys;
+                to.sums.dv = keys + sums.dk;
+                if (p_grad) to.sums.dp = tables + (sums.tables > 1 ? g * sums.dp : 0);
+                call.kernels->backward(&a, packed, &to, begin,
+                                       std::min(begin + WPE_QUERY_BLOCK, call.queries), scratch);
+            }
+    }
+
+    // Keys begin..end-1: sums over the chunks that saw them.
+    void store_keys(int64_t b, int64_t kv, const char *keys, const std::vector<Chunk> &chunks,
+                    int64_t begin, int64_t end) const {
+        int64_t first = 0, last, count = (int64_t)chunks.size();
+        while (first < count && chunks[first].keys.end <= begin) first++;
+        last = first;
+        while (last < count && chunks[last].keys.begin < end) last++;
+        const int64_t part = call.elements(sums.keys_bytes()), rows = end - begin;
+        keys += first * sums.keys_bytes();
+        call.kernels->store(dk.result(b, kv, begin), call.storage,
+                            keys + call.bytes(begin * sizes.head_size), rows, call.head_size,
+                            sizes.head_size, last - first, part);
+        call.kernels->store(dv.result(b, kv, begin), call.storage,
+                            keys + sums.dk + call.bytes(begin * sizes.value_size), rows,
+                            call.value_size, sizes.value_size, last - first, part);
+    }
+
+    // The tables of key head kv, or the one of all: sums over `parts` buffers `part` bytes apart.
+    void store_tables(int64_t kv, const char *tables, int64_t parts, int64_t part) const {
+        for (int64_t g = 0; g < sums.tables; g++)
+            call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
+                                tables + g * sums.dp, call.relative.rows, call.head_size,
+                                sizes.head_size, parts, call.elements(part));
+    }
+
+    // One key head after the other, its chunks side by side.
+    void by_chunk(int64_t count) const {
+        const int64_t table = sums.table_bytes();
+        const Memory keys(count * sums.keys_bytes()), tables(count * table, true);
+        for (int64_t pair = 0; pair < call.pairs(); pair++) {
+            const int64_t kv = pair / call.batch, b = pair % call.batch;
+            const std::vector<Chunk> parts = chunks(b, count);
+            if (call.table_per_head() && b == 0 && pair)
+                std::memset(tables.at(0), 0, count * table);
+            run_chunks(b, kv, parts, keys, tables);
+            run_tasks(call.tiles(), 0, [&](int64_t t, char *) {
+                store_keys(b, kv, keys.at(0), parts, t * WPE_KEY_BLOCK,
+                           std::min((t + 1) * WPE_KEY_BLOCK, call.keys));
+            });
+            const bool last =
+                call.table_per_head() ? b == call.batch - 1 : pair == call.pairs() - 1;
+            if (p_grad && last) store_tables(kv, tables.at(0), count, table);
+        }
+    }
+
+    // Packs the keys, which are not needed any more when results are stored.
+    void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &keys,
+                    const Memory &tables) const {
+        const Memory packed(call.bytes(sizes.packed));
+        run_tasks(call.tiles(), 0,
+                  [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), 1); });
+        run_tasks((int64_t)parts.size(), call.bytes(sizes.workspace),
+                  [&](int64_t c, char *scratch) {
+                      run_chunk(b, kv, parts[c], packed.at(0), keys.at(c * sums.keys_bytes()),
+                                tables.at(c * sums.table_bytes()), scratch);
+                  });
+    }
+
+    // Bins of whole key heads side by side, each bin with tables of its own.
+    void by_key_head() const {
+        const int64_t packed = call.bytes(sizes.packed), keys = sums.keys_bytes();
+        int64_t bins = call.pairs();
+        if (p_grad && call.table_per_head()) bins = call.key_heads;
+        if (p_grad && !call.table_per_head()) {  // no more memory than q takes
+            const int64_t table = sizes.table * std::max<int64_t>(sizes.head_size, 1);
+            bins =
+                std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
+                                    1, std::min<int64_t>(bins, 32));
+        }
+        const Memory tables(p_grad ? bins * sums.table_bytes() : 0, true);
+        run_tasks(bins, packed + keys + call.bytes(sizes.workspace),
+                  [&](int64_t bin, char *scratch) {
+                      char *own = tables.at(p_grad ? bin * sums.table_bytes() : 0);
+                      for (int64_t t = call.pairs() * bin / bins;
+                           t < call.pairs() * (bin + 1) / bins; t++) {
+                          const int64_t kv = t / call.batch, b = t % call.batch;
+                          if (call.keys) call.pack_keys(b, kv, scratch, 1);
+                          const std::vector<Chunk> all{{0, blocks, {0, sizes.keys}}};
+                          run_chunk(b, kv, all[0], scratch, scratch + packed, own,
+                                    scratch + packed + keys);
+                          store_keys(b, kv, scratch + packed, all, 0, call.keys);
+                      }
+                  });
+        if (!p_grad) return;
+        for (int64_t kv = 0; kv < (call.table_per_head() ? call.key_heads : 1); kv++)
+            store_tables(kv, tables.at(kv * sums.table_bytes()), call.table_per_head() ? 1 : bins,
+                         sums.table_bytes());
+    }
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
+    Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse, Tensor q, Tensor k,
+    Tensor v, std::optional<Tensor> p, int64_t first, std::string beyond,
+    std::optional<Tensor> q_rel, std::optional<Tensor> slopes, bool causal,
+    std::optional<int64_t> window, std::optional<double> softcap, std::optional<double> scale,
+    std::optional<Tensor> offset, std::optional<Tensor> key_mask, std::optional<Tensor> segments,
+    std::optional<Tensor> mask, double dropout_p, std::optional<Tensor> seed,
+    std::optional<std::vector<Tensor>> zones, bool p_grad) {
+    WPE_CHECK(!p_grad || p, "the gradient of p is asked for, and there is no p");
+    if (p_grad) zones.reset();
+    const Call call(
+        {q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
+         segments, mask, dropout_p, seed, zones.value_or(std::vector<Tensor>{})},
+        /*pack=*/true);
+    call.check_gradients(grad_out, grad_lse, out, lse);
+    if (grad_lse) grad_lse = torch::stable::contiguous(*grad_lse);
+    Gradients result{new_like(q), new_like(k), new_like(v),
+                     p_grad ? new_like(*p) : torch::stable::new_empty(q, {0}),
+                     q_rel ? new_like(*q_rel) : torch::stable::new_empty(q, {0})};
+    if (p_grad) torch::stable::zero_(result.dp);
+    if (call.batch * call.heads * call.queries == 0 || call.keys == 0) {
+        for (Tensor *t : {&result.dq, &result.dk, &result.dv, &result.dq_rel})
+            torch::stable::zero_(*t);
+    } else {
+        lse = torch::stable::contiguous(lse);
+        const Backward backward(call, grad_out, out, lse, grad_lse, result,
+                                p_grad && call.relative.rows > 0);
+        // a table that no query reaches leaves q_rel without a gradient
+        if (q_rel && !call.has_q_rel()) torch::stable::zero_(result.dq_rel);
+        const int64_t chunks = backward.chunk_count();
+        if (chunks > 1)
+            backward.by_chunk(chunks);
+        else
+            backward.by_key_head();
+    }
+    return {result.dq, result.dk, result.dv, result.dp, result.dq_rel};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
+    m.def(
+        "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse,"
+        " " WPE_ATTENTION_ARGUMENTS
+        ", bool p_grad=False)"
+        " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dp, Tensor dq_rel)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
+    m.impl("attention_backward", TORCH_BOX(&attention_backward));
+}
+
+}  // namespace wavepe

@@ -1,0 +1,51 @@
+"""Shapes of attention, and bounds with their reasons, for tests of arrays and of tensors."""
+
+from typing import NamedTuple
+
+import numpy as np
+from cases import SIZES, Bound
+
+BOUNDS = {
+    "largest": Bound(
+        84, "of the tensor's largest entry, 5e-6: products in any order, exp to four units"
+    ),
+    "terms": Bound(
+        4, "of the largest sum of terms' magnitudes, where they cancel; a weight's relative error "
+        "is its score's absolute one, so each counts 1 + the score's terms"
+    ),
+    "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
+    "out": Bound(
+        1, "of what do . out adds to a gradient, low precision: the backward reads a rounded out"
+    ),
+}  # fmt: skip
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    kv_heads: int
+    m: int
+    n: int
+    d: int
+    dv: int
+
+
+LEADS = ((1, 1, 1), (2, 4, 2), (1, 3, 3), (2, 2, 1), (1, 6, 2), (3, 1, 1))
+# Every size stands once in every place: 5, 7 and 3 have no common factor with their number, 17.
+SHAPES = [
+    Shape(*LEADS[i % 6], *(SIZES[(a * i + b) % 17] for a, b in ((1, 0), (5, 3), (7, 1), (3, 2))))
+    for i in range(17)
+]
+LARGE = [  # more than two blocks of queries, of keys, of rows of a table
+    Shape(1, 2, 1, 131, 131, 32, 32),
+    Shape(2, 1, 1, 300, 777, 24, 40),
+    Shape(1, 4, 2, 3, 1100, 16, 16),
+    Shape(1, 3, 3, 1, 2000, 64, 64),
+    Shape(1, 1, 1, 700, 65, 8, 8),
+    Shape(1, 2, 2, 513, 513, 64, 64),
+]
+
+
+def largest(x):
+    x = np.abs(x[np.isfinite(x)])
+    return x.max(initial=0.0)
