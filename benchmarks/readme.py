@@ -1,8 +1,9 @@
 """Writes README's tables: `python -m benchmarks.readme`; with --check, says whether they are stale.
 
-Between `<!-- bench:begin -->` and `<!-- bench:end -->`: the headline rows of the newest file in
-benchmarks/results (one thread before several). Between `<!-- demo:begin -->` and
-`<!-- demo:end -->`: docs/demo.json, the results.json of `make demo`, and docs/demo.png.
+Between `<!-- bench:begin -->` and `<!-- bench:end -->`: the headline rows of each operator, from
+the newest file in benchmarks/results that has it (one thread before several). Between
+`<!-- demo:begin -->` and `<!-- demo:end -->`: docs/demo.json, the results.json of `make demo`, and
+docs/demo.png.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def updated(text: str, root: Path) -> tuple[str, list[str]]:
     """README's text with the tables as the committed figures give them, and what is missing."""
     sections = {
-        "bench": lambda: bench_section(newest_results(root / "benchmarks" / "results")),
+        "bench": lambda: bench_section(root / "benchmarks" / "results"),
         "demo": lambda: demo_section(root / "docs" / "demo.json"),
     }
     problems = []
@@ -77,31 +78,39 @@ def replaced(text: str, name: str, section: str, page: str | Path = "README.md")
 # ------------------------------------------------------------------ benchmarks
 
 
-def newest_results(folder: Path) -> Path:
-    """The newest file of the most operators; one of a --quick run does not count."""
+def newest_results(folder: Path) -> dict[str, Path]:
+    """The newest file of each operator; one of a --quick run does not count."""
     dated = []
     for path in folder.glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
         if "machine" in results and not results["quick"]:  # rope-accuracy.json is no timing
             about = results["environment"]
-            operators = len({row["op"].split()[0] for row in results["rows"]})
-            dated.append((about["threads"] == 1, operators > 4, about["date"], path.name, path))
+            dated.append((about["threads"] == 1, about["date"], path.name, path, results["rows"]))
     if not dated:
         raise Missing(f"no results in {folder}: python -m benchmarks.bench --json {folder}")
-    return max(dated)[-1]
+    dated.sort(key=lambda each: each[:3])
+    return {row["op"]: path for *_, path, rows in dated for row in rows}
 
 
-def bench_section(path: Path) -> str:
-    """The headline rows of the variant that wavepe uses by itself, as Markdown."""
-    results = json.loads(path.read_text("utf-8"))
-    about, machine = results["environment"], results["machine"]
-    rows = [
-        row
-        for row in results["rows"]
-        if row["headline"] and row["who"] == "wavepe" and row["variant"] == about["variant"]
-    ]
+def bench_section(folder: Path) -> str:
+    """The headline rows of the variants that wavepe uses by itself, and their sources."""
+    newest = newest_results(folder)
+    shown: dict[Path, dict] = {}
+    rows = []
+    for op, path in sorted(newest.items()):
+        results = json.loads(path.read_text("utf-8"))
+        variant = results["environment"]["variant"]
+        found = [
+            row
+            for row in results["rows"]
+            if row["op"] == op and row["headline"] and row["who"] == "wavepe"
+            if row["variant"] == variant
+        ]
+        if found:
+            shown[path] = results
+        rows += found
     if not rows:
-        raise Missing(f"{path.name} holds no headline rows of variant {about['variant']}")
+        raise Missing(f"the results in {folder} hold no headline rows")
     measured = {name for row in rows for name in row["ratios"]}
     columns = [name for name, keys in RIVALS.items() if measured & set(keys)]
     lines = [
@@ -113,19 +122,25 @@ def bench_section(path: Path) -> str:
         size = f"{row['size']}, {row['dtype']}"
         time = _time(row["seconds"]["median"])
         lines.append(f"| `{row['op']}` | {size} | {row['memory']} | {time} | {' | '.join(cells)} |")
-    commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
-    threads = _threads(about["threads"])
     note = (
-        f"Median time, and how many times as long each other way takes (above 1: wavepe is "
-        f"faster). {about['cpu']}, {about['variant']}, {threads}, {about['date'][:10]}, "
-        f"commit {commit}; torch {about['torch']}, NumPy {about['numpy']}, transformers "
-        f"{about['transformers']}. The same run copied {machine['copy']['rate'] / 1e9:.1f} GB/s "
-        f"and multiplied matrices at {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s. Fresh memory "
-        f"comes from the system page by page, warm memory is reused. For interleaved pairs "
-        f"PyTorch's way is a product of complex numbers. All rows, rivals and error "
-        f"bounds: `make bench`, [{path.name}](benchmarks/results/{path.name})."
+        "Median time, and how many times as long each other way takes (above 1: wavepe is "
+        "faster). Fresh memory comes from the system page by page, warm memory is reused. For "
+        "interleaved pairs PyTorch's way is a product of complex numbers. All rows, rivals and "
+        "error bounds: `make bench` and " + "; ".join(_source(*each) for each in shown.items())
     )
-    return "\n".join([*lines, "", _wrapped(note)])
+    return "\n".join([*lines, "", _wrapped(note + ".")])
+
+
+def _source(path: Path, results: dict) -> str:
+    about, machine = results["environment"], results["machine"]
+    commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
+    return (
+        f"[{path.name}](benchmarks/results/{path.name}) ({about['cpu']}, {about['variant']}, "
+        f"{_threads(about['threads'])}, {about['date'][:10]}, commit {commit}; torch "
+        f"{about['torch']}, NumPy {about['numpy']}, transformers {about['transformers']}; copies "
+        f"{machine['copy']['rate'] / 1e9:.1f} GB/s and multiplies matrices at "
+        f"{machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run)"
+    )
 
 
 def _wrapped(text: str) -> str:

@@ -103,8 +103,14 @@ def _ms(seconds: float) -> str:
 
 def updated(text: str, root: Path) -> str:
     """The page's text with the tables as the newest results give them."""
-    path = newest_results(root / "benchmarks" / "results")
-    return replaced(text, "roofline", section(path), PAGE)
+    return replaced(text, "roofline", section(newest(root)), PAGE)
+
+
+def newest(root: Path) -> Path:
+    path = newest_results(root / "benchmarks" / "results").get(OP)
+    if not path:
+        raise Missing(f"no results of {OP}: python -m benchmarks.bench rope --json FILE")
+    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.write or args.check:
         return write_page(PAGE, updated, args.root, args.check)
-    print(section(newest_results(args.root / "benchmarks" / "results")))
+    print(section(newest(args.root)))
     return 0
 
 

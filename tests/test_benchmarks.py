@@ -360,6 +360,21 @@ def test_benchmark_table(repository):
     assert "0123456789ab;" in text
 
 
+def test_each_operator_comes_from_its_newest_file(repository):
+    folder = repository / "benchmarks" / "results"
+    other = results_of("2026-01-01T11:00:00+00:00")
+    for row in other["rows"]:
+        row |= {"op": "ops.attention", "seconds": {"median": 0.25}}
+    (folder / "attention.json").write_text(json.dumps(other))
+    readme_main(repository)
+    text = (repository / "README.md").read_text()
+    rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `ops")]
+    assert rows == ["ops.attention", "ops.rope_qk"]
+    assert "a-new.json" in text
+    assert "attention.json" in text
+    assert "z-old.json" not in text
+
+
 def test_demo_table(repository):
     readme_main(repository)
     text = (repository / "README.md").read_text()

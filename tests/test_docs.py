@@ -154,7 +154,7 @@ def test_positions_nearest_to_quarter_turns():
 
 
 def test_roofline_counts_the_bytes_of_its_row():
-    path = readme.newest_results(ROOT / "benchmarks" / "results")
+    path = rope_roofline.newest(ROOT)
     kept = json.loads(path.read_text())
     row = rope_roofline.row_of(kept, "warm")
     assert row["work"] == 2 * rope_roofline.HEAD_BYTES + rope_roofline.TABLE_BYTES == 84_934_656
