@@ -7,7 +7,6 @@ from attention_cases import (
     FEW,
     LOW,
     OPTIONS,
-    SHAPES,
     SQUARE,
     Shape,
     attention,
@@ -16,6 +15,7 @@ from attention_cases import (
     grid,
     torch,
 )
+from attention_shapes import SHAPES
 from cases import generator
 
 each_option = pytest.mark.parametrize("option", OPTIONS)
