@@ -6,7 +6,8 @@ BIN    := .venv/bin
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
-C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp)
+C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
+C_TESTS := $(wildcard tests/*.c)
 PY_FILES := $(wildcard python/wavepe/*.py python/wavepe/*/*.py benchmarks/*.py)
 
 .DEFAULT_GOAL := help
@@ -27,14 +28,14 @@ test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumP
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_TESTS)
 	$(BIN)/mypy
 	$(BIN)/typos
 
 format: .venv/packages ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(C_FILES)
+	$(BIN)/clang-format -i $(C_FILES) $(C_TESTS)
 	$(BIN)/typos --write-changes
 
 bench: .venv/built ## time every operator against its rivals, in one process
@@ -46,6 +47,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.rope_parity_page --write
 	$(BIN)/python -m benchmarks.rope_roofline --write
 	$(BIN)/python -m benchmarks.attention_page --write
+	$(BIN)/python -m benchmarks.cuda_kernels --write
 
 clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest build dist python/*.egg-info python/wavepe/*.so

@@ -1,10 +1,15 @@
 """Builds the kernels once per instruction set and the two extension modules that call them.
 
-WAVEPE_SANITIZE=1 builds all of it with AddressSanitizer and UndefinedBehaviorSanitizer.
+With nvcc, the CUDA kernels are compiled, too, and lie inside the torch module.
+WAVEPE_SANITIZE=1 builds all of it with AddressSanitizer and UndefinedBehaviorSanitizer,
+WAVEPE_EMULATE_CUDA=1 the CUDA kernels for the CPU (tests), WAVEPE_NVCC names another nvcc, or none:
+WAVEPE_NVCC= (the empty string).
 """
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import sysconfig
 from importlib.util import find_spec
@@ -68,6 +73,40 @@ def torch_root():
     return None
 
 
+# Real code for these, and intermediate code that newer GPUs translate.
+CUDA_ARCHS = (80, 90, 100, 120)
+CUDA = sorted(str(p) for p in Path("csrc/cuda").iterdir())
+EMULATE = os.environ.get("WAVEPE_EMULATE_CUDA", "0") != "0"
+
+
+def find_nvcc():
+    """The path of nvcc, or None: WAVEPE_NVCC, CUDA_HOME, PATH, or NVIDIA's wheels."""
+    if "WAVEPE_NVCC" in os.environ:
+        return os.environ["WAVEPE_NVCC"] or None
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    wheels = Path(sysconfig.get_path("purelib"), "nvidia").glob("cu*/bin/nvcc")
+    candidates = [Path(home, "bin/nvcc")] if home else []
+    candidates += [Path(p) for p in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if p]
+    return next((str(p) for p in (*candidates, *sorted(wheels)) if os.access(p, os.X_OK)), None)
+
+
+def run_nvcc(nvcc, *arguments):
+    """What it says, or None where it fails; with WAVEPE_NVCC that ends the build."""
+    try:
+        done = subprocess.run([nvcc, *arguments], capture_output=True, text=True)
+        said, failed = done.stderr.strip(), done.returncode != 0
+    except OSError as error:
+        said, failed = str(error), True
+    if not failed:
+        return done.stdout
+    print(f"wavepe: {nvcc} failed: {said}", file=sys.stderr)
+    if "WAVEPE_NVCC" in os.environ:
+        sys.exit("wavepe: WAVEPE_NVCC= (empty) builds without CUDA kernels")
+    print("wavepe: so this build has no CUDA kernels", file=sys.stderr)
+    return None
+
+
+TORCH = torch_root()
 EXTENSIONS = [
     Extension(
         "wavepe._numpy",
@@ -85,19 +124,25 @@ EXTENSIONS = [
         py_limited_api=True,
     )
 ]
-TORCH = torch_root()
 if TORCH:
     EXTENSIONS.append(
         Extension(
             "wavepe._torch",
-            sorted(str(p) for p in Path("csrc/torch").glob("*.cpp")),
+            [
+                *sorted(str(p) for p in Path("csrc/torch").glob("*.cpp")),
+                f"csrc/cuda/{'emulation' if EMULATE else 'loader'}.cpp",
+            ],
             include_dirs=["csrc", str(TORCH / "include")],
             library_dirs=[str(TORCH / "lib")],
-            libraries=["torch_cpu", "m"],
-            define_macros=[LIMITED_API, ("TORCH_TARGET_VERSION", "0x020a000000000000")],
+            libraries=["torch_cpu", "m", "dl"],
+            define_macros=[
+                LIMITED_API,
+                ("TORCH_TARGET_VERSION", "0x020a000000000000"),
+                *([("WPE_EMULATE_CUDA", "1")] if EMULATE else []),
+            ],
             extra_compile_args=CXX_FLAGS,
             extra_link_args=SANITIZE,
-            depends=[*HEADERS, "setup.py"],
+            depends=[*HEADERS, *CUDA, "setup.py"],
             py_limited_api=True,
         )
     )
@@ -117,6 +162,18 @@ class BuildKernels(build_clib):
 class BuildExtensions(build_ext):
     def run(self):
         self.run_command("build_clib")  # `build_ext --inplace` alone would not
+        nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None
+        known = (nvcc and run_nvcc(nvcc, "--list-gpu-code")) or ""
+        archs = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known.split()]
+        stamp = self.write_stamp(f"{nvcc} {known} {EMULATE}")
+        fatbin = self.compile_cuda(nvcc, archs, stamp) if archs else None
+        numpy_side, *torch_side = self.extensions
+        named = " ".join(f"sm_{arch}" for arch in archs) if fatbin else ""
+        numpy_side.define_macros.append(("WPE_CUDA_ARCHS", f'"{named}"'))
+        if fatbin and torch_side:
+            torch_side[0].define_macros.append(("WPE_FATBIN", f'"{fatbin}"'))
+        for extension in self.extensions:
+            extension.depends.append(str(stamp))
         if not TORCH:  # an earlier build with torch may have left its module here
             for stale in Path(self.build_lib).glob("wavepe/_torch*.so"):
                 stale.unlink()
@@ -129,6 +186,28 @@ class BuildExtensions(build_ext):
                 "    pip install --no-cache-dir --force-reinstall --no-deps wavepe",
                 file=sys.stderr,
             )
+
+    def write_stamp(self, text):
+        """A file that is newer than what was built, where that was built in another way."""
+        stamp = Path(self.build_temp, "configuration").resolve()
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        if not stamp.exists() or stamp.read_text() != text:
+            stamp.write_text(text)
+        return stamp
+
+    def compile_cuda(self, nvcc, archs, stamp):
+        """All CUDA kernels as one file, which the loader takes in; its path, or None."""
+        target = stamp.with_name("kernels.fatbin")
+        newest = max(Path(p).stat().st_mtime for p in (*HEADERS, *CUDA, "setup.py", stamp))
+        if target.exists() and target.stat().st_mtime >= newest:
+            return target
+        codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        codes += [f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}"]
+        options = ["-O3", "-std=c++17", "-fatbin", "--threads=2", "-Xfatbin=-compress-all", *codes]
+        made = target.with_suffix(".part")
+        if run_nvcc(nvcc, *options, "-Icsrc", "csrc/cuda/kernels.cu", "-o", str(made)) is None:
+            return None
+        return made.replace(target)
 
 
 setup(

@@ -4,6 +4,7 @@ outputs."""
 import contextlib
 import importlib
 import math
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -118,6 +119,21 @@ def assert_same_bits(a, b, what=""):
         np.isnan(a) & np.isnan(b)
     )
     assert same.all(), f"{what}: {int((~same).sum())} of {same.size} differ in their bits"
+
+
+EMULATED = bool(os.environ.get("WAVEPE_TEST_EMULATED"))
+not_emulated = pytest.mark.skipif(EMULATED, reason="holds of the CPU's own kernels only")
+
+
+def assert_agrees(got, want, what=""):
+    """A tensor and what the NumPy function gives: the same bits, where one kernel makes both."""
+    if not EMULATED:
+        return assert_same_bits(got, want, what)
+    got, want = np.asarray(got), np.asarray(want)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), what
+    largest = np.abs(want[np.isfinite(want)]).max(initial=0)
+    tolerance = 16 * np.finfo(want.dtype).eps * largest  # sums of 97 products in another order
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance, err_msg=what)
 
 
 def lay_out(values, layout):

@@ -7,6 +7,8 @@ import os
 # of a busy machine mostly wait. Tests of threads ask torch for theirs.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import importlib
+
 import pytest
 import wavepe
 from cases import load_torch
@@ -35,6 +37,11 @@ def pytest_report_header(config):
 def pytest_collection_modifyitems(items):
     """The longest first: at the end they would keep one core busy while the others wait."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+if os.environ.get("WAVEPE_TEST_EMULATED"):  # see test_sanitizers.py
+    importlib.import_module("wavepe.ops")
+    importlib.import_module("torch").ops.wavepe.emulate_cuda(True)
 
 
 @pytest.fixture(params=[name for name in KNOWN if name in PRESENT or name in REQUIRED])

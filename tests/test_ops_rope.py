@@ -14,6 +14,7 @@ from cases import (
     compiled_once,
     generator,
     load_torch,
+    not_emulated,
     recording_backend,
     turn,
 )
@@ -115,6 +116,7 @@ def test_any_strides_and_dense_outputs(variant, dtype):
             check(ops.rope(x, *strided, interleaved=interleaved), x, *strided, interleaved)
 
 
+@not_emulated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @each_form
 def test_numpy_and_torch_agree_bit_for_bit(variant, dtype, interleaved, inverse):

@@ -4,7 +4,14 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import assert_same_bits, compiled_once, generator, load_torch, recording_backend
+from cases import (
+    assert_same_bits,
+    compiled_once,
+    generator,
+    load_torch,
+    not_emulated,
+    recording_backend,
+)
 
 torch, ops = load_torch()
 
@@ -12,6 +19,7 @@ FREQ = torch.from_numpy(oracle.rope_frequencies(34))
 BOTH = ("exact", "hf")
 
 
+@not_emulated
 @pytest.mark.parametrize("precision", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numpy_and_torch_agree_bit_for_bit(variant, precision, dtype):
@@ -150,6 +158,7 @@ def test_sections_whose_sum_wraps_around():
         )
 
 
+@not_emulated  # a GPU's positions are not looked at
 @pytest.mark.parametrize("position", [2**53 + 1, -(2**53) - 1, 2**53 + 2, 2**63 - 1])
 def test_positions_that_float64_does_not_hold_are_refused(position):
     inv_freq = torch.tensor([1.0, 0.5])

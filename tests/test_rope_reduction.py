@@ -1,6 +1,6 @@
 """The bounds that docs/rope.md derives for the angle's reduction, step by step on hard numbers.
 
-The steps of product_f64 and sincos_f64 (csrc/kernels/simd_math.h) are repeated here in Python
+The steps of exact_product and sincos_sum (csrc/kernels/angle.h) are repeated here in Python
 floats and judged by fractions; the compiled kernels are judged by results at angles next to quarter
 turns.
 """
@@ -17,7 +17,7 @@ import pytest
 import wavepe
 from cases import generator
 
-SOURCE = (Path(__file__).parent.parent / "csrc/kernels/simd_math.h").read_text()
+SOURCE = (Path(__file__).parent.parent / "csrc/kernels/angle.h").read_text()
 PARTS = [float.fromhex(text) for text in re.findall(r"#define PIO2_\d (\S+)", SOURCE)]
 ROUNDER = 1.5 * 2.0**52
 BITS = 400
@@ -52,7 +52,7 @@ def high_bits(x):
 
 
 def product(m, f):
-    """hi, lo of product_f64."""
+    """hi, lo of exact_product."""
     f1 = high_bits(f)
     f2 = high_bits(exact_difference(f, f1))
     f3 = exact_difference(exact_difference(f, f1), f2)
@@ -63,7 +63,7 @@ def product(m, f):
 
 
 def reduced(hi, lo, fused):
-    """k, r, tail of sincos_f64; `fused`: the one inexact product is contracted, or not."""
+    """k, r, tail of sincos_sum; `fused`: the one inexact product is contracted, or not."""
     k = (hi * float.fromhex("0x1.45f306dc9c883p-1") + ROUNDER) - ROUNDER
     r = exact_difference(hi, exact_product(k, PARTS[0]))
     r = exact_difference(r, exact_product(k, PARTS[1]))

@@ -32,6 +32,8 @@ KERNELS = (
     "wavelet_table",
 )
 NUMPY_TESTS = [f"test_{name}.py" for name in (*KERNELS, "fuzz", "threads")]
+EMULATED = ("fuzz", "relative_bias", "rope", "rope_in_place", "rope_table", "wavelet")
+EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 # Left out: what compiles, traces or differentiates numerically calls no other kernel code.
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
 OUT_OF_BOUNDS = """
@@ -74,7 +76,7 @@ def sanitized() -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "setup.py", "--quiet", "build", "--parallel=2", *places],
         cwd=ROOT,
-        env={**os.environ, "WAVEPE_SANITIZE": "1"},
+        env={**os.environ, "WAVEPE_SANITIZE": "1", "WAVEPE_EMULATE_CUDA": "1"},
         capture_output=True,
         text=True,
     )
@@ -114,6 +116,25 @@ def test_torch_side(sanitized):
     if not wavepe.build_info()["torch"]:
         pytest.skip("wavepe was built without torch")
     run_tests(sorted(path.name for path in ROOT.glob("tests/test_ops_*.py")), sanitized)
+
+
+def test_cuda_kernels_emulated(sanitized):
+    """The operators that have CUDA kernels, whose sources run here one thread after the other: no
+    GPU is involved, so nothing is said of races or of what a GPU computes otherwise."""
+    if not wavepe.build_info()["torch"]:
+        pytest.skip("wavepe was built without torch")
+    run_tests(EMULATED_TESTS, sanitized | {"WAVEPE_TEST_EMULATED": "1"})
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--emulated"],
+        cwd=ROOT,
+        env=sanitized,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[:2500]}"
+    assert done.stdout.count("  ok  ") > 10
+    assert done.stdout.splitlines()[-1].startswith("no GPU")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 /* psi.h: every mother wavelet and its derivative, written once. METHODS 1 [W].
  *
- * The includer says what it computes on: REAL (a vector of double lanes on the CPU),
- * REAL_CONST(c), REAL_SELECT(mask, yes, no), REAL_ALL(mask), REAL_ABS, REAL_SINCOS(x, &s, &c),
- * REAL_NARROW (rounds to float32), and REAL_EXP for x <= 0 with exp(-inf) = 0. */
+ * The includer says what it computes on, as for angle.h, which comes before; and REAL_NARROW, which
+ * rounds to float32, and REAL_EXP for x <= 0 with exp(-inf) = 0. */
 #ifndef WAVEPE_PSI_H
 #define WAVEPE_PSI_H
 
@@ -31,7 +30,7 @@ INLINE REAL psi_at(int kind, REAL distance, REAL u, int narrow) {
             value = REAL_EXP(-u * u);
             break;
         case WPE_MORLET: /* exp(-u^2) cos(t - shift): the cosine is not scaled */
-            REAL_SINCOS(distance, &s, &c);
+            sincos_sum(distance, zero, &s, &c);
             value = REAL_EXP(-u * u) * c;
             break;
         default: /* haar: +1 on [-1/2, 0), -1 on [-1, -1/2), 0 elsewhere */
@@ -56,7 +55,7 @@ INLINE void psi_slope(int kind, REAL distance, REAL u, REAL *by_u, REAL *by_dist
             *by_u = -2.0 * u * REAL_EXP(-u * u);
             break;
         case WPE_MORLET:
-            REAL_SINCOS(distance, &s, &c);
+            sincos_sum(distance, zero, &s, &c);
             bell = REAL_EXP(-u * u);
             *by_u = -2.0 * u * bell * c;
             *by_distance = -bell * s;
@@ -66,6 +65,17 @@ INLINE void psi_slope(int kind, REAL distance, REAL u, REAL *by_u, REAL *by_dist
     }
     *by_u = REAL_SELECT(REAL_ABS(u) > 38.0, zero, *by_u);
     *by_distance = REAL_SELECT(REAL_ABS(u) > 38.0, zero, *by_distance);
+}
+
+/* Partial derivatives of psi(distance / scale) by scale and by shift: distance = t - shift. */
+INLINE void psi_gradient(int kind, REAL distance, REAL scale, REAL *by_scale, REAL *by_shift) {
+    REAL u = distance / scale, by_u, by_distance;
+    psi_slope(kind, distance, u, &by_u, &by_distance);
+    *by_scale = -(by_u * u / scale);
+    *by_shift = -(by_u / scale + by_distance);
+    /* In the tails, and for haar everywhere, 0 whatever u and scale are (inf * 0, 0 / 0). */
+    *by_scale = REAL_SELECT((by_u == 0.0) & (by_distance == 0.0), REAL_CONST(0.0), *by_scale);
+    *by_shift = REAL_SELECT((by_u == 0.0) & (by_distance == 0.0), REAL_CONST(0.0), *by_shift);
 }
 
 #endif

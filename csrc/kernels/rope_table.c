@@ -18,8 +18,8 @@ static void NAME(rope_table)(void *cos, void *sin, const double *position, const
         f64v scale = factor_stride ? load_wide_f64(factor + i * factor_stride, factor_stride, count)
                                    : splat_f64(*factor);
         f64v hi, lo, c, s;
-        product_f64(m, f, &hi, &lo);
-        sincos_f64(hi, lo, &s, &c);
+        exact_product(m, f, &hi, &lo);
+        sincos_sum(hi, lo, &s, &c);
         STORE_WIDE(c_out + i * cos_stride, cos_stride, count, c * scale);
         STORE_WIDE(s_out + i * sin_stride, sin_stride, count, s * scale);
     }

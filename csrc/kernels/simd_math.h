@@ -41,8 +41,31 @@ INLINE i64v is_power_of_two_f64(f64v x) {
     return (((i64v)x & 0xfffffffffffff) == 0) & (size >= 0x1p-1022) & (size <= 0x1p1022);
 }
 
-/* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits. */
-#define ROUNDER 6755399441055744.0
+/* What angle.h and psi.h compute on. */
+#define REAL            f64v
+#define REAL_CONST(c)   splat_f64(c)
+#define REAL_SELECT     select_f64
+#define REAL_ALL        all_lanes
+#define REAL_ABS        abs_f64
+#define REAL_EXP        exp_f64
+#define REAL_NARROW     narrow_f64
+#define REAL_BITS(x)    ((u64v)(x))
+#define REAL_OF_BITS(b) ((f64v)(b))
+#define REAL_SINCOS_FAR sincos_far
+
+static void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c);
+
+#include "angle.h"
+
+static __attribute__((noinline)) void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c) {
+    for (int l = 0; l < F64_LANES; l++) {
+        if (fabs(hi[l]) <= 0x1p31) continue;
+        double sine, cosine;
+        sincos_one_far(hi[l], lo[l], &sine, &cosine);
+        (*s)[l] = sine;
+        (*c)[l] = cosine;
+    }
+}
 
 /* exp(x) for x <= 0, within 1 ulp; exactly 0 below -708, where the result would be subnormal. */
 INLINE f64v exp_f64(f64v x) {
@@ -70,86 +93,8 @@ INLINE f64v exp_f64(f64v x) {
     return select_f64(x != x, x, result);
 }
 
-/* a + b = sum + error exactly (Knuth). No product is involved, so contraction cannot hurt; where
- * b is a product below, that product is exact. */
-INLINE f64v two_sum(f64v a, f64v b, f64v *error) {
-    f64v sum = a + b;
-    f64v b_part = sum - a;
-    *error = (a - (sum - b_part)) + (b - b_part);
-    return sum;
-}
-
-/* x with the low 31 of its 53 bits cleared: times a 31-bit integer it is exact. */
-INLINE f64v high_bits(f64v x) { return (f64v)((i64v)x & ~(int64_t)0x7fffffff); }
-
-/* hi + lo = position * f without rounding error, for integers |position| <= 2^31. */
-INLINE void product_f64(f64v position, f64v f, f64v *hi, f64v *lo) {
-    f64v f1 = high_bits(f), f2 = high_bits(f - f1), f3 = (f - f1) - f2;
-    f64v e1, e2;
-    f64v sum = two_sum(position * f1, position * f2, &e1);
-    *hi = two_sum(sum, position * f3, &e2);
-    *lo = e1 + e2;
-}
-
-/* pi/2 in four parts of 22 bits or less, whose products with a 31-bit integer are exact, and a
- * rest */
-#define PIO2_1 0x1.921fbp+0
-#define PIO2_2 0x1.5110bp-22
-#define PIO2_3 0x1.184698p-44
-#define PIO2_4 0x1.3198ap-69
-#define PIO2_5 0x1.701b839a25205p-92
-
-/* sin and cos of lane values outside the reduction's range: far more than any position needs, but
- * morlet is right for every finite argument. */
-static __attribute__((noinline)) void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c) {
-    for (int l = 0; l < F64_LANES; l++) {
-        if (fabs(hi[l]) <= 0x1p31) continue;
-        double sh = sin(hi[l]), ch = cos(hi[l]), sl = sin(lo[l]), cl = cos(lo[l]);
-        (*s)[l] = sh * cl + ch * sl;
-        (*c)[l] = ch * cl - sh * sl;
-    }
-}
-
-/* sin and cos of hi + lo. Cody-Waite: k = round((hi + lo) / (pi/2)), r = hi + lo - k pi/2 as an
- * unevaluated sum with absolute error below 2^-104, and below 2^-113 where |r| < 2^-14, so that
- * results next to a zero keep their relative precision (docs/rope.md derives both); then fdlibm's
- * kernels on |r| <= pi/4. */
-INLINE void sincos_f64(f64v hi, f64v lo, f64v *sine, f64v *cosine) {
-    f64v shifted = hi * 0x1.45f306dc9c883p-1 + ROUNDER; /* 2/pi */
-    f64v k = shifted - ROUNDER;
-    f64v e1, e2, e3, tail;
-    f64v r = (hi - k * PIO2_1) - k * PIO2_2; /* both exact */
-    r = two_sum(r, lo, &e1);
-    r = two_sum(r, -k * PIO2_3, &e2);
-    r = two_sum(r, -k * PIO2_4, &e3);
-    r = two_sum(r, ((e1 + e2) + e3) - k * PIO2_5, &tail);
-
-    f64v z = r * r;
-    f64v s = splat_f64(1.58969099521155010221e-10);
-    s = s * z - 2.50507602534068634195e-08;
-    s = s * z + 2.75573137070700676789e-06;
-    s = s * z - 1.98412698298579493134e-04;
-    s = s * z + 8.33333333332248946124e-03;
-    s = r - ((z * (0.5 * tail - z * r * s) - tail) + z * r * 1.66666666666666324348e-01);
-
-    f64v c = splat_f64(-1.13596475577881948265e-11);
-    c = c * z + 2.08757232129817482790e-09;
-    c = c * z - 2.75573143513906633035e-07;
-    c = c * z + 2.48015872894767294178e-05;
-    c = c * z - 1.38888888888741095749e-03;
-    c = c * z + 4.16666666666666019037e-02;
-    f64v half = 0.5 * z, w = 1.0 - half;
-    c = w + (((1.0 - w) - half) + (z * z * c - r * tail));
-
-    u64v quadrant = (u64v)shifted;
-    i64v swap = (quadrant & 1) != 0;
-    u64v sine_sign = (quadrant & 2) << 62, cosine_sign = ((quadrant + 1) & 2) << 62;
-    *sine = (f64v)((u64v)select_f64(swap, c, s) ^ sine_sign);
-    *cosine = (f64v)((u64v)select_f64(swap, s, c) ^ cosine_sign);
-
-    int near = all_lanes(abs_f64(hi) <= 0x1p31);
-    if (__builtin_expect(!near, 0)) sincos_far(hi, lo, sine, cosine);
-}
+#include "psi.h"
+#undef REAL
 
 /* ---- functions of float lanes ------------------------------------------------------------- */
 

@@ -9,17 +9,6 @@
 #include "attention_range.h"
 #include "simd_math.h"
 
-#define REAL                 f64v
-#define REAL_CONST(c)        splat_f64(c)
-#define REAL_SELECT          select_f64
-#define REAL_ALL             all_lanes
-#define REAL_ABS             abs_f64
-#define REAL_EXP             exp_f64
-#define REAL_SINCOS(x, s, c) sincos_f64(x, splat_f64(0.0), s, c)
-#define REAL_NARROW          narrow_f64
-#include "psi.h"
-#undef REAL
-
 #define PASTE3(a, b, c) a##_##b##_##c
 #define PASTE(a, b, c)  PASTE3(a, b, c)
 #define NAME(op)        PASTE(op, TYPE, VARIANT)

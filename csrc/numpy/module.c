@@ -306,6 +306,11 @@ static PyObject *py_compiler(PyObject *self, PyObject *args) {
 #endif
 }
 
+static PyObject *py_cuda_archs(PyObject *self, PyObject *args) {
+    (void)self, (void)args;
+    return PyUnicode_FromString(WPE_CUDA_ARCHS);
+}
+
 static PyObject *py_flags(PyObject *self, PyObject *args) {
     (void)self, (void)args;
     return PyUnicode_FromString(WPE_FLAGS);
@@ -316,6 +321,7 @@ static PyMethodDef methods[] = {{"variants", py_variants, METH_NOARGS, NULL},
                                 {"use_variant", py_use_variant, METH_O, NULL},
                                 {"compiler", py_compiler, METH_NOARGS, NULL},
                                 {"flags", py_flags, METH_NOARGS, NULL},
+                                {"cuda_archs", py_cuda_archs, METH_NOARGS, NULL},
                                 {"attention", py_attention, METH_VARARGS, NULL},
                                 {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};

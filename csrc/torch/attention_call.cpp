@@ -66,11 +66,13 @@ Call::Call(AttentionArguments arguments, bool pack) : given(std::move(arguments)
     read_offsets();
     read_key_mask();
     if (given.segments) read_segments();
-    if (given.p && given.p->size(given.p->dim() - 2) && batch * queries * keys) pack_tables(pack);
+    if (given.p && given.p->size(given.p->dim() - 2) > 0 && batch * queries * keys > 0)
+        pack_tables(pack);
 }
 
 void Call::check_tensors() const {
     const Tensor &q = given.q, &k = given.k, &v = given.v;
+    check_cpu("q", q);
     check_float("q", q);
     check_same_dtype(q, "k", k);
     check_same_dtype(q, "v", v);
@@ -103,6 +105,7 @@ void Call::check_tensors() const {
 
 void Call::check_options() const {
     if (given.slopes) {
+        check_cpu("slopes", *given.slopes);
         check_float("slopes", *given.slopes);
         WPE_CHECK(given.slopes->dim() == 1 && given.slopes->size(0) == heads, "slopes must be (",
                   heads, "), got ", shape_of(*given.slopes));
@@ -130,6 +133,7 @@ void Call::check_options() const {
               given.dropout_p);
     if (given.dropout_p > 0) {
         WPE_CHECK(given.seed, "dropout needs a seed");
+        check_cpu("seed", *given.seed);
         check_integer("seed", *given.seed);
         WPE_CHECK(given.seed->numel() == 1, "seed must hold one element, got ",
                   shape_of(*given.seed));
@@ -140,6 +144,7 @@ void Call::read_offsets() {
     offset.assign(std::max<int64_t>(batch, 1), keys - queries);
     if (!given.offset) return;
     const Tensor &by_row = *given.offset;
+    check_cpu("offset", by_row);
     check_integer("offset", by_row);
     WPE_CHECK(by_row.dim() == 0 ||
                   (by_row.dim() == 1 && (by_row.size(0) == batch || by_row.size(0) == 1)),

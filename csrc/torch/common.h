@@ -123,18 +123,42 @@ inline int64_t item_size(ScalarType type) {
     return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
 }
 
-inline void check_cpu(const char *name, const Tensor &x) {
-    WPE_CHECK(x.is_cpu(), name, " must be on the CPU like the other arguments");
+inline std::string device_of(const Tensor &x) {
+    return x.is_cuda()  ? "cuda:" + std::to_string(x.get_device_index())
+           : x.is_cpu() ? "the CPU"
+                        : "another device";
 }
 
+inline void check_cpu(const char *name, const Tensor &x) {
+    WPE_CHECK(x.is_cpu(), name, " must be on the CPU like the other arguments, got ", device_of(x));
+}
+
+// A call's tensors lie together: on the CPU or on one GPU.
+inline void check_together(const char *first_name, const Tensor &first, const char *name,
+                           const Tensor &x) {
+    WPE_CHECK((x.is_cpu() && first.is_cpu()) || (x.is_cuda() && first.is_cuda() &&
+                                                 x.get_device_index() == first.get_device_index()),
+              "all tensors must be on one device, got ", first_name, " on ", device_of(first),
+              " and ", name, " on ", device_of(x));
+}
+
+// Whether the kernels of csrc/cuda do the work.
+#ifdef WPE_EMULATE_CUDA
+inline bool emulating = false;
+inline bool on_cuda(const Tensor &x) {
+    WPE_CHECK(!x.is_cuda(), "this build emulates CUDA, for tensors on the CPU");
+    return emulating;
+}
+#else
+inline bool on_cuda(const Tensor &x) { return x.is_cuda(); }
+#endif
+
 inline void check_float(const char *name, const Tensor &x) {
-    check_cpu(name, x);
     WPE_CHECK(is_float(x.scalar_type()), name,
               " must be float32, float64, bfloat16 or float16, got ", name_of(x.scalar_type()));
 }
 
 inline void check_integer(const char *name, const Tensor &x) {
-    check_cpu(name, x);
     WPE_CHECK(is_integer(x.scalar_type()), name, " must hold integers, got ",
               name_of(x.scalar_type()));
 }
@@ -176,13 +200,22 @@ inline Tensor new_like(const Tensor &x) {
                 break;
             }
     if (dense != x.numel()) return torch::stable::empty_like(x);
-    int32_t dtype;
+    int32_t dtype, device = aoti_torch_device_type_cpu(), index = 0;
     AtenTensorHandle handle;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-    STABLE_TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided((int64_t)sizes.size(), sizes.data(), strides.data(), dtype,
-                                 aoti_torch_device_type_cpu(), 0, &handle));
+    if (!x.is_cpu()) {
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &index));
+    }
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+        (int64_t)sizes.size(), sizes.data(), strides.data(), dtype, device, index, &handle));
     return Tensor(handle);
+}
+
+// The kernels' names end with the dtype.
+inline const char *suffix_of(ScalarType type) {
+    static const char *const names[WPE_DTYPES] = {"_f16", "_bf16", "_f32", "_f64"};
+    return names[kernel_dtype(type)];
 }
 
 inline int64_t last_size(const Tensor &x) { return x.size(x.dim() - 1); }

@@ -3,6 +3,22 @@
 
 #include "common.h"
 
+#ifdef WPE_EMULATE_CUDA
+#include "../cuda/launch.h"
+// For tests: from now on tensors on the CPU count as a GPU's, or not any more; returns how many
+// kernels have not been launched yet.
+namespace wavepe {
+int64_t emulate_cuda(bool on) {
+    emulating = on;
+    return cuda::never_launched();
+}
+STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) { m.def("emulate_cuda(bool on) -> int"); }
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CompositeExplicitAutograd, m) {
+    m.impl("emulate_cuda", TORCH_BOX(&emulate_cuda));
+}
+}  // namespace wavepe
+#endif
+
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                  "wavepe._torch",
                                  nullptr,

@@ -1,12 +1,13 @@
 // relative_bias.cpp: torch.ops.wavepe.relative_bias and the two linear maps of its gradient.
 // METHODS 1 and 3 [W][S].
+#include "../cuda/cuda.h"
+#include "../cuda/launch.h"
 #include "common.h"
 
 namespace wavepe {
 namespace {
 
 void check_real(const char *name, const Tensor &x) {
-    check_cpu(name, x);
     const ScalarType type = x.scalar_type();
     WPE_CHECK(type == ScalarType::Float || type == ScalarType::Double, name,
               " must be float32 or float64, got ", name_of(type));
@@ -57,9 +58,29 @@ struct Packed {
     const char *table(int64_t head) const { return memory.get() + head * bytes_each; }
 };
 
+// Runs skew or unskew over the leading dimensions of x.
+Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
+                    bool transposed) {
+    Tensor out = torch::stable::new_empty(x, with_last(x, transposed ? rows : keys));
+    const Tensor dense = torch::stable::contiguous(x);
+    wpe_cuda_skew a{};
+    a.out = out.mutable_data_ptr();
+    a.in = dense.const_data_ptr();
+    a.batch = Batch(x, 2).count;
+    a.queries = x.size(x.dim() - 2);
+    a.keys = keys;
+    a.rows = rows;
+    a.shift = keys - a.queries - bounded(first);
+    a.beyond = code;
+    cuda::launch(std::string(transposed ? "unskew" : "skew") + suffix_of(x.scalar_type()),
+                 {a.batch * a.queries * (transposed ? rows : keys)}, &a, x.get_device_index());
+    return out;
+}
+
 Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::string beyond) {
     check_real("q", q);
     check_real("p", p);
+    check_together("q", q, "p", p);
     const int code = beyond_code(beyond);
     WPE_CHECK(q.scalar_type() == p.scalar_type(), "q and p must have one dtype, got ",
               name_of(q.scalar_type()), " and ", name_of(p.scalar_type()));
@@ -110,6 +131,7 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
 // Runs skew or unskew over the leading dimensions; x holds the input, `last` is the output's size.
 Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
                 bool transposed) {
+    if (on_cuda(x)) return skew_on_cuda(x, rows, keys, first, code, transposed);
     Tensor out = torch::stable::new_empty(x, with_last(x, transposed ? rows : keys));
     wpe_skew_shape shape{};
     shape.queries = x.size(x.dim() - 2);
@@ -173,6 +195,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
     m.impl("relative_bias", TORCH_BOX(&relative_bias));
+    m.impl("relative_bias_skew", TORCH_BOX(&relative_bias_skew));
+    m.impl("relative_bias_unskew", TORCH_BOX(&relative_bias_unskew));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) {  // relative_bias itself: ops/_relative_bias.py
     m.impl("relative_bias_skew", TORCH_BOX(&relative_bias_skew));
     m.impl("relative_bias_unskew", TORCH_BOX(&relative_bias_unskew));
 }

@@ -1,4 +1,6 @@
 // rope.cpp: torch.ops.wavepe.rope, rope_, rope_qk. METHODS 2 [R].
+#include "../cuda/cuda.h"
+#include "../cuda/launch.h"
 #include "common.h"
 
 namespace wavepe {
@@ -45,6 +47,7 @@ void check_x(const char *name, const View &x) {
 }
 
 void check_table(const char *name, const char *x_name, const View &x, const Tensor &tensor) {
+    check_together(x_name, x.tensor, name, tensor);
     check_float(name, tensor);
     const View table(tensor);
     const int64_t d = x.size(1), length = x.size(2), batch = x.size(4), n = table.dim;
@@ -63,11 +66,75 @@ void check_tables(const char *x_name, const View &x, const Tensor &cos, const Te
               last_size(sin), " pairs");
 }
 
+// Strides of all dimensions; 0 where it does not matter.
+void strides_of(const View &x, int64_t (&to)[4]) {
+    for (int64_t back = 4; back > 0; back--) to[4 - back] = x.size(back) > 1 ? x.stride(back) : 0;
+    to[3] = x.stride(1);
+}
+
+bool aligned(const void *data, const int64_t *strides, int count, int64_t words) {
+    bool whole = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (int i = 0; i < count; i++) whole &= strides[i] % words == 0;
+    return whole;
+}
+
+// Whether 16 bytes at a time can be read and written everywhere.
+bool is_wide(const wpe_cuda_rope &a, ScalarType type) {
+    const int64_t item = item_size(type), elements = 16 / item;
+    const int64_t table_elements = type == ScalarType::Double ? 2 : 4;
+    bool wide = a.pairs % elements == 0 && a.head_size % elements == 0;
+    for (const auto &of : a.of)
+        wide &= !of.heads || (of.x_stride[3] == 1 && of.out_stride[3] == 1 &&
+                              aligned(of.x, of.x_stride, 3, elements) &&
+                              aligned(of.out, of.out_stride, 3, elements));
+    return wide && a.cos_stride[2] == 1 && a.sin_stride[2] == 1 &&
+           aligned(a.cos, a.cos_stride, 2, table_elements) &&
+           aligned(a.sin, a.sin_stride, 2, table_elements);
+}
+
+wpe_cuda_rope_tensor for_cuda(const View &out, const View &x) {
+    wpe_cuda_rope_tensor of{
+        out.tensor.mutable_data_ptr(), x.tensor.const_data_ptr(), x.size(3), {}, {}};
+    strides_of(out, of.out_stride);
+    strides_of(x, of.x_stride);
+    return of;
+}
+
+// One launch for x, or for q (as x) and k, which agrees with q in all sizes but the heads.
+void rotate_on_cuda(const wpe_cuda_rope_tensor &first, const wpe_cuda_rope_tensor &second,
+                    const View &x, const Angles &angles, bool interleaved, bool inverse) {
+    const Table &cos = angles.cos, &sin = angles.sin;
+    const bool many = x.size(2) > 1;
+    const wpe_cuda_rope a = {
+        .of = {first, second},
+        .batch = x.size(4),
+        .length = x.size(2),
+        .head_size = x.size(1),
+        .pairs = angles.pairs,
+        .cos = cos.tensor.const_data_ptr(),
+        .sin = sin.tensor.const_data_ptr(),
+        .cos_stride = {cos.batch, many ? cos.position : 0, cos.pair},
+        .sin_stride = {sin.batch, many ? sin.position : 0, sin.pair},
+        .interleaved = interleaved,
+        .inverse = inverse,
+    };
+    const ScalarType type = x.tensor.scalar_type();
+    const bool wide = is_wide(a, type);
+    const int64_t elements = wide ? 16 / item_size(type) : 1;
+    const int64_t groups = (first.heads + WPE_CUDA_HEADS - 1) / WPE_CUDA_HEADS +
+                           (second.heads + WPE_CUDA_HEADS - 1) / WPE_CUDA_HEADS;
+    cuda::launch(std::string("rope") + suffix_of(type) + (wide ? "_wide" : ""),
+                 {a.length * (a.head_size - a.pairs) / elements, groups, a.batch}, &a,
+                 x.tensor.get_device_index());
+}
+
 // Walks memory in order: positions outside and heads inside where x is stored token by token (a
 // row of cos and sin then serves all heads from the first-level cache), else the other way round.
 void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse) {
     const int64_t d = x.size(1), length = x.size(2), heads = x.size(3), batch = x.size(4);
     if (!(batch && heads && length && d)) return;
+    if (on_cuda(x.tensor))
+        return rotate_on_cuda(for_cuda(out, x), {}, x, angles, interleaved, inverse);
     const bool by_token = heads > 1 && std::abs(x.stride(3)) < std::abs(x.stride(2));
     const int64_t outer = by_token ? length : heads, inner = by_token ? heads : length;
     const int64_t back_outer = by_token ? 2 : 3, back_inner = by_token ? 3 : 2;
@@ -139,10 +206,16 @@ std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor 
     WPE_CHECK(q_in.scalar_type() == k_in.scalar_type(), "q and k must have one dtype, got ",
               name_of(q_in.scalar_type()), " and ", name_of(k_in.scalar_type()));
     check_tables("q", q, cos, sin);
-    if (k.size(1) != q.size(1) || k.size(2) != q.size(2) || k.size(4) != q.size(4))
-        check_tables("k", k, cos, sin);
+    check_together("q", q_in, "k", k_in);
+    const bool alike = k.size(1) == q.size(1) && k.size(2) == q.size(2) && k.size(4) == q.size(4);
+    if (!alike) check_tables("k", k, cos, sin);
     const Angles angles(q_in.scalar_type(), cos, sin);
     Tensor q_out = new_like(q_in), k_out = new_like(k_in);
+    if (on_cuda(q_in) && alike && q_in.numel() && k_in.numel()) {
+        rotate_on_cuda(for_cuda(View(q_out), q), for_cuda(View(k_out), k), q, angles, interleaved,
+                       inverse);
+        return {q_out, k_out};
+    }
     rotate(View(q_out), q, angles, interleaved, inverse);
     rotate(View(k_out), k, angles, interleaved, inverse);
     return {q_out, k_out};
@@ -163,6 +236,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
+    m.impl("rope", TORCH_BOX(&rope));
+    m.impl("rope_", TORCH_BOX(&rope_));
+    m.impl("rope_qk", TORCH_BOX(&rope_qk));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) {
     m.impl("rope", TORCH_BOX(&rope));
     m.impl("rope_", TORCH_BOX(&rope_));
     m.impl("rope_qk", TORCH_BOX(&rope_qk));

@@ -1,4 +1,6 @@
 // rope_table.cpp: torch.ops.wavepe.rope_table. METHODS 2 [R].
+#include "../cuda/cuda.h"
+#include "../cuda/launch.h"
 #include "common.h"
 
 namespace wavepe {
@@ -29,11 +31,38 @@ std::vector<Section> read_sections(const std::optional<std::vector<int64_t>> &se
     return runs;
 }
 
+// Positions are not looked at, which would wait for the GPU: beyond 2^53 they are rounded.
+void table_on_cuda(const Tensor &cos, const Tensor &sin, const Tensor &positions,
+                   const Tensor &inv_freq, double factor, const std::vector<Section> &runs,
+                   int64_t rows, int64_t axes, bool hf) {
+    const Tensor m = torch::stable::contiguous(as_type(positions, ScalarType::Long));
+    const Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
+    for (const Section &run : runs) {
+        wpe_cuda_rope_table a{};
+        a.cos = cos.mutable_data_ptr();
+        a.sin = sin.mutable_data_ptr();
+        a.positions = m.const_data_ptr<int64_t>();
+        a.inv_freq = f.const_data_ptr<double>();
+        a.factor = factor;
+        a.rows = rows;
+        a.pairs = inv_freq.size(0);
+        a.begin = run.begin;
+        a.end = run.end;
+        a.axes = axes;
+        a.axis = run.axis;
+        a.hf = hf;
+        if (rows * (run.end - run.begin) == 0) continue;
+        cuda::launch(std::string("rope_table") + suffix_of(cos.scalar_type()),
+                     {rows * (run.end - run.begin)}, &a, positions.get_device_index());
+    }
+}
+
 std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double attention_factor,
                                       std::string precision,
                                       std::optional<std::vector<int64_t>> sections,
                                       std::optional<ScalarType> dtype) {
     check_integer("positions", positions);
+    check_together("positions", positions, "inv_freq", inv_freq);
     check_float("inv_freq", inv_freq);
     WPE_CHECK(inv_freq.dim() == 1, "inv_freq must be 1-D (pairs,), got shape ", shape_of(inv_freq));
     WPE_CHECK(precision == "exact" || precision == "hf", "unknown precision '", precision,
@@ -47,13 +76,20 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
 
     WPE_CHECK(std::isfinite(attention_factor), "attention_factor must be finite, got ",
               attention_factor);
-    const Tensor m = exact_double("positions", positions);
-    Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
     std::vector<int64_t> sizes;
     for (int64_t i = 0; i < positions.dim() - (sections ? 1 : 0); i++)
         sizes.push_back(positions.size(i));
     const int64_t rows = Batch(positions, sections ? 1 : 0).count;
     sizes.push_back(pairs);
+    if (on_cuda(positions)) {
+        Tensor cos = torch::stable::new_empty(positions, sizes, type);
+        Tensor sin = torch::stable::new_empty(positions, sizes, type);
+        table_on_cuda(cos, sin, positions, inv_freq, attention_factor, runs, rows, axes,
+                      precision == "hf");
+        return {cos, sin};
+    }
+    const Tensor m = exact_double("positions", positions);
+    const Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
     // 16-bit results are made from double, by torch
     const ScalarType made = type == ScalarType::Float ? type : ScalarType::Double;
     Tensor cos = torch::stable::new_empty(positions, sizes, made);
@@ -95,5 +131,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { m.impl("rope_table", TORCH_BOX(&rope_table)); }
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) { m.impl("rope_table", TORCH_BOX(&rope_table)); }
 
 }  // namespace wavepe

@@ -1,4 +1,6 @@
 // wavelet_table.cpp: torch.ops.wavepe.wavelet_table. METHODS 1 [W].
+#include "../cuda/cuda.h"
+#include "../cuda/launch.h"
 #include "common.h"
 
 namespace wavepe {
@@ -22,6 +24,8 @@ struct Wavelets {
 
     Wavelets(const Tensor &offsets_in, const Tensor &scale_in, const Tensor &shift_in,
              const std::string &kind_name, std::optional<bool> mirrored) {
+        check_together("scale", scale_in, "offsets", offsets_in);
+        check_together("scale", scale_in, "shift", shift_in);
         check_integer("offsets", offsets_in);
         check_float("scale", scale_in);
         check_float("shift", shift_in);
@@ -30,7 +34,7 @@ struct Wavelets {
             scale_in.dim() == 1 && shift_in.dim() == 1 && scale_in.size(0) == shift_in.size(0),
             "scale and shift must be 1-D and of one size, got ", shape_of(scale_in), " and ",
             shape_of(shift_in));
-        exact_double("offsets", offsets_in);
+        if (!on_cuda(offsets_in)) exact_double("offsets", offsets_in);  // it would wait for a GPU
         kind = kind_code(kind_name);
         sign = mirrored.value_or(kind == WPE_HAAR) ? -1 : 1;
         offsets = as_type(offsets_in, ScalarType::Long);
@@ -38,6 +42,20 @@ struct Wavelets {
         shift = as_type(shift_in, ScalarType::Double);
         shape = {offsets.size(0),   scale.size(0),   scale.size(0),  1,
                  offsets.stride(0), scale.stride(0), shift.stride(0)};
+    }
+    wpe_cuda_wavelet for_cuda() const {
+        wpe_cuda_wavelet a{};
+        a.offsets = offsets.const_data_ptr<int64_t>();
+        a.scale = scale.const_data_ptr<double>();
+        a.shift = shift.const_data_ptr<double>();
+        a.rows = shape.rows;
+        a.cols = shape.cols;
+        a.offsets_stride = shape.offsets;
+        a.scale_stride = shape.scale;
+        a.shift_stride = shape.shift;
+        a.kind = kind;
+        a.sign = sign;
+        return a;
     }
     const int64_t *offset(int64_t row) const {
         return reinterpret_cast<const int64_t *>(at(offsets, row * shape.offsets));
@@ -48,6 +66,14 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
                      std::optional<bool> mirrored) {
     const Wavelets w(offsets, scale, shift, kind, mirrored);
     const ScalarType type = scale.scalar_type();
+    if (on_cuda(scale)) {
+        Tensor out = torch::stable::new_empty(scale, {w.shape.rows, w.shape.cols});
+        wpe_cuda_wavelet a = w.for_cuda();
+        a.out = out.mutable_data_ptr();
+        cuda::launch(std::string("wavelet_table") + suffix_of(type), {a.rows * a.cols}, &a,
+                     scale.get_device_index());
+        return out;
+    }
     const ScalarType made = type == ScalarType::BFloat16 ? ScalarType::Double : type;
     const int64_t rows = w.shape.rows, cols = w.shape.cols;
     Tensor out = torch::stable::new_empty(scale, {rows, cols}, made);
@@ -61,15 +87,37 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
     return as_type(out, type);
 }
 
+std::tuple<Tensor, Tensor> gradients_on_cuda(const Wavelets &w, const Tensor &grad,
+                                             const Tensor &scale, const Tensor &shift) {
+    const int64_t parts = (w.shape.rows + WPE_CUDA_ROWS - 1) / WPE_CUDA_ROWS, cols = w.shape.cols;
+    Tensor by_scale = torch::stable::new_zeros(grad, {std::max<int64_t>(parts, 1), cols});
+    Tensor by_shift = torch::stable::new_zeros(grad, {std::max<int64_t>(parts, 1), cols});
+    wpe_cuda_wavelet a = w.for_cuda();
+    a.grad = grad.const_data_ptr<double>();
+    a.grad_row = grad.stride(0);
+    a.grad_col = grad.stride(1);
+    a.grad_scale = by_scale.mutable_data_ptr<double>();
+    a.grad_shift = by_shift.mutable_data_ptr<double>();
+    const int device = scale.get_device_index();
+    cuda::launch("wavelet_backward", {parts * cols}, &a, device);
+    cuda::launch("wavelet_sum", {parts ? cols : 0}, &a, device);
+    auto sum = [](const Tensor &parts, ScalarType type) {  // and not a view of all parts
+        return as_type(torch::stable::clone(torch::stable::select(parts, 0, 0)), type);
+    };
+    return {sum(by_scale, scale.scalar_type()), sum(by_shift, shift.scalar_type())};
+}
+
 // Gradients in the dtypes of scale and shift. One thread: every column sums its rows in order.
 std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, Tensor scale,
                                                   Tensor shift, std::string kind,
                                                   std::optional<bool> mirrored) {
     Wavelets w(offsets, scale, shift, kind, mirrored);
+    check_together("scale", scale, "grad", grad);
     check_float("grad", grad);
     WPE_CHECK(grad.dim() == 2 && grad.size(0) == w.shape.rows && grad.size(1) == w.shape.cols,
               "grad must be (", w.shape.rows, ", ", w.shape.cols, "), got ", shape_of(grad));
     Tensor g = as_type(grad, ScalarType::Double);
+    if (on_cuda(scale)) return gradients_on_cuda(w, g, scale, shift);
     w.shape.out_row = g.stride(0);
     w.shape.out_col = g.stride(1);
     Tensor by_scale = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
@@ -93,6 +141,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
+    m.impl("wavelet_table", TORCH_BOX(&wavelet_table));
+    m.impl("wavelet_table_backward", TORCH_BOX(&wavelet_table_backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) {
     m.impl("wavelet_table", TORCH_BOX(&wavelet_table));
     m.impl("wavelet_table_backward", TORCH_BOX(&wavelet_table_backward));
 }

@@ -39,7 +39,7 @@ def build_info() -> dict:
         "version": __version__,
         "variants": variants(),
         "torch": find_spec("wavepe._torch") is not None,
-        "cuda_archs": [],
+        "cuda_archs": _numpy.cuda_archs().split(),
         "compiler": _numpy.compiler(),
         "flags": _numpy.flags(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -179,7 +180,12 @@ def _dispatch(arguments: tuple[Any, ...], zones: list[Tensor] | None) -> tuple[T
         or torch._C._are_functorch_transforms_active()
     ):
         check_arguments(*arguments)
-        return composed(*arguments)
+        if q.device.type not in ("cpu", "meta"):
+            _warn_of_memory(q.device.type)
+        if not torch.amp.is_autocast_available(q.device.type):
+            return composed(*arguments)
+        with torch.autocast(q.device.type, enabled=False):  # the caller has cast
+            return composed(*arguments)
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments, zones)
     # Not `call`: torch.library's autograd takes half a millisecond where an argument is a list.
@@ -187,6 +193,21 @@ def _dispatch(arguments: tuple[Any, ...], zones: list[Tensor] | None) -> tuple[T
         return _Attention.apply(*arguments, zones)
     with torch._C._AutoDispatchBelowAutograd():
         return _FORWARD._op(*arguments, zones)
+
+
+_warned: set[str] = set()
+
+
+@torch.compiler.assume_constant_result  # a compiler must not trace a warning
+def _warn_of_memory(kind: str) -> None:
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    warnings.warn(
+        f"wavepe.ops.attention has no fused kernel for {kind} yet: it is composed of PyTorch's "
+        "operators and holds a tensor of all scores (B, H, m, n)",
+        stacklevel=4,
+    )
 
 
 def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:

@@ -100,6 +100,17 @@ def _(skewed: Tensor, rows: int, first: int = 0, beyond: str = "zero") -> Tensor
     return skewed.new_empty((*skewed.shape[:-1], rows))
 
 
+def on_cuda(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
+    """relative_bias by torch's matrix product, as its kernels beat any that we could write."""
+    _check(q, p, keys, beyond)
+    with torch.autocast(q.device.type, enabled=False):  # the caller has cast
+        product = q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
+    return _SKEW(product, keys, first, beyond)
+
+
+torch.library.impl("wavepe::relative_bias", "cuda", on_cuda)
+
+
 # relative_bias(q, p) = skew(q p^T), and skew is linear with unskew as its transpose. So
 # G = unskew(grad) gives dq = G p and dp = G^T q, each differentiable by the same three operators.
 def _setup_bias(ctx: Any, inputs: tuple, output: Tensor) -> None:

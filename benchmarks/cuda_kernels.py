@@ -1,0 +1,162 @@
+"""What nvcc made of each CUDA kernel: registers, spilled bytes, and the widths of its accesses.
+
+`python -m benchmarks.cuda_kernels` compiles them and prints a table (needs nvcc and, from
+wavepe[dev], nvdisasm; no GPU); `--json FILE` keeps it; `--write` puts the kept one into
+docs/cuda.md.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import wavepe
+
+from .command import add_json, add_page, keep, new_parser, write_page
+from .readme import ROOT, Missing, replaced
+
+ARCHS = tuple(int(arch.removeprefix("sm_")) for arch in wavepe.build_info()["cuda_archs"])
+PAGE = Path("docs", "cuda.md")
+RESULTS = Path("benchmarks", "results", "cuda-kernels.json")
+ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)")
+# What an access is called that has not 4 bytes.
+BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+
+
+def tools() -> tuple[str, str] | None:
+    """Paths of nvcc and nvdisasm, or None."""
+    wheels = Path(sysconfig.get_path("purelib"), "nvidia")
+    found = []
+    for name in ("nvcc", "nvdisasm"):
+        paths = [shutil.which(name), *sorted(wheels.glob(f"cu*/bin/{name}"))]
+        found.append(next((str(p) for p in paths if p and os.access(p, os.X_OK)), None))
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{words[0]} failed:\n{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def _widths(sass: str) -> dict[str, dict[str, list[int]]]:
+    """Bytes of each global read ("LDG") and write ("STG"), by kernel."""
+    found: dict[str, dict[str, list[int]]] = collections.defaultdict(lambda: {"LDG": [], "STG": []})
+    kernel = ""
+    for line in sass.splitlines():
+        label = re.match(r"\s*\.text\.(\w+):", line)
+        if label:
+            kernel = label[1]
+        access = ACCESS.search(line)
+        if access:
+            sizes = [BYTES[word] for word in access[2].split(".") if word in BYTES]
+            found[kernel][access[1]].append(sizes[0] if sizes else 4)
+    return found
+
+
+@functools.cache
+def measure(arch: int) -> tuple[dict, ...]:
+    """A row for each kernel, compiled for one architecture."""
+    found = tools()
+    if not found:
+        raise Missing("nvcc or nvdisasm is not there: pip install wavepe[dev] brings the latter")
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = str(Path(folder, "kernels.cubin"))
+        source = ("-I", str(ROOT / "csrc"), str(ROOT / "csrc/cuda/kernels.cu"), "-o", cubin)
+        options = ("-O3", "-std=c++17", f"-arch=sm_{arch}", "-cubin", "-Xptxas=-v")
+        said = _run(found[0], *options, *source)
+        widths = _widths(_run(found[1], cubin))
+    rows = []
+    for part in re.split(r"Compiling entry function", said)[1:]:
+        name, stores, loads, registers = _properties(part)
+        rows.append(
+            {
+                "kernel": name,
+                "arch": arch,
+                "registers": registers,
+                "spilled": stores + loads,
+                "reads": sorted(set(widths[name]["LDG"])),
+                "writes": sorted(set(widths[name]["STG"])),
+            }
+        )
+    return tuple(sorted(rows, key=lambda row: row["kernel"]))
+
+
+def _properties(said: str) -> tuple[str, int, int, int]:
+    """Of the kernel, not of the functions that it calls."""
+    name = re.search(r"'(\w+)'", said)
+    used = re.search(r"Used (\d+) registers", said)
+    spills = name and re.search(
+        rf"properties for {name[1]}\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes",
+        said,
+    )
+    if not (name and used and spills):
+        raise RuntimeError(f"ptxas said something else:\n{said}")
+    return name[1], int(spills[1]), int(spills[2]), int(used[1])
+
+
+def section(results: dict) -> str:
+    """A row for each kernel, a column for each architecture."""
+    archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
+    lines = ["| kernel | " + " | ".join(f"sm_{arch}" for arch in archs) + " | reads | writes |"]
+    lines.append("|---|" + "---:|" * len(archs) + "---|---|")
+    kernels = dict.fromkeys(row["kernel"] for row in results["rows"])
+    for kernel in kernels:
+        rows = [row for row in results["rows"] if row["kernel"] == kernel]
+        cells = [
+            f"{row['registers']}" + (f" ({row['spilled']} B spilled)" if row["spilled"] else "")
+            for row in rows
+        ]
+        for what in ("reads", "writes"):
+            sizes = sorted({size for row in rows for size in row[what]})
+            cells.append(", ".join(map(str, sizes)))
+        lines.append(f"| `{kernel}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\nRegisters a thread; bytes an access. {results['nvcc']}."
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the kept table."""
+    path = root / RESULTS
+    if not path.is_file():
+        raise Missing(f"no {RESULTS}: run benchmarks.cuda_kernels --json {RESULTS}")
+    return replaced(text, "kernels", section(json.loads(path.read_text("utf-8"))), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or something is missing."""
+    parser = new_parser(__doc__)
+    add_json(parser)
+    add_page(parser, PAGE)
+    args = parser.parse_args(argv)
+    if args.json or not (args.write or args.check):
+        if not ARCHS:
+            print("benchmarks: this build of wavepe holds no CUDA kernels", file=sys.stderr)
+            return 1
+        try:
+            rows = [row for arch in ARCHS for row in measure(arch)]
+        except Missing as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 1
+        nvcc = (tools() or ("",))[0]
+        version = re.search(r"release [\d.]+", _run(nvcc, "--version"))
+        results = {"nvcc": f"nvcc {version[0] if version else ''}", "rows": rows}
+        print(section(results))
+        keep(results, args.json)
+    if args.write or args.check:
+        return write_page(PAGE, updated, args.root, args.check)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
