@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe
-from transformers import AutoModelForCausalLM
 from wavepe import _wavelet_registered
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -69,7 +68,7 @@ def test_the_command_in_its_text_trains(tmp_path):
     assert [run["encoding"] for run in runs] == specs
     assert all(spec in shown for spec in specs)
     assert runs[0]["perplexity"] != runs[1]["perplexity"]
-    with pytest.raises(ValueError, match="unknown wavelet kind 'dog'"):
-        AutoModelForCausalLM.from_pretrained(
-            out / "checkpoints" / "wavelet-kind-dog-scales-6-seed0"
-        )
+    load = "import sys, wavepe.hf; wavepe.hf.WavePELlamaForCausalLM.from_pretrained(sys.argv[1])"
+    folder = out / "checkpoints" / "wavelet-kind-dog-scales-6-seed0"
+    done = subprocess.run([sys.executable, "-c", load, folder], capture_output=True, text=True)
+    assert "ValueError: unknown wavelet kind 'dog'" in done.stderr
