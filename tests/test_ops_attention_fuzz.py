@@ -3,6 +3,7 @@ calls with one argument spoilt, which must be refused."""
 
 import numpy as np
 import pytest
+import wavepe
 from attention_cases import (
     F32,
     F64,
@@ -21,7 +22,8 @@ from attention_cases import (
 )
 from cases import generator
 
-CASES = 5000  # for each variant
+# For each variant; with sanitizers, which look at each access, fewer.
+CASES = 1000 if "-fsanitize" in wavepe.build_info()["flags"] else 5000
 PARTS = 25  # tests of a variant: a failure names a part that is quick to run again
 
 

@@ -36,6 +36,7 @@ EMULATED = ("fuzz", "relative_bias", "rope", "rope_in_place", "rope_table", "wav
 EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 # Left out: what compiles, traces or differentiates numerically calls no other kernel code.
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
+LEFT_OUT += ("composed", "composition", "is_the_hash")
 OUT_OF_BOUNDS = """
 import numpy as np, wavepe
 def short(*shape):  # one element less than its shape says
