@@ -53,6 +53,32 @@ def write_page(page: Path, updated: Callable[[str, Path], str], root: Path, chec
     return 0
 
 
+def measuring_command(
+    doc: str | None,
+    page: Path,
+    updated: Callable[[str, Path], str],
+    measure: Callable[[], dict],
+    section: Callable[[dict], str],
+    argv: Sequence[str] | None,
+) -> int:
+    """The whole command of a module that measures (by default, or for --json) and has a page."""
+    parser = new_parser(doc)
+    add_json(parser)
+    add_page(parser, page)
+    args = parser.parse_args(argv)
+    if args.json or not (args.write or args.check):
+        try:
+            results = measure()
+        except Missing as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 1
+        print(section(results))
+        keep(results, args.json)
+    if args.write or args.check:
+        return write_page(page, updated, args.root, args.check)
+    return 0
+
+
 def page_command(
     doc: str | None, page: Path, updated: Callable[[str, Path], str], argv: Sequence[str] | None
 ) -> int:

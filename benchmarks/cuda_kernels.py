@@ -22,7 +22,7 @@ from pathlib import Path
 
 import wavepe
 
-from .command import add_json, add_page, keep, new_parser, write_page
+from .command import measuring_command
 from .readme import ROOT, Missing, replaced
 
 ARCHS = tuple(int(arch.removeprefix("sm_")) for arch in wavepe.build_info()["cuda_archs"])
@@ -133,29 +133,19 @@ def updated(text: str, root: Path) -> str:
     return replaced(text, "kernels", section(json.loads(path.read_text("utf-8"))), PAGE)
 
 
+def measure_all() -> dict:
+    """The rows of every architecture that this build of wavepe holds kernels for."""
+    if not ARCHS:
+        raise Missing("this build of wavepe holds no CUDA kernels")
+    rows = [row for arch in ARCHS for row in measure(arch)]
+    nvcc, _ = tools() or ("", "")
+    version = re.search(r"release [\d.]+", _run(nvcc, "--version"))
+    return {"nvcc": f"nvcc {version[0] if version else ''}", "rows": rows}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or something is missing."""
-    parser = new_parser(__doc__)
-    add_json(parser)
-    add_page(parser, PAGE)
-    args = parser.parse_args(argv)
-    if args.json or not (args.write or args.check):
-        if not ARCHS:
-            print("benchmarks: this build of wavepe holds no CUDA kernels", file=sys.stderr)
-            return 1
-        try:
-            rows = [row for arch in ARCHS for row in measure(arch)]
-        except Missing as error:
-            print(f"benchmarks: {error}", file=sys.stderr)
-            return 1
-        nvcc = (tools() or ("",))[0]
-        version = re.search(r"release [\d.]+", _run(nvcc, "--version"))
-        results = {"nvcc": f"nvcc {version[0] if version else ''}", "rows": rows}
-        print(section(results))
-        keep(results, args.json)
-    if args.write or args.check:
-        return write_page(PAGE, updated, args.root, args.check)
-    return 0
+    return measuring_command(__doc__, PAGE, updated, measure_all, section, argv)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ class Place:
         self.device = device
         self.emulated = device == "cpu"
 
-    def to(self, *tensors: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
-        return [t.to(self.device, dtype) for t in tensors]
+    def to(self, *tensors: Tensor) -> list[Tensor]:
+        return [t.to(self.device) for t in tensors]
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:

@@ -95,10 +95,11 @@ def newest_results(folder: Path) -> dict[str, Path]:
 def bench_section(folder: Path) -> str:
     """The headline rows of the variants that wavepe uses by itself, and their sources."""
     newest = newest_results(folder)
+    loaded = {path: json.loads(path.read_text("utf-8")) for path in set(newest.values())}
     shown: dict[Path, dict] = {}
     rows = []
     for op, path in sorted(newest.items()):
-        results = json.loads(path.read_text("utf-8"))
+        results = loaded[path]
         variant = results["environment"]["variant"]
         found = [
             row

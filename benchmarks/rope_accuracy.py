@@ -39,7 +39,7 @@ import wavepe
 import wavepe.ops
 from wavepe.cli.environment import cpu_name, version_of
 
-from .command import add_json, add_page, keep, new_parser, write_page
+from .command import measuring_command
 from .exact_angles import Exact, ideal_frequencies, near_quarter_turns
 from .readme import Missing, replaced
 
@@ -307,17 +307,7 @@ def updated(text: str, root: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or a source is missing."""
-    parser = new_parser(__doc__)
-    add_json(parser)
-    add_page(parser, PAGE)
-    args = parser.parse_args(argv)
-    if args.json or not (args.write or args.check):
-        results = measure()
-        print(section(results))
-        keep(results, args.json)
-    if args.write or args.check:
-        return write_page(PAGE, updated, args.root, args.check)
-    return 0
+    return measuring_command(__doc__, PAGE, updated, measure, section, argv)
 
 
 if __name__ == "__main__":

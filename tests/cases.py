@@ -5,6 +5,8 @@ import contextlib
 import importlib
 import math
 import os
+import shlex
+import sysconfig
 from typing import NamedTuple
 
 import numpy as np
@@ -219,6 +221,12 @@ def load_torch():
     if not wavepe.build_info()["torch"]:
         pytest.skip("wavepe was built without torch", allow_module_level=True)
     return torch, importlib.import_module("wavepe.ops")
+
+
+def compiler(variable="CC"):
+    """The command that compiles C, or C++ (CXX), as a list."""
+    known = {"CC": "cc", "CXX": "c++"}[variable]
+    return shlex.split(os.environ.get(variable) or sysconfig.get_config_var(variable) or known)
 
 
 def recording_backend():

@@ -7,11 +7,9 @@ import os
 # of a busy machine mostly wait. Tests of threads ask torch for theirs.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import importlib
-
 import pytest
 import wavepe
-from cases import load_torch
+from cases import EMULATED, load_torch
 from wavepe import _threads
 
 KNOWN = ("portable", "avx2", "avx512")
@@ -39,9 +37,8 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-if os.environ.get("WAVEPE_TEST_EMULATED"):  # see test_sanitizers.py
-    importlib.import_module("wavepe.ops")
-    importlib.import_module("torch").ops.wavepe.emulate_cuda(True)
+if EMULATED:  # see test_sanitizers.py
+    load_torch()[0].ops.wavepe.emulate_cuda(True)
 
 
 @pytest.fixture(params=[name for name in KNOWN if name in PRESENT or name in REQUIRED])

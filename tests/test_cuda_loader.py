@@ -2,13 +2,12 @@
 order, and what is said when something fails. No GPU, and no CUDA, is needed."""
 
 import os
-import shlex
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
+from cases import compiler
 
 ROOT = Path(__file__).parent.parent
 MAIN = """
@@ -36,8 +35,7 @@ def program(tmp_path_factory):
     """A function that launches on the devices it is given, and returns what was printed."""
     if not (ROOT / "csrc/cuda/loader.cpp").is_file():
         pytest.skip("not run from a source tree")
-    cc = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    cxx = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
+    cc, cxx = compiler("CC"), compiler("CXX")
     if not (shutil.which(cc[0]) and shutil.which(cxx[0])):
         pytest.skip("no compiler")
     folder = tmp_path_factory.mktemp("loader")

@@ -68,7 +68,9 @@ def test_the_command_in_its_text_trains(tmp_path):
     assert [run["encoding"] for run in runs] == specs
     assert all(spec in shown for spec in specs)
     assert runs[0]["perplexity"] != runs[1]["perplexity"]
-    load = "import sys, wavepe.hf; wavepe.hf.WavePELlamaForCausalLM.from_pretrained(sys.argv[1])"
+    load = "import sys, wavepe.hf; from transformers import AutoModelForCausalLM as Auto; "
+    load += "Auto.from_pretrained(sys.argv[1])"
     folder = out / "checkpoints" / "wavelet-kind-dog-scales-6-seed0"
     done = subprocess.run([sys.executable, "-c", load, folder], capture_output=True, text=True)
+    assert done.returncode != 0
     assert "ValueError: unknown wavelet kind 'dog'" in done.stderr

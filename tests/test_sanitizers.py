@@ -10,11 +10,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 import wavepe
+from cases import compiler
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +44,6 @@ def short(*shape):  # one element less than its shape says
     return np.lib.stride_tricks.as_strided(hole, shape, np.empty(shape, np.float32).strides)
 table = np.ones((2, 33), np.float32)
 """
-
-
-def compiler() -> list[str]:
-    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
 def runtimes() -> list[str]:

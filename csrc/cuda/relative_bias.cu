@@ -22,8 +22,8 @@ DEVICE void unskew(const wpe_cuda_skew &a) {
     for (int64_t n = first_thread(); n < a.batch * a.queries * a.rows; n += thread_count()) {
         const int64_t row = n / a.rows, c = n - row * a.rows, i = row % a.queries;
         const T *skewed = (const T *)a.in + row * a.keys;
-        const int64_t j =
-            i + a.shift - c; /* further keys lie before the table, nearer ones past it */
+        /* the key whose row is c; keys after it have a row before c, keys before it one after */
+        const int64_t j = i + a.shift - c;
         T sum = j >= 0 && j < a.keys ? skewed[j] : T();
         if (a.beyond == WPE_EDGE && c == 0)
             for (int64_t k = j < -1 ? 0 : j + 1; k < a.keys; k++) sum += skewed[k];

@@ -16,8 +16,6 @@
 
 namespace wavepe {
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Aligned scratch memory; zero: cleared, and taken from the system only where it is written.
 class Memory {
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};

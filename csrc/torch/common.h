@@ -218,6 +218,8 @@ inline const char *suffix_of(ScalarType type) {
     return names[kernel_dtype(type)];
 }
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 inline int64_t last_size(const Tensor &x) { return x.size(x.dim() - 1); }
 inline int64_t last_stride(const Tensor &x) { return x.stride(x.dim() - 1); }
 

@@ -121,8 +121,8 @@ void rotate_on_cuda(const wpe_cuda_rope_tensor &first, const wpe_cuda_rope_tenso
     const ScalarType type = x.tensor.scalar_type();
     const bool wide = is_wide(a, type);
     const int64_t elements = wide ? 16 / item_size(type) : 1;
-    const int64_t groups = (first.heads + WPE_CUDA_HEADS - 1) / WPE_CUDA_HEADS +
-                           (second.heads + WPE_CUDA_HEADS - 1) / WPE_CUDA_HEADS;
+    const int64_t groups =
+        ceil_div(first.heads, WPE_CUDA_HEADS) + ceil_div(second.heads, WPE_CUDA_HEADS);
     cuda::launch(std::string("rope") + suffix_of(type) + (wide ? "_wide" : ""),
                  {a.length * (a.head_size - a.pairs) / elements, groups, a.batch}, &a,
                  x.tensor.get_device_index());

@@ -89,7 +89,7 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
 
 std::tuple<Tensor, Tensor> gradients_on_cuda(const Wavelets &w, const Tensor &grad,
                                              const Tensor &scale, const Tensor &shift) {
-    const int64_t parts = (w.shape.rows + WPE_CUDA_ROWS - 1) / WPE_CUDA_ROWS, cols = w.shape.cols;
+    const int64_t parts = ceil_div(w.shape.rows, WPE_CUDA_ROWS), cols = w.shape.cols;
     Tensor by_scale = torch::stable::new_zeros(grad, {std::max<int64_t>(parts, 1), cols});
     Tensor by_shift = torch::stable::new_zeros(grad, {std::max<int64_t>(parts, 1), cols});
     wpe_cuda_wavelet a = w.for_cuda();

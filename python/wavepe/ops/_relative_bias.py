@@ -102,10 +102,15 @@ def _(skewed: Tensor, rows: int, first: int = 0, beyond: str = "zero") -> Tensor
 
 def on_cuda(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
     """relative_bias by torch's matrix product, as its kernels beat any that we could write."""
-    _check(q, p, keys, beyond)
     with torch.autocast(q.device.type, enabled=False):  # the caller has cast
-        product = q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
+        product = _product(q, p, keys, beyond)
     return _SKEW(product, keys, first, beyond)
+
+
+def _product(q: Tensor, p: Tensor, keys: int, beyond: str) -> Tensor:
+    """q p^T of checked arguments, which skew makes relative_bias of."""
+    _check(q, p, keys, beyond)
+    return q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
 
 
 torch.library.impl("wavepe::relative_bias", "cuda", on_cuda)
@@ -153,9 +158,7 @@ register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
 
 
 def _composed(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
-    _check(q, p, keys, beyond)
-    product = q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
-    return _Skew.apply(product, keys, first, beyond)
+    return _Skew.apply(_product(q, p, keys, beyond), keys, first, beyond)
 
 
 class _Skew(torch.autograd.Function):
