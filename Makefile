@@ -11,7 +11,7 @@ C_TESTS := $(wildcard tests/*.c)
 PY_FILES := $(wildcard python/wavepe/*.py python/wavepe/*/*.py benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest lint bench format readme clean
+.PHONY: help demo fairseq-demo test test-oldest test-fairseq lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,11 +19,18 @@ help: ## this list
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
 	$(BIN)/wavepe compare --out runs/demo
 
+fairseq-demo: .venv-fairseq/built ## train one fairseq language model per position encoding on real text
+	PYTHONWARNINGS=ignore .venv-fairseq/bin/python examples/fairseq_demo.py --out runs/fairseq-demo
+
 test: .venv/built ## all tests, those of the kernels with sanitizers too
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
+
+test-fairseq: .venv-fairseq/built .venv-fairseq-fixed/built ## the plug-in's tests in fairseq 0.12.2 and fairseq-fixed
+	.venv-fairseq/bin/python -m pytest -q tests/test_fairseq*.py $(PARALLEL)
+	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
 
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .
@@ -50,7 +57,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.cuda_kernels --write
 
 clean: ## remove what was built, the environment too
-	rm -rf .venv .venv-oldest build dist python/*.egg-info python/wavepe/*.so
+	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed build dist python/*.egg-info python/wavepe/*.so
 
 # torch comes first and pinned: a plain `torch` would bring gigabytes of CUDA, and the build of
 # wavepe looks for its headers. It builds wavepe, too: the files at the end say that all went well.
@@ -73,4 +80,29 @@ clean: ## remove what was built, the environment too
 	.venv-oldest/bin/python -m pip install --quiet $(OLDEST) "setuptools>=77"
 	rm -rf build/lib*
 	.venv-oldest/bin/python -m pip install --quiet --no-build-isolation ".[test]" $(OLDEST)
+	touch $@
+
+build/wheel/built: .venv/packages pyproject.toml setup.py $(C_FILES) $(PY_FILES)
+	rm -rf build/wheel build/lib*
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	touch $@
+
+# fairseq's own pins cannot be resolved any more, hence --no-deps; the extra brings what it needs.
+# fairseq-fixed asks for torch to be built, and with isolation would fetch another one.
+.venv-fairseq/built: build/wheel/built
+	test -x .venv-fairseq/bin/python || $(PYTHON) -m venv .venv-fairseq
+	.venv-fairseq/bin/python -m pip install --quiet --upgrade pip
+	.venv-fairseq/bin/python -m pip install --quiet $(TORCH)
+	.venv-fairseq/bin/python -m pip install --quiet --no-deps fairseq==0.12.2
+	.venv-fairseq/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
+	.venv-fairseq/bin/python -m pip install --quiet "wavepe[fairseq,test,plot,cli]"
+	touch $@
+
+.venv-fairseq-fixed/built: build/wheel/built
+	test -x .venv-fairseq-fixed/bin/python || $(PYTHON) -m venv .venv-fairseq-fixed
+	.venv-fairseq-fixed/bin/python -m pip install --quiet --upgrade pip
+	.venv-fairseq-fixed/bin/python -m pip install --quiet $(TORCH) numpy cython wheel setuptools
+	.venv-fairseq-fixed/bin/python -m pip install --quiet --no-deps --no-build-isolation fairseq-fixed==0.12.3.1
+	.venv-fairseq-fixed/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
+	.venv-fairseq-fixed/bin/python -m pip install --quiet "wavepe[fairseq,test]" cffi packaging scikit-learn
 	touch $@

@@ -214,7 +214,7 @@ setup(
     # the benchmarks are a folder of the repository and a part of the package: `wavepe bench`
     packages=[*find_packages("python"), "wavepe.benchmarks"],
     package_dir={"": "python", "wavepe.benchmarks": "benchmarks"},
-    package_data={"wavepe": ["py.typed", "*.pyi"]},
+    package_data={"wavepe": ["py.typed", "*.pyi"], "wavepe.fairseq": ["user_dir/*/*.py"]},
     include_package_data=False,
     libraries=LIBRARIES,
     ext_modules=EXTENSIONS,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..encodings import Encoding
-from .tables import absolute_vectors, to_torch
+from ..nn._absolute import AbsoluteVectors
 
 FORWARD_ARGUMENTS = (
     "input_ids",
@@ -31,11 +30,7 @@ class AddAbsolute:
 
     def __init__(self, encoding: Encoding, config: PretrainedConfig) -> None:
         self.encoding = encoding
-        self.spec = str(encoding)
-        self.dim = config.hidden_size
-        self.trained_length = config.max_position_embeddings
-        one, other = (self._vectors(np.array([1]), self.trained_length * n) for n in (2, 4))
-        self.follows_length = not np.array_equal(one, other)
+        self.vectors = AbsoluteVectors(encoding, config.hidden_size, config.max_position_embeddings)
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -48,7 +43,7 @@ class AddAbsolute:
             embeds = module.embed_tokens(input_ids)
         cache = kwargs.get("past_key_values")
         seen = 0 if cache is None else cache.get_seq_length()
-        if self.follows_length and seen > 0:
+        if self.vectors.follows_length and seen > 0:
             raise ValueError(
                 f"{self.encoding} depends on the length of the sequence: {int(seen)} cached "
                 "tokens were encoded for another one; pass use_cache=False"
@@ -56,19 +51,6 @@ class AddAbsolute:
         positions = _positions(kwargs, embeds, seen)
         vectors = self.vectors(positions).to(embeds.device, embeds.dtype)
         return (), kwargs | {"input_ids": None, "inputs_embeds": embeds + vectors}
-
-    def vectors(self, positions: Tensor) -> Tensor:
-        """The encoding of each position, float32 (..., dim); each row has its own length."""
-        if not self.follows_length:
-            return absolute_vectors(self.spec, positions, self.dim)
-        rows = positions.cpu().numpy()
-        found = np.stack([self._vectors(row, max(int(row.max()) + 1, 1)) for row in rows])
-        return to_torch(found, positions.device)
-
-    def _vectors(self, positions: np.ndarray, length: int) -> np.ndarray:
-        return self.encoding.absolute(
-            positions, self.dim, length=length, trained_length=self.trained_length
-        )
 
 
 def _positions(kwargs: dict[str, Any], embeds: Tensor, seen: int | Tensor) -> Tensor:

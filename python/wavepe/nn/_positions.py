@@ -52,6 +52,18 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
+    def rotated_whole(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of the last tokens of a sequence, and keys of all, none of them rotated before.
+
+        A cache of such keys stays right where the frequencies follow the length.
+
+        Parameters
+        ----------
+        q, k : Tensor (B, H, m, d), (B, Hk, n, d)
+            m at most n; the last query stands at the last key.
+        """
+        return q, k
+
     def arguments(self, q: Tensor, keys: int, layer: CachedTokens | None) -> dict[str, Any]:
         """Queries, and what else `ops.attention` is given for this encoding.
 
@@ -194,6 +206,18 @@ class Rotated(PositionEncoding):
             layer.frequencies = found
         cos, sin = angles(found, q, positions, start=start, keep=keep)
         return ops.rope_qk(q, k, cos, sin, interleaved=self._rope.interleaved)
+
+    def rotated_whole(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys = q.shape[-2], k.shape[-2]
+        found = self._fixed[self.training]
+        keep = found is not None
+        found = self._at_length(keys, None) if found is None else found
+        cos, sin = angles(found, k, None, keep=keep)
+        layout = {"interleaved": self._rope.interleaved}
+        if queries == keys:
+            return ops.rope_qk(q, k, cos, sin, **layout)
+        first = keys - queries
+        return ops.rope(q, cos[first:], sin[first:], **layout), ops.rope(k, cos, sin, **layout)
 
     def _fixed_frequencies(self, training: bool) -> Frequencies | None:
         short, long = (self._frequencies(length, training) for length in (_SHORT, _LONG))

@@ -1,0 +1,111 @@
+"""Self-attention of a decoder layer by `wavepe.ops.attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import compat  # noqa: F401 - fairseq cannot be imported before
+
+import torch  # isort: skip
+from fairseq.modules import MultiheadAttention  # isort: skip
+from torch import Tensor  # isort: skip
+
+from .. import ops  # isort: skip
+from .positions import DecoderPositions  # isort: skip
+
+Incremental = dict[str, dict[str, Tensor | None]]
+
+# Of what stands for the causal mask of queries x keys.
+CAUSAL_SHAPE = (0,)
+
+
+class CausalSelfAttention(MultiheadAttention):
+    """fairseq's attention with the decoder's position encoding in it.
+
+    Parameters, their initial values and the cache of incremental decoding are those of
+    `MultiheadAttention`; keys are cached as they are before a rotation.
+    """
+
+    # Set by the layer's decoder; in a tuple, as it is no part of this module.
+    positions: tuple[DecoderPositions]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: Incremental | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Attention of each token to itself and to those before it.
+
+        Parameters
+        ----------
+        query, key, value : Tensor (T, B, C)
+            The same tensor.
+        key_padding_mask : Tensor (B, T), optional
+            True (or not 0) for padding.
+        incremental_state : dict, optional
+            Holds the tokens before these, and is given these.
+        attn_mask : Tensor (0,)
+            Stands for the causal mask, which is not made; None with `incremental_state`.
+
+        Returns
+        -------
+        out : Tensor (T, B, C)
+        weights : None
+
+        Raises
+        ------
+        NotImplementedError
+            Weights are asked for, another mask is given, or keys of another sequence.
+        """
+        if need_weights or need_head_weights or before_softmax:
+            raise NotImplementedError(
+                "attention by wavepe holds no matrix of weights, so it cannot return them"
+            )
+        if key is not query or value is not query or static_kv:
+            raise NotImplementedError(
+                "--pos-enc serves self-attention, got keys of another sequence"
+            )
+        marked = attn_mask is not None and attn_mask.shape == CAUSAL_SHAPE
+        if not (marked if incremental_state is None else attn_mask is None):
+            given = "no mask" if attn_mask is None else f"one of {tuple(attn_mask.shape)}"
+            raise NotImplementedError(f"--pos-enc serves a decoder's causal mask, got {given}")
+        q, k, v = (
+            projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if incremental_state is not None:
+            k, v, key_padding_mask = self._with_cached(k, v, key_padding_mask, incremental_state)
+        encoding = self.positions[0].attention
+        q, k = encoding.rotated_whole(q, k)
+        dropout = self.dropout_module
+        out: Any = ops.attention(
+            **encoding.arguments(q, k.shape[2], None),
+            k=k,
+            v=v,
+            key_mask=None if key_padding_mask is None else ~key_padding_mask.bool(),
+            dropout_p=dropout.p if self.training or dropout.apply_during_inference else 0.0,
+        )
+        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
+
+    def _with_cached(
+        self, k: Tensor, v: Tensor, mask: Tensor | None, incremental_state: Incremental
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and padding of all tokens so far, which are cached from now on."""
+        cached = self._get_input_buffer(incremental_state)
+        if cached.get("prev_key") is not None:
+            k = torch.cat([cached["prev_key"], k], dim=2)
+            v = torch.cat([cached["prev_value"], v], dim=2)
+        mask = self._append_prev_key_padding_mask(
+            mask, cached.get("prev_key_padding_mask"), k.shape[0], k.shape[2], static_kv=False
+        )
+        cached |= {"prev_key": k, "prev_value": v, "prev_key_padding_mask": mask}
+        self._set_input_buffer(incremental_state, cached)
+        return k, v, mask

@@ -1,0 +1,172 @@
+"""What fairseq 0.12 needs to run on today's Python, NumPy and torch.
+
+Importing this module imports fairseq. Each function answers one breakage, and does nothing where
+that has been mended; none changes a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from .. import ops  # noqa: F401 - it says how to get torch
+
+import torch  # isort: skip
+
+INSTALL = (
+    "wavepe.fairseq needs fairseq: with torch installed, pip install --no-deps fairseq==0.12.2 "
+    '&& pip install "wavepe[fairseq]"'
+)
+
+
+def import_fairseq() -> None:
+    """Import fairseq with all its models.
+
+    Raises
+    ------
+    ImportError
+        It is not installed, or lacks a package of its own.
+    """
+    try:
+        with mutable_defaults():
+            importlib.import_module("fairseq")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{INSTALL} ({error})") from error
+
+
+@contextlib.contextmanager
+def mutable_defaults() -> Iterator[None]:
+    """Dataclasses of fairseq and Hydra may be defaults of fields, within the block.
+
+    "ValueError: mutable default <class 'fairseq.dataclass.configs.CommonConfig'> for field common
+    is not allowed": from Python 3.11 on a default must be hashable, and a dataclass that compares
+    is not. fairseq 0.12.2 and hydra-core 1.0 use such defaults and never change them.
+    """
+    if sys.version_info < (3, 11):
+        yield
+        return
+    original = dataclasses.dataclass
+
+    def hashable(cls: Any) -> Any:
+        if cls.__module__.partition(".")[0] in ("fairseq", "hydra") and cls.__hash__ is None:
+            cls.__hash__ = object.__hash__
+        return cls
+
+    @functools.wraps(original)
+    def dataclass(cls: Any = None, /, **options: Any) -> Any:
+        made: Any = original(cls, **options)
+        return hashable(made) if cls is not None else lambda given: hashable(made(given))
+
+    with mock.patch.object(dataclasses, "dataclass", dataclass):
+        yield
+
+
+def numpy_compat() -> None:
+    """Give NumPy 2 the `np.compat.long` of NumPy 1.
+
+    "AttributeError: module 'numpy' has no attribute 'compat'": data cut by ``--sample-break-mode
+    eos``, which generation uses, too.
+    """
+    if not hasattr(np, "compat"):
+        setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
+
+
+def broadcast_of_objects() -> None:
+    """Let a rank read the configuration that another rank of its own run sends.
+
+    "UnpicklingError: Weights only load failed ... omegaconf.dictconfig.DictConfig": torch 2.6 and
+    later read tensors only, and fairseq broadcasts a checkpoint's objects when ranks resume.
+    """
+    utils: Any = importlib.import_module("fairseq.distributed.utils")
+    original = utils._broadcast_object_slow
+
+    @functools.wraps(original)
+    def broadcast_object(*args: Any, **kwargs: Any) -> Any:
+        load = functools.partial(torch.load, weights_only=False)
+        with mock.patch.object(torch, "load", load):
+            return original(*args, **kwargs)
+
+    utils._broadcast_object_slow = broadcast_object
+
+
+def namespaces_in_checkpoints() -> None:
+    """Let torch read the argparse.Namespace in a checkpoint of a translation model.
+
+    "UnpicklingError: ... Unsupported global: GLOBAL argparse.Namespace", from torch 2.6 on.
+    """
+    torch.serialization.add_safe_globals([argparse.Namespace])
+
+
+def ddp_without_devices() -> None:
+    """Let ``--ddp-backend pytorch_ddp``, the default, work on the CPU.
+
+    "ValueError: DistributedDataParallel device_ids and output_device arguments only work with
+    single-device/multiple-device GPU modules or CPU modules, but got device_ids [0]".
+    """
+    models: Any = importlib.import_module("fairseq.models.distributed_fairseq_model")
+    original = models.DistributedDataParallel
+
+    @functools.wraps(original)
+    def distributed(module: torch.nn.Module, **options: Any) -> Any:
+        if next(module.parameters()).device.type == "cpu":
+            options |= {"device_ids": None, "output_device": None}
+        return original(module=module, **options)
+
+    models.DistributedDataParallel = distributed
+
+
+def processes_without_devices() -> None:
+    """Let ``torchrun`` start processes on the CPU, and refuse what would start none.
+
+    fairseq starts one process per GPU: with none and ``--distributed-world-size`` above 1 it ends
+    at once, with exit code 0 and nothing trained. fairseq-fixed takes the processes of torchrun for
+    strangers, each of which trains alone and writes the same checkpoint, or divides by the number
+    of GPUs.
+    """
+    utils: Any = importlib.import_module("fairseq.distributed.utils")
+    original = utils.call_main
+
+    @functools.wraps(original)
+    def call_main(cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
+        if torch.cuda.device_count() == 0:
+            _launch_on_cpu(cfg.distributed_training)
+        return original(cfg, main, **kwargs)
+
+    utils.call_main = call_main
+
+
+def _launch_on_cpu(cfg: Any) -> None:
+    """What fairseq infers from the environment of torchrun where there are GPUs."""
+    env = os.environ
+    launched = all(key in env for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
+    if launched and cfg.distributed_init_method is None and int(env["WORLD_SIZE"]) > 1:
+        cfg.distributed_init_method = "env://"
+        cfg.distributed_world_size = int(env["WORLD_SIZE"])
+        cfg.distributed_rank = int(env["RANK"])
+        cfg.distributed_no_spawn = True
+    if cfg.distributed_world_size > 1 and not cfg.distributed_no_spawn:
+        raise ValueError(
+            f"--distributed-world-size {cfg.distributed_world_size}: fairseq starts one process "
+            "per GPU, and there is none here; start the processes by torchrun: torchrun "
+            f"--nproc-per-node {cfg.distributed_world_size} --no-python wavepe-fairseq-train ... "
+            "--cpu --distributed-backend gloo"
+        )
+
+
+import_fairseq()
+numpy_compat()
+broadcast_of_objects()
+namespaces_in_checkpoints()
+ddp_without_devices()
+processes_without_devices()

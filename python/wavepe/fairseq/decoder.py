@@ -1,0 +1,99 @@
+"""The decoder of `transformer_lm` with a position encoding of wavepe's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import compat  # noqa: F401 - fairseq cannot be imported before
+
+from fairseq.distributed import fsdp_wrap  # isort: skip
+from fairseq.models.transformer import TransformerConfig, TransformerDecoder  # isort: skip
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper  # isort: skip
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase  # isort: skip
+from torch import Tensor  # isort: skip
+
+from ..encodings import Encoding  # isort: skip
+from .attention import CAUSAL_SHAPE, CausalSelfAttention  # isort: skip
+from .positions import AbsolutePositions, DecoderPositions  # isort: skip
+
+# No table ends: data is never filtered by the trained length.
+MAX_POSITIONS = 1_000_000
+
+
+class DecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer with `CausalSelfAttention`."""
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> CausalSelfAttention:
+        for name, given in (
+            ("add_bias_kv", add_bias_kv),
+            ("add_zero_attn", add_zero_attn),
+            ("--decoder-xformers-att-config", cfg.decoder.xformers_att_config),
+            ("--cross-self-attention", cfg.cross_self_attention),
+        ):
+            if given:
+                raise ValueError(
+                    f"--pos-enc does not go with {name}: it has an attention of its own"
+                )
+        return CausalSelfAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            dropout=cfg.attention_dropout,
+            self_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+
+class Decoder(TransformerDecoder):
+    """fairseq's decoder; `encoding` is set by a subclass (`decoder_with`)."""
+
+    encoding: Encoding
+
+    def __init__(
+        self,
+        args: Any,
+        dictionary: Any,
+        embed_tokens: Any,
+        no_encoder_attn: bool = False,
+        output_projection: Any = None,
+    ) -> None:
+        args.no_token_positional_embeddings = True
+        super().__init__(args, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        if self.position_encoding.absolute is not None:
+            self.embed_positions = AbsolutePositions(self.position_encoding, self.padding_idx)
+
+    def build_decoder_layer(self, args: Any, no_encoder_attn: bool = False) -> Any:
+        """As fairseq's, which names its own class of layer."""
+        cfg = TransformerConfig.from_namespace(args)
+        if not hasattr(self, "position_encoding"):
+            heads, dim = cfg.decoder.attention_heads, cfg.decoder.embed_dim
+            self.position_encoding = DecoderPositions(
+                self.encoding, dim // heads, heads, dim, self.args.tokens_per_sample
+            )
+        layer = DecoderLayer(cfg, no_encoder_attn)
+        layer.self_attn.positions = (self.position_encoding,)
+        if cfg.checkpoint_activations:
+            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        wrapped_from = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+        return fsdp_wrap(layer, min_num_params=wrapped_from)
+
+    def extract_features(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        length = prev_output_tokens.shape[1]
+        if self.training and length > self.position_encoding.length:
+            self.position_encoding.set_trained_length(length)  # trained on, with longer samples
+        return super().extract_features(prev_output_tokens, *args, **kwargs)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """What stands for the causal mask of queries x keys, which no layer here needs."""
+        return tensor.new_empty(CAUSAL_SHAPE)
+
+    def max_positions(self) -> int:
+        """No length is too long; ``--max-target-positions`` is for tables of positions."""
+        return MAX_POSITIONS
+
+
+def decoder_with(encoding: Encoding) -> type[Decoder]:
+    """The decoder class of an encoding; layers are built before a constructor's own lines."""
+    return type("TransformerDecoder", (Decoder,), {"encoding": encoding})

@@ -1,0 +1,60 @@
+"""``eval-lm`` that refuses to print the perplexity of no tokens, or of a part of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import compat  # noqa: F401 - fairseq cannot be imported before
+
+from fairseq.tasks.language_modeling import LanguageModelingTask  # isort: skip
+from fairseq_cli import eval_lm as command  # isort: skip
+
+
+def refuse_skipped_tokens() -> None:
+    """Let fairseq's command raise where it would leave tokens out.
+
+    It drops blocks that are longer than the model's positions, says so in a line of its log, and
+    where that is all of them prints "Evaluated 0 tokens" and a perplexity of 1.00.
+    """
+    evaluate = command.eval_lm
+    select = LanguageModelingTask.filter_indices_by_size
+
+    @functools.wraps(evaluate)
+    def eval_lm(*args: Any, batch_iterator: Iterable[Any], **kwargs: Any) -> Any:
+        counter = _Counted(batch_iterator)
+        results = evaluate(*args, batch_iterator=counter, **kwargs)
+        if counter.tokens == 0:
+            raise ValueError("eval-lm: no token was evaluated: is the --gen-subset empty?")
+        return results
+
+    @functools.wraps(select)
+    def filter_indices_by_size(
+        self: Any, indices: Any, dataset: Any, max_positions: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        kept = select(self, indices, dataset, max_positions, *args, **kwargs)
+        if len(kept) < len(indices):
+            longest = max(int(dataset.num_tokens(index)) for index in set(indices) - set(kept))
+            raise ValueError(
+                f"eval-lm: {len(indices) - len(kept)} of {len(indices)} blocks are longer than the "
+                f"{max_positions} positions of this model (up to {longest} tokens) and would be "
+                "left out: where its positions are fairseq's sinusoidal ones, give "
+                f"--model-overrides \"{{'max_target_positions': {longest}}}\"; else shorter blocks"
+            )
+        return kept
+
+    command.eval_lm = eval_lm
+    LanguageModelingTask.filter_indices_by_size = filter_indices_by_size
+
+
+class _Counted:
+    """Batches, and the tokens in those that were taken."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches, self.tokens = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            self.tokens += int(batch.get("ntokens", 0))
+            yield batch
