@@ -9,20 +9,16 @@ quotients round by round stands beside it. PyTorch's attention is measured in th
 
 from __future__ import annotations
 
-import datetime
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 import torch
-import wavepe
 import wavepe.ops as ops
-from wavepe.cli.environment import cpu_name, version_of
 
 from .attention_inputs import Inputs, sdpa
 from .bench_attention import trained, with_gradients
 from .command import add_json, keep, new_parser
-from .machine import commit
+from .machine import surroundings
 from .memory import Allocator
 from .timing import take_turns
 
@@ -73,15 +69,7 @@ def rows_of(x: Inputs, gradients: bool, threads: int, repeats: int) -> list[dict
 def measure(threads: int, repeats: int, sizes: Sequence[tuple[int, int]] = SIZES) -> dict:
     """All rows, ready for JSON."""
     before, allocator = torch.get_num_threads(), Allocator()
-    about = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **commit(),
-        "cpu": cpu_name(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "load_average": list(os.getloadavg()),
-        "variant": wavepe.variant(),
-        **{name: version_of(name) for name in ("wavepe", "torch")},
-    }
+    about = surroundings("wavepe", "torch")
     rows = []
     try:
         allocator.enter("warm")

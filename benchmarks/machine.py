@@ -113,19 +113,26 @@ def commit() -> dict[str, Any]:
     return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
 
 
+def surroundings(*packages: str) -> dict[str, Any]:
+    """What a reader of a small measurement needs to know, ready for JSON; `packages` by version."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **commit(),
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "load_average": list(os.getloadavg()),
+        "variant": wavepe.variant(),
+        **{name: version_of(name) for name in packages},
+    }
+
+
 def facts(threads: int, blas: bool, allocator: Allocator) -> dict[str, Any]:
     """Everything a reader of the results needs to know, ready for JSON."""
     build = wavepe.build_info()
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **commit(),
-        "wavepe": wavepe.__version__,
-        "variant": wavepe.variant(),
+        **surroundings("wavepe", "torch", "numpy", "transformers"),
         "variants": wavepe.variants(),
-        "cpu": cpu_name(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "last_level_cache": last_level_cache(),
-        "load_average": list(os.getloadavg()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "allocator_controlled": allocator.control,
@@ -134,6 +141,5 @@ def facts(threads: int, blas: bool, allocator: Allocator) -> dict[str, Any]:
         "threads": threads,
         "numpy_threads": threads if blas else None,
         "python": sys.version.split()[0],
-        **{name: version_of(name) for name in ("torch", "numpy", "transformers")},
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

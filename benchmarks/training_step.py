@@ -13,8 +13,6 @@ come from it, times do not.
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,15 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import wavepe
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.cli import compare, training
-from wavepe.cli.environment import cpu_name, version_of
 from wavepe.cli.settings import Settings, settings_from
 
 from .command import add_json, keep, new_parser
-from .machine import commit
+from .machine import surroundings
 from .memory import Allocator
 from .timing import take_turns
 
@@ -142,15 +138,7 @@ def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dic
 
 def measure(settings: Sequence[Settings], threads: int, repeats: int, profiled: int) -> dict:
     """All rows, ready for JSON."""
-    about = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **commit(),
-        "cpu": cpu_name(),
-        "threads": threads,
-        "load_average": list(os.getloadavg()),
-        "variant": wavepe.variant(),
-        **{name: version_of(name) for name in ("wavepe", "torch", "transformers")},
-    }
+    about = {**surroundings("wavepe", "torch", "transformers"), "threads": threads}
     before, allocator = torch.get_num_threads(), Allocator()
     try:
         torch.set_num_threads(threads)

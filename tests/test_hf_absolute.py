@@ -25,7 +25,7 @@ def test_what_is_found_to_follow_the_length(spec):
         config = tiny_config()
         config.hidden_size = width
         adds = wavepe.hf.absolute.AddAbsolute(wavepe.encoding(spec), config)
-        assert adds.follows_length == (spec in FOLLOW_LENGTH)
+        assert adds.vectors.follows_length == (spec in FOLLOW_LENGTH)
 
 
 @pytest.mark.parametrize("spec", ["normalised"])

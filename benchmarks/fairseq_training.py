@@ -1,0 +1,154 @@
+"""Words per second of fairseq's training: wavelets against fairseq's own sinusoidal positions.
+
+`python -m benchmarks.fairseq_training` prints the table; `--json FILE` keeps the figures. It needs
+fairseq (docs/fairseq.md); `make .venv-fairseq/built` makes an environment that has it.
+
+Both models are `transformer_lm_wiki103` made small, of the same sizes and dropouts, and are trained
+by fairseq's Trainer on the same random words (forward, loss, backward, clipping, NAG); their
+updates take turns in one process. A word is a token of the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from wavepe import fairseq as plugin
+
+from .command import add_json, keep, new_parser
+from .machine import surroundings
+from .memory import Allocator
+from .timing import take_turns
+
+ENCODINGS = {"sinusoidal, fairseq": None, "wavelet": "wavelet", "alibi": "alibi", "rope": "rope"}
+STOCK = next(iter(ENCODINGS))
+LENGTHS = (128, 512, 2048)
+TOKENS = 2048  # of a batch
+VOCABULARY = 10_000
+# The recipe of [A] and of fairseq's README, but for the sizes.
+RECIPE = (
+    "--task language_modeling --arch transformer_lm_wiki103 --criterion adaptive_loss --cpu "
+    "--ddp-backend legacy_ddp --optimizer nag --lr 0.1 --lr-scheduler fixed --clip-norm 0.1 "
+    "--adaptive-input-cutoff 2000,6000 --adaptive-softmax-cutoff 2000,6000 --no-progress-bar"
+)
+SIZES = {"layers": 4, "embed_dim": 256, "ffn_embed_dim": 1024, "attention_heads": 4}
+
+
+def update(spec: str | None, length: int, tokens: int) -> Callable[[], Any]:
+    """One update of a new model.
+
+    Parameters
+    ----------
+    spec : str or None
+        Of the position encoding; None is fairseq's own.
+    length, tokens : int
+        Of a sample, and of the batch.
+    """
+    from fairseq import options  # after `register`, which makes it importable
+    from fairseq.data import Dictionary
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+    from fairseq.trainer import Trainer
+
+    words = ["none", *RECIPE.split(), "--tokens-per-sample", str(length)]
+    for name, size in SIZES.items():
+        words += [f"--decoder-{name.replace('_', '-')}", str(size)]
+    words += ["--decoder-input-dim", str(SIZES["embed_dim"])]
+    words += ["--decoder-output-dim", str(SIZES["embed_dim"])]
+    words += [] if spec is None else ["--pos-enc", spec]
+    parser = options.get_training_parser("language_modeling")
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
+    dictionary = Dictionary()
+    for number in range(VOCABULARY):
+        dictionary.add_symbol(str(number))
+    torch.manual_seed(0)
+    task = LanguageModelingTask(cfg.task, dictionary, dictionary, targets=["future"])
+    model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
+    trainer = Trainer(cfg, task, model, criterion)
+    text = torch.randint(dictionary.nspecial, len(dictionary), (tokens // length, length + 1))
+    sample = {
+        "id": torch.arange(len(text)),
+        "nsentences": len(text),
+        "ntokens": text[:, 1:].numel(),
+        "net_input": {
+            "src_tokens": text[:, :-1].contiguous(),
+            "src_lengths": torch.full((len(text),), length),
+        },
+        "target": text[:, 1:].contiguous(),
+    }
+    return lambda: trainer.train_step([sample])
+
+
+def row(length: int, tokens: int, repeats: int) -> dict:
+    """Every encoding at one length."""
+    tokens = max(tokens, length)
+    calls = {name: update(spec, length, tokens) for name, spec in ENCODINGS.items()}
+    timings = take_turns(calls, repeats=repeats, budget=120, warm_up=2)
+    stock = timings[STOCK]
+    return {
+        "length": length,
+        "samples": tokens // length,
+        "seconds": {name: timing.summary() for name, timing in timings.items()},
+        "words_per_second": {
+            name: tokens // length * length / min(timing.seconds)
+            for name, timing in timings.items()
+        },
+        "speed_up": {
+            name: min(stock.seconds) / min(timing.seconds) for name, timing in timings.items()
+        },
+        "rounds": {name: stock.over(timing).median for name, timing in timings.items()},
+    }
+
+
+def measure(lengths: Sequence[int], tokens: int, threads: int, repeats: int) -> dict:
+    """All rows, ready for JSON."""
+    plugin.register()
+    logging.disable(logging.WARNING)
+    about = {**surroundings("wavepe", "torch", "fairseq"), "threads": threads}
+    before, allocator = torch.get_num_threads(), Allocator()
+    try:
+        torch.set_num_threads(threads)
+        allocator.enter("warm")
+        rows = [row(length, tokens, repeats) for length in lengths]
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
+        logging.disable(logging.NOTSET)
+    return {"environment": about, "sizes": SIZES, "vocabulary": VOCABULARY, "rows": rows}
+
+
+def table(results: dict) -> str:
+    """Words per second, and in brackets the ratio to fairseq's own, as Markdown."""
+    names = list(ENCODINGS)
+    lines = [
+        f"| samples x length | {' | '.join(names)} |",
+        "|---|" + "---:|" * len(names),
+    ]
+    for row in results["rows"]:
+        cells = [
+            f"{row['words_per_second'][name]:,.0f} ({row['speed_up'][name]:.2f})" for name in names
+        ]
+        lines.append(f"| {row['samples']} x {row['length']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0"""
+    parser = new_parser(__doc__)
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
+    parser.add_argument("--repeats", type=int, default=15, help="updates of each (default 15)")
+    add_json(parser)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
+    args = parser.parse_args(argv)
+    lengths, tokens = ((16,), 32) if args.quick else (LENGTHS, TOKENS)
+    results = measure(lengths, tokens, args.threads, args.repeats)
+    print(table(results))
+    keep(results, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
