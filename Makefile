@@ -55,6 +55,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.rope_roofline --write
 	$(BIN)/python -m benchmarks.attention_page --write
 	$(BIN)/python -m benchmarks.cuda_kernels --write
+	$(BIN)/python -m benchmarks.fairseq_page --write
 
 clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed build dist python/*.egg-info python/wavepe/*.so

@@ -55,7 +55,15 @@ def title(train_length: int) -> str:
 
 
 def print_table(runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int) -> None:
-    """Print the table on stdout."""
+    """Print the table on stdout, under its title."""
+    print(title(train_length))
+    console_table(runs, lengths, train_length)
+
+
+def console_table(
+    runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int
+) -> None:
+    """Print the table alone."""
     console = Console(width=None if sys.stdout.isatty() else _width())
     table = Table()
     table.add_column("encoding", overflow="fold")
@@ -64,7 +72,6 @@ def print_table(runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_le
     for name, cells in rows_of(runs, lengths):
         marked = [f"[bold green]{cell}[/]" if cell.endswith("*") else cell for cell in cells]
         table.add_row(name, *marked)
-    console.print(title(train_length), highlight=False)
     console.print(table)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import compat  # noqa: F401 - fairseq cannot be imported before
 
-from fairseq.tasks.language_modeling import LanguageModelingTask  # isort: skip
+from fairseq.tasks import FairseqTask  # isort: skip
 from fairseq_cli import eval_lm as command  # isort: skip
 
 
@@ -19,7 +19,7 @@ def refuse_skipped_tokens() -> None:
     where that is all of them prints "Evaluated 0 tokens" and a perplexity of 1.00.
     """
     evaluate = command.eval_lm
-    select = LanguageModelingTask.filter_indices_by_size
+    select = FairseqTask.filter_indices_by_size
 
     @functools.wraps(evaluate)
     def eval_lm(*args: Any, batch_iterator: Iterable[Any], **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def refuse_skipped_tokens() -> None:
         return kept
 
     command.eval_lm = eval_lm
-    LanguageModelingTask.filter_indices_by_size = filter_indices_by_size
+    FairseqTask.filter_indices_by_size = filter_indices_by_size
 
 
 class _Counted:

@@ -1,0 +1,88 @@
+"""Writes docs/fairseq.md's tables from docs/fairseq-demo.json and the kept words per second.
+
+python -m benchmarks.fairseq_page --write | --check
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from wavepe.cli.report import markdown_table
+
+from . import fairseq_training
+from .command import page_command
+from .readme import Missing, replaced
+
+PAGE = Path("docs", "fairseq.md")
+DEMO = Path("docs", "fairseq-demo.json")
+SPEED = Path("benchmarks", "results", "fairseq-training.json")
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the tables that the kept figures give."""
+    for name, section, source in (
+        ("fairseq-demo", demo_section, DEMO),
+        ("fairseq-speed", speed_section, SPEED),
+    ):
+        path = root / source
+        if not path.exists():
+            raise Missing(f"{source} is missing")
+        text = replaced(text, name, section(json.loads(path.read_text("utf-8"))), PAGE)
+    return text
+
+
+def demo_section(results: dict) -> str:
+    """The picture, a table for each protocol, and what they were made with, as Markdown."""
+    length, about = results["train_length"], results["environment"]
+    protocols = {
+        "blocks": "In blocks (`--context-window 0`)",
+        "sliding": "Sliding, three quarters of each block read again and not scored",
+    }
+    lines = ["![Perplexity per word over the evaluated length](fairseq-demo.png)", ""]
+    for protocol, said in protocols.items():
+        runs = [run for run in results["runs"] if run["protocol"] == protocol]
+        lengths = sorted(map(int, runs[0]["perplexity"]))
+        lines += [f"{said}; perplexity per word, the best of each column in bold:", ""]
+        lines += [markdown_table(runs, lengths, length)]
+    seconds = {run["seconds"] for run in results["runs"]}
+    package = "fairseq" if "fairseq" in about else "fairseq-fixed"
+    made = (
+        f"{results['text']}; {results['scored_tokens']} tokens scored. Seed "
+        f"{results['runs'][0]['seed']}; {results['updates']} updates of "
+        f"{results['tokens_per_update']} tokens, {min(seconds):.0f} to {max(seconds):.0f} s a "
+        f"training, {about['jobs']} at a time; {about['machine']}, Python {about['python']}, "
+        f"torch {about['torch']}, {package} {about[package]}, {about['date']}."
+    )
+    return "\n".join([*lines, textwrap.fill(made, 100)])
+
+
+def speed_section(results: dict) -> str:
+    """Words per second, and what they were measured on, as Markdown."""
+    about, sizes = results["environment"], results["sizes"]
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    words = (
+        f"Words per second of training, and in brackets the ratio to fairseq's own: "
+        f"`transformer_lm_wiki103` with {sizes['layers']} layers of {sizes['embed_dim']}, "
+        f"{sizes['attention_heads']} heads and {results['vocabulary']} words; updates by fairseq's "
+        "Trainer, taken in turns in one process, minimum of several."
+    )
+    made = (
+        f"{about['cpu']}, {threads}, {about['variant']}; torch {about['torch']}, fairseq "
+        f"{about['fairseq']}; {about['date'][:10]}, commit {str(about['commit'])[:12]}: "
+        "`python -m benchmarks.fairseq_training`."
+    )
+    table = fairseq_training.table(results)
+    return "\n".join([textwrap.fill(words, 100), "", table, "", textwrap.fill(made, 100)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    return page_command(__doc__, PAGE, updated, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""Position encodings in fairseq beyond the training length: the recipe of [A], made small.
+
+`make fairseq-demo` runs it. It trains `transformer_lm_wiki103`, shrunk, once per encoding on a real
+text, evaluates each in blocks and sliding at several times the trained length, prints the table and
+writes results.json and perplexity.png into --out, beside checkpoints and a log of every command. It
+goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import matplotlib
+from fairseq_text import write_text
+from wavepe.cli.environment import cpu_name, version_of
+from wavepe.cli.report import console_table
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ENCODINGS = ("wavelet", "rope", "rope:theta={length}", "alibi", "sinusoidal")
+# Evaluated too, from the checkpoint of the rope without it.
+SCALED = "inference_theta=scaled"
+# As docs/fairseq.md has it at full scale, but for sizes, dropouts and lengths of the schedule.
+RECIPE = """--task language_modeling --arch transformer_lm_wiki103 --criterion adaptive_loss --cpu
+    --decoder-layers 2 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
+    --decoder-ffn-embed-dim 512 --decoder-attention-heads 4 --dropout 0.1 --attention-dropout 0.1
+    --activation-dropout 0 --adaptive-softmax-dropout 0 --optimizer nag --lr 2.0
+    --lr-scheduler cosine --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --min-lr 0.0001
+    --clip-norm 0.1 --sample-break-mode none --ddp-backend legacy_ddp
+    --required-batch-size-multiple 1 --no-epoch-checkpoints --keep-interval-updates 1
+    --disable-validation --no-progress-bar --num-workers 0 --log-interval 50"""
+BATCH = 2048  # tokens of an update
+EVALUATED = re.compile(r"Evaluated ([\d,]+) tokens.*?Loss \(base 2\): ([\d.]+)", re.S)
+
+
+class Failed(Exception):
+    """Ends the demo with its message as one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 where a command failed or the folder was begun with other settings."""
+    args = arguments(argv)
+    try:
+        results = Demo(args).run()
+    except (Failed, ValueError, OSError) as error:
+        print(f"fairseq_demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"fairseq_demo: interrupted; {args.out} keeps what is done", file=sys.stderr)
+        return 130
+    print_table(results)
+    draw(results, args.out / "perplexity.png")
+    print(f"\nwrote {args.out / 'results.json'} and {args.out / 'perplexity.png'}")
+    return 0
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/fairseq-demo"), metavar="DIR")
+    parser.add_argument("--data", metavar="PATH", help="a text, or a folder of texts")
+    parser.add_argument("--encodings", nargs="+", metavar="SPEC", help="default: five")
+    parser.add_argument("--length", type=int, default=128, help="trained length (default 128)")
+    parser.add_argument("--times", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N",
+                        help="evaluated lengths, as multiples of it (default 1 2 4 8)")  # fmt: skip
+    parser.add_argument("--updates", type=int, default=600, help="of a training (default 600)")
+    parser.add_argument("--words", type=int, default=5000, help="known words (default 5000)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4),
+                        help="commands at a time, of one thread each")  # fmt: skip
+    args = parser.parse_args(argv)
+    args.encodings = args.encodings or [spec.format(length=args.length) for spec in ENCODINGS]
+    return args
+
+
+class Demo:
+    """The steps; each is a command of fairseq, and done once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.out = args, args.out
+        self.data, self.logs = self.out / "data-bin", self.out / "logs"
+
+    def run(self) -> dict:
+        """All steps; the results."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.check_settings()
+        description = self.prepare()
+        done = self.in_parallel(self.train, self.args.encodings)
+        trainings = dict(zip(self.args.encodings, done, strict=True))
+        rows = [(spec, spec) for spec in trainings]
+        rows += [
+            (spec, f"{spec}{',' if ':' in spec else ':'}{SCALED}")
+            for spec in trainings
+            if spec.partition(":")[0] == "rope" and SCALED not in spec
+        ]
+        cells = [
+            (trained, spec, protocol, times * self.args.length)
+            for trained, spec in rows
+            for protocol in ("blocks", "sliding")
+            for times in self.args.times
+        ]
+        found = dict(zip(cells, self.in_parallel(self.evaluate, cells), strict=True))
+        if len({tokens for tokens, _ in found.values()}) > 1:
+            raise Failed("the evaluations differ in their number of tokens")
+        return self.keep(description, trainings, rows, found)
+
+    def check_settings(self) -> None:
+        """Refuse a folder that other settings began."""
+        kept = self.out / "settings.json"
+        now = {k: str(v) for k, v in vars(self.args).items() if k not in ("out", "jobs")}
+        # what is evaluated, and which encodings, may grow
+        for key in ("times", "encodings"):
+            del now[key]
+        if kept.exists() and json.loads(kept.read_text()) != now:
+            before = json.loads(kept.read_text())
+            changed = [
+                f"{key} {before.get(key)} -> {now[key]}"
+                for key in now
+                if before.get(key) != now[key]
+            ]
+            raise Failed(f"{self.out} was begun with other settings ({', '.join(changed)}): "
+                         "give another --out")  # fmt: skip
+        kept.write_text(json.dumps(now, indent=1) + "\n")
+
+    def prepare(self) -> str:
+        """Text, dictionary and binary data; what the text is."""
+        said = self.out / "text.txt"
+        if said.exists():
+            return said.read_text().strip()
+        began = time.perf_counter()
+        description = write_text(self.out, self.args.data)
+        text = {part: str(self.out / f"{part}.txt") for part in ("train", "valid", "test")}
+        self.command(
+            "preprocess", "preprocess", "--only-source", "--trainpref", text["train"],
+            "--validpref", text["valid"], "--testpref", text["test"], "--destdir", str(self.data),
+            "--nwordssrc", str(self.args.words), "--workers", "1",
+        )  # fmt: skip
+        said.write_text(description + "\n")
+        print(f"text: {description} ({time.perf_counter() - began:.0f} s)", flush=True)
+        return description
+
+    def train(self, spec: str) -> float:
+        """One training; its seconds, with those before an interruption."""
+        folder = self.folder(spec)
+        done = folder / "seconds.txt"
+        if done.exists():
+            return float(done.read_text())
+        folder.mkdir(parents=True, exist_ok=True)
+        updates, began = self.args.updates, time.perf_counter()
+        cutoffs = f"{self.args.words // 5},{self.args.words // 2}"
+        self.command(
+            f"train-{folder.name}", "train", str(self.data), *RECIPE.split(), "--pos-enc", spec,
+            "--save-dir", str(folder), "--tokens-per-sample", str(self.args.length),
+            "--max-tokens", str(BATCH), "--max-update", str(updates),
+            "--lr-period-updates", str(updates), "--warmup-updates", str(max(updates // 10, 1)),
+            "--save-interval-updates", str(max(updates // 5, 1)), "--seed", str(self.args.seed),
+            "--adaptive-input-cutoff", cutoffs, "--adaptive-softmax-cutoff", cutoffs,
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+        done.write_text(f"{seconds:.1f}\n")
+        print(f"trained {spec}: {updates} updates ({seconds:.0f} s)", flush=True)
+        return seconds
+
+    def evaluate(self, cell: tuple[str, str, str, int]) -> tuple[int, float]:
+        """Scored tokens and loss in bits per token; sliding keeps three quarters as context."""
+        trained, spec, protocol, length = cell
+        folder = self.folder(trained)
+        name = f"eval-{self.folder(spec).name}-{protocol}-{length}"
+        log = self.logs / f"{name}.log"
+        # of a checkpoint that was trained anew, the old figures are not taken
+        fresh = log.exists() and log.stat().st_mtime > (folder / "seconds.txt").stat().st_mtime
+        found = EVALUATED.search(log.read_text()) if fresh else None
+        if found is None:
+            overrides = [] if spec == trained else ["--model-overrides", str({"pos_enc": spec})]
+            self.command(
+                name, "eval-lm", str(self.data), "--path", str(folder / "checkpoint_last.pt"),
+                "--gen-subset", "test", "--sample-break-mode", "none", "--cpu",
+                "--tokens-per-sample", str(length), "--max-tokens", str(max(2 * BATCH, length)),
+                "--context-window", str(length * 3 // 4 if protocol == "sliding" else 0),
+                "--no-progress-bar", "--num-workers", "0", *overrides,
+            )  # fmt: skip
+            found = EVALUATED.search(log.read_text())
+        if found is None:
+            raise Failed(f"no perplexity in {log}")
+        return int(found[1].replace(",", "")), float(found[2])
+
+    def keep(self, description: str, trainings: dict, rows: list, found: dict) -> dict:
+        """Write results.json."""
+        runs = []
+        for trained, spec in rows:
+            for protocol in ("blocks", "sliding"):
+                lengths = [times * self.args.length for times in self.args.times]
+                loss = {n: found[trained, spec, protocol, n][1] for n in lengths}
+                runs.append({
+                    "encoding": spec,
+                    "protocol": protocol,
+                    "seed": self.args.seed,
+                    "perplexity": {str(n): 2**bits for n, bits in loss.items()},
+                    "seconds": trainings[trained],
+                })  # fmt: skip
+        packages = ("wavepe", "fairseq", "fairseq-fixed", "torch", "numpy")
+        results = {
+            "train_length": self.args.length,
+            "updates": self.args.updates,
+            "tokens_per_update": BATCH,
+            "text": description,
+            "scored_tokens": next(iter(found.values()))[0],
+            "runs": runs,
+            "environment": {
+                "machine": cpu_name(),
+                "jobs": self.args.jobs,
+                "python": platform.python_version(),
+                "date": time.strftime("%Y-%m-%d"),
+                **{name: version_of(name) for name in packages if version_of(name)},
+            },
+        }
+        (self.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        return results
+
+    def folder(self, spec: str) -> Path:
+        """Of a spec's checkpoints; a colon would separate the models of an ensemble."""
+        return self.out / "checkpoints" / re.sub(r"[^\w.]+", "-", spec)
+
+    def in_parallel(self, step, items) -> list:
+        """The step's result for each item; the first failure ends all."""
+        with ThreadPoolExecutor(self.args.jobs) as pool:
+            futures = [pool.submit(step, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def command(self, name: str, command: str, *words: str) -> None:
+        """Run a command of fairseq's, of one thread, into a log of its own."""
+        program = Path(sys.executable).parent / f"wavepe-fairseq-{command}"
+        log = self.logs / f"{name}.log"
+        quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        with log.open("w") as file:
+            done = subprocess.run(
+                [str(program), *words],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | quiet,
+            )
+        if done.returncode:
+            last = "\n".join(log.read_text().splitlines()[-5:])
+            raise Failed(f"wavepe-fairseq-{command} ended with {done.returncode} ({log}):\n{last}")
+
+
+def print_table(results: dict) -> None:
+    """Perplexity per word, a table for each protocol."""
+    said = {
+        "blocks": "each block in one pass",
+        "sliding": "three quarters of each block are read again and not scored",
+    }
+    print(f"\n{results['text']}; trained on {results['train_length']} tokens")
+    for protocol, words in said.items():
+        runs = [run for run in results["runs"] if run["protocol"] == protocol]
+        lengths = sorted(map(int, runs[0]["perplexity"]))
+        print(f"\nPerplexity per word, {protocol}: {words} (* best of its column)")
+        console_table(runs, lengths, results["train_length"])
+
+
+def draw(results: dict, path: Path) -> None:
+    """Perplexity over the evaluated length."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axis, protocol in zip(axes, ("blocks", "sliding"), strict=True):
+        for run in results["runs"]:
+            if run["protocol"] == protocol:
+                lengths = list(map(int, run["perplexity"]))
+                axis.plot(lengths, run["perplexity"].values(), marker="o", label=run["encoding"])
+        axis.set(xscale="log", title=protocol, xlabel="tokens evaluated at a time")
+        axis.set_xticks(lengths, list(map(str, lengths)))
+        axis.minorticks_off()
+        axis.axvline(results["train_length"], color="gray", linewidth=0.5)
+    axes[0].set(yscale="log", ylabel="perplexity per word")
+    axes[1].legend(fontsize=8)
+    figure.suptitle(f"fairseq language models, trained on {results['train_length']} tokens")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
