@@ -8,13 +8,14 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
 C_TESTS := $(wildcard tests/*.c)
-PY_FILES := $(wildcard python/wavepe/*.py python/wavepe/*/*.py benchmarks/*.py)
+PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo fairseq-demo test test-oldest test-fairseq lint bench format readme clean
+.NOTPARALLEL: # builds share the folder build
+.PHONY: help demo fairseq-demo test test-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
 	$(BIN)/wavepe compare --out runs/demo
@@ -28,8 +29,10 @@ test: .venv/built ## all tests, those of the kernels with sanitizers too
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
 
-test-fairseq: .venv-fairseq/built .venv-fairseq-fixed/built ## the plug-in's tests in fairseq 0.12.2 and fairseq-fixed
+test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 	.venv-fairseq/bin/python -m pytest -q tests/test_fairseq*.py $(PARALLEL)
+
+test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
 
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
@@ -63,7 +66,7 @@ clean: ## remove what was built, the environment too
 # torch comes first and pinned: a plain `torch` would bring gigabytes of CUDA, and the build of
 # wavepe looks for its headers. It builds wavepe, too: the files at the end say that all went well.
 .venv/packages: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(EDITABLE) ".[dev]"
@@ -76,7 +79,7 @@ clean: ## remove what was built, the environment too
 # Built against the oldest NumPy and installed as users do: an editable one would replace .venv's
 # modules. build/lib would keep files that have gone.
 .venv-oldest/built: pyproject.toml setup.py $(C_FILES) $(PY_FILES)
-	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
 	.venv-oldest/bin/python -m pip install --quiet $(OLDEST) "setuptools>=77"
 	rm -rf build/lib*
@@ -91,19 +94,19 @@ build/wheel/built: .venv/packages pyproject.toml setup.py $(C_FILES) $(PY_FILES)
 # fairseq's own pins cannot be resolved any more, hence --no-deps; the extra brings what it needs.
 # fairseq-fixed asks for torch to be built, and with isolation would fetch another one.
 .venv-fairseq/built: build/wheel/built
-	test -x .venv-fairseq/bin/python || $(PYTHON) -m venv .venv-fairseq
+	test -x .venv-fairseq/bin/pip || $(PYTHON) -m venv .venv-fairseq
 	.venv-fairseq/bin/python -m pip install --quiet --upgrade pip
 	.venv-fairseq/bin/python -m pip install --quiet $(TORCH)
 	.venv-fairseq/bin/python -m pip install --quiet --no-deps fairseq==0.12.2
 	.venv-fairseq/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
-	.venv-fairseq/bin/python -m pip install --quiet "wavepe[fairseq,test,plot,cli]"
+	.venv-fairseq/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[fairseq,test,plot,cli]"
 	touch $@
 
 .venv-fairseq-fixed/built: build/wheel/built
-	test -x .venv-fairseq-fixed/bin/python || $(PYTHON) -m venv .venv-fairseq-fixed
+	test -x .venv-fairseq-fixed/bin/pip || $(PYTHON) -m venv .venv-fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --upgrade pip
 	.venv-fairseq-fixed/bin/python -m pip install --quiet $(TORCH) numpy cython wheel setuptools
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --no-deps --no-build-isolation fairseq-fixed==0.12.3.1
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
-	.venv-fairseq-fixed/bin/python -m pip install --quiet "wavepe[fairseq,test]" cffi packaging scikit-learn
+	.venv-fairseq-fixed/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[fairseq,test]" cffi packaging scikit-learn
 	touch $@

@@ -79,7 +79,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4),
                         help="commands at a time, of one thread each")  # fmt: skip
     args = parser.parse_args(argv)
-    args.encodings = args.encodings or [spec.format(length=args.length) for spec in ENCODINGS]
+    given = args.encodings or [spec.format(length=args.length) for spec in ENCODINGS]
+    args.encodings = list(dict.fromkeys(given))
     return args
 
 
@@ -118,6 +119,7 @@ class Demo:
         """Refuse a folder that other settings began."""
         kept = self.out / "settings.json"
         now = {k: str(v) for k, v in vars(self.args).items() if k not in ("out", "jobs")}
+        now["recipe"] = " ".join(RECIPE.split())
         # what is evaluated, and which encodings, may grow
         for key in ("times", "encodings"):
             del now[key]
@@ -185,11 +187,13 @@ class Demo:
             self.command(
                 name, "eval-lm", str(self.data), "--path", str(folder / "checkpoint_last.pt"),
                 "--gen-subset", "test", "--sample-break-mode", "none", "--cpu",
-                "--tokens-per-sample", str(length), "--max-tokens", str(max(2 * BATCH, length)),
+                "--tokens-per-sample", str(length), "--max-tokens", str(max(BATCH, length)),
+                "--softmax-batch", "512",
                 "--context-window", str(length * 3 // 4 if protocol == "sliding" else 0),
                 "--no-progress-bar", "--num-workers", "0", *overrides,
             )  # fmt: skip
             found = EVALUATED.search(log.read_text())
+            print(f"evaluated {spec}, {protocol}, {length} tokens", flush=True)
         if found is None:
             raise Failed(f"no perplexity in {log}")
         return int(found[1].replace(",", "")), float(found[2])

@@ -23,11 +23,16 @@ class CausalSelfAttention(MultiheadAttention):
     """fairseq's attention with the decoder's position encoding in it.
 
     Parameters, their initial values and the cache of incremental decoding are those of
-    `MultiheadAttention`; keys are cached as they are before a rotation.
+    `MultiheadAttention`; keys are cached as they were rotated.
     """
 
     # Set by the layer's decoder; in a tuple, as it is no part of this module.
     positions: tuple[DecoderPositions]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # by which --retain-dropout-modules names it
+        self.dropout_module.module_name = MultiheadAttention.__name__
 
     def forward(
         self,
@@ -81,10 +86,16 @@ class CausalSelfAttention(MultiheadAttention):
             projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if incremental_state is not None:
-            k, v, key_padding_mask = self._with_cached(k, v, key_padding_mask, incremental_state)
         encoding = self.positions[0].attention
-        q, k = encoding.rotated_whole(q, k)
+        if incremental_state is None:
+            q, k = encoding.rotated(q, k, _positions(key_padding_mask), None)
+        else:
+            cached = self._get_input_buffer(incremental_state)
+            before = cached.get("prev_key")
+            seen = 0 if before is None else before.shape[2]
+            q, k = encoding.rotated(q, k, None, encoding.cached(seen) if seen else None)
+            k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
+            self._set_input_buffer(incremental_state, cached)
         dropout = self.dropout_module
         out: Any = ops.attention(
             **encoding.arguments(q, k.shape[2], None),
@@ -96,16 +107,19 @@ class CausalSelfAttention(MultiheadAttention):
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
 
     def _with_cached(
-        self, k: Tensor, v: Tensor, mask: Tensor | None, incremental_state: Incremental
+        self, cached: dict[str, Tensor | None], k: Tensor, v: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and padding of all tokens so far, which are cached from now on."""
-        cached = self._get_input_buffer(incremental_state)
-        if cached.get("prev_key") is not None:
-            k = torch.cat([cached["prev_key"], k], dim=2)
-            v = torch.cat([cached["prev_value"], v], dim=2)
+        """Keys, values and padding of all tokens so far, which `cached` holds from now on."""
+        before, values = cached.get("prev_key"), cached.get("prev_value")
+        if before is not None and values is not None:
+            k, v = torch.cat([before, k], dim=2), torch.cat([values, v], dim=2)
         mask = self._append_prev_key_padding_mask(
             mask, cached.get("prev_key_padding_mask"), k.shape[0], k.shape[2], static_kv=False
         )
         cached |= {"prev_key": k, "prev_value": v, "prev_key_padding_mask": mask}
-        self._set_input_buffer(incremental_state, cached)
         return k, v, mask
+
+
+def _positions(padding: Tensor | None) -> Tensor | None:
+    """Of each token (B, T) the number of tokens before it, so that padding adds to no length."""
+    return None if padding is None else ((~padding.bool()).cumsum(1) - 1).clamp(min=0)

@@ -35,7 +35,7 @@ def train() -> None:
 
 
 def eval_lm() -> None:
-    """``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm``, which evaluates all tokens or none."""
+    """``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm``, which scores every token or raises."""
     _run("eval_lm")
 
 

@@ -1,7 +1,7 @@
 """What fairseq 0.12 needs to run on today's Python, NumPy and torch.
 
 Importing this module imports fairseq. Each function answers one breakage, and does nothing where
-that has been mended; none changes a result.
+that has been mended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def import_fairseq() -> None:
         with mutable_defaults():
             importlib.import_module("fairseq")
     except ModuleNotFoundError as error:
-        raise ImportError(f"{INSTALL} ({error})") from error
+        here = error.name != "fairseq"
+        what = f'fairseq needs {error.name}: pip install "wavepe[fairseq]"' if here else INSTALL
+        raise ImportError(what) from error
 
 
 @contextlib.contextmanager
@@ -139,15 +141,14 @@ def processes_without_devices() -> None:
 
     @functools.wraps(original)
     def call_main(cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
-        if torch.cuda.device_count() == 0:
-            _launch_on_cpu(cfg.distributed_training)
+        _launch(cfg.distributed_training)
         return original(cfg, main, **kwargs)
 
     utils.call_main = call_main
 
 
-def _launch_on_cpu(cfg: Any) -> None:
-    """What fairseq infers from the environment of torchrun where there are GPUs."""
+def _launch(cfg: Any) -> None:
+    """Take the processes of torchrun for what they are."""
     env = os.environ
     launched = all(key in env for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
     if launched and cfg.distributed_init_method is None and int(env["WORLD_SIZE"]) > 1:
@@ -155,12 +156,12 @@ def _launch_on_cpu(cfg: Any) -> None:
         cfg.distributed_world_size = int(env["WORLD_SIZE"])
         cfg.distributed_rank = int(env["RANK"])
         cfg.distributed_no_spawn = True
-    if cfg.distributed_world_size > 1 and not cfg.distributed_no_spawn:
+    asked = cfg.distributed_world_size
+    if asked > 1 and not (cfg.distributed_no_spawn or cfg.tpu or torch.cuda.device_count()):
         raise ValueError(
-            f"--distributed-world-size {cfg.distributed_world_size}: fairseq starts one process "
-            "per GPU, and there is none here; start the processes by torchrun: torchrun "
-            f"--nproc-per-node {cfg.distributed_world_size} --no-python wavepe-fairseq-train ... "
-            "--cpu --distributed-backend gloo"
+            f"--distributed-world-size {asked}: fairseq starts one process per GPU, and there is "
+            f"none here; start the processes by torchrun --nproc-per-node {asked} --no-python and "
+            "the same command, with --cpu --distributed-backend gloo"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from . import compat  # noqa: F401 - fairseq cannot be imported before
@@ -12,8 +13,8 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper  # isort: 
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase  # isort: skip
 from torch import Tensor  # isort: skip
 
-from ..encodings import Encoding  # isort: skip
 from .attention import CAUSAL_SHAPE, CausalSelfAttention  # isort: skip
+from .options import chosen_encoding  # isort: skip
 from .positions import AbsolutePositions, DecoderPositions  # isort: skip
 
 # No table ends: data is never filtered by the trained length.
@@ -22,6 +23,12 @@ MAX_POSITIONS = 1_000_000
 
 class DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer with `CausalSelfAttention`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for module in (self.dropout_module, self.activation_dropout_module):
+            # by which --retain-dropout-modules names it
+            module.module_name = TransformerDecoderLayerBase.__name__
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -47,9 +54,7 @@ class DecoderLayer(TransformerDecoderLayerBase):
 
 
 class Decoder(TransformerDecoder):
-    """fairseq's decoder; `encoding` is set by a subclass (`decoder_with`)."""
-
-    encoding: Encoding
+    """fairseq's decoder with the encoding that its options name."""
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class Decoder(TransformerDecoder):
         no_encoder_attn: bool = False,
         output_projection: Any = None,
     ) -> None:
+        args = copy.copy(args)  # what is saved says what was asked for
         args.no_token_positional_embeddings = True
         super().__init__(args, dictionary, embed_tokens, no_encoder_attn, output_projection)
         if self.position_encoding.absolute is not None:
@@ -68,9 +74,11 @@ class Decoder(TransformerDecoder):
         """As fairseq's, which names its own class of layer."""
         cfg = TransformerConfig.from_namespace(args)
         if not hasattr(self, "position_encoding"):
+            encoding = chosen_encoding(self.args)
+            assert encoding is not None
             heads, dim = cfg.decoder.attention_heads, cfg.decoder.embed_dim
             self.position_encoding = DecoderPositions(
-                self.encoding, dim // heads, heads, dim, self.args.tokens_per_sample
+                encoding, dim // heads, heads, dim, self.args.tokens_per_sample
             )
         layer = DecoderLayer(cfg, no_encoder_attn)
         layer.self_attn.positions = (self.position_encoding,)
@@ -80,8 +88,8 @@ class Decoder(TransformerDecoder):
         return fsdp_wrap(layer, min_num_params=wrapped_from)
 
     def extract_features(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
-        length = prev_output_tokens.shape[1]
-        if self.training and length > self.position_encoding.length:
+        length = self.args.tokens_per_sample
+        if self.training and length > self.position_encoding.trained_length:
             self.position_encoding.set_trained_length(length)  # trained on, with longer samples
         return super().extract_features(prev_output_tokens, *args, **kwargs)
 
@@ -94,6 +102,7 @@ class Decoder(TransformerDecoder):
         return MAX_POSITIONS
 
 
-def decoder_with(encoding: Encoding) -> type[Decoder]:
-    """The decoder class of an encoding; layers are built before a constructor's own lines."""
-    return type("TransformerDecoder", (Decoder,), {"encoding": encoding})
+def language_model_decoder(args: Any, *rest: Any, **options: Any) -> TransformerDecoder:
+    """The decoder of a language model: this one, or without ``--pos-enc`` fairseq's."""
+    decoder = TransformerDecoder if chosen_encoding(args) is None else Decoder
+    return decoder(args, *rest, **options)

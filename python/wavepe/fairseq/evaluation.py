@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import compat  # noqa: F401 - fairseq cannot be imported before
 
+from fairseq.distributed import utils  # isort: skip
 from fairseq.tasks import FairseqTask  # isort: skip
 from fairseq_cli import eval_lm as command  # isort: skip
 
@@ -16,8 +18,10 @@ def refuse_skipped_tokens() -> None:
     """Let fairseq's command raise where it would leave tokens out.
 
     It drops blocks that are longer than the model's positions, says so in a line of its log, and
-    where that is all of them prints "Evaluated 0 tokens" and a perplexity of 1.00.
+    where that is all of them prints "Evaluated 0 tokens" and a perplexity of 1.00. Of several
+    processes, one on each GPU by default, each evaluates its part, and one prints that.
     """
+    launch = utils.call_main
     evaluate = command.eval_lm
     select = FairseqTask.filter_indices_by_size
 
@@ -44,6 +48,19 @@ def refuse_skipped_tokens() -> None:
             )
         return kept
 
+    @functools.wraps(launch)
+    def call_main(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        processes = max(processes, cfg.distributed_training.distributed_world_size)
+        if processes > 1 or cfg.dataset.num_shards > 1:
+            raise ValueError(
+                f"eval-lm: {processes} processes and {cfg.dataset.num_shards} shards would "
+                "evaluate a part of the tokens each: give --distributed-world-size 1, no "
+                "--num-shards, and no torchrun"
+            )
+        return launch(cfg, *args, **kwargs)
+
+    utils.call_main = call_main
     command.eval_lm = eval_lm
     FairseqTask.filter_indices_by_size = filter_indices_by_size
 

@@ -5,22 +5,13 @@
 import argparse
 from dataclasses import dataclass, field
 from typing import Any, Optional
-from unittest import mock
 
 from . import compat  # noqa: F401 - fairseq cannot be imported before
 
 from fairseq.models import transformer_lm  # isort: skip
 
-from ..encodings import Encoding, encoding, known_encodings  # isort: skip
-from ..encodings.spec import read_value  # isort: skip
-from .decoder import decoder_with  # isort: skip
-
-# Option of the command line -> encoding and its option.
-SHORTHANDS = {
-    "rope_theta": ("rope", "theta"),
-    "wavelet_kind": ("wavelet", "kind"),
-    "wavelet_scales": ("wavelet", "scales"),
-}
+from ..encodings import encoding, known_encodings  # isort: skip
+from .options import write_out  # isort: skip
 
 
 @dataclass
@@ -47,7 +38,7 @@ class WavePELanguageModelConfig(transformer_lm.TransformerLanguageModelConfig):
 
 
 class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
-    """fairseq's language model; without ``--pos-enc`` it is built by fairseq alone."""
+    """fairseq's language model, whose decoder `registration` chooses by ``--pos-enc``."""
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -58,41 +49,8 @@ class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> Any:
-        chosen = chosen_encoding(args)
-        if chosen is None:
-            return super().build_model(args, task)
-        # fairseq's own method names the class of its decoder
-        with mock.patch.object(transformer_lm, "TransformerDecoder", decoder_with(chosen)):
-            return super().build_model(args, task)
-
-
-def chosen_encoding(args: Any) -> Optional[Encoding]:
-    """The encoding that the options name; None for fairseq's own.
-
-    Raises
-    ------
-    ValueError
-        Unknown encoding or option, one given twice, or a shorthand of another encoding.
-    """
-    spec = getattr(args, "pos_enc", None)
-    base = None if spec is None else encoding(spec)
-    options: dict[str, Any] = {}
-    for key, (name, option) in SHORTHANDS.items():
-        given = getattr(args, key, None)
-        if given is None:
-            continue
-        if base is None or base.name != name:
-            flag = "--" + key.replace("_", "-")
-            raise ValueError(
-                f"{flag} {given} goes with --pos-enc {name}, got "
-                + ("no --pos-enc" if spec is None else f"--pos-enc {spec}")
-            )
-        options[option] = given
-    if spec is None:
-        return None
-    if "scales" in options:
-        options["scales"] = read_value(options["scales"])
-    return encoding(spec, **options)
+        write_out(args)
+        return super().build_model(args, task)
 
 
 def _spec(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from ..encodings import Encoding, encoding
 from ..nn._absolute import AbsoluteVectors
-from ..nn._positions import PositionEncoding, position_encoding
+from ..nn._positions import PositionEncoding, check_learned, position_encoding
 
 
 class DecoderPositions(nn.Module):
@@ -28,6 +29,13 @@ class DecoderPositions(nn.Module):
     trained_length : int
         Tokens per sample.
 
+    Attributes
+    ----------
+    attention : PositionEncoding
+        What the encoding does in the attention of every layer.
+    absolute : AbsoluteVectors or None
+        What it adds to the token embeddings.
+
     Raises
     ------
     ValueError
@@ -38,30 +46,42 @@ class DecoderPositions(nn.Module):
         self, encoding: Encoding, head_dim: int, heads: int, dim: int, trained_length: int
     ) -> None:
         super().__init__()
+        check_learned(encoding)
         self.encoding = encoding
         self._sizes = head_dim, heads, dim
-        self.attention: PositionEncoding
-        self.absolute: AbsoluteVectors | None
-        self.spec: Tensor
-        self.trained_length: Tensor
-        self.register_buffer("spec", _codes(str(encoding.trained_as())))
-        self.register_buffer("trained_length", torch.tensor(0))
-        self.set_trained_length(trained_length)
+        self.trained_length = trained_length
+        self.attention = self._in_attention()
+        self.absolute = self._added()
+        self.record: Tensor
+        self.register_buffer("record", torch.empty(0))
+        self._write()
 
     def set_trained_length(self, length: int) -> None:
-        """What follows the trained length is made anew."""
-        self.length = length
-        self.trained_length.fill_(length)
-        head_dim, heads, dim = self._sizes
+        """Make anew what may follow the trained length; nothing of that is learned."""
+        self.trained_length = length
+        if self.encoding.entry == "rotary":
+            self.attention = self._in_attention().train(self.training)
+        self.absolute = self._added()
+        self._write()
+
+    def _in_attention(self) -> PositionEncoding:
         if self.encoding.entry == "absolute":
-            self.attention = PositionEncoding(self.encoding)  # does nothing there
-            self.absolute = AbsoluteVectors(self.encoding, dim, length)
-        elif self.encoding.entry == "rotary" or not hasattr(self, "attention"):
-            self.attention = position_encoding(
-                self.encoding, head_dim, heads, causal=True, max_length=length
-            )
-            self.attention.train(self.training)
-            self.absolute = None
+            return PositionEncoding(encoding("none"))
+        head_dim, heads, _ = self._sizes
+        return position_encoding(
+            self.encoding, head_dim, heads, causal=True, max_length=self.trained_length
+        )
+
+    def _added(self) -> AbsoluteVectors | None:
+        if self.encoding.entry != "absolute":
+            return None
+        return AbsoluteVectors(self.encoding, self._sizes[2], self.trained_length)
+
+    def _write(self) -> None:
+        trained = self.encoding.trained_as().to_dict()
+        text = json.dumps({"encoding": trained, "trained_length": self.trained_length})
+        # As numbers that are exact in every dtype, and may be averaged with their like.
+        self.record = torch.tensor([float(ord(letter)) for letter in text]).to(self.record.device)
 
     def _load_from_state_dict(
         self,
@@ -73,24 +93,23 @@ class DecoderPositions(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        found = state_dict.get(f"{prefix}spec")
+        found = state_dict.get(f"{prefix}record")
         if found is None:
             error_msgs.append(
                 f"this model has the position encoding '{self.encoding}', and the checkpoint was "
-                "trained with fairseq's own positions: leave --pos-enc away"
+                "trained with fairseq's own positions: leave pos_enc away"
             )
             return
-        trained = "".join(map(chr, found.tolist()))
-        if trained != "".join(map(chr, self.spec.tolist())) and encoding(trained) != (
-            self.encoding.trained_as()
-        ):
+        record = json.loads("".join(chr(round(number)) for number in found.tolist()))
+        trained = encoding(record["encoding"])
+        if trained != self.encoding.trained_as():
             error_msgs.append(
                 f"this model has the position encoding '{self.encoding}', and the checkpoint was "
-                f"trained with '{trained}': give --pos-enc {trained}, and beside it only options "
-                "of inference"
+                f"trained with '{trained}': to train on, give --pos-enc {trained}; elsewhere leave "
+                "pos_enc out of --model-overrides, or change only its options of inference"
             )
             return
-        self.set_trained_length(int(state_dict[f"{prefix}trained_length"]))
+        self.set_trained_length(record["trained_length"])
 
 
 class AbsolutePositions(nn.Module):
@@ -104,9 +123,7 @@ class AbsolutePositions(nn.Module):
         self._positions = (positions,)  # the decoder's, and not a part of this module
         self.padding_idx = padding_idx
 
-    def forward(
-        self, tokens: Tensor, incremental_state: dict[str, Any] | None = None, **_: Any
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
         """Vectors, float32 (B, L, dim), of the tokens (B, L) of the sequences so far."""
         (own,) = self._positions
         assert own.absolute is not None
@@ -118,8 +135,3 @@ class AbsolutePositions(nn.Module):
         real = tokens != self.padding_idx
         place = real.cumsum(1) - 1
         return own.absolute(place.clamp(min=0)).masked_fill(~real[..., None], 0)
-
-
-def _codes(text: str) -> Tensor:
-    """Text as a tensor of code points, wide enough to be averaged over checkpoints."""
-    return torch.tensor([ord(character) for character in text], dtype=torch.int64)

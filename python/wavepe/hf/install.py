@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ..encodings import Encoding, encoding
+from ..nn._positions import check_learned
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
@@ -81,13 +82,8 @@ def make_parts(
         Where the encoding does not fit the model (head size, number of heads, rope type).
     """
     parts = Parts(rotation(encoding, config, stock_rotary))
-    learned = getattr(encoding, "learned", False)
-    if learned and encoding.entry != "relative":
-        raise ValueError(
-            f"{encoding} is learned and {encoding.entry}: only relative encodings can be learned "
-            "in a Hugging Face model"
-        )
-    if learned:
+    check_learned(encoding)
+    if getattr(encoding, "learned", False):
         parts.learned = LearnedTable(encoding, config.head_dim, config.num_attention_heads)
         parts.score = LearnedScore(encoding, owner)
     elif encoding.entry == "relative":

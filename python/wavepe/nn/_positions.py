@@ -52,17 +52,11 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
-    def rotated_whole(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of the last tokens of a sequence, and keys of all, none of them rotated before.
-
-        A cache of such keys stays right where the frequencies follow the length.
-
-        Parameters
-        ----------
-        q, k : Tensor (B, H, m, d), (B, Hk, n, d)
-            m at most n; the last query stands at the last key.
-        """
-        return q, k
+    def cached(self, length: int) -> CachedTokens:
+        """What a cache of `length` tokens, kept by others, is to `rotated`."""
+        layer = CachedTokens()
+        layer.length = length
+        return layer
 
     def arguments(self, q: Tensor, keys: int, layer: CachedTokens | None) -> dict[str, Any]:
         """Queries, and what else `ops.attention` is given for this encoding.
@@ -207,17 +201,10 @@ class Rotated(PositionEncoding):
         cos, sin = angles(found, q, positions, start=start, keep=keep)
         return ops.rope_qk(q, k, cos, sin, interleaved=self._rope.interleaved)
 
-    def rotated_whole(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        queries, keys = q.shape[-2], k.shape[-2]
-        found = self._fixed[self.training]
-        keep = found is not None
-        found = self._at_length(keys, None) if found is None else found
-        cos, sin = angles(found, k, None, keep=keep)
-        layout = {"interleaved": self._rope.interleaved}
-        if queries == keys:
-            return ops.rope_qk(q, k, cos, sin, **layout)
-        first = keys - queries
-        return ops.rope(q, cos[first:], sin[first:], **layout), ops.rope(k, cos, sin, **layout)
+    def cached(self, length: int) -> CachedTokens:
+        layer = super().cached(length)
+        layer.frequencies = self._fixed[self.training] or self._at_length(length, None)
+        return layer
 
     def _fixed_frequencies(self, training: bool) -> Frequencies | None:
         short, long = (self._frequencies(length, training) for length in (_SHORT, _LONG))
@@ -255,6 +242,14 @@ class Rotated(PositionEncoding):
             )
 
 
+def check_learned(encoding: Encoding) -> None:
+    """ValueError where an encoding learns what no front end can hold."""
+    if getattr(encoding, "learned", False) and encoding.entry != "relative":
+        raise ValueError(
+            f"{encoding} is learned and {encoding.entry}: only relative encodings can be learned"
+        )
+
+
 def position_encoding(
     encoding: Encoding,
     head_dim: int,
@@ -277,6 +272,7 @@ def position_encoding(
             "(wavepe.encoding(spec).absolute(positions, dim)), before the first layer; give "
             "SelfAttention encoding='none' there"
         )
+    check_learned(encoding)
     if encoding.entry == "rotary":
         return Rotated(encoding, head_dim, max_length)
     if encoding.entry == "slope":

@@ -1,0 +1,430 @@
+"""What the fairseq tests share: a tiny corpus, runs of fairseq's commands in this process, models,
+and attention written out in torch. Importing it skips a module where fairseq is not installed."""
+
+import atexit
+import copy
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import math
+import pydoc_data.topics
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import oracle
+import pytest
+from cases import load_torch
+
+if importlib.util.find_spec("fairseq") is None:
+    pytest.skip("fairseq is not installed here: make test-fairseq", allow_module_level=True)
+
+torch, ops = load_torch()
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # fairseq's and Hydra's own, while they are imported
+    import wavepe.fairseq
+
+    wavepe.fairseq.register()
+    import fairseq.models.transformer_lm
+    import fairseq_cli.eval_lm
+    import fairseq_cli.train
+    import hydra
+    from fairseq import checkpoint_utils, models, options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.modules import MultiheadAttention
+    from hydra.core.config_store import ConfigStore
+    from wavepe.fairseq import commands
+
+# fairseq 0.12.2 and not fairseq-fixed: Python 3.11 imports it with the help of a shim only.
+NEEDS_SHIM = importlib.metadata.packages_distributions()["fairseq"] == ["fairseq"]
+
+# What fairseq and Hydra bring about with today's packages; no test is about them.
+MARKS = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
+        r"hydra.experimental",
+        r"\s*The version_base parameter is not specified",
+        r"In '.*'. Usage of deprecated keyword in package header",
+        r"\s*'.*' is validated against ConfigStore schema",
+        r"\s*The strict flag in the compose API is deprecated",
+        r"'pin_memory' argument is set as true",
+        r"`torch.cuda.amp.autocast",
+        r"`broadcast_buffers` is deprecated",
+        r"Support for mismatched key_padding_mask and attn_mask",  # fairseq's own attention
+    )
+]
+
+STOCK = fairseq.models.transformer_lm.TransformerLanguageModel
+STOCK_OPTIONS = fairseq.models.transformer_lm.TransformerLanguageModelConfig
+LENGTH = 32  # trained length
+HEADS, HEAD = 4, 8
+DIM = HEADS * HEAD
+
+COMMON = shlex.split(
+    "--task language_modeling --sample-break-mode none --seed 1 --cpu --num-workers 0 "
+    f"--no-progress-bar --tokens-per-sample {LENGTH}"
+)
+TRAINING = shlex.split(
+    "--decoder-layers 2 --decoder-ffn-embed-dim 64 --max-tokens 256 --clip-norm 0.1 "
+    f"--decoder-attention-heads {HEADS} --decoder-embed-dim {DIM} --decoder-input-dim {DIM} "
+    f"--decoder-output-dim {DIM} --required-batch-size-multiple 1 --no-epoch-checkpoints "
+    "--disable-validation --ddp-backend legacy_ddp"
+)
+# The recipe of [A] for WikiText-103, smaller.
+WIKI103 = shlex.split(
+    "--arch transformer_lm_wiki103 --adaptive-input-cutoff 100,200 --adaptive-softmax-cutoff "
+    "100,200 --criterion adaptive_loss --optimizer nag --lr-scheduler cosine --lr 1.0 --t-mult 2 "
+    "--lr-period-updates 40 --lr-shrink 0.75 --warmup-updates 20 --warmup-init-lr 1e-07 "
+    "--stop-min-lr 1e-09 --min-lr 0.0001"
+)
+# The architecture without a name of its own, which fairseq builds in another way.
+BARE = shlex.split("--arch transformer_lm --criterion cross_entropy --optimizer adam --lr 1e-3")
+GPT = (*BARE, "--arch", "transformer_lm_gpt")
+NO_DROPOUT = shlex.split(
+    "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
+)
+
+
+class Run(NamedTuple):
+    """Of a training: the loss per token of each update, and the last checkpoint."""
+
+    losses: list[float]
+    path: str
+    state: dict[str, Any]
+
+
+def command(name, *arguments):
+    """One of our commands in this process."""
+    with mock.patch.object(sys, "argv", [f"wavepe-fairseq-{name}", *map(str, arguments)]):
+        getattr(commands, name)()
+
+
+@functools.cache
+def corpus():
+    """A folder that our preprocess command wrote: English prose of the standard library."""
+    folder = Path(tempfile.mkdtemp(prefix="wavepe-fairseq-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lines = [x.strip() for x in "\n".join(pydoc_data.topics.topics.values()).splitlines()]
+    lines = [x for x in lines if x][:1600]
+    prefixes = []
+    for option, part in (("trainpref", lines[:1500]), ("validpref", lines[1500:])):
+        (folder / option).write_text("\n".join(part) + "\n")
+        prefixes += [f"--{option}", folder / option]
+    command(
+        "preprocess", "--only-source", *prefixes, "--destdir", folder / "bin", "--workers", 1,
+        "--thresholdsrc", 5,
+    )  # fmt: skip
+    return str(folder / "bin")
+
+
+def arguments(folder, *given, recipe=WIKI103):
+    """The command line of a training."""
+    return [corpus(), *COMMON, *TRAINING, *recipe, "--save-dir", str(folder), *map(str, given)]
+
+
+def configuration(line, parser=options.get_training_parser):
+    """What fairseq makes of a command line."""
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser(), list(line)))
+
+
+def composed(*line):
+    """As fairseq-hydra-train makes a configuration: it parses no options."""
+    with hydra.initialize_config_module("fairseq.config", version_base="1.1"):
+        return hydra.compose("config", overrides=list(line))
+
+
+def train(folder, *given, recipe=WIKI103):
+    """A training in this process, of 10 updates unless it is said otherwise."""
+    line = arguments(folder, "--max-update", 10, *given, recipe=recipe)
+    losses = []
+    step = tasks.FairseqTask.train_step
+
+    def recorded(*args, **kwargs):
+        loss, sample_size, logged = step(*args, **kwargs)
+        losses.append(float(loss.detach()) / sample_size)
+        return loss, sample_size, logged
+
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)  # of a run before
+    with mock.patch.object(tasks.FairseqTask, "train_step", recorded):
+        fairseq_cli.train.main(configuration(line))
+    path = Path(folder) / "checkpoint_last.pt"
+    return Run(losses, str(path), torch.load(path, weights_only=True))
+
+
+@functools.cache
+def _evaluation(tokens, batch, given):
+    size = {"--tokens-per-sample": tokens, "--max-tokens": 1024 if batch is None else 4096}
+    if batch is not None:
+        size["--batch-size"] = batch
+    line = [corpus(), *COMMON, "--path", "checkpoint", "--gen-subset", "valid"]
+    line += [*(x for pair in size.items() for x in pair), *given]
+    return configuration(map(str, line), options.get_eval_lm_parser)
+
+
+def evaluate(path, *given, tokens=LENGTH, batch=None, overrides=None, data=None):
+    """What eval-lm returns: loss (base 2) and perplexity; `overrides` as --model-overrides."""
+    cfg = copy.deepcopy(_evaluation(tokens, batch, given))
+    cfg.common_eval.path = str(path)
+    cfg.task.data = str(data or corpus())
+    cfg.common_eval.model_overrides = str(overrides or {})
+    return fairseq_cli.eval_lm.main(cfg)
+
+
+def process(name, *arguments_, **options_):
+    """One of our commands in a process of its own, as the installed script starts it."""
+    script = f"from wavepe.fairseq.commands import {name}; {name}()"
+    line = [sys.executable, "-c", script, *map(str, arguments_)]
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options_
+    )
+
+
+def without_plugin(monkeypatch):
+    """fairseq as it was before the plug-in was registered, for a test."""
+    monkeypatch.setitem(models.MODEL_REGISTRY, "transformer_lm", STOCK)
+    monkeypatch.setitem(models.MODEL_DATACLASS_REGISTRY, "transformer_lm", STOCK_OPTIONS)
+    for arch, name in models.ARCH_MODEL_NAME_REGISTRY.items():
+        if name == "transformer_lm":
+            monkeypatch.setitem(models.ARCH_MODEL_REGISTRY, arch, STOCK)
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
+    node = STOCK_OPTIONS()
+    node._name = "transformer_lm"
+    store.store(name="transformer_lm", group="model", node=node, provider="fairseq")
+
+
+# --------------------------------------------------------------- models
+
+
+@functools.cache
+def _of_gpt():
+    line = arguments("unused", *NO_DROPOUT, recipe=GPT)
+    cfg = configuration(line)
+    return cfg, tasks.setup_task(cfg.task)
+
+
+RECORD = "decoder.position_encoding.record"
+
+
+def record_of(state):
+    """What the state of a model says of its encoding: a dict."""
+    return json.loads("".join(chr(round(number)) for number in state[RECORD].tolist()))
+
+
+def model(spec, seed=0, *, stock=False, **changed):
+    """A language model in evaluation mode, scores large enough that positions matter, and what an
+    encoding learns off its initial values; `stock`: fairseq's own, of no positions at all."""
+    base, task = _of_gpt()
+    cfg = copy.deepcopy(base.model)
+    if spec in EQUAL_COMPONENTS:  # which a normalisation before each layer would take away
+        changed = {"_name": "transformer_lm", "decoder_normalize_before": False, **changed}
+    changed = {"no_token_positional_embeddings": stock, **changed}
+    for key, value in {"pos_enc": None if stock else spec, **changed}.items():
+        cfg[key] = value
+    torch.manual_seed(seed)
+    made = task.build_model(cfg)
+    with torch.no_grad():
+        for name, x in made.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                x.mul_(3)
+            if "position_encoding" in name:
+                x.add_(0.3 * torch.randn(x.shape))
+    return made.eval()
+
+
+def dictionary():
+    return _of_gpt()[1].source_dictionary
+
+
+def validation_words():
+    """The valid split as one row of words."""
+    task = _of_gpt()[1]
+    task.load_dataset("valid")
+    blocks = task.dataset("valid")
+    return torch.cat([blocks[i]["target"] for i in range(len(blocks))])
+
+
+def tokens(rows=3, length=24, seed=1):
+    """Random words."""
+    known = dictionary()
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(known.nspecial, len(known), (rows, length), generator=generator)
+
+
+def features(made, ids, **options_):
+    with torch.no_grad():
+        return made.decoder(ids, features_only=True, **options_)[0]
+
+
+# --------------------------------------------------------------- encodings, by their formulas
+
+
+def wavelet(kind, scales):
+    """[W]: q.p_delta joins q.k before the division by sqrt(d)."""
+
+    def parts(length, learned):
+        scale, shift = oracle.wavelet_grid(HEAD, scales)
+        return {"relative": oracle.wavelet_table(range(length), scale, shift, kind)}
+
+    return parts
+
+
+def learned_wavelet(length, learned):
+    """[W] with a scale and a shift per column."""
+    u = (torch.arange(length)[:, None] - learned["shift"]) / learned["scale"]
+    return {"relative": (1 - u**2) * torch.exp(-(u**2) / 2)}
+
+
+def shaw(clip):
+    """[S]: row clip(key - query) of a learned table."""
+
+    def parts(length, learned):
+        return {"relative": learned["table"][clip - torch.arange(length).clamp(max=clip)]}
+
+    return parts
+
+
+def transformer_xl(length, learned):
+    """[X]: (q + u).k + (q + v).r, where r is a projection of heads * d sine waves per head."""
+    waves = torch.from_numpy(oracle.sinusoidal(range(length), DIM)).to(learned["W_r"])
+    return {"relative": waves @ learned["W_r"], "u": learned["u"], "v": learned["v"]}
+
+
+def rotary(theta, pairs=HEAD // 2, interleaved=False):
+    """[R]; [B] leaves the pairs of lowest frequency alone; theta may depend on the length."""
+
+    def parts(length, learned):
+        base = theta(length) if callable(theta) else theta
+        frequencies = oracle.rope_frequencies(HEAD, base)
+        frequencies[pairs:] = 0
+        return {"angles": np.arange(length)[:, None] * frequencies, "interleaved": interleaved}
+
+    return parts
+
+
+def added(row):
+    """Absolute: vectors of positions, which may depend on the length of the sequence."""
+    return lambda length, learned: {"added": np.array([row(m, length) for m in range(length)])}
+
+
+@functools.cache
+def wave(m, theta=10000.0):
+    return oracle.sinusoidal([m], DIM, theta)[0]
+
+
+ENCODINGS = {
+    "wavelet": wavelet("ricker", 2.0 ** np.arange(8)),
+    "wavelet:kind=haar,scales=2": wavelet("haar", [1, 2]),
+    "wavelet:scales=1+3": wavelet("ricker", [1, 3]),
+    "rope": rotary(10000.0),
+    "rope:theta=64,fraction=0.5": rotary(64.0, pairs=2),
+    "rope:theta=64,interleaved=true": rotary(64.0, interleaved=True),
+    "rope:theta=64,inference_theta=scaled": rotary(lambda n: 64.0 * max(n / LENGTH, 1)),
+    "alibi": lambda length, learned: {"slopes": oracle.alibi_slopes(HEADS)},
+    "none": lambda length, learned: {},
+    "shaw:clip=5": shaw(5),
+    "transformer_xl": transformer_xl,
+    "transformer_xl:biases=false": lambda length, learned: {
+        "relative": oracle.sinusoidal(range(length), HEAD)
+    },
+    "wavelet:scales=4,learned=true": learned_wavelet,
+    "sinusoidal": added(lambda m, length: wave(m)),
+    "sinusoidal:theta=length": added(lambda m, length: wave(m, float(length))),
+    "sinusoidal:reversed=true": added(lambda m, length: wave(length - m)),
+    "binary": added(lambda m, length: [float(bit) for bit in format(m, f"0{DIM}b")]),
+    "integer": added(lambda m, length: [float(m)] * DIM),
+    "normalised": added(lambda m, length: [m / length] * DIM),
+}
+EQUAL_COMPONENTS = ("integer", "normalised")
+# Generation keeps what it encoded for a shorter sequence.
+FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
+# Their tables are kept in float32.
+ROUNDED = ("wavelet", "wavelet:kind=haar,scales=2", "wavelet:scales=1+3", "binary", "integer")
+ROUNDED += ("sinusoidal", "transformer_xl:biases=false", *FOLLOW_LENGTH)
+
+
+def turned(x, angles, interleaved):
+    """[R]: each pair (a, b) of x (B, H, L, d) by its angle (L, h)."""
+    a, b = (list(i) for i in zip(*oracle.rope_pairs(HEAD // 2, interleaved), strict=True))
+    cos, sin = (torch.from_numpy(f(angles)).to(x) for f in (np.cos, np.sin))
+    y = x.clone()
+    y[..., a] = x[..., a] * cos - x[..., b] * sin
+    y[..., b] = x[..., b] * cos + x[..., a] * sin
+    return y
+
+
+def dense(attention, x, parts, hidden):
+    """What self-attention is: all scores at once, of x (T, B, C); `hidden` (B|1, 1, T, T)."""
+    length = len(x)
+    q, k, v = (
+        projection(x).unflatten(-1, (HEADS, HEAD)).permute(1, 2, 0, 3)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    if "angles" in parts:
+        q, k = (turned(y, parts["angles"], parts["interleaved"]) for y in (q, k))
+    u, r = (parts[name][:, None] if name in parts else 0 for name in ("u", "v"))
+    score = (q + u) @ k.transpose(-1, -2)
+    delta = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
+    if "relative" in parts:
+        p = torch.as_tensor(parts["relative"]).to(x)[..., delta, :]
+        score = score + torch.einsum(f"bhid,{'h' * (p.dim() == 4)}ijd->bhij", q + r, p)
+    score = score / math.sqrt(HEAD)
+    if "slopes" in parts:
+        score = score - torch.from_numpy(parts["slopes"]).to(x)[:, None, None] * delta
+    weights = score.masked_fill(hidden, -math.inf).softmax(-1)
+    weights = attention.dropout_module(weights.nan_to_num(0))  # a row that sees nothing
+    return attention.out_proj((weights @ v).permute(2, 0, 1, 3).flatten(2))
+
+
+class Reference(MultiheadAttention):
+    """fairseq's attention, which here gets fairseq's own masks, by `dense`."""
+
+    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None, **_):
+        hidden = attn_mask.isinf()[None, None]
+        if key_padding_mask is not None:
+            hidden = hidden | key_padding_mask[:, None, None]
+        return dense(self, query, self.parts(len(query), self.learned), hidden), None
+
+
+class ReferencePositions(torch.nn.Module):
+    """Absolute vectors; padding gets zeros and is not counted."""
+
+    def __init__(self, parts, padding):
+        super().__init__()
+        self.parts, self.padding = parts, padding
+
+    def forward(self, ids, incremental_state=None):
+        out = torch.zeros(*ids.shape, DIM, dtype=torch.float64)
+        for row, vectors in zip(ids != self.padding, out, strict=True):
+            vectors[row] = torch.from_numpy(self.parts(int(row.sum()), None)["added"])
+        return out
+
+
+def learned_by(made):
+    """Names and tensors of what the position encoding learns."""
+    return dict(made.decoder.position_encoding.attention.named_parameters())
+
+
+def reference(made, spec, parts=None):
+    """fairseq's own model with the weights of `made`, in float64, its attention by `dense`."""
+    parts = ENCODINGS[spec] if parts is None else parts
+    stock = model(spec, stock=True).double()
+    weights = {k: v for k, v in made.state_dict().items() if "position_encoding" not in k}
+    stock.load_state_dict(weights)
+    learned = {name: x.detach().double() for name, x in learned_by(made).items()}
+    stock.learned = torch.nn.ParameterDict(learned)
+    for layer in stock.decoder.layers:
+        layer.self_attn.__class__ = Reference
+        layer.self_attn.parts, layer.self_attn.learned = parts, dict(stock.learned)
+    if "added" in parts(2, stock.learned):
+        stock.decoder.embed_positions = ReferencePositions(parts, stock.decoder.padding_idx)
+    return stock

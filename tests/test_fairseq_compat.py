@@ -1,0 +1,227 @@
+"""What fairseq 0.12 needs on today's packages: each breakage without its shim, and mended by it."""
+
+import argparse
+import dataclasses
+import inspect
+import io
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fairseq_cases import (
+    GPT,
+    MARKS,
+    NEEDS_SHIM,
+    arguments,
+    configuration,
+    evaluate,
+    fairseq,
+    torch,
+    train,
+)
+from wavepe.fairseq import compat
+
+pytestmark = MARKS
+
+no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="of machines without a GPU")
+
+
+def original(module, name):
+    """What the shim has wrapped."""
+    wrapped = getattr(module, name)
+    found = inspect.unwrap(wrapped)
+    assert found is not wrapped, f"the shim of {name} is not in place"
+    return found
+
+
+# --------------------------------------------------------------- dataclasses as defaults
+
+
+@pytest.mark.skipif(not NEEDS_SHIM, reason="fairseq-fixed has no such defaults")
+def test_fairseq_is_not_imported_without_the_shim():
+    ended = subprocess.run([sys.executable, "-c", "import fairseq"], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "ValueError: mutable default" in ended.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 takes such defaults")
+def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
+    def of(module):
+        inner = dataclasses.dataclass(type("Inner", (), {"__module__": module}))
+        return dataclasses.make_dataclass("Outer", [("inner", inner, inner())])
+
+    before = dataclasses.dataclass
+    with pytest.raises(ValueError, match="mutable default"):
+        of("fairseq.dataclass.configs")
+    with compat.mutable_defaults():
+        assert dataclasses.dataclass is not before
+        first, second = of("fairseq.dataclass.configs")(), of("hydra.conf")()
+        assert first != second
+        assert hash(first.inner) == hash(first.inner)
+        with pytest.raises(ValueError, match="mutable default"):
+            of("fairseqs.own")
+        with pytest.raises(ValueError, match="mutable default"):
+            of("somebody.fairseq")
+    assert dataclasses.dataclass is before
+
+
+def test_defaults_are_given_back_after_an_error():
+    before = dataclasses.dataclass
+    with pytest.raises(RuntimeError, match="of the block"), compat.mutable_defaults():
+        raise RuntimeError("of the block")
+    assert dataclasses.dataclass is before
+
+
+# --------------------------------------------------------------- np.compat
+
+
+@pytest.mark.skipif(int(np.__version__.split(".")[0]) < 2, reason="NumPy 1 has np.compat")
+def test_lines_as_samples(tmp_path, monkeypatch):
+    """--sample-break-mode eos."""
+    monkeypatch.delattr(np, "compat")
+    given = ("--pos-enc", "alibi", "--sample-break-mode", "eos", "--max-update", 2)
+    with pytest.raises(AttributeError, match="has no attribute 'compat'"):
+        train(tmp_path, *given, recipe=GPT)
+    compat.numpy_compat()
+    run = train(tmp_path, *given, recipe=GPT)
+    assert len(run.losses) == 2
+    assert evaluate(run.path, "--sample-break-mode", "eos")["perplexity"] < 1000
+    own = vars(np)["compat"]
+    compat.numpy_compat()
+    assert vars(np)["compat"] is own
+
+
+# --------------------------------------------------------------- torch.load of objects
+
+
+class Received:
+    """What a rank other than the first gets from `_broadcast_object_slow`, without a group."""
+
+    def __init__(self, monkeypatch, given):
+        buffer = io.BytesIO()
+        torch.save(given, buffer)
+        self.bytes = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        monkeypatch.setattr(fairseq.distributed.utils, "get_rank", lambda group: 1)
+        monkeypatch.setattr(fairseq.distributed.utils, "broadcast", self.broadcast)
+
+    def broadcast(self, tensor, src, group):
+        length = tensor.dtype == torch.int64
+        tensor.copy_(torch.tensor([len(self.bytes)]) if length else self.bytes)
+
+
+def test_objects_of_another_rank(monkeypatch):
+    """A checkpoint's configuration, which ranks get where a training is resumed."""
+    given = {"cfg": configuration(arguments("unused")), "num_updates": 3}
+    Received(monkeypatch, given)
+    utils, load = fairseq.distributed.utils, torch.load
+    sent = (None, 0, None, torch.device("cpu"))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        original(utils, "_broadcast_object_slow")(*sent)
+    assert utils._broadcast_object_slow(*sent) == given
+    assert torch.load is load
+
+
+def test_namespaces_in_checkpoints(tmp_path):
+    """Those of translation models hold one."""
+    torch.save({"args": argparse.Namespace(arch="transformer")}, tmp_path / "x.pt")
+    known = torch.serialization.get_safe_globals()
+    assert argparse.Namespace in known
+    torch.serialization.clear_safe_globals()
+    try:
+        with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+            fairseq.checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "x.pt")
+        compat.namespaces_in_checkpoints()
+        found = torch.load(tmp_path / "x.pt", weights_only=True)
+        assert found["args"].arch == "transformer"
+    finally:
+        torch.serialization.add_safe_globals(known)
+
+
+# --------------------------------------------------------------- processes without GPUs
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone."""
+    method = f"file://{tmp_path}/group"
+    torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+@no_gpu
+def test_torchs_ddp_on_the_cpu(group, monkeypatch):
+    wrapping = fairseq.models.distributed_fairseq_model
+    cfg = configuration(arguments("unused", "--ddp-backend", "pytorch_ddp")).distributed_training
+    module = torch.nn.Linear(2, 2)
+
+    def wrapped():
+        return wrapping.DistributedFairseqModel(cfg, module, group, torch.device("cpu"))
+
+    assert wrapped()(torch.ones(2)).shape == (2,)
+    monkeypatch.setattr(
+        wrapping, "DistributedDataParallel", original(wrapping, "DistributedDataParallel")
+    )
+    with pytest.raises(ValueError, match="device_ids"):
+        wrapped()
+
+
+def launched(monkeypatch, *given, **env):
+    """How often fairseq's call_main runs a training here, with the shim and without: a function."""
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    cfg = configuration(arguments("unused", *given))
+    utils, seen = fairseq.distributed.utils, []
+    monkeypatch.setattr(utils, "distributed_main", lambda *a, **k: seen.append("one of several"))
+
+    def call(function):
+        function(cfg, lambda *a, **k: seen.append("alone"))
+        return seen
+
+    return cfg.distributed_training, call, utils
+
+
+TWO = ("--distributed-world-size", 2)
+WITH_ADDRESS = ("--distributed-init-method", "tcp://localhost:1", "--distributed-num-procs", 2)
+
+
+@no_gpu
+def test_processes_that_nobody_starts(monkeypatch):
+    _, call, utils = launched(monkeypatch, *TWO)
+    with pytest.raises(AssertionError, match="world size is 2 but have 0 available devices"):
+        call(original(utils, "call_main"))
+    _, call, utils = launched(monkeypatch, *TWO, *WITH_ADDRESS)
+    assert call(original(utils, "call_main")) == []  # nothing is trained, and nothing said
+    for given in (TWO, TWO + WITH_ADDRESS):
+        _, call, utils = launched(monkeypatch, *given)
+        with pytest.raises(ValueError, match="size 2: fairseq starts one process per GPU"):
+            call(utils.call_main)
+
+
+TORCHRUN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1"}
+
+
+@no_gpu
+def test_processes_of_torchrun(monkeypatch):
+    cfg, call, utils = launched(monkeypatch, **TORCHRUN)
+    assert call(utils.call_main) == ["one of several"]
+    assert (cfg.distributed_rank, cfg.distributed_world_size) == (1, 2)
+    assert cfg.distributed_no_spawn
+
+
+@no_gpu
+@pytest.mark.skipif(NEEDS_SHIM, reason="fairseq 0.12.2 knows the processes of torchrun")
+def test_processes_of_torchrun_as_fairseq_fixed_takes_them(monkeypatch):
+    _, call, utils = launched(monkeypatch, **TORCHRUN)
+    assert call(original(utils, "call_main")) == ["alone"]
+    _, call, utils = launched(monkeypatch, "--distributed-world-size", 2, **TORCHRUN)
+    with pytest.raises(ZeroDivisionError):
+        call(original(utils, "call_main"))
+
+
+@no_gpu
+def test_one_process_of_torchrun_is_left_alone(monkeypatch):
+    _, call, utils = launched(monkeypatch, **TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"})
+    assert len(call(utils.call_main)) == 1
