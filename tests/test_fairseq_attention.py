@@ -3,6 +3,7 @@ written out in float64."""
 
 import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -164,6 +165,37 @@ def test_what_follows_the_length_is_not_decoded_incrementally(spec):
     next(rest)
     with pytest.raises(ValueError, match="depends on the length of the sequence"):
         next(rest)
+
+
+def test_a_model_is_pickled():
+    made, ids = model("wavelet:scales=4,learned=true"), tokens()
+    assert torch.equal(features(pickle.loads(pickle.dumps(made)), ids), features(made, ids))
+
+
+def test_dropout_during_inference_is_found_by_fairseqs_names():
+    made = model("alibi", dropout=0.1, attention_dropout=0.1)
+    given = ["MultiheadAttention", "TransformerDecoderLayerBase"]
+    made.make_generation_fast_(retain_dropout=True, retain_dropout_modules=given)
+    layer = made.decoder.layers[0]
+    assert layer.self_attn.dropout_module.apply_during_inference
+    assert layer.dropout_module.apply_during_inference
+    assert not made.decoder.dropout_module.apply_during_inference
+
+
+def test_only_relative_encodings_learn(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Learned(Encoding):
+        name = "learned_slope"
+        entry = "slope"
+        learned: bool = True
+
+        def slopes(self, heads):
+            return np.ones(heads)
+
+    monkeypatch.setattr(base, "_known", dict(base._known))
+    register_encoding(Learned)
+    with pytest.raises(ValueError, match="only relative encodings can be learned"):
+        model("learned_slope")
 
 
 def test_a_longer_table_within_a_decoding():

@@ -80,6 +80,6 @@ def test_two_processes_are_one_run(tmp_path):
 def test_processes_that_nobody_starts(tmp_path):
     """fairseq would end at once, with exit code 0 and nothing trained."""
     line = arguments(tmp_path, "--pos-enc", "alibi", "--distributed-world-size", 2)
-    with pytest.raises(ValueError, match=r"torchrun --nproc-per-node 2 .*wavepe-fairseq-train"):
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
         command("train", *line, "--distributed-backend", "gloo")
     assert not list(tmp_path.iterdir())

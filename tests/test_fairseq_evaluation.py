@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 from fairseq_cases import (
@@ -30,7 +31,7 @@ LINES = ("--sample-break-mode", "eos")
 @pytest.fixture
 def unguarded():
     """fairseq's own eval-lm again after the test."""
-    owners = (fairseq_cli.eval_lm, tasks.FairseqTask, tasks.language_modeling.LanguageModelingTask)
+    owners = (fairseq_cli.eval_lm, fairseq_cli.eval_lm.distributed_utils, tasks.FairseqTask)
     before = [dict(vars(owner)) for owner in owners]
     yield
     for owner, members in zip(owners, before, strict=True):
@@ -69,6 +70,21 @@ def test_blocks_longer_than_the_positions(guarded, trained):
         evaluate(trained(None), tokens=64)
     longer = evaluate(trained(None), tokens=64, overrides={"max_target_positions": 64})
     assert 1 < longer["perplexity"] < 500
+
+
+@pytest.mark.parametrize(
+    ("processes", "launched", "shards"), [(2, None, 1), (1, "2", 1), (1, None, 2)]
+)
+def test_several_processes_or_shards(guarded, monkeypatch, processes, launched, shards):
+    """Each would evaluate its part of the tokens, and one print that as the whole."""
+    if launched is not None:
+        monkeypatch.setenv("WORLD_SIZE", launched)
+    cfg = SimpleNamespace(
+        distributed_training=SimpleNamespace(distributed_world_size=processes),
+        dataset=SimpleNamespace(num_shards=shards),
+    )
+    with pytest.raises(ValueError, match="a part of the tokens each"):
+        fairseq_cli.eval_lm.distributed_utils.call_main(cfg, fairseq_cli.eval_lm.main)
 
 
 def test_some_lines_longer_than_the_positions(guarded, trained):
