@@ -17,6 +17,7 @@ from .errors import CommandError, UsageError
 # Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
 _COMMANDS = {
     "compare": "train one small Llama per position encoding on a text, evaluate beyond its length",
+    "convert": "turn the checkpoint of a Llama into one with another position encoding",
     "bench": "time every operator against what one would use instead",
     "info": "what this installation has, and the commands that bring what it lacks",
 }

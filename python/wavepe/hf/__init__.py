@@ -16,6 +16,8 @@ except ImportError as error:
 from . import attention as _attention
 from . import llama as _llama
 from .config import WavePELlamaConfig
+from .conversion import convert
+from .fused_rope import use_fused_rope
 from .llama import (
     WavePELlamaForCausalLM,
     WavePELlamaForQuestionAnswering,
@@ -24,6 +26,7 @@ from .llama import (
     WavePELlamaModel,
 )
 from .patching import patch, patch_llama, patched, unpatch, unpatch_llama
+from .theta import set_theta
 
 __all__ = [
     "WavePELlamaConfig",
@@ -32,11 +35,14 @@ __all__ = [
     "WavePELlamaForSequenceClassification",
     "WavePELlamaForTokenClassification",
     "WavePELlamaModel",
+    "convert",
     "patch",
     "patch_llama",
     "patched",
+    "set_theta",
     "unpatch",
     "unpatch_llama",
+    "use_fused_rope",
 ]
 
 _attention.register()

@@ -1,0 +1,74 @@
+"""``wavepe convert``: the checkpoint of a Llama under another position encoding."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .errors import CommandError, UsageError, require
+from .imports import import_all
+
+if TYPE_CHECKING:
+    from ..hf.conversion import Conversion
+
+_PREFIX = "WavePELlama"  # of the classes; what follows names an Auto class
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe convert``."""
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="folder of a Llama: config.json, weights, tokenizer")
+    add("target", metavar="TARGET", help="the folder to make, new or empty")
+    add("encoding", metavar="ENCODING",
+        help="name or name:key=value,key=value, as rope:theta=1e6 or wavelet:scales=8")  # fmt: skip
+    add("--link", action="store_true", help="hard-link the weights instead of copying them: both "
+        "folders then share those files")  # fmt: skip
+    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
+        help="Python file (.py) or module that registers encodings or wavelets of your own; "
+        "may be repeated")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and say what was done and how to load it."""
+    import_all(args.imports)
+    require("wavepe convert", torch="torch", transformers="hf")
+    from ..hf import convert  # takes seconds
+
+    try:
+        done = convert(args.source, args.target, args.encoding, link=args.link)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    except RuntimeError as error:
+        raise CommandError(str(error)) from error
+    _print(done, args)
+    return 0
+
+
+def _print(done: Conversion, args: argparse.Namespace) -> None:
+    from ..hf.checkpoint_files import some
+
+    how = "linked" if args.link else "copied"
+    print(f"{done.folder}: {done.model} with {done.encoding}")
+    print(f"{how} from {args.source}: {done.tensors} tensors, {_size(done.bytes)}")
+    for what, names in (
+        ("new parameters", done.added),
+        ("dropped tensors", done.dropped),
+        ("files left out", done.left_out),
+    ):
+        if names:
+            print(f"{what}: {some(names)}")
+    auto = "AutoModel" + done.model.removeprefix(_PREFIX).removeprefix("Model")
+    print("load it in Python, where that module registers its encodings:" if args.imports
+        else "load it in Python:")  # fmt: skip
+    print(
+        "    import transformers, wavepe.hf; "
+        f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes, in the largest unit that leaves a whole one."""
+    size, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"

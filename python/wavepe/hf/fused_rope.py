@@ -1,0 +1,248 @@
+"""wavepe's rotation kernel in the attention layers of stock models with rotary embedding.
+
+An attention layer of transformers calls `apply_rotary_pos_emb`, a global of its modelling file:
+replaced there, every model of the family would change. A model's own layers get the same forward
+with other globals instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks, ops
+from .rotary import Rotary, Rotated
+
+M = TypeVar("M", bound=nn.Module)
+
+APPLY = "apply_rotary_pos_emb"
+MARK = "__wavepe_fused_rope__"
+_numbers = itertools.count()
+
+
+def use_fused_rope(model: M, enabled: bool = True) -> M:
+    """Let a stock model rotate queries and keys with `wavepe.ops.rope_qk`, in one call.
+
+    Cosines and sines remain those of the model's rotary module, so results differ by rounding
+    only; weights, caches and checkpoints are untouched. Compiled forms of the model follow.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A model of transformers whose attention layers call `apply_rotary_pos_emb(q, k, cos, sin)`,
+        or a wrapper of one: Llama, Mistral, Qwen, Gemma, Phi, OLMo, GPT-NeoX, Cohere, GLM and most
+        others; pairs in halves or interleaved, whole heads or a part of them.
+    enabled : bool
+        False gives the layers back what they had.
+
+    Returns
+    -------
+    The model. A copy by `copy.deepcopy` is fused too; what `save_pretrained` or pickle have stored
+    comes back as the stock model.
+
+    Raises
+    ------
+    TypeError
+        Not a model.
+    ValueError
+        No layer calls `apply_rotary_pos_emb`, the family has another form of it or a second one, a
+        layer has a forward of its own already (a hook of accelerate), or `wavepe.hf.patch` has
+        given the model an encoding that does not rotate. The model is as it was.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    ...     num_attention_heads=2))
+    >>> tokens = torch.arange(8)[None]
+    >>> stock = model(tokens).logits
+    >>> fused = wavepe.hf.use_fused_rope(model)(tokens).logits
+    >>> torch.allclose(fused, stock, atol=1e-6)
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"use_fused_rope needs a model of transformers, got {type(model).__name__}")
+    if not _checks.flag("enabled", enabled):
+        for module in model.modules():
+            if _is_fused(module):
+                del module.__dict__["forward"]
+        return model
+    for module in model.modules():
+        if isinstance(module, Rotary) and not isinstance(module, Rotated):
+            raise ValueError(
+                f"this model has the position encoding {module.spec!r}, which is not rotary: there "
+                "is nothing to rotate"
+            )
+    layers = list(_rotating_layers(model))
+    if not layers:
+        raise ValueError(
+            f"use_fused_rope finds no layer in this {type(model).__name__} that calls {APPLY}: its "
+            "family rotates in another way, or not at all"
+        )
+    forwards = [(layer, _fused_forward(layer)) for layer in layers if not _is_fused(layer)]
+    for module, forward in forwards:
+        module.__dict__["forward"] = types.MethodType(forward, module)
+    return model
+
+
+def _rotating_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers whose class calls `apply_rotary_pos_emb`."""
+    for module in model.modules():
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if code is not None and APPLY in code.co_names:
+            yield module
+
+
+def _is_fused(module: nn.Module) -> bool:
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    return MARK in getattr(function, "__globals__", ())
+
+
+def _fused_forward(module: nn.Module) -> types.FunctionType:
+    """The forward of a layer's class with the fused rotation among its globals.
+
+    Raises
+    ------
+    ValueError
+        The layer cannot be fused.
+    """
+    kind = type(module)
+    own = module.__dict__.get("forward")
+    if own is not None and getattr(own, "__func__", None) is not kind.forward:
+        raise ValueError(
+            f"this {kind.__name__} has a forward of its own, as hooks of accelerate are: "
+            "use_fused_rope first, then dispatch the model"
+        )
+    stock: Any = inspect.unwrap(kind.forward)
+    others = {name for name in stock.__code__.co_names if name.startswith("apply_")} - {APPLY}
+    if others:
+        raise ValueError(
+            f"{kind.__name__} rotates by {', '.join(sorted(others))} beside {APPLY}: a fused form "
+            "of it would be used in part only"
+        )
+    scope = _scope_with_fused_rotation(stock.__module__, stock.__globals__[APPLY])
+    function = types.FunctionType(
+        stock.__code__, scope, stock.__name__, stock.__defaults__, stock.__closure__
+    )
+    for name in ("__kwdefaults__", "__annotations__", "__doc__", "__module__", "__qualname__"):
+        setattr(function, name, getattr(stock, name))
+    return function
+
+
+@functools.cache
+def _scope_with_fused_rotation(module_name: str, apply: Callable[..., Any]) -> dict[str, Any]:
+    """The globals of a modelling file, with a fused `apply_rotary_pos_emb`.
+
+    They belong to a module of their own that can be imported: torch.compile reads the globals of a
+    function from the module that they name.
+    """
+    name = f"wavepe_fused_rope_{next(_numbers)}"
+    scope = types.ModuleType(name, f"{module_name} with {APPLY} by wavepe")
+    fused = _fused_apply(apply)
+    scope.__dict__.update(sys.modules[module_name].__dict__)
+    scope.__dict__.update({"__name__": name, MARK: True, APPLY: fused})
+    sys.modules[name] = scope
+    return scope.__dict__
+
+
+# ---------------------------------------------------------------- what a family's function does
+
+
+class _Layout(NamedTuple):
+    """How a family holds its pairs and its angles.
+
+    Attributes
+    ----------
+    interleaved : bool
+        Pairs are (2i, 2i+1), else (i, i + h).
+    widen, narrow : callable
+        Of one value a pair, (..., h), the table that the family's rotary module makes, and back.
+    """
+
+    interleaved: bool
+    widen: Callable[[Tensor], Tensor]
+    narrow: Callable[[Tensor], Tensor]
+
+
+def _first_half(table: Tensor) -> Tensor:
+    return table[..., : table.shape[-1] // 2]
+
+
+def _every_second(table: Tensor) -> Tensor:
+    return table[..., ::2]
+
+
+LAYOUTS = [
+    _Layout(interleaved, widen, narrow)
+    for interleaved in (False, True)
+    for widen, narrow in (
+        (lambda pairs: torch.cat((pairs, pairs), -1), _first_half),  # Llama; GLM interleaved
+        (lambda pairs: pairs.repeat_interleave(2, -1), _every_second),  # Cohere
+        (lambda pairs: pairs, lambda table: table),  # GPT-OSS
+    )
+]
+
+
+def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A function that does what `apply(q, k, cos, sin)` does, in one call.
+
+    What that is, is found by trying it out: families differ in the order of the pairs, in the form
+    of the angles, and in whether queries keep their dtype where it is lower than that of the angles
+    (autocast).
+
+    Raises
+    ------
+    ValueError
+        It is no rotation of pairs that is known here.
+    """
+    layout = next((layout for layout in LAYOUTS if _agrees(layout, apply)), None)
+    if layout is None:
+        raise ValueError(
+            f"{apply.__module__}.{APPLY} is not a rotation of pairs (i, i + h) or (2i, 2i + 1) by "
+            "(q, k, cos, sin): there is no fused form of it"
+        )
+    interleaved, narrow = layout.interleaved, layout.narrow
+    q, k, pairs = _sample()
+    table = layout.widen(pairs)
+    keeps_dtype = apply(q.bfloat16(), k.bfloat16(), table, table)[0].dtype == torch.bfloat16
+
+    def fused(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        if unsqueeze_dim != 1 or any(isinstance(value, int) for value in rest):
+            return apply(q, k, cos, sin, *rest, unsqueeze_dim=unsqueeze_dim)
+        if not keeps_dtype:
+            q = q.to(torch.promote_types(q.dtype, cos.dtype))
+            k = k.to(torch.promote_types(k.dtype, cos.dtype))
+        return ops.rope_qk(q, k, narrow(cos), narrow(sin), interleaved=interleaved)
+
+    return fused
+
+
+def _sample() -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
+    with torch.device("cpu"), torch.inference_mode(False):
+        q, k = torch.arange(240.0).sin().view(2, 3, 5, 8), torch.arange(80.0).cos().view(2, 1, 5, 8)
+        return q, k, 1 + torch.arange(40.0).view(2, 5, 4)
+
+
+@torch.no_grad()
+def _agrees(layout: _Layout, apply: Callable[..., Any]) -> bool:
+    q, k, angles = _sample()
+    cos, sin = angles.cos(), angles.sin()
+    wanted = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
+    try:
+        got = apply(q, k, layout.widen(cos), layout.widen(sin))
+        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, wanted, strict=True))
+    except Exception:  # whatever a foreign function does with arguments that it does not take
+        return False

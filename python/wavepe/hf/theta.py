@@ -1,0 +1,398 @@
+"""Another base for the rotary embedding of a live model, for inference at other lengths.
+
+Setting the field of the configuration has no effect on a model that is in memory, and keys in a
+cache keep the old rotation: `set_theta` does all that has to be done.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .. import _checks
+from ..encodings import encoding as read_encoding
+from ..encodings.spec import write_value
+from .rotary import Rotary, Rotated, rotation
+
+M = TypeVar("M", bound=nn.Module)
+Bases = dict[str, float]
+
+CACHE_TAG = "_wavepe_theta"
+ONE = ""  # the layer type of a model with one base for all layers
+# transformers < 5 has config.rope_theta, and ignores a dict rope_parameters.
+IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
+
+
+def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
+    """Change the base of the rotary embedding of a live model; type and scaling stay.
+
+    The model is then what one built from the new configuration would be: its compiled forms follow,
+    and `save_pretrained` keeps the base. It refuses a cache whose keys were rotated with another
+    base.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A causal model with rotary embedding, or a wrapper of one; its weights are untouched. Pass
+        the outermost model, the one that will be saved. A model that `patch` gave a "rope", or a
+        wavepe_llama, keeps the base in its spec: as `inference_theta` where that is a number, else
+        as `theta`.
+    theta : float or dict
+        The base, above 0. A model that rotates its layer types with different bases (Gemma 3:
+        "full_attention" and "sliding_attention") takes a dict of those to be changed.
+
+    Returns
+    -------
+    The model. Its configuration is a copy: other models may share the old one.
+
+    Raises
+    ------
+    TypeError
+        Not a model, or `theta` is not a number.
+    ValueError
+        A base that is not finite and above 0, or gives no finite frequencies; a number for a model
+        with different bases; parameters on the meta device; a model without rotary embedding, or
+        whose configuration cannot hold the base. The model is as it was.
+
+    Examples
+    --------
+    >>> import wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    ...     num_attention_heads=2))
+    >>> model = wavepe.hf.set_theta(model, 500000.0)
+    >>> round(model.model.rotary_emb.inv_freq[-1].item(), 9)
+    4.543e-06
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"set_theta needs a model of transformers, got {type(model).__name__}")
+    places = _rotating(model)
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(
+                f"parameter {name} is on the meta device: set_theta first, then offload or "
+                "dispatch the model"
+            )
+    old = places[0].module.config
+    copies = _ConfigCopies(model)
+    new = copies.of(old)
+    _write_theta(places[0].module, new, theta)
+    fresh = [_rebuilt(place, new) for place in places]
+    if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
+        return model
+    guards = _guards(places)  # before the frequencies change: it notes what they were
+    copies.replace(model)
+    for place, made in zip(places, fresh, strict=True):
+        _take_over(place.module, made)
+    for owner, guard in guards:
+        guard.filled_by = _tag(place for place in places if place.owner is owner)
+    return model
+
+
+# ---------------------------------------------------------------- what rotates
+
+
+class _Place(NamedTuple):
+    """A rotary module, and the module whose forward uses it and is given the cache."""
+
+    name: str
+    module: Any
+    owner: nn.Module
+
+    @property
+    def local(self) -> bool:
+        """The second module of Gemma 3 before transformers 5, for the layers with a window."""
+        return self.name.endswith("rotary_emb_local")
+
+
+def _rotating(model: nn.Module) -> list[_Place]:
+    """The rotary modules of the model's text layers; ValueError where none has a base to set."""
+    found = list(_all_rotating(model, "", None))
+    for place in found:
+        if isinstance(place.module, Rotary) and not isinstance(place.module, Rotated):
+            raise ValueError(
+                f"this model has the position encoding {place.module.spec!r}, which is not rotary: "
+                "there is no theta to set"
+            )
+    models = list(_models(model))
+    configs = {id(p.module.config): p.module.config for p in found if not p.local}
+    if models and len(configs) > 1:  # a text model with parts for pictures and sound
+        text = models[0].config.get_text_config(decoder=True)
+        configs = {key: config for key, config in configs.items() if config is text}
+    if not configs:
+        raise ValueError(
+            f"set_theta finds no rotary embedding in this {type(model).__name__}: it needs a "
+            "causal model of transformers with a rotary module that reads its base from the "
+            "configuration"
+        )
+    key, config = next(iter(configs.items()))
+    coder = any(getattr(part.config, "is_encoder_decoder", False) for part in models)
+    if coder or all(id(part.config) != key for part in models):
+        raise ValueError(
+            f"set_theta cannot set the base of a {type(model).__name__}: "
+            "it is not in the configuration of one causal model"
+        )
+    return [place for place in found if place.local or place.module.config is config]
+
+
+def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
+    """Rotary modules; the stock one within one of ours is there for the way back only."""
+    if isinstance(module, Rotary) or (
+        hasattr(module, "rope_type")
+        and hasattr(module, "config")
+        and any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False))
+    ):
+        yield _Place(name, module, module if owner is None else owner)
+        return
+    if not isinstance(module, nn.ModuleDict | nn.ModuleList):  # these have no forward
+        owner = module
+    for key, child in module.named_children():
+        yield from _all_rotating(child, f"{name}.{key}", owner)
+
+
+def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
+    return (module for module in model.modules() if isinstance(module, PreTrainedModel))
+
+
+# ---------------------------------------------------------------- configurations
+
+
+def _bases(config: Any) -> Bases:
+    """The bases that a configuration names; the key is `ONE` where there is one for all layers."""
+    if IN_A_DICT:
+        given = config.rope_parameters
+        nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+        if nested:
+            return {key: value["rope_theta"] for key, value in nested.items()}
+        return {ONE: given["rope_theta"]}
+    if hasattr(config, "rope_local_base_freq"):
+        local = config.rope_local_base_freq
+        return {"full_attention": config.rope_theta, "sliding_attention": local}
+    return {ONE: config.rope_theta}
+
+
+def _write_bases(config: Any, bases: Bases) -> None:
+    """Let a configuration name other bases, in the form that its version of transformers reads."""
+    if IN_A_DICT:
+        given = config.rope_parameters
+        changed: dict[str, Any] = {"rope_theta": bases[ONE]} if ONE in bases else {}
+        for key in bases.keys() - {ONE}:
+            changed[key] = {**given[key], "rope_theta": bases[key]}
+        config.rope_parameters = {**given, **changed}
+    elif ONE not in bases:
+        config.rope_theta = bases["full_attention"]
+        config.rope_local_base_freq = bases["sliding_attention"]
+    else:
+        config.rope_theta = bases[ONE]
+        if hasattr(config, "rotary_emb_base"):  # GPT-NeoX reads this one from a file
+            config.rotary_emb_base = bases[ONE]
+    if _bases(type(config).from_dict(config.to_dict())) != bases:
+        raise ValueError(
+            f"a {type(config).__name__} with the base {_written(bases)} comes back from a file "
+            "with another one"
+        )
+
+
+def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -> None:
+    """Write the base into `config`: in its spec where the encoding is one of ours."""
+    if not isinstance(rotary, Rotated):
+        _write_bases(config, _wanted(theta, _bases(config)))
+        return
+    encoding: Any = rotary.encoding
+    follows = encoding.inference_theta in (None, "scaled")
+    key = "theta" if follows else "inference_theta"
+    base = _wanted(theta, {ONE: getattr(encoding, key)})[ONE]
+    if base != getattr(encoding, key):  # else the spec stays as short as it was
+        config.position_encoding = str(dataclasses.replace(encoding, **{key: base}))
+
+
+def _wanted(theta: float | Mapping[str, float], present: Bases) -> Bases:
+    """The bases that the user asks for, all of them."""
+    if not isinstance(theta, Mapping):
+        base = _checks.positive("theta", theta)
+        if len(set(present.values())) > 1:
+            raise ValueError(
+                f"the layer types of this model have different bases, {_written(present)}: give a "
+                "dict of those to be changed"
+            )
+        return dict.fromkeys(present, base)
+    if ONE in present:
+        raise ValueError(
+            f"this model has one base for all layers, {_written(present)}: give a number, got "
+            f"{dict(theta)!r}"
+        )
+    unknown = [key for key in theta if key not in present]
+    if unknown or not theta:
+        raise ValueError(f"the bases of this model are {_written(present)}; got {dict(theta)!r}")
+    return present | {key: _checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
+
+
+def _written(bases: Bases) -> str:
+    return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in bases.items())
+
+
+class _ConfigCopies:
+    """Copies of a model's configurations: other models may share them, and not the base."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.memo: dict[int, Any] = {}
+        self.held = {id(part.config): part.config for part in _models(model)}
+        for config in self.held.values():
+            copy.deepcopy(config, self.memo)
+
+    def of(self, config: Any) -> Any:
+        return self.memo[id(config)]
+
+    def replace(self, model: nn.Module) -> None:
+        """Let every part of the model hold the copies."""
+        for module in model.modules():
+            for key, value in vars(module).items():
+                if id(value) in self.held:
+                    setattr(module, key, self.of(value))
+            installed = vars(module).get("_wavepe")
+            if installed is not None and id(installed.config) in self.held:
+                installed.config = self.of(installed.config)
+                installed.spec = installed.config.position_encoding
+
+
+# ---------------------------------------------------------------- rotary modules
+
+
+def _rebuilt(place: _Place, config: Any) -> Any:
+    """What the rotary module of a model built from `config` would be."""
+    module = place.module
+    if place.local:
+        config = copy.deepcopy(config)
+        config.rope_theta = config.rope_local_base_freq
+        config.rope_scaling = {"rope_type": "default"}
+    given = {
+        key: getattr(module, key)
+        for key in inspect.signature(type(module).__init__).parameters
+        if key not in ("self", "config", "device") and hasattr(module, key)
+    }
+    try:
+        with torch.inference_mode(False), torch.device("cpu"):
+            if isinstance(module, Rotated):
+                return rotation(read_encoding(config.position_encoding), config, module.stock)
+            made = type(module)(config=config, **given)
+    except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
+        raise ValueError(f"this theta gives no frequencies: {error}") from error
+    if not all(frequencies.isfinite().all() for frequencies in _frequencies(made)):
+        raise ValueError("this theta gives no finite frequencies")
+    return made
+
+
+def _frequencies(module: Any) -> list[Tensor]:
+    """Of sequences that need no other ones for their length."""
+    if isinstance(module, Rotated):
+        return [module._frequencies(1, training)[0] for training in (True, False)]
+    named = {**vars(module), **dict(module.named_buffers(recurse=False))}
+    return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
+
+
+def _same(place: _Place, made: Any) -> bool:
+    """Whether the model rotates with these frequencies, whatever its configuration says."""
+    pairs = zip(_frequencies(place.module), _frequencies(made), strict=True)
+    return all(torch.equal(live.cpu(), new.to(live.dtype)) for live, new in pairs)
+
+
+def _take_over(module: Any, made: Any) -> None:
+    """Give the live module the state of a new one; hooks and wrappers of its own stay."""
+    for key, value in {**vars(made), **dict(made.named_buffers(recurse=False))}.items():
+        if key.startswith("_") or key == "training":
+            continue
+        live = getattr(module, key, None)
+        if isinstance(value, Tensor) and isinstance(live, Tensor):
+            value = value.to(live.device, live.dtype)
+        setattr(module, key, value)
+    # What a forward pass over a long sequence has left there.
+    for key in [key for key in vars(module) if key not in vars(made)]:
+        if key.endswith(("long_inv_freq", "max_seq_len_cached")):
+            delattr(module, key)
+
+
+# ---------------------------------------------------------------- caches
+
+
+class CacheGuard:
+    """Forward hooks of the module that owns the rotary one: it refuses keys of another base.
+
+    `at_first` names the frequencies before the first change, those of a cache without a mark;
+    `filled_by` those of now, with which caches are marked.
+    """
+
+    def __init__(self, frequencies: str) -> None:
+        self.at_first = self.filled_by = frequencies
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise ValueError for a cache that holds keys rotated otherwise."""
+        cache = kwargs.get("past_key_values")
+        if cache is None:
+            cache = next(filter(_is_cache, args), None)
+        if cache is None or torch.compiler.is_exporting():
+            return
+        before = getattr(cache, CACHE_TAG, self.at_first)
+        if before != self.filled_by and _holds_keys(cache):
+            raise ValueError(
+                f"the cached keys were rotated with {before}, and set_theta has changed that to "
+                f"{self.filled_by}: start from an empty cache"
+            )
+        self.mark(cache)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Mark a cache that the module has made itself."""
+        values = output.values() if isinstance(output, Mapping) else output
+        for value in values if isinstance(values, Iterable) else ():
+            self.mark(value)
+
+    def mark(self, cache: Any) -> None:
+        if _is_cache(cache) and getattr(cache, CACHE_TAG, None) != self.filled_by:
+            setattr(cache, CACHE_TAG, self.filled_by)
+
+
+def _is_cache(value: Any) -> bool:
+    return hasattr(value, "get_seq_length")  # some models have a class of their own
+
+
+def _holds_keys(cache: Any) -> bool:
+    """Of a cache, or of the tuples that transformers < 5 takes too."""
+    return bool(cache.get_seq_length() > 0) if _is_cache(cache) else len(cache) > 0
+
+
+def _guards(places: list[_Place]) -> list[tuple[nn.Module, CacheGuard]]:
+    """The modules that use these rotary modules, each with its guard, made where there is none."""
+    found = []
+    for owner in {id(place.owner): place.owner for place in places}.values():
+        guard = owner.__dict__.get(CACHE_TAG)
+        if guard is None:
+            guard = CacheGuard(_tag(place for place in places if place.owner is owner))
+            owner.register_forward_pre_hook(guard.before, with_kwargs=True)
+            owner.register_forward_hook(guard.after)
+            owner.__dict__[CACHE_TAG] = guard
+            # A compiled model does not look for new hooks, but for another forward it does.
+            owner.__dict__.setdefault("forward", types.MethodType(type(owner).forward, owner))
+        found.append((owner, guard))
+    return found
+
+
+def _tag(places: Iterable[_Place]) -> str:
+    """Names the frequencies of rotary modules, exactly."""
+    places = list(places)
+    module = places[0].module
+    base = str(module.encoding) if isinstance(module, Rotated) else _written(_bases(module.config))
+    digest = hashlib.sha256()
+    for place in places:
+        for frequencies in _frequencies(place.module):
+            digest.update(frequencies.double().cpu().numpy().tobytes())
+    return f"{base} (frequencies {digest.hexdigest()[:12]})"

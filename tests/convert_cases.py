@@ -1,0 +1,90 @@
+"""Checkpoint folders of tiny Llamas, as the tests of wavepe.hf.convert share them."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+import wavepe.hf
+from hf_model import tiny, tokens
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from wavepe.hf import convert
+
+SMALL = 2000  # bytes in a shard: most tensors have one of their own
+IDS = tokens(2, 12)
+OTHERS = {
+    "tokenizer.json": "{}",
+    "tokenizer.model": "pieces",
+    "chat_template.jinja": "{{ messages }}",
+    "additional_chat_templates/tool.jinja": "{{ tools }}",
+    ".gitattributes": "*.safetensors",
+}
+
+
+def stock(folder, form="single"):
+    """Save a stock Llama: in one file, sharded with other files, or sharded, tied and bfloat16."""
+    tied = form == "tied"
+    model = tiny(tie_word_embeddings=tied).to(torch.bfloat16 if tied else None)
+    model.save_pretrained(folder, max_shard_size="1GB" if form == "single" else SMALL)
+    for name, text in OTHERS.items() if form == "sharded" else ():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def stock_bin(model, folder, shards=1):
+    """Save a model as transformers 4 did without safetensors."""
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    tensors = list(model.state_dict().items())
+    if shards == 1:
+        torch.save(dict(tensors), folder / "pytorch_model.bin")
+        return
+    weight_map = {}
+    for shard in range(shards):
+        name = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
+        torch.save(dict(tensors[shard::shards]), folder / name)
+        weight_map |= {key: name for key, _ in tensors[shard::shards]}
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def load(folder, auto=AutoModelForCausalLM, **options):
+    """A model that from_pretrained has nothing to report of."""
+    model, report = auto.from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(report.values())
+    return model
+
+
+def patched(folder, spec):
+    return wavepe.hf.patch(LlamaForCausalLM.from_pretrained(folder), spec)
+
+
+def state(folder):
+    """All tensors of a folder of safetensors."""
+    files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    return {name: x for path in files for name, x in safetensors.torch.load_file(path).items()}
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def change(path, **changes):
+    """Change keys of a JSON file; None removes one."""
+    value = {**read(path), **changes}
+    path.write_text(json.dumps({key: x for key, x in value.items() if x is not None}))
+
+
+def names(folder):
+    """All files, hidden ones too."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+
+
+def refused(source, target, match, spec="alibi", error=ValueError):
+    """It raises, and nothing appears anywhere beside the target."""
+    around = target.parent
+    before = names(around) if around.exists() else None
+    with pytest.raises(error, match=match):
+        convert(source, target, spec)
+    assert (names(around) if around.exists() else None) == before

@@ -1,0 +1,207 @@
+"""wavepe.hf.convert: which files come along, how, and what an interruption leaves."""
+
+import errno
+import shutil
+import tracemalloc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import safetensors
+import safetensors.torch
+import wavepe.hf
+from convert_cases import (
+    IDS,
+    OTHERS,
+    change,
+    load,
+    names,
+    refused,
+    state,
+    stock,
+    stock_bin,
+)
+from hf_model import logits, tiny
+from wavepe.cli import main
+from wavepe.hf import checkpoint_files, conversion, convert
+
+# ------------------------------------------------------------------ files
+
+
+def test_other_files_come_along(tmp_path):
+    source = stock(tmp_path / "source", "sharded")
+    weights = [name for name in names(source) if name.startswith("model")]
+    stale = ["pytorch_model.bin", "optimizer.pt", "original/consolidated.00.pth", "model.gguf"]
+    passed_over = [".git/config", "checkpoint-5/config.json", "checkpoint-5/tokenizer.json"]
+    for name in stale + passed_over:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("x")
+    done = convert(source, tmp_path / "target", "alibi")
+    assert sorted(done.left_out) == sorted(stale)
+    same = [*weights, *OTHERS, "generation_config.json"]
+    assert names(tmp_path / "target") == sorted([*same, "config.json"])
+    for name in same:
+        assert (tmp_path / "target" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_weights_are_copies_unless_links_are_asked_for(tmp_path):
+    source = stock(tmp_path / "source", "sharded")
+    snapshot = tmp_path / "snapshot"  # symbolic links, as the Hub's cache has them
+    snapshot.mkdir()
+    for path in source.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    for link in (False, True):
+        target = tmp_path / f"target-{link}"
+        convert(snapshot, target, "shaw:clip=3", link=link)
+        for path in source.glob("*.safetensors"):
+            assert path.samefile(target / path.name) == link
+            assert not (target / path.name).is_symlink()
+        load(target)
+    for path in target.glob("*.json"):
+        assert path.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "shards", "tied"),
+    [("alibi", 1, True), ("alibi", 3, False), ("shaw:clip=3", 1, False), ("shaw:clip=3", 3, True)],
+)
+def test_pytorch_files(spec, shards, tied, tmp_path):
+    model = tiny(tie_word_embeddings=tied).bfloat16()
+    stock_bin(model, tmp_path / "source", shards)
+    convert(tmp_path / "source", tmp_path / "target", spec)
+    wanted = logits(wavepe.hf.patch(model, spec), IDS)
+    assert torch.equal(logits(load(tmp_path / "target"), IDS), wanted)
+    convert(tmp_path / "target", tmp_path / "back", "none")
+    wanted = logits(wavepe.hf.patch(wavepe.hf.unpatch(model), "none"), IDS)
+    assert torch.equal(logits(load(tmp_path / "back"), IDS), wanted)
+    files = [path.name for path in (tmp_path / "back").glob("*.bin")]
+    assert len(files) == shards
+    if shards > 1:  # byte for byte, there and back
+        for name in files:
+            kept, old = (tmp_path / "back" / name, tmp_path / "source" / name)
+            assert kept.read_bytes() == old.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_stored_frequencies_of_old_llamas_are_dropped(form, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    model = tiny()
+    old = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in (0, 1)}
+    if form == "bin":
+        stock_bin(model, source)
+        torch.save(model.state_dict() | old, source / "pytorch_model.bin")
+    else:
+        model.save_pretrained(source)
+        path = source / "model.safetensors"
+        safetensors.torch.save_file(state(source) | old, path, {"format": "pt", "by": "us"})
+    done = convert(source, target, "alibi")
+    assert done.dropped == tuple(old)
+    assert torch.equal(logits(load(target), IDS), logits(wavepe.hf.patch(model, "alibi"), IDS))
+    if form == "safetensors":
+        with safetensors.safe_open(target / "model.safetensors", "pt") as file:
+            assert file.metadata() == {"format": "pt", "by": "us"}
+
+
+def test_weights_are_never_loaded(tmp_path, monkeypatch):
+    source, learned = tmp_path / "source", tmp_path / "learned"
+    model = tiny(vocab_size=150_000).bfloat16()
+    model.save_pretrained(source)
+    wavepe.hf.patch(model, "shaw:clip=3").save_pretrained(learned)
+
+    def forbidden(*args, **options):
+        raise AssertionError("loads weights")
+
+    for module, name in (
+        (safetensors, "safe_open"),
+        (safetensors.torch, "load_file"),
+        (safetensors.torch, "load"),
+        (torch, "load"),
+    ):
+        monkeypatch.setattr(module, name, forbidden)
+    monkeypatch.setattr(checkpoint_files, "_PIECE", 2**18)
+    tracemalloc.start()
+    try:
+        convert(source, tmp_path / "a", "transformer_xl")
+        convert(learned, tmp_path / "b", "alibi")  # one file, written anew in pieces
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+    monkeypatch.undo()
+    before, after = state(source), state(tmp_path / "b")
+    assert sum(x.nbytes for x in before.values()) > 14_000_000
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], x) for name, x in before.items())
+
+
+def test_random_numbers_of_the_caller_go_on(tmp_path):
+    source = stock(tmp_path / "source")
+    before = torch.get_rng_state()
+    convert(source, tmp_path / "target", "transformer_xl")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------ what goes wrong on the way
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_an_interrupted_conversion_leaves_nothing(error, tmp_path, monkeypatch):
+    source = stock(tmp_path / "source", "sharded")
+    copied, copyfile = [], shutil.copyfile
+
+    def fail(file, target):
+        copied.append(target)
+        if len(copied) == 9:
+            raise error
+        return copyfile(file, target)
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(type(error)):
+        convert(source, tmp_path / "not" / "there", "alibi")
+    assert len(copied) == 9
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_disk_that_is_too_small_is_seen_first(tmp_path, monkeypatch):
+    source = stock(tmp_path / "source", "sharded")
+    room = type("Usage", (), {"free": 10_000})
+    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: room)
+    refused(source, tmp_path / "a" / "b", "10000 are free", error=OSError)
+    convert(source, tmp_path / "target", "alibi", link=True)
+    code = main(["convert", str(source), str(tmp_path / "again"), "alibi"])
+    assert code == 1
+
+
+def test_what_was_written_is_checked(tmp_path, monkeypatch):
+    source, target = stock(tmp_path / "source"), tmp_path / "target"
+    write = conversion._write
+
+    def then(act):
+        def both(plan, part, link):
+            write(plan, part, link)
+            act(part)
+
+        monkeypatch.setattr(conversion, "_write", both)
+
+    then(lambda part: change(part / "config.json", position_encoding="none"))
+    refused(source, target, "encoding", error=RuntimeError)
+    then(lambda part: change(part / "config.json", num_hidden_layers=1))
+    refused(source, target, "unknown: model.layers.1", error=RuntimeError)
+    then(lambda part: next(part.glob("*.safetensors")).unlink())
+    refused(source, target, "cannot be read", error=RuntimeError)
+    then(lambda part: target.mkdir() or (target / "of-another-process").touch())
+    with pytest.raises(OSError, match="not empty"):
+        convert(source, target, "alibi")
+    assert names(target) == ["of-another-process"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_a_file_that_shrinks_while_it_is_copied(tmp_path):
+    (tmp_path / "short").write_bytes(b"12")
+    with (
+        (tmp_path / "short").open("rb") as reader,
+        (tmp_path / "copy").open("wb") as writer,
+        pytest.raises(RuntimeError, match="shorter"),
+    ):
+        checkpoint_files._copy_bytes(reader, writer, 3)

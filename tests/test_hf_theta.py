@@ -1,0 +1,372 @@
+"""wavepe.hf.set_theta: another base on a live model, against models built with it."""
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import wavepe
+import wavepe.hf
+from hf_model import LENGTH, VOCABULARY, logits, tiny, tiny_config, tokens
+from test_rope_frequencies import LONG, ORIGINAL, SHORT
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+from wavepe.hf.theta import IN_A_DICT, set_theta
+
+THETA = 50.0  # of these models, small, so that positions matter in short sequences
+OTHER = 7.0
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+FAMILIES = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {},
+    "gemma2": {"sliding_window": 6},
+    "phi3": {"partial_rotary_factor": 0.5},
+    "olmo2": {},
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": THETA, "hidden_size": 32},
+    "granite": {},
+    "cohere": {"hidden_size": 32},
+    "glm": {"partial_rotary_factor": 0.5},
+    "stablelm": {"partial_rotary_factor": 0.5, "hidden_size": 32},
+    "falcon": {"hidden_size": 32},
+    "gemma3_text": LAYERS,
+}
+TYPES = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, ORIGINAL: LENGTH // 2},
+    "longrope": {"short_factor": SHORT, "long_factor": LONG, ORIGINAL: LENGTH // 2, "factor": 2.0},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 0.25,
+        "high_freq_factor": 2.0,
+        ORIGINAL: LENGTH // 2,
+    },
+}
+
+
+def bases(theta=THETA, **scaling):
+    """The fields of a configuration that name a base, as this transformers reads them."""
+    if IN_A_DICT:
+        scaling = {"rope_type": "default", **scaling}
+        return {"rope_parameters": {"rope_theta": theta, **scaling}}
+    return {"rope_theta": theta} | ({"rope_scaling": scaling} if scaling else {})
+
+
+def build(family, theta=THETA, **options):
+    """A tiny model of a family, with `theta` (for Gemma 3: of its full attention)."""
+    options = {**FAMILIES[family], **options}
+    if "rotary_emb_base" in options:
+        options["rotary_emb_base"] = theta
+    elif family != "gemma3_text":
+        options = {**bases(theta), **options}
+    elif IN_A_DICT:
+        full, local = ({"rope_type": "default", "rope_theta": x} for x in (theta, 10000.0))
+        options["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
+    else:
+        options |= {"rope_theta": theta, "rope_local_base_freq": 10000.0}
+    if "partial_rotary_factor" in options and IN_A_DICT:
+        options["rope_parameters"]["partial_rotary_factor"] = options.pop("partial_rotary_factor")
+
+    def config(head_dim, **sizes):
+        head = {} if family == "falcon" else {"head_dim": head_dim}  # it takes none
+        return AutoConfig.for_model(family, **head, **sizes)
+
+    return tiny(AutoModelForCausalLM.from_config, tiny_config(config, **options))
+
+
+def asked(family, theta):
+    return {"full_attention": theta} if family == "gemma3_text" else theta
+
+
+def fields(config):
+    """Without those that save_pretrained and `to` write."""
+    return {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in ("architectures", "dtype", "torch_dtype")
+    }
+
+
+def same_model(model, wanted, ids):
+    """Logits, frequencies and configuration."""
+    buffers, expected = dict(model.named_buffers()), dict(wanted.named_buffers())
+    assert buffers.keys() == expected.keys()
+    assert all(torch.equal(buffers[key], expected[key]) for key in expected)
+    assert fields(model.config) == fields(wanted.config)
+    assert torch.equal(logits(model, ids), logits(wanted, ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_is_the_model_of_that_theta_and_back(family, tmp_path):
+    model, ids = build(family), tokens(2, LENGTH)
+    before = logits(model, ids)
+    assert set_theta(model, asked(family, OTHER)) is model
+    assert not torch.allclose(logits(model, ids), before, atol=1e-3)
+    same_model(model, build(family, OTHER), ids)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    set_theta(model, asked(family, THETA))
+    same_model(model, build(family), ids)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_type_and_scaling_stay(name):
+    scaling = {"rope_type": name, **TYPES[name]}
+    model, ids = build("llama", **bases(**scaling)), tokens(1, 3 * LENGTH)
+    logits(model, ids)  # leaves the frequencies of a long sequence
+    set_theta(model, OTHER)
+    for length in (5, 3 * LENGTH):
+        fresh = build("llama", **bases(OTHER, **scaling))
+        assert torch.equal(logits(model, ids[:, :length]), logits(fresh, ids[:, :length]))
+
+
+def test_bases_of_layer_types():
+    model, ids = build("gemma3_text"), tokens(1, LENGTH)
+    before = logits(model, ids)
+    with pytest.raises(ValueError, match=r"full_attention theta=50.*dict") as caught:
+        set_theta(model, OTHER)
+    assert "sliding_attention theta=10000" in str(caught.value)
+    for wrong in ({}, {"chunked_attention": OTHER}, {"full_attention": 1.0, "other": 2.0}):
+        with pytest.raises(ValueError, match="the bases of this model are"):
+            set_theta(model, wrong)
+    set_theta(model, {"sliding_attention": OTHER})
+    assert not torch.allclose(logits(model, ids), before, atol=1e-3)
+    set_theta(model, {"sliding_attention": THETA})  # both the same now
+    set_theta(model, 20.0)
+    both = set_theta(build("gemma3_text"), {"full_attention": 20, "sliding_attention": 20})
+    same_model(model, both, ids)
+    with pytest.raises(ValueError, match="one base for all layers, theta=50: give a number"):
+        set_theta(build("llama"), {"full_attention": OTHER})
+
+
+def test_other_models_of_the_configuration_are_not_concerned():
+    config, ids = tiny_config(**bases()), tokens(1, LENGTH)
+    model, other = tiny(config=config), tiny(config=config)
+    before, old = logits(other, ids), copy.deepcopy(fields(config))
+    set_theta(model, OTHER)
+    assert torch.equal(logits(other, ids), before)
+    assert fields(other.config) == old
+    assert model.model.config is model.config
+    assert model.model.layers[0].self_attn.config is model.config
+
+
+def test_the_frequencies_count_and_not_what_the_configuration_says():
+    """A field set on a live model has no effect; set_theta makes up for it."""
+    model, ids = build("llama"), tokens(1, LENGTH)
+    if IN_A_DICT:
+        model.config.rope_parameters["rope_theta"] = OTHER
+    else:
+        model.config.rope_theta = OTHER
+    same_model(set_theta(model, OTHER), build("llama", OTHER), ids)
+
+
+def test_the_same_theta_changes_nothing():
+    model = build("llama")
+    config, buffer = model.config, model.model.rotary_emb.inv_freq
+    set_theta(model, THETA)
+    assert model.config is config
+    assert model.model.rotary_emb.inv_freq is buffer
+    assert not model.model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("theta", "error"),
+    [
+        (0, ValueError),
+        (-1.0, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        (1e-300, ValueError),  # its frequencies are not finite in float32
+        ("10000", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+    ],
+)
+def test_wrong_bases(theta, error):
+    model, ids = build("llama"), tokens(1, LENGTH)
+    with pytest.raises(error, match="theta"):
+        set_theta(model, theta)
+    same_model(model, build("llama"), ids)
+
+
+def test_yarn_has_no_base_1():
+    model = build("llama", **bases(rope_type="yarn", **TYPES["yarn"]))
+    with pytest.raises(ValueError, match="no frequencies"):
+        set_theta(model, 1.0)
+
+
+def test_models_without_a_base():
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    for family in ("gptj", "gpt2"):
+        more = {"rotary_dim": 4} if family == "gptj" else {}
+        config = AutoConfig.for_model(family, **sizes, **more)
+        with pytest.raises(ValueError, match=r"no rotary embedding in this GPT.*rotary module"):
+            set_theta(AutoModelForCausalLM.from_config(config), OTHER)
+    with pytest.raises(ValueError, match="no rotary embedding"):
+        set_theta(torch.nn.Linear(2, 2), OTHER)
+    with pytest.raises(ValueError, match="configuration of one causal model"):
+        set_theta(build("llama").model.rotary_emb, OTHER)
+    with pytest.raises(TypeError, match="got str"):
+        set_theta("model", OTHER)
+    two = {key: tiny_config().to_dict() for key in ("encoder", "decoder")}
+    two["decoder"]["cross_attention_hidden_size"] = two["encoder"]["hidden_size"]
+    model = transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig(**two))
+    with pytest.raises(ValueError, match="configuration of one causal model"):
+        set_theta(model, OTHER)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config())
+    with pytest.raises(ValueError, match="meta device"):
+        set_theta(model, OTHER)
+
+
+def test_copies_pickles_wrappers_and_dtypes():
+    model, ids = build("llama").to(torch.bfloat16), tokens(1, LENGTH)
+    wanted = build("llama", OTHER).to(torch.bfloat16)
+    wrapper = torch.nn.Sequential(model)
+    set_theta(wrapper, OTHER)
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    for other in (model, copy.deepcopy(model), torch.load(stored, weights_only=False)):
+        same_model(other, wanted, ids)
+        set_theta(other, THETA)
+        same_model(other, build("llama").to(torch.bfloat16), ids)
+
+
+def test_the_text_model_among_others():
+    text = tiny_config(**bases())
+    picture = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    picture |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+    vision = transformers.PixtralVisionConfig(**picture)
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision)
+    model, ids = tiny(transformers.LlavaForConditionalGeneration, config), tokens(1, LENGTH)
+    buffers = {key: value.clone() for key, value in model.named_buffers() if "vision" in key}
+    assert buffers
+    before = logits(model, input_ids=ids)
+    set_theta(model, OTHER)
+    assert model.config.text_config is model.model.language_model.config
+    assert not torch.allclose(logits(model, input_ids=ids), before, atol=1e-3)
+    assert all(torch.equal(dict(model.named_buffers())[key], buffers[key]) for key in buffers)
+    fresh = build("llama", OTHER)
+    fresh.model.load_state_dict(model.model.language_model.state_dict())
+    fresh.lm_head.load_state_dict(model.lm_head.state_dict())
+    assert torch.equal(logits(model, input_ids=ids), logits(fresh, ids))
+    assert fields(model.config.text_config) == fields(fresh.config)
+
+
+# ---------------------------------------------------------------- caches
+
+
+@pytest.mark.parametrize("family", ["llama", "stablelm", "gemma3_text"])
+def test_keys_of_another_theta_are_refused(family):
+    model, ids = build(family), tokens(1, LENGTH)
+    old = DynamicCache(config=model.config)
+    logits(model, ids[:, :5], past_key_values=old)
+    set_theta(model, asked(family, OTHER))
+    with pytest.raises(ValueError, match=r"theta=50\b.*theta=7\b.*empty cache"):
+        logits(model, ids[:, 5:], past_key_values=old)
+    wanted = logits(model, ids, use_cache=False)
+    new = DynamicCache(config=model.config)
+    parts = [logits(model, part, past_key_values=new) for part in ids.split((5, 1, 10), dim=1)]
+    assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-4)
+    set_theta(model, asked(family, THETA))
+    with pytest.raises(ValueError, match="empty cache"):
+        logits(model, ids[:, :1], past_key_values=new)
+    step = logits(model, ids[:, 5:], past_key_values=old)  # its keys fit again
+    assert torch.allclose(step, logits(model, ids)[:, 5:], atol=1e-4)
+
+
+def test_caches_that_the_model_makes():
+    model, ids = set_theta(build("llama"), OTHER), tokens(1, LENGTH)
+    with torch.no_grad():
+        first = model(ids[:, :5])
+        inner = model.model(ids[:, :5], None, None, first.past_key_values, return_dict=False)
+    assert logits(model, ids[:, :5], past_key_values=inner[1]).shape[1] == 5
+    set_theta(model, 20.0)
+    for cache in (first.past_key_values, copy.deepcopy(first.past_key_values)):
+        with pytest.raises(ValueError, match="empty cache"), torch.no_grad():
+            model.model(ids[:, :1], None, None, cache)
+    cache = StaticCache(config=model.config, max_cache_len=LENGTH)
+    logits(model, ids[:, :5], past_key_values=cache)
+    set_theta(model, OTHER)
+    with pytest.raises(ValueError, match="empty cache"):
+        logits(model, ids[:, 5:6], past_key_values=cache)
+    cache.reset()
+    wanted = logits(model, ids[:, :5], use_cache=False)
+    assert torch.allclose(logits(model, ids[:, :5], past_key_values=cache), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_goes_on(cache):
+    model, ids = build("llama"), tokens(2, 5)
+    how = {"max_new_tokens": 6, "do_sample": False}
+    options = {} if cache == "dynamic" else {"cache_implementation": "static"}
+    for theta in (THETA, OTHER, 20.0):
+        set_theta(model, theta)
+        found = model.generate(ids, **how, **options, disable_compile=True)
+        assert torch.equal(found, model.generate(ids, **how, use_cache=False))
+
+
+def test_compiled_models_follow():
+    torch._dynamo.reset()
+    one = {"num_hidden_layers": 1}
+    model, ids = build("llama", **one), tokens(1, LENGTH)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        cache = compiled(ids).past_key_values
+        for theta in (OTHER, 20.0):
+            set_theta(model, theta)
+            filled = compiled(ids)  # in the shapes of the graph of before
+            assert torch.equal(filled.logits, logits(build("llama", theta, **one), ids))
+            with pytest.raises(ValueError, match="empty cache"):
+                compiled(ids[:, :1], past_key_values=cache)
+            cache = filled.past_key_values
+            compiled(ids[:, :1], past_key_values=cache)
+    torch._dynamo.reset()
+
+
+# ---------------------------------------------------------------- encodings of wavepe
+
+
+@pytest.mark.skipif(not IN_A_DICT, reason="wavepe.hf.patch needs transformers >= 5")
+@pytest.mark.parametrize("spec", ["rope", "rope:theta=30", "rope:theta=30,type=linear,factor=2"])
+def test_patched_models(spec, tmp_path):
+    model, ids = build("llama"), tokens(1, LENGTH)
+    stock, patched = logits(model, ids), logits(wavepe.hf.patch(model, spec), ids)
+    theta = model.model.rotary_emb.encoding.theta
+    cache = DynamicCache(config=model.config)
+    logits(model, ids[:, :5], past_key_values=cache)
+    set_theta(model, OTHER)
+    wanted = tiny()
+    wavepe.hf.patch(wanted, {**wavepe.encoding(spec).to_dict(), "theta": OTHER})
+    assert torch.equal(logits(model, ids), logits(wanted, ids))
+    with pytest.raises(ValueError, match="empty cache"):
+        logits(model, ids[:, 5:6], past_key_values=cache)
+    model.save_pretrained(tmp_path)
+    loaded = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(loaded, ids), logits(wanted, ids))
+    set_theta(loaded, theta)
+    assert torch.equal(logits(loaded, ids), patched)
+    wavepe.hf.unpatch(model)
+    assert torch.equal(logits(model, ids), stock)
+    assert fields(model.config) == fields(build("llama").config)
+
+
+@pytest.mark.skipif(not IN_A_DICT, reason="wavepe.hf.patch needs transformers >= 5")
+def test_the_base_at_inference_of_a_spec():
+    model, ids = wavepe.hf.patch(tiny(), "rope:theta=30,inference_theta=90"), tokens(1, LENGTH)
+    set_theta(model, OTHER)
+    assert model.config.position_encoding == "rope:theta=30,inference_theta=7"
+    wanted = logits(wavepe.hf.patch(tiny(), "rope:theta=7"), ids)
+    assert torch.equal(logits(model, ids), wanted)
+    scaled = wavepe.hf.patch(tiny(), "rope:theta=30,inference_theta=scaled")
+    set_theta(scaled, OTHER)
+    assert scaled.config.position_encoding == "rope:theta=7,inference_theta=scaled"
+    with pytest.raises(ValueError, match="'none', which is not rotary"):
+        set_theta(wavepe.hf.patch(tiny(), "none"), OTHER)
