@@ -278,7 +278,7 @@ def print_table(results: dict) -> None:
 
 def draw(results: dict, path: Path) -> None:
     """Perplexity over the evaluated length."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4), sharey=True)
     for axis, protocol in zip(axes, ("blocks", "sliding"), strict=True):
         for run in results["runs"]:
             if run["protocol"] == protocol:
@@ -289,7 +289,7 @@ def draw(results: dict, path: Path) -> None:
         axis.minorticks_off()
         axis.axvline(results["train_length"], color="gray", linewidth=0.5)
     axes[0].set(yscale="log", ylabel="perplexity per word")
-    axes[1].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
     figure.suptitle(f"fairseq language models, trained on {results['train_length']} tokens")
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -106,6 +106,14 @@ def test_padding(spec, side):
         assert_close(got[row][real[row]], alone[0], 1e-12)
 
 
+@pytest.mark.parametrize("spec", ["sinusoidal", "normalised"])
+def test_padding_has_no_position(spec):
+    vectors = model(spec).decoder.embed_positions(padded(tokens(2, 6), (6, 4), "left"))
+    assert vectors.shape == (2, 6, DIM)
+    assert not vectors[1, :2].any()
+    assert vectors[1, -1].any()
+
+
 # --------------------------------------------------------------- incremental decoding
 
 

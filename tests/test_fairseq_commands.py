@@ -159,7 +159,7 @@ def test_a_user_dir_of_ones_own(tmp_path):
     assert (found["name"], found["slope"]) == ("even", 0.25)
 
 
-@pytest.mark.skipif(NEEDS_SHIM, reason="fairseq 0.12.2 itself does not start on Python 3.11")
+@pytest.mark.skipif(NEEDS_SHIM, reason="fairseq 0.12.2 does not start by itself")
 def test_fairseqs_own_command_with_our_user_dir(tmp_path):
     line = arguments(tmp_path, "--user-dir", wavepe.fairseq.USER_DIR, "--pos-enc", "wavelet")
     ended = run("from fairseq_cli.train import cli_main; cli_main()", *line, "--max-update", 3)

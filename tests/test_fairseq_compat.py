@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 from fairseq_cases import (
+    FIXED,
     GPT,
     MARKS,
     NEEDS_SHIM,
@@ -39,7 +40,7 @@ def original(module, name):
 # --------------------------------------------------------------- dataclasses as defaults
 
 
-@pytest.mark.skipif(not NEEDS_SHIM, reason="fairseq-fixed has no such defaults")
+@pytest.mark.skipif(not NEEDS_SHIM, reason="no such defaults, or a Python that takes them")
 def test_fairseq_is_not_imported_without_the_shim():
     ended = subprocess.run([sys.executable, "-c", "import fairseq"], capture_output=True, text=True)
     assert ended.returncode == 1
@@ -212,7 +213,7 @@ def test_processes_of_torchrun(monkeypatch):
 
 
 @no_gpu
-@pytest.mark.skipif(NEEDS_SHIM, reason="fairseq 0.12.2 knows the processes of torchrun")
+@pytest.mark.skipif(not FIXED, reason="fairseq 0.12.2 knows the processes of torchrun")
 def test_processes_of_torchrun_as_fairseq_fixed_takes_them(monkeypatch):
     _, call, utils = launched(monkeypatch, **TORCHRUN)
     assert call(original(utils, "call_main")) == ["alone"]
