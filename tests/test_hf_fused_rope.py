@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticC
 from wavepe import ops
 from wavepe.hf import fused_rope
 from wavepe.hf.fused_rope import use_fused_rope
-from wavepe.hf.theta import IN_A_DICT, set_theta
+from wavepe.hf.theta import set_theta
 
 
 @pytest.fixture
@@ -202,7 +202,6 @@ def test_goes_with_set_theta(family, calls):
             logits(model, ids[:, 5:], past_key_values=cache)
 
 
-@pytest.mark.skipif(not IN_A_DICT, reason="wavepe.hf.patch needs transformers >= 5")
 def test_patched_models(calls):
     ids = tokens(1, LENGTH)
     model = wavepe.hf.patch(tiny(), "rope:theta=30")

@@ -13,7 +13,8 @@ import wavepe.hf
 from hf_model import LENGTH, VOCABULARY, logits, tiny, tiny_config, tokens
 from test_rope_frequencies import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
-from wavepe.hf.theta import IN_A_DICT, set_theta
+from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.theta import set_theta
 
 THETA = 50.0  # of these models, small, so that positions matter in short sequences
 OTHER = 7.0
@@ -51,7 +52,7 @@ TYPES = {
 
 def bases(theta=THETA, **scaling):
     """The fields of a configuration that name a base, as this transformers reads them."""
-    if IN_A_DICT:
+    if ROPE_IN_A_DICT:
         scaling = {"rope_type": "default", **scaling}
         return {"rope_parameters": {"rope_theta": theta, **scaling}}
     return {"rope_theta": theta} | ({"rope_scaling": scaling} if scaling else {})
@@ -64,12 +65,12 @@ def build(family, theta=THETA, **options):
         options["rotary_emb_base"] = theta
     elif family != "gemma3_text":
         options = {**bases(theta), **options}
-    elif IN_A_DICT:
+    elif ROPE_IN_A_DICT:
         full, local = ({"rope_type": "default", "rope_theta": x} for x in (theta, 10000.0))
         options["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
     else:
         options |= {"rope_theta": theta, "rope_local_base_freq": 10000.0}
-    if "partial_rotary_factor" in options and IN_A_DICT:
+    if "partial_rotary_factor" in options and ROPE_IN_A_DICT:
         options["rope_parameters"]["partial_rotary_factor"] = options.pop("partial_rotary_factor")
 
     def config(head_dim, **sizes):
@@ -159,7 +160,7 @@ def test_other_models_of_the_configuration_are_not_concerned():
 def test_the_frequencies_count_and_not_what_the_configuration_says():
     """A field set on a live model has no effect; set_theta makes up for it."""
     model, ids = build("llama"), tokens(1, LENGTH)
-    if IN_A_DICT:
+    if ROPE_IN_A_DICT:
         model.config.rope_parameters["rope_theta"] = OTHER
     else:
         model.config.rope_theta = OTHER
@@ -334,7 +335,6 @@ def test_compiled_models_follow():
 # ---------------------------------------------------------------- encodings of wavepe
 
 
-@pytest.mark.skipif(not IN_A_DICT, reason="wavepe.hf.patch needs transformers >= 5")
 @pytest.mark.parametrize("spec", ["rope", "rope:theta=30", "rope:theta=30,type=linear,factor=2"])
 def test_patched_models(spec, tmp_path):
     model, ids = build("llama"), tokens(1, LENGTH)
@@ -358,7 +358,6 @@ def test_patched_models(spec, tmp_path):
     assert fields(model.config) == fields(build("llama").config)
 
 
-@pytest.mark.skipif(not IN_A_DICT, reason="wavepe.hf.patch needs transformers >= 5")
 def test_the_base_at_inference_of_a_spec():
     model, ids = wavepe.hf.patch(tiny(), "rope:theta=30,inference_theta=90"), tokens(1, LENGTH)
     set_theta(model, OTHER)

@@ -6,41 +6,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from ..encodings import Encoding
 from ..nn._absolute import AbsoluteVectors
-
-FORWARD_ARGUMENTS = (
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "inputs_embeds",
-    "use_cache",
-)
+from . import families
 
 
 class AddAbsolute:
-    """Forward pre-hook of a LlamaModel, for an encoding with the entry point "absolute".
+    """Forward pre-hook of a base model, for an encoding with the entry point "absolute".
 
     Positions are `position_ids` where given; else, with a 2-D attention mask over cache and input,
-    the number of attended tokens before each; else cache length + 0..q-1.
+    the number of attended tokens before each; else cache length + 0..q-1. A family that scales its
+    embeddings [V] has them scaled first: what is added reaches the first layer as it is.
     """
 
-    def __init__(self, encoding: Encoding, config: PretrainedConfig) -> None:
+    def __init__(self, encoding: Encoding, base: Any) -> None:
+        config = base.config
         self.encoding = encoding
         self.vectors = AbsoluteVectors(encoding, config.hidden_size, config.max_position_embeddings)
+        self.names = families.argument_names(base)
+        self.scale = families.embedding_scale(base)
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        kwargs = dict(zip(FORWARD_ARGUMENTS, args, strict=False)) | kwargs
+        kwargs = dict(zip(self.names, args, strict=False)) | kwargs
         input_ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
         if (input_ids is None) == (embeds is None):
             return None  # the model says what is wrong
         if embeds is None:
-            embeds = module.embed_tokens(input_ids)
+            embeds = module.get_input_embeddings()(input_ids)
         cache = kwargs.get("past_key_values")
         seen = 0 if cache is None else cache.get_seq_length()
         if self.vectors.follows_length and seen > 0:
@@ -49,8 +44,9 @@ class AddAbsolute:
                 "tokens were encoded for another one; pass use_cache=False"
             )
         positions = _positions(kwargs, embeds, seen)
-        vectors = self.vectors(positions).to(embeds.device, embeds.dtype)
-        return (), kwargs | {"input_ids": None, "inputs_embeds": embeds + vectors}
+        vectors = self.vectors(positions) / self.scale
+        embeds = embeds + vectors.to(embeds.device, embeds.dtype)
+        return (), kwargs | {"input_ids": None, "inputs_embeds": embeds}
 
 
 def _positions(kwargs: dict[str, Any], embeds: Tensor, seen: int | Tensor) -> Tensor:

@@ -1,30 +1,34 @@
 """The attention "wavepe": score = ((q + u).k + (q + v).p_delta) * scaling - slope * |delta|.
 
-`wavepe.ops.attention` computes it, and holds no tensor of queries x keys; one is made only where
-the caller asks for the weights or brings a mask that is added. A layer whose encoding leaves the
-scores alone gets PyTorch's attention. Registered with transformers as an attention and as a mask of
-the same name: without the mask transformers would hand over none, and padding would be seen.
+Where the family has a softcap c, c * tanh(score / c). `wavepe.ops.attention` computes it for every
+layer, those whose encoding leaves the scores alone too, and holds no tensor of queries x keys; one
+is made only where the caller asks for the weights or brings a mask that is added. Registered with
+transformers as an attention and as a mask of the same name: without the mask transformers would
+hand over none, and padding would be seen.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from .. import ops
 from . import compiled, masks
+from .families import CACHE_NAMES
+from .layers import text
 from .names import NAME
-from .rotary import Rotary, Rotated
+from .rotary import Angles, Rotary, Rotated
 from .scores import RelativeScore, Score, Terms
 from .tables import relative_rows, table_rows
 
-FORWARD_ARGUMENTS = ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")
+# transformers < 5 asks for the places of the queries, not for their number.
+SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
 
 
 @dataclass
@@ -33,15 +37,21 @@ class Layer:
 
     Attributes
     ----------
+    names : tuple of str
+        Of the positional arguments of the layer's forward.
     score : Score, optional
         What the encoding puts into the scores.
+    rotation : int, optional
+        Of several rotations that a model's layers have, this layer's.
     angles : Rotated, optional
-        Rotation whose base may change: caches are checked against it.
+        A rotation that this layer is the first to have: caches are checked against it.
     rotary : Rotary, optional
         Of a layer that stands alone, outside a model: makes its position embeddings.
     """
 
+    names: tuple[str, ...]
     score: Score | None = None
+    rotation: int | None = None
     angles: Rotated | None = None
     rotary: Rotary | None = None
 
@@ -51,19 +61,28 @@ def before_attention(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of an attention layer: what its attention function is not told."""
     layer = module.wavepe
-    kwargs = dict(zip(FORWARD_ARGUMENTS, args, strict=False)) | kwargs
-    cache = kwargs.get("past_key_values")
-    seen = 0 if cache is None else _cached_tokens(cache, module.layer_idx)
+    kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
+    hidden = kwargs["hidden_states"]
+    cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+    seen: int | Tensor = 0
+    if cache is not None:
+        seen, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
+        kwargs["wavepe_offset"] = seen - first
     position_ids = kwargs.get("position_ids")
     if position_ids is None and (layer.rotary or layer.angles):
-        hidden = kwargs["hidden_states"]
         position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
     if layer.rotary is not None:
-        kwargs["position_embeddings"] = layer.rotary(kwargs["hidden_states"], position_ids)
-    if layer.angles is not None and cache is not None:
+        kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
+    elif layer.rotation is not None:
+        kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
+    if not isinstance(kwargs.get("position_embeddings"), Angles):
+        raise ValueError(
+            f"this {type(module).__name__} has the position encoding "
+            f"{text(module.config.position_encoding)!r}, but another module than wavepe's made its "
+            "angles: leave the model's rotary_emb in place, or wavepe.hf.unpatch(model) first"
+        )
+    if cache is not None and layer.angles is not None and layer.angles.changes:
         layer.angles.check_cache(cache, seen, position_ids)
-    if layer.score is not None and cache is not None:
-        kwargs["wavepe_offset"] = seen
     return (), kwargs
 
 
@@ -75,6 +94,8 @@ def attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the layer's encoding, as transformers calls it.
@@ -89,6 +110,8 @@ def attention_forward(
     attention_mask : Tensor, optional
         As `masks.attention_mask` makes it, or one of the user's own (B|1, H|1, m, n): bool (True:
         attend) or float (added), which alone decides what is seen.
+    scaling, dropout, sliding_window, softcap
+        As the family passes them.
 
     Returns
     -------
@@ -99,25 +122,30 @@ def attention_forward(
     score = _score(module)
     # transformers records weights for the argument and for the configuration's own switch.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
-    if score is None and not weights_wanted:
+    causal = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if kwargs.get("head_mask") is not None:
+        raise ValueError("head_mask is not supported by the attention 'wavepe'")
+    if not causal:
+        if score is not None:
+            raise ValueError(f"{score.spec} needs causal attention here, got is_causal=False")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    causal = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    if score is not None and not causal:
-        raise ValueError(f"{score.spec} needs causal attention here, got is_causal=False")
-    _check_mask(attention_mask)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    offset = kwargs.get("wavepe_offset", key.shape[2] - query.shape[2])
-    options: Options = {"offset": offset, "scaling": scaling, "dropout": dropout}
-    added = attention_mask is not None and attention_mask.is_floating_point()
-    if score is not None and not (weights_wanted or added):
-        out = _fused(score, query, key, value, attention_mask, **options)
-        return out.transpose(1, 2).contiguous(), None
-    return _composed(
-        module, score, query, key, value, attention_mask, weights_wanted=weights_wanted, **options
-    )
+    seen = masks.read(attention_mask)
+    options: Options = {
+        "offset": kwargs.get("wavepe_offset", key.shape[2] - query.shape[2]),
+        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "dropout": dropout,
+        "window": sliding_window,
+        "softcap": softcap,
+    }
+    added = seen.mask is not None and seen.mask.is_floating_point()
+    if weights_wanted or added:
+        out, weights = _composed(score, query, key, value, attention_mask, **options)
+        return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
+    out = _fused(score, query, key, value, seen, **options)
+    return out.transpose(1, 2).contiguous(), None
 
 
 class Options(TypedDict):
@@ -126,45 +154,41 @@ class Options(TypedDict):
     offset: int | Tensor
     scaling: float
     dropout: float
-
-
-def _check_mask(mask: Tensor | None) -> None:
-    if mask is None or mask.is_floating_point() or mask.dtype == torch.bool:
-        return
-    if mask.ndim != 2:  # sequences, numbered
-        raise TypeError(f"attention_mask must be bool or floating point, got {mask.dtype}")
+    window: int | None
+    softcap: float | None
 
 
 def _fused(
-    score: Score,
+    score: Score | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    seen: masks.Seen,
     *,
     offset: int | Tensor,
     scaling: float,
     dropout: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """Attention (B, H, m, d) by `wavepe.ops.attention`."""
-    whole = mask is not None and mask.ndim == 4
-    packed = mask is not None and mask.dtype != torch.bool
+    if seen.segments is not None and seen.segments.shape[1] < key.shape[2]:
+        # A static cache has room behind the packed sequences that fill it.
+        key, value = (x[:, :, : seen.segments.shape[1]] for x in (key, value))
     options: dict[str, Any] = {
-        "causal": not whole,
+        **seen._asdict(),
         "scale": scaling,
         "offset": offset,
-        "key_mask": None if whole or packed else mask,
-        "segments": mask if packed else None,
-        "mask": mask if whole else None,
+        "window": window if seen.causal else None,
+        "softcap": softcap,
         "dropout_p": dropout,
     }
     if torch.compiler.is_compiling() and isinstance(score, RelativeScore):
         if query.device.type == "cpu":
             return compiled.attention(query, key, value, score.spec, **options)
-        rows = relative_rows(score.spec, key.shape[2], query)
-        terms = Terms(rows)
+        terms = Terms(relative_rows(score.spec, key.shape[2], query))
     else:
-        terms = score.terms(query, key.shape[2])
+        terms = Terms() if score is None else score.terms(query, key.shape[2])
     query, q_rel = _with_biases(query, terms)
     options |= {"p": terms.p, "first": terms.first, "beyond": terms.beyond, "q_rel": q_rel}
     out: Any = ops.attention(query, key, value, slopes=terms.slopes, **options)
@@ -180,7 +204,6 @@ def _with_biases(query: Tensor, terms: Terms) -> tuple[Tensor, Tensor | None]:
 
 
 def _composed(
-    module: nn.Module,
     score: Score | None,
     query: Tensor,
     key: Tensor,
@@ -190,37 +213,30 @@ def _composed(
     offset: int | Tensor,
     scaling: float,
     dropout: float,
-    weights_wanted: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`attention_forward` by PyTorch, with a tensor of all scores."""
-    queries, keys = query.shape[2], key.shape[2]
-    if score is None and mask is None:  # a layer without a score is not told its offset
-        offset = 0 if queries > 1 else keys - 1
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    bias: Tensor | None = None
-    if score is not None:
-        wide = query.to(dtype)
-        terms = _terms(score, wide, keys)
-        wide, q_rel = _with_biases(wide, terms)
-        query, q_rel = wide.to(query.dtype), wide if q_rel is None else q_rel
-        bias = _bias(terms, q_rel * scaling, keys, offset)
-    if mask is None or not mask.is_floating_point():
-        mask = masks.visible(mask, queries, keys, offset, query.device)
-    mask = _additive(bias, mask, dtype)
-    if weights_wanted:
-        return eager_attention_forward(
-            module, query, key, value, mask, scaling=scaling, dropout=dropout
-        )
-    out = nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=dropout,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out.transpose(1, 2).contiguous(), None
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention (B, H, m, d) and its weights (B, H, m, n) by PyTorch, with a tensor of scores."""
+    queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
+    seen = masks.read(mask)
+    if seen.segments is not None and seen.segments.shape[1] < keys:
+        mask = nn.functional.pad(mask, (0, keys - seen.segments.shape[1]))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    terms = Terms() if score is None else _terms(score, query.to(wide), keys)
+    query, q_rel = _with_biases(query.to(wide), terms)
+    groups = query.shape[1] // key.shape[1]
+    scores = query @ key.to(wide).repeat_interleave(groups, 1).transpose(-1, -2) * scaling
+    scores = scores + _bias(terms, (query if q_rel is None else q_rel) * scaling, keys, offset)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    shown = masks.visible(mask, queries, keys, offset, query.device, window)
+    if shown.is_floating_point():
+        scores = scores + shown
+    else:
+        # The finite minimum keeps rows that see nothing (padding) finite.
+        scores = scores.masked_fill(~shown, torch.finfo(wide).min)
+    weights = nn.functional.dropout(scores.softmax(-1).to(dtype), dropout)
+    return weights @ value.repeat_interleave(groups, 1), weights
 
 
 def _score(module: nn.Module) -> Score | None:
@@ -235,7 +251,8 @@ def _score(module: nn.Module) -> Score | None:
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
             f"this {type(module).__name__} has no position encoding, and its configuration names "
-            f"{module.config.position_encoding!r}: build a WavePELlama... from that configuration"
+            f"{text(module.config.position_encoding)!r}: build a WavePELlama... from that "
+            "configuration"
         )
     return None
 
@@ -270,23 +287,25 @@ def _bias(terms: Terms, q_rel: Tensor, keys: int, offset: int | Tensor) -> Tenso
     return bias
 
 
-def _additive(bias: Tensor | None, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The encoding's scores and the mask in one tensor of float32 (float64 for float64)."""
-    if mask.is_floating_point():
-        return mask.to(dtype) if bias is None else bias + mask.to(dtype)
-    # The finite minimum keeps rows that see nothing (padding) finite. It is not added to the
-    # bias: the sum of two negative numbers could be infinite.
-    lowest = torch.finfo(dtype).min
-    bias = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
-    return torch.where(mask, bias, lowest)
+def _cached_tokens(
+    cache: Any, layer_idx: int, queries: int, kwargs: dict[str, Any]
+) -> tuple[int | Tensor, int | Tensor]:
+    """Number of tokens before the first query, and of those that a window has dropped.
 
-
-def _cached_tokens(cache: Any, layer_idx: int) -> int | Tensor:
-    """Number of tokens before the first query; a tensor of no dimensions for a static cache."""
-    read = getattr(cache, "get_query_offset", cache.get_seq_length)
-    seen = read(layer_idx)
-    # A static cache counts on in the same tensor while the layer runs.
-    return seen.clone() if isinstance(seen, Tensor) else seen
+    The first is a tensor of no dimensions for a static cache, which counts on in it while the layer
+    runs.
+    """
+    seen = getattr(cache, "get_query_offset", cache.get_seq_length)(layer_idx)
+    if SIZES_BY_LENGTH:
+        _, first = cache.get_mask_sizes(queries, layer_idx)
+    else:
+        places = kwargs.get("cache_position")
+        if places is None:
+            places = torch.arange(queries) + seen
+        elif isinstance(seen, Tensor):  # which does not count keys of zeros
+            seen = places[0]
+        _, first = cache.get_mask_sizes(places, layer_idx)
+    return seen.clone() if isinstance(seen, Tensor) else seen, first
 
 
 def register() -> None:

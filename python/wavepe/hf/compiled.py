@@ -23,6 +23,8 @@ def attention(
     spec: str,
     *,
     causal: bool,
+    window: int | None,
+    softcap: float | None,
     scale: float,
     offset: int | Tensor | None,
     key_mask: Tensor | None,
@@ -37,26 +39,24 @@ def attention(
         offset = k.shape[2] - q.shape[2] if offset is None else offset
         offset = torch.full((), offset, dtype=torch.int64, device=q.device)
     seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
-    out, _ = torch.ops.wavepe_hf.attention_forward(
-        q, k, v, spec, causal, scale, offset, key_mask, segments, mask, dropout_p, seed
-    )
+    scores = (spec, causal, window, softcap, scale, offset)
+    hidden = (key_mask, segments, mask)
+    out, _ = torch.ops.wavepe_hf.attention_forward(q, k, v, *scores, *hidden, dropout_p, seed)
     return out
 
 
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, str spec, bool causal, float scale, Tensor offset, "
+    "Tensor q, Tensor k, Tensor v, str spec, bool causal, SymInt? window, float? softcap, "
+    "float scale, Tensor offset, "
     "Tensor? key_mask, Tensor? segments, Tensor? mask, float dropout_p, Tensor? seed"
 )
 
 
-def _arguments(
-    q: Tensor, k: Tensor, v: Tensor, spec: str, causal: bool, scale: float, *rest: Any
-) -> tuple[Any, ...]:
+def _arguments(q: Tensor, k: Tensor, v: Tensor, spec: str, *rest: Any) -> tuple[Any, ...]:
     """Of torch.ops.wavepe.attention_forward, for _INPUTS."""
     table = constant_table(spec, q.shape[-1], k.shape[2])
     p, first, zones = table.tensors(q.dtype, q.device)
-    scores = (p, first, table.beyond, None, None, causal, None, None, scale)
-    return (q, k, v, *scores, *rest, zones or None)
+    return (q, k, v, p, first, table.beyond, None, None, *rest, zones or None)
 
 
 @torch.library.custom_op(

@@ -1,14 +1,17 @@
-"""Configurations: that of the model type wavepe_llama, and the one that a patched Llama holds."""
+"""Configurations: that of the model type wavepe_llama, and the one that a patched model holds."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from typing import Any
 
-from transformers import LlamaConfig
+import transformers
+from transformers import LlamaConfig, PretrainedConfig
 
-from ..encodings import Encoding, encoding
+from . import families
+from .layers import Choice, Spec, Written
 from .names import CLASS_PREFIX, MODEL_TYPE, NAME
 
 # The heads of Llama that have a counterpart with an encoding.
@@ -22,17 +25,29 @@ STOCK_CLASSES = (
 # A stock Llama class that reads the file asks for this attention: it does not know it, or where
 # wavepe.hf is imported, the attention finds no encoding. Both raise; RoPE instead would be silent.
 ON_DISK = {"attn_implementation": NAME}
+PATCHED = "Patched"  # PatchedMistralConfig is the class of a patched Mistral's configuration
 
 
-class WavePELlamaConfig(LlamaConfig):
+class _SpecAttribute:
+    """A configuration that keeps `position_encoding` as it is written in files."""
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
+        if key == "position_encoding":
+            value = Choice(value).written()
+        super().__setattr__(key, value)
+
+
+class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
     """A Llama's configuration with a position encoding of its own.
 
     Parameters
     ----------
     position_encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it; kept as its spec. The default, "rope", is the encoding of a
-        stock Llama: base and scaling are those of `rope_parameters`. The trained length that an
-        encoding may need is `max_position_embeddings`.
+        As `wavepe.encoding` reads it, or for hybrids a dict of layer ranges,
+        ``{"0-3": "rope", "4": "none"}``, as `wavepe.hf.patch` takes it; kept as specs. The default,
+        "rope", is the encoding of a stock Llama: base and scaling are those of `rope_parameters`.
+        The trained length that an encoding may need is `max_position_embeddings`.
     **kwargs
         As for `transformers.LlamaConfig`.
 
@@ -43,19 +58,21 @@ class WavePELlamaConfig(LlamaConfig):
     """
 
     model_type = MODEL_TYPE
-    position_encoding: str = "rope"
+    position_encoding: str | dict = "rope"
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        super().__post_init__(**{"attn_implementation": NAME, **kwargs})
+    if families.ROPE_IN_A_DICT:  # configurations are dataclasses since
+
+        def __post_init__(self, **kwargs: Any) -> None:
+            super().__post_init__(**{"attn_implementation": NAME, **kwargs})
+
+    else:
+
+        def __init__(self, position_encoding: Spec = "rope", **kwargs: Any) -> None:
+            self.position_encoding = position_encoding  # type: ignore[assignment] # it is written
+            super().__init__(**{"attn_implementation": NAME, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), **ON_DISK}
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
-        if key == "position_encoding":
-            value = str(encoding(value))
-        super().__setattr__(key, value)
 
 
 class PatchedLlamaConfig(LlamaConfig):
@@ -64,7 +81,7 @@ class PatchedLlamaConfig(LlamaConfig):
     A patched model saved as plain Llama would come back with RoPE, without an error.
     """
 
-    position_encoding: str = "rope"
+    position_encoding: str | dict = "rope"
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """As of transformers; ValueError for a class that has no counterpart here."""
@@ -85,26 +102,57 @@ class PatchedLlamaConfig(LlamaConfig):
         return output
 
 
-def patched_config(stock: LlamaConfig, encoding: Encoding) -> PatchedLlamaConfig:
+class _Unsaved:
+    """The configuration of a patched model whose family has no type that keeps the encoding."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """ValueError: on disk it would be a stock model's."""
+        kind = type(self).__name__.removeprefix(PATCHED).removesuffix("Config")
+        raise ValueError(
+            f"a patched {kind} cannot be saved with its position encoding, there is a {MODEL_TYPE} "
+            "form of Llama only: wavepe.hf.unpatch(model) first, and patch it again after loading "
+            "(torch.save keeps a patched model whole)"
+        )
+
+
+@functools.cache
+def _patched_class(stock: type) -> type:
+    if stock is LlamaConfig:
+        return PatchedLlamaConfig
+    name = PATCHED + stock.__name__
+    body = {"__module__": __name__, "__qualname__": name, "position_encoding": "rope"}
+    body["__annotations__"] = {"position_encoding": str | dict}
+    return type(name, (_Unsaved, stock), body)
+
+
+def __getattr__(name: str) -> Any:
+    """Where pickle finds the classes that were made for a patch."""
+    stock = getattr(transformers, name.removeprefix(PATCHED), None)
+    if not name.startswith(PATCHED) or not isinstance(stock, type):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _patched_class(stock)
+
+
+def patched_config(stock: PretrainedConfig, written: Written) -> PretrainedConfig:
     """A copy of `stock` for one patched model.
 
     A copy, because models built from one configuration share it: set there, the encoding would
-    reach the others. TypeError for a class derived from LlamaConfig: saved as a wavepe_llama's, it
+    reach the others. TypeError for a class derived from a family's: saved as a wavepe_llama's, it
     would lose its own fields.
     """
-    if type(stock) is not LlamaConfig:
+    if not families.is_stock(stock):
         raise TypeError(
-            f"a model that is patched needs a LlamaConfig, got {type(stock).__name__}, which could "
-            "not be saved with the encoding"
+            "a model that is patched needs a configuration of transformers' own class, got "
+            f"{type(stock).__name__}, which could not be saved with the encoding"
         )
     config = copy.deepcopy(stock)
-    config.__class__ = PatchedLlamaConfig
-    config.position_encoding = str(encoding)
+    config.__class__ = _patched_class(type(stock))
+    config.position_encoding = written
     config._attn_implementation = NAME
     return config
 
 
-def return_changes(config: PatchedLlamaConfig, stock: LlamaConfig) -> None:
+def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Give `stock` what was changed in the copy since (a resized vocabulary, say)."""
     own = ("position_encoding", "_attn_implementation_internal")
     for key, value in vars(config).items():

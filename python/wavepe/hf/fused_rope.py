@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks, ops
+from .layers import text
 from .rotary import Rotary, Rotated
 
 M = TypeVar("M", bound=nn.Module)
@@ -78,10 +79,12 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
                 del module.__dict__["forward"]
         return model
     for module in model.modules():
-        if isinstance(module, Rotary) and not isinstance(module, Rotated):
+        if isinstance(module, Rotary) and not any(
+            isinstance(rotation, Rotated) for rotation in module.modules()
+        ):
             raise ValueError(
-                f"this model has the position encoding {module.spec!r}, which is not rotary: there "
-                "is nothing to rotate"
+                f"this model has the position encoding {text(module.spec)!r}, which is not rotary: "
+                "there is nothing to rotate"
             )
     layers = list(_rotating_layers(model))
     if not layers:

@@ -1,4 +1,4 @@
-"""Putting an encoding into one Llama, and taking it out."""
+"""Putting encodings into one model, and taking them out."""
 
 from __future__ import annotations
 
@@ -7,121 +7,197 @@ from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaModel,
-    LlamaPreTrainedModel,
-    LlamaRotaryEmbedding,
-)
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from ..encodings import Encoding, encoding
+from ..encodings import Encoding
 from ..nn._positions import check_learned
+from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
+from .families import Slot
+from .layers import Choice, Written, text
 from .learned import LearnedTable, attach, detach
-from .rotary import Rotary, Rotated, rotation
+from .packing import FindPacked
+from .rotary import CACHE_TAG, Own, Rotary, Rotated, Unrotated
 from .scores import LearnedScore, RelativeScore, Score, SlopeScore
 
 
 @dataclass
 class Parts:
-    """What an encoding puts into a model; made in full before the model is touched."""
+    """What the encodings put into a model; made in full before the model is touched."""
 
-    rotary: Rotary
-    score: Score | None = None
+    layers: list[Layer] = field(default_factory=list)
+    rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
     learned: LearnedTable | None = None
-
-    @property
-    def angles(self) -> Rotated | None:
-        """The rotation, where caches must be checked against it."""
-        rotary = self.rotary
-        return rotary if isinstance(rotary, Rotated) and rotary.changes else None
 
 
 @dataclass
 class Installed:
-    """What a LlamaModel remembers of its encoding, as its attribute `_wavepe`.
+    """What a base model remembers of its encoding, as its attribute `_wavepe`.
 
     `stock` is the configuration before a patch; None for a wavepe_llama, which has no way back.
     """
 
-    spec: str
+    spec: Written
     owner: str
-    stock: LlamaConfig | None
-    config: LlamaConfig
+    stock: PretrainedConfig | None
+    config: PretrainedConfig
     hooks: list[RemovableHandle] = field(default_factory=list)
 
 
-def llama_base(model: nn.Module) -> LlamaModel:
-    """The LlamaModel in `model`; TypeError for anything but a Llama."""
-    base = model.base_model if isinstance(model, LlamaPreTrainedModel) else None
-    if not isinstance(base, LlamaModel):
-        raise TypeError(
-            "wavepe.hf supports transformers' Llama: LlamaModel and the LlamaFor... models on it; "
-            f"got {type(model).__name__}. Of a wrapped model pass the Llama inside"
-        )
-    return base
-
-
-def installed(base: LlamaModel) -> Installed | None:
+def installed(base: nn.Module) -> Installed | None:
     """What is installed in `base`."""
     return base.__dict__.get("_wavepe")
 
 
-def make_parts(
-    encoding: Encoding, config: LlamaConfig, stock_rotary: nn.Module, owner: nn.Module
-) -> Parts:
-    """Everything that `encoding` needs in `owner`, a model or layer of this configuration.
+# ---------------------------------------------------------------- parts
+
+
+class _Builder:
+    """Makes the parts for a model of this configuration.
+
+    Parameters
+    ----------
+    owner : Module
+        The base model, or a layer that stands alone: it will hold what is learned.
+    """
+
+    def __init__(self, config: PretrainedConfig, head_dim: int, owner: nn.Module) -> None:
+        self.config, self.head_dim, self.owner = config, head_dim, owner
+        self.heads = config.num_attention_heads
+        self.parts = Parts()
+        self.scores: dict[str, Score | None] = {}
+        # By slot the different rotations of its layers: a spec, "" for none, None for the family's.
+        self.rotations: dict[Slot, list[str | None]] = {}
+
+    def layer(
+        self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
+    ) -> Layer:
+        """What a layer needs of `encoding`, None for its own; a slot None does not rotate."""
+        layer = Layer(families.argument_names(attention))
+        if encoding is not None:
+            layer.score = self.score(encoding)
+        rotates = encoding is not None and encoding.entry == "rotary"
+        own = encoding is None and slot is not None
+        key = None if own else str(encoding) if rotates else ""
+        slot = Slot() if slot is None else slot
+        found = self.rotations.setdefault(slot, [])
+        if key not in found:
+            found.append(key)
+            dims = families.rotated_dims(stock, slot)
+            rotation: nn.Module = Own(stock, slot) if own else Unrotated(dims)
+            if rotates:
+                layer.angles = rotation = Rotated(self.config, slot, dims, encoding)
+                rotation.cache_tag = "_".join((CACHE_TAG, *filter(None, slot), str(len(found))))
+            if slot.module not in self.parts.rotaries:
+                self.parts.rotaries[slot.module] = Rotary(stock, self.config)
+            self.parts.rotaries[slot.module].add(slot, rotation)
+        layer.rotation = found.index(key)
+        return layer
+
+    def score(self, encoding: Encoding) -> Score | None:
+        """What `encoding` puts into the scores; layers of one encoding share it.
+
+        Raises
+        ------
+        ValueError
+            Where the encoding does not fit the model (head size, number of heads).
+        """
+        spec = str(encoding)
+        if spec not in self.scores:
+            check_learned(encoding)
+            found: Score | None = None
+            if getattr(encoding, "learned", False):
+                self.parts.learned = LearnedTable(encoding, self.head_dim, self.heads)
+                found = LearnedScore(encoding, self.owner)
+            elif encoding.entry == "relative":
+                found = RelativeScore(encoding, self.head_dim)
+            elif encoding.entry == "slope":
+                found = SlopeScore(encoding, self.heads)
+            self.scores[spec] = found
+        return self.scores[spec]
+
+
+def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
+    """Everything that the encodings need in a base model, under its new configuration.
 
     Raises
     ------
     ValueError
-        Where the encoding does not fit the model (head size, number of heads, rope type).
+        Where an encoding does not fit the model (head size, number of heads, rope type, layers).
     """
-    parts = Parts(rotation(encoding, config, stock_rotary))
-    check_learned(encoding)
-    if getattr(encoding, "learned", False):
-        parts.learned = LearnedTable(encoding, config.head_dim, config.num_attention_heads)
-        parts.score = LearnedScore(encoding, owner)
-    elif encoding.entry == "relative":
-        parts.score = RelativeScore(encoding, config.head_dim)
-    elif encoding.entry == "slope":
-        parts.score = SlopeScore(encoding, config.num_attention_heads)
-    elif encoding.entry == "absolute":
-        parts.absolute = AddAbsolute(encoding, config)
-    return parts
+    builder = _Builder(config, families.head_dim(base), base)
+    attentions, slots = families.attentions(base), families.slots(base)
+    chosen = choice.by_layer(len(attentions))
+    for index, (attention, slot, one) in enumerate(zip(attentions, slots, chosen, strict=True)):
+        if slot is None:  # a layer that the family leaves without positions
+            if choice.everywhere is not None:
+                one = None
+            elif one is not None and one.entry == "rotary":
+                raise ValueError(f"layer {index} of this model does not rotate: {one} has no place")
+        stock = getattr(base, (slot or Slot()).module)
+        builder.parts.layers.append(builder.layer(attention, slot, one, stock))
+    for slot, layer in zip(slots, builder.parts.layers, strict=True):
+        if len(builder.rotations[slot or Slot()]) == 1:
+            layer.rotation = None  # all layers have the same
+    if choice.everywhere is not None and choice.everywhere.entry == "absolute":
+        builder.parts.absolute = AddAbsolute(choice.everywhere, base)
+    return builder.parts
 
 
-def install_patch(model: nn.Module, encoding: Encoding) -> None:
-    """Install `encoding` in a stock Llama, under a configuration of its own.
+def _attach(base: Any, parts: Parts, record: Installed) -> None:
+    for name, rotary in parts.rotaries.items():
+        setattr(base, name, rotary)
+    if parts.learned is not None:
+        attach(base, parts.learned)
+    if parts.absolute is not None:
+        record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
+    # Before the other: it finds positions that vectors are then made of.
+    record.hooks.append(
+        base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
+    )
+    for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
+        attention.wavepe = layer
+        record.hooks.append(
+            attention.register_forward_pre_hook(before_attention, with_kwargs=True)
+        )
+    base._wavepe = record
+
+
+# ---------------------------------------------------------------- one model
+
+
+def install_patch(model: nn.Module, choice: Choice) -> None:
+    """Install the encodings in a stock model, under a configuration of its own.
 
     Raises
     ------
     TypeError
-        Not a Llama, or one with another configuration class than LlamaConfig.
+        Not of a family that can be patched, or with another configuration class than its family's.
     ValueError
         An encoding is installed already, or this one does not fit.
     """
-    base = llama_base(model)
+    base = families.decoder(model)
     config = base.config
     if isinstance(config, WavePELlamaConfig):
         raise ValueError(
-            f"this is a wavepe_llama with the position encoding {config.position_encoding!r}: "
-            "load it with another by from_pretrained(folder, position_encoding=...)"
+            f"this is a wavepe_llama with the position encoding {text(config.position_encoding)!r}:"
+            " load it with another by from_pretrained(folder, position_encoding=...)"
         )
     if (present := installed(base)) is not None:
         raise ValueError(
-            f"this model is patched with {present.spec!r} already: wavepe.hf.unpatch(model) first"
+            f"this model is patched with {text(present.spec)!r} already: "
+            "wavepe.hf.unpatch(model) first"
         )
-    for layer in base.layers:
-        release_attention(layer.self_attn)
-    own = patched_config(config, encoding)
-    parts = make_parts(encoding, own, base.rotary_emb, base)
+    for layer in families.attentions(base):
+        release_attention(layer)
+    own = patched_config(config, choice.written())
+    parts = make_parts(choice, base, own)
     replace_config(model, config, own)
-    _attach(base, parts, Installed(str(encoding), type(model).__name__, config, own))
+    _attach(base, parts, Installed(choice.written(), type(model).__name__, config, own))
 
 
 def adopt(model: nn.Module) -> None:
@@ -133,13 +209,13 @@ def adopt(model: nn.Module) -> None:
 
 def install_own(model: nn.Module) -> None:
     """Install the encoding that the configuration of a wavepe_llama names, once."""
-    base = llama_base(model)
+    base = families.decoder(model)
     if installed(base) is not None:
         return
     config = base.config
-    own = encoding(config.position_encoding)
-    parts = make_parts(own, config, base.rotary_emb, base)
-    _attach(base, parts, Installed(str(own), type(model).__name__, None, config))
+    choice = Choice(config.position_encoding)
+    parts = make_parts(choice, base, config)
+    _attach(base, parts, Installed(choice.written(), type(model).__name__, None, config))
 
 
 def uninstall(model: nn.Module) -> None:
@@ -150,14 +226,14 @@ def uninstall(model: nn.Module) -> None:
     ValueError
         The model is not patched, was patched through another model, or is a wavepe_llama.
     """
-    base = llama_base(model)
+    base = families.decoder(model)
     present = installed(base)
     if present is None:
         raise ValueError(f"this {type(model).__name__} is not patched")
     if present.stock is None:
         raise ValueError(
-            f"this is a wavepe_llama with the position encoding {present.spec!r}: it has no other "
-            "one to go back to"
+            f"this is a wavepe_llama with the position encoding {text(present.spec)!r}: it has no "
+            "other one to go back to"
         )
     if present.owner != type(model).__name__:
         raise ValueError(
@@ -165,36 +241,45 @@ def uninstall(model: nn.Module) -> None:
         )
     for hook in present.hooks:
         hook.remove()
-    for layer in base.layers:
-        layer.self_attn.__dict__.pop("wavepe", None)
-    base.rotary_emb = base.rotary_emb.stock
+    for attention in families.attentions(base):
+        attention.__dict__.pop("wavepe", None)
+    for name, module in list(base.named_children()):
+        if isinstance(module, Rotary):
+            setattr(base, name, module.stock)
     detach(base)
     return_changes(present.config, present.stock)
     replace_config(model, present.config, present.stock)
     del base._wavepe
 
 
-def replace_config(model: nn.Module, old: LlamaConfig, new: LlamaConfig) -> None:
+def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfig) -> None:
     """Let every part of the model that holds `old` hold `new`."""
     for module in model.modules():
         if module.__dict__.get("config") is old:
             module.config = new
 
 
-def install_attention(attention: LlamaAttention, encoding: Encoding) -> None:
-    """Install `encoding` in a layer that stands alone: it rotates, or not, by itself."""
+# ---------------------------------------------------------------- a layer that stands alone
+
+
+def install_attention(attention: LlamaAttention, choice: Choice) -> None:
+    """Install an encoding in a layer that stands alone: it rotates, or not, by itself."""
     stock = attention.config
-    own = patched_config(stock, encoding)
-    parts = make_parts(encoding, own, LlamaRotaryEmbedding(config=stock), attention)
+    own = patched_config(stock, choice.written())
+    builder = _Builder(own, attention.head_dim, attention)
+    rotary = LlamaRotaryEmbedding(config=stock)
+    layer = builder.layer(attention, Slot(), choice.everywhere, rotary)
+    layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = own
-    attention.wavepe = Layer(parts.score, parts.angles, parts.rotary)
-    if parts.learned is not None:
-        attach(attention, parts.learned)
+    attention.wavepe = layer
+    if builder.parts.learned is not None:
+        attach(attention, builder.parts.learned)
     hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
-    attention._wavepe = Installed(str(encoding), type(attention).__name__, stock, own, [hook])
+    record = Installed(choice.written(), type(attention).__name__, stock, own, [hook])
+    attention._wavepe = record
 
 
-def release_attention(attention: LlamaAttention) -> None:
+def release_attention(attention: Any) -> None:
     """Undo `install_attention`, where it was done: the layer is part of a model now."""
     present = attention.__dict__.pop("_wavepe", None)
     if present is not None:
@@ -202,18 +287,3 @@ def release_attention(attention: LlamaAttention) -> None:
         attention.config = present.stock
         detach(attention)
         del attention.wavepe
-
-
-def _attach(base: LlamaModel, parts: Parts, record: Installed) -> None:
-    base.rotary_emb = parts.rotary
-    if parts.learned is not None:
-        attach(base, parts.learned)
-    for index, layer in enumerate(base.layers):
-        attention = layer.self_attn
-        attention.wavepe = Layer(parts.score, parts.angles if index == 0 else None)
-        if attention.wavepe.score or attention.wavepe.angles:
-            hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
-            record.hooks.append(hook)
-    if parts.absolute is not None:
-        record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
-    base._wavepe = record

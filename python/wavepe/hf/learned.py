@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization
+
+try:
+    from transformers.initialization import copy_
+except ImportError:  # transformers < 5 calls _init_weights for what a checkpoint lacks only
+
+    @torch.no_grad()
+    def copy_(tensor: Tensor, other: Tensor) -> Tensor:
+        return tensor.copy_(other)
+
 
 from ..encodings import Encoding
 from ..nn._precision import AtLeastFloat32
@@ -42,7 +50,7 @@ class LearnedTable(AtLeastFloat32):
     def reset(self) -> None:
         """Initial values, where a checkpoint had none."""
         for name, value in self.initial.items():
-            initialization.copy_(getattr(self, name), value)
+            copy_(getattr(self, name), value)
 
 
 def attach(owner: Any, table: LearnedTable) -> None:

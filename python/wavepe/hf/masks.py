@@ -1,23 +1,24 @@
-"""What the queries of a patched Llama see, without a mask of queries x keys where that is possible.
+"""What the queries of a patched model see, without a mask of queries x keys.
 
-transformers asks the function registered here for the mask of a forward pass. Padding comes out as
-the keys that are seen, packed sequences as a number for each token: the operator hides the rest.
+transformers asks the function registered here for the mask of a forward pass, once for each type of
+layers. All that such a mask can hold beside causality and the window, which the attention function
+knows, is one number a key: 0 for padding, else the number of the sequence that it belongs to. Its
+four dimensions let it pass through transformers untouched where masks are made in advance.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    sdpa_mask,
-)
+from transformers import masking_utils
 
 from ..encodings import encoding
+
+SEEN = torch.uint8  # 0 or 1 a key
+NUMBERED = torch.int64  # packed sequences
 
 
 def attention_mask(**given: Any) -> Tensor | None:
@@ -31,25 +32,31 @@ def attention_mask(**given: Any) -> Tensor | None:
     Returns
     -------
     None
-        A query sees all keys up to its own place.
-    bool Tensor (B, n)
-        Of those, it sees the keys that are True: there is padding.
-    integer Tensor (B, n)
-        Of those, it sees the keys of its own number: sequences are packed.
+        A query sees all keys up to its own place, within the window of its layer.
+    uint8 Tensor (B, 1, 1, n)
+        Of those, it sees the keys that are 1: there is padding.
+    int64 Tensor (B, 1, 1, n)
+        Of those, it sees the keys of its own number: sequences are packed; 0 is padding.
     bool Tensor (B, 1, m, n), or None as PyTorch's attention reads it
-        What `sdpa_mask` gives, for encodings that leave the attention scores alone.
+        What `sdpa_mask` gives, for attention that looks in both directions (encodings outside of
+        the scores only) and for functions that a user has laid over the causal one.
     """
     function, padding = given["mask_function"], given.get("attention_mask")
-    spec = getattr(given["config"], "position_encoding", "none")
-    if not _in_scores(spec):
-        return sdpa_mask(**given)
-    if function is bidirectional_mask_function:
-        raise ValueError(f"{spec} needs causal attention here, got config.is_causal=False")
-    if function is causal_mask_function and (padding is None or padding.ndim == 2):
-        return _seen_keys(padding, given.get("kv_offset", 0), given["kv_length"])
-    if padding is None and not given.get("use_vmap"):
-        return _packed(function, given["batch_size"], given["kv_length"], given["device"])
-    return sdpa_mask(**given)
+    if function is getattr(masking_utils, "bidirectional_mask_function", None):
+        written = getattr(given["config"], "position_encoding", "none")
+        for spec in [written] if isinstance(written, str) else written.values():
+            if _in_scores(spec):
+                raise ValueError(f"{spec} needs causal attention here, got config.is_causal=False")
+        return masking_utils.sdpa_mask(**given)
+    if given.get("use_vmap") or (padding is not None and padding.ndim != 2):
+        return masking_utils.sdpa_mask(**given)
+    first, keys = given.get("kv_offset", 0), given["kv_length"]
+    if padding is not None:
+        return seen_keys(padding, first, keys)
+    if function is masking_utils.causal_mask_function or keys != _queries(given):
+        return None  # transformers sees packed sequences without a cache only
+    device = given["device"] if "device" in given else given["cache_position"].device
+    return _packed(function, given["batch_size"], keys, device)
 
 
 @torch.compiler.assume_constant_result  # a compiler need not read specs
@@ -58,19 +65,37 @@ def _in_scores(spec: str) -> bool:
     return encoding(spec).entry in ("relative", "slope")
 
 
-def _seen_keys(padding: Tensor | None, first: int, keys: int) -> Tensor | None:
-    """Which keys are no padding, (B, keys); those beyond the mask wait in a static cache."""
-    if padding is None:
-        return None
-    if (missing := first + keys - padding.shape[1]) > 0:
-        padding = pad(padding, (0, missing))
-    padding = padding[:, first : first + keys]
+def _queries(given: dict[str, Any]) -> int:
+    # transformers < 5 gives the places of the queries instead of their number.
+    return given["q_length"] if "q_length" in given else given["cache_position"].shape[0]
+
+
+def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
+    """Which keys are no padding; those beyond the mask wait in a static cache.
+
+    Parameters
+    ----------
+    padding : Tensor (B, tokens so far)
+    first : int or Tensor of no dimensions
+        Place of the first key: a cache with a window forgets those before.
+    keys : int
+    """
+    if isinstance(first, Tensor):  # of a static cache of transformers < 4.57
+        place = torch.arange(keys, device=padding.device) + first
+        known = place < padding.shape[1]
+        padding = padding[:, place.clamp(max=padding.shape[1] - 1)].bool() & known
+    else:
+        if (missing := first + keys - padding.shape[1]) > 0:
+            padding = pad(padding, (0, missing))
+        padding = padding[:, first : first + keys].bool()
     # A compiler cannot branch on what a tensor holds.
-    return None if not torch.compiler.is_compiling() and padding.all() else padding
+    if not torch.compiler.is_compiling() and padding.all():
+        return None
+    return padding[:, None, None].to(SEEN)
 
 
-def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor:
-    """The number of each token's sequence (B, n), from a mask that is causal within sequences.
+def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor | None:
+    """The number of each token's sequence, from a mask that is causal within sequences.
 
     transformers hands over a function of two places and no more. A token that does not see the one
     before it begins a sequence.
@@ -78,13 +103,73 @@ def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tenso
     place = torch.arange(keys, device=device)[None]
     rows = torch.arange(batch, device=device)[:, None]
     joined = function(rows, torch.zeros_like(rows), place, (place - 1).clamp(min=0))
-    return (~joined.expand(batch, -1)).cumsum(-1)
+    return numbered(~joined.expand(batch, -1))
+
+
+def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
+    """The mask of packed sequences from their first tokens, both (B, n); None where all is one.
+
+    The first token of a row begins a sequence in any case. `padding` is True at tokens.
+    """
+    begins = begins.clone()
+    begins[:, :1] = True
+    numbers = begins.long().cumsum(-1)
+    if padding is not None:
+        numbers = numbers * padding
+    elif not torch.compiler.is_compiling() and not begins[:, 1:].any():
+        return None
+    return numbers[:, None, None].to(NUMBERED)
+
+
+class Seen(NamedTuple):
+    """A mask, sorted by what `wavepe.ops.attention` calls its parts.
+
+    Attributes
+    ----------
+    causal : bool
+        Causality and the window hold; else the mask alone decides.
+    key_mask : bool Tensor (B, n), optional
+    segments : int64 Tensor (B, n), optional
+    mask : Tensor (B|1, H|1, m, n), optional
+        The user's own: bool (True: seen), or floating point (added).
+    """
+
+    causal: bool = True
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+    mask: Tensor | None = None
+
+
+def read(mask: Tensor | None) -> Seen:
+    """What a mask of `attention_mask`, or one of the user's own, says.
+
+    Raises
+    ------
+    TypeError
+        An integer mask that is not of `attention_mask`.
+    """
+    if mask is None:
+        return Seen()
+    if mask.dtype == torch.bool or mask.is_floating_point():
+        return Seen(causal=False, mask=mask)
+    if mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.dtype not in (SEEN, NUMBERED):
+        raise TypeError(
+            f"attention_mask must be bool or floating point, got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}"
+        )
+    row = mask[:, 0, 0]
+    return Seen(key_mask=row != 0, segments=row if mask.dtype == NUMBERED else None)
 
 
 def visible(
-    mask: Tensor | None, queries: int, keys: int, offset: int | Tensor, device: torch.device
+    mask: Tensor | None,
+    queries: int,
+    keys: int,
+    offset: int | Tensor,
+    device: torch.device,
+    window: int | None = None,
 ) -> Tensor:
-    """A mask of `attention_mask` written out, bool (B|1, H|1, m, n).
+    """A mask of `attention_mask` written out, bool (B|1, 1, m, n); one of the user's own as it is.
 
     Parameters
     ----------
@@ -93,13 +178,19 @@ def visible(
     offset : int or Tensor of no dimensions
         Place of the first query among the keys.
     device : torch.device
+    window : int, optional
+        Keys at this distance and beyond are not seen.
     """
-    if mask is not None and mask.ndim == 4:
-        return mask
-    place = torch.arange(queries, device=device)[:, None] + offset
-    seen = (place >= torch.arange(keys, device=device))[None, None]
-    if mask is None:
-        return seen
-    if mask.dtype == torch.bool:
-        return seen & mask[:, None, None]
-    return seen & (mask[:, :, None] == mask[:, None, :])[:, None]
+    seen = read(mask)
+    if seen.mask is not None:
+        return seen.mask
+    delta = torch.arange(queries, device=device)[:, None] + offset
+    delta = delta - torch.arange(keys, device=device)
+    shown = delta >= 0 if window is None else (delta >= 0) & (delta < window)
+    shown = shown[None, None]
+    if seen.key_mask is not None:
+        shown = shown & seen.key_mask[:, None, None]
+    if seen.segments is not None:
+        row = seen.segments
+        shown = shown & (row[:, :, None] == row[:, None, :])[:, None]
+    return shown

@@ -1,9 +1,9 @@
-"""Swapping the position encoding of stock Llamas: one model, or all that are made for a while."""
+"""Swapping the position encoding of one model, or of all Llamas that are made for a while."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,28 +15,31 @@ from transformers.models.llama.modeling_llama import (
     LlamaPreTrainedModel,
 )
 
-from ..encodings import Encoding
-from ..encodings import encoding as read_encoding
+from . import families
 from .config import WavePELlamaConfig
-from .install import adopt, install_attention, install_patch, llama_base, uninstall
+from .install import adopt, install_attention, install_patch, uninstall
+from .layers import Choice, Spec
 
 M = TypeVar("M", bound=nn.Module)
-Spec = str | Mapping[str, Any] | Encoding
 
 # What patch_llama replaced; empty where it is not in force.
 _replaced: dict[str, Callable[..., None]] = {}
 
 
 def patch(model: M, encoding: Spec, **options: Any) -> M:
-    """Swap the position encoding of a live Llama; its weights are untouched.
+    """Swap the position encoding of a live model; its weights are untouched.
 
     Parameters
     ----------
-    model : LlamaModel or a LlamaFor... model on it
-        Patched in place. Patch the outermost model, the one that will be saved.
+    model : transformers.PreTrainedModel
+        A decoder of the Llama family, or a model on one: Llama, Mistral, Qwen2, Qwen3, SmolLM3,
+        Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite. Patched in place. Patch the
+        outermost model, the one that will be saved.
     encoding : str, dict or Encoding
         As `wavepe.encoding` reads it. A "rope" without theta takes the model's own base, and
-        without a type its scaling too.
+        without a type its scaling too. A dict of layer ranges makes a hybrid,
+        ``{"0-3": "rope", "4": "none"}``: layers that it does not name keep their own encoding.
+        Layers that the family leaves without positions (SmolLM3) keep none, unless named.
     **options
         Options of the encoding.
 
@@ -47,18 +50,18 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     Raises
     ------
     TypeError
-        Not a Llama.
+        Another family, or not a model; the message says why it cannot be patched.
     ValueError
-        An unknown encoding, one that does not fit the model, a model patched already, or
-        parameters on the meta device.
+        An unknown encoding or layer range, one that does not fit the model, a model patched
+        already, or parameters on the meta device.
 
     Notes
     -----
-    A patched model saves itself as a wavepe_llama. It raises when its attention implementation is
-    switched away from "wavepe".
+    A patched Llama saves itself as a wavepe_llama; another family's `save_pretrained` raises. A
+    patched model raises when its attention implementation is switched away from "wavepe".
     """
-    chosen = read_encoding(encoding, **options)
-    llama_base(model)
+    chosen = Choice(encoding, **options)
+    families.decoder(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
@@ -114,7 +117,9 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
         a model with another configuration class than LlamaConfig (TypeError), is found as it is
         made.
     """
-    chosen = read_encoding(encoding, **options)
+    chosen = Choice(encoding, **options)
+    if chosen.everywhere is None:
+        raise ValueError("patch_llama takes one encoding for all layers; patch(model) takes a dict")
     if _replaced:
         raise ValueError("patch_llama is in force already: wavepe.hf.unpatch_llama() first")
     make_attention, finish_model = LlamaAttention.__init__, LlamaPreTrainedModel.post_init

@@ -1,10 +1,10 @@
-"""Modules that take the place of a Llama's rotary embedding."""
+"""Modules that take the place of a model's rotary embedding."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,90 +14,133 @@ from transformers import PretrainedConfig
 from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
+from .families import Slot, rope_parameters
+from .layers import Written, text
 from .names import NAME
 
 CACHE_TAG = "_wavepe_inv_freq"
+ALL = "all"
+
+
+class Angles(NamedTuple):
+    """cos and sin (1|B, q, rotated dims), each half of the last axis the pairs.
+
+    A type of its own shows an attention layer that they come from here.
+    """
+
+    cos: Tensor
+    sin: Tensor
 
 
 class Rotary(nn.Module):
-    """Base: guards the model, keeps the stock module for the way back.
+    """In the place of a rotary module: guards the model, keeps the stock module for the way back.
 
     It runs once per forward pass of the model, whatever the encoding, so it is the place to see
     that the model still is what it was made to be. The stock module is a child, so that it moves
     with the model; it has no entries in the state dict.
+
+    Attributes
+    ----------
+    rotations : ModuleDict of ModuleList
+        By layer type (`ALL` where the family has one for all layers), the different rotations of the
+        layers. Where there are several, each layer picks its own from what `forward` returns.
     """
 
     def __init__(self, stock: nn.Module, config: PretrainedConfig) -> None:
         super().__init__()
         self.stock = stock
         self.config = config
-        self.spec = config.position_encoding
-        self.train(stock.training)  # a model that is patched may be in either mode
+        self.spec: Written = config.position_encoding
+        self.rotations = nn.ModuleDict()
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (1|B, q, head_dim) in x's dtype, each half of the last axis the pairs."""
+    def add(self, slot: Slot, rotation: nn.Module) -> None:
+        """Another rotation for layers of this slot."""
+        key = slot.layer_type or ALL
+        if key not in self.rotations:
+            self.rotations[key] = nn.ModuleList()
+        self.rotations[key].append(rotation)
+        self.train(self.stock.training)  # a model that is patched may be in either mode
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        """`Angles` in x's dtype, or a tuple of them where the layers differ."""
         if self.config._attn_implementation != NAME:
             raise ValueError(
-                f"this model has the position encoding {self.spec!r}, which needs "
+                f"this model has the position encoding {text(self.spec)!r}, which needs "
                 f"attn_implementation={NAME!r}, got {self.config._attn_implementation!r}: "
                 f"call model.set_attn_implementation({NAME!r}), or wavepe.hf.unpatch(model) first"
             )
         if self.config.position_encoding != self.spec:
             raise ValueError(
-                f"config.position_encoding was changed from {self.spec!r} to "
-                f"{self.config.position_encoding!r} on a live model, which has no effect: "
+                f"config.position_encoding was changed from {text(self.spec)!r} to "
+                f"{text(self.config.position_encoding)!r} on a live model, which has no effect: "
                 "give it to from_pretrained, or patch a stock Llama with it"
             )
-        return self.angles(x, position_ids)
-
-    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of this encoding."""
-        raise NotImplementedError
+        found = [rotation(x, position_ids) for rotation in self.rotations[layer_type or ALL]]
+        return found[0] if len(found) == 1 else tuple(found)
 
 
-class Unrotated(Rotary):
+class Own(nn.Module):
+    """The family's own rotation, for layers that a hybrid does not name."""
+
+    def __init__(self, stock: nn.Module, slot: Slot) -> None:
+        super().__init__()
+        self.__dict__["stock"] = stock  # a child of `Rotary`, not of this one too
+        self.slot = slot
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
+        if self.slot.layer_type is None:
+            return Angles(*self.stock(x, position_ids))
+        return Angles(*self.stock(x, position_ids, self.slot.layer_type))
+
+
+class Unrotated(nn.Module):
     """The rotation by nothing, for all encodings that are not rotary."""
 
-    def __init__(self, stock: nn.Module, config: PretrainedConfig) -> None:
-        super().__init__(stock, config)
-        self.head_dim = config.head_dim
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.dims = dims
 
-    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, x.shape[1], self.head_dim)
-        return x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape)
+    def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
+        shape = (1, x.shape[1], self.dims)
+        return Angles(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
 
 
-class Rotated(Rotary):
+class Rotated(nn.Module):
     """RoPE with the encoding's frequencies, and exact angles at any position [R].
 
     Frequencies that follow the length are those of the longest row of the batch, whatever was
-    computed before.
+    computed before. An encoding without a base of its own takes the model's.
     """
 
-    def __init__(self, stock: nn.Module, config: PretrainedConfig, encoding: RoPE) -> None:
-        super().__init__(stock, config)
-        if encoding.interleaved:
+    def __init__(
+        self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding
+    ) -> None:
+        super().__init__()
+        rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
+        if rope.interleaved:
             raise ValueError(
-                f"{encoding}: a Llama rotates the pairs (i, i + d/2); interleaved=true is for "
-                "models with the pairs (2i, 2i+1)"
+                f"{encoding}: a {type(config).__name__.removesuffix('Config')} rotates the pairs "
+                "(i, i + d/2); interleaved=true is for models with the pairs (2i, 2i+1)"
             )
-        self.encoding = encoding
-        self.head_dim = config.head_dim
+        self.config, self.slot = config, slot
+        self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
+        self.dims = dims
         self.trained_length = config.max_position_embeddings
         trained, inferred = self._fixed(training=True), self._fixed(training=False)
         self.fixed = {True: trained, False: inferred}
         # Then a cache may hold keys of another rotation.
         self.changes = not (trained and inferred and torch.equal(trained[0], inferred[0]))
+        self.cache_tag = CACHE_TAG
 
     def _fixed(self, training: bool) -> tuple[Tensor, float] | None:
         """The frequencies of every length; None where they follow it."""
         first = self._frequencies(1, training)
         longer = self._frequencies(2 * self.trained_length, training)
-        if 2 * first[0].numel() != self.head_dim:
+        if 2 * first[0].numel() != self.dims:
             raise ValueError(
-                f"{self.encoding} rotates {2 * first[0].numel()} of {self.head_dim} dims, and a "
-                "Llama's pairs (i, i + d/2) need them all: fraction or type=proportional leaves "
-                "pairs of the whole head alone"
+                f"{self.encoding} rotates {2 * first[0].numel()} of the {self.dims} dims that this "
+                "model rotates, and its pairs (i, i + d/2) need them all: fraction or "
+                "type=proportional leaves pairs of the whole head alone"
             )
         # longrope may turn at any length.
         live = self.encoding.type == "longrope" or not torch.equal(first[0], longer[0])
@@ -105,7 +148,7 @@ class Rotated(Rotary):
 
     def _frequencies(self, length: int, training: bool) -> tuple[Tensor, float]:
         inv_freq, factor = self.encoding.frequencies(
-            self.head_dim, length=length, trained_length=self.trained_length, training=training
+            self.dims, length=length, trained_length=self.trained_length, training=training
         )
         return torch.from_numpy(np.asarray(inv_freq, dtype=np.float64)), float(factor)
 
@@ -119,7 +162,7 @@ class Rotated(Rotary):
         length = int(position_ids.max()) + 1 if position_ids.numel() else 1
         return self._frequencies(max(length, 1), self.training)
 
-    def angles(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         inv_freq, factor = self.frequencies(position_ids)
         return _table(x, position_ids, inv_freq, factor)
 
@@ -132,7 +175,7 @@ class Rotated(Rotary):
             The base has changed since the cache was filled, or another model filled it.
         """
         inv_freq, _ = self.frequencies(position_ids)
-        rotated_with = getattr(cache, CACHE_TAG, None)
+        rotated_with = getattr(cache, self.cache_tag, None)
         same = rotated_with is inv_freq or (
             rotated_with is not None and torch.equal(rotated_with, inv_freq)
         )
@@ -142,30 +185,18 @@ class Rotated(Rotary):
                 f"this call needs (length {int(position_ids.max()) + 1}, trained length "
                 f"{self.trained_length}, training mode {self.training}): pass use_cache=False"
             )
-        setattr(cache, CACHE_TAG, inv_freq)
+        setattr(cache, self.cache_tag, inv_freq)
 
 
-def rotation(encoding: Encoding, config: PretrainedConfig, stock: nn.Module) -> Rotary:
-    """The module for an encoding; one without a base of its own takes the model's.
-
-    Raises
-    ------
-    ValueError
-        An encoding that a Llama cannot rotate by, or `fraction` on a model with a scaled rope type.
-    """
-    if encoding.entry != "rotary":
-        return Unrotated(stock, config)
-    rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
-    return Rotated(stock, config, _with_base(rope, config) if rope.theta is None else rope)
-
-
-def _with_base(encoding: RoPE, config: PretrainedConfig) -> RoPE:
+def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """`encoding` with the base of the model, and where it names no type, with its scaling."""
-    given, doubts = standard_parameters(config.rope_parameters, config.max_position_embeddings)
+    parameters = rope_parameters(config, slot)
+    given, doubts = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
+    if kind != "proportional":  # the width that is rotated is the family's rotary module's
+        given.pop("partial_rotary_factor", None)
     if encoding.type is not None or kind == "default":
-        # A stock Llama of the type "default" reads no partial_rotary_factor either.
         return encoding
     for doubt in doubts:
         warnings.warn(f"rope_parameters of the model: {doubt}", stacklevel=2)
@@ -180,8 +211,9 @@ def _with_base(encoding: RoPE, config: PretrainedConfig) -> RoPE:
 
 def _table(
     x: Tensor, position_ids: Tensor, inv_freq: Tensor, factor: float
-) -> tuple[Tensor, Tensor]:
+) -> Angles:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     inv_freq = inv_freq.to(x.device, torch.float64)
     cos, sin = ops.rope_table(position_ids, inv_freq, attention_factor=factor, dtype=dtype)
-    return torch.cat((cos, cos), dim=-1).to(x.dtype), torch.cat((sin, sin), dim=-1).to(x.dtype)
+    cos, sin = (torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin))
+    return Angles(cos, sin)

@@ -15,22 +15,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .. import _checks
 from ..encodings import encoding as read_encoding
 from ..encodings.spec import write_value
-from .rotary import Rotary, Rotated, rotation
+from .families import ROPE_IN_A_DICT
+from .layers import text
+from .rotary import Rotary, Rotated
 
 M = TypeVar("M", bound=nn.Module)
 Bases = dict[str, float]
 
 CACHE_TAG = "_wavepe_theta"
 ONE = ""  # the layer type of a model with one base for all layers
-# transformers < 5 has config.rope_theta, and ignores a dict rope_parameters.
-IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
 
 
 def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
@@ -119,12 +118,12 @@ class _Place(NamedTuple):
 def _rotating(model: nn.Module) -> list[_Place]:
     """The rotary modules of the model's text layers; ValueError where none has a base to set."""
     found = list(_all_rotating(model, "", None))
-    for place in found:
-        if isinstance(place.module, Rotary) and not isinstance(place.module, Rotated):
-            raise ValueError(
-                f"this model has the position encoding {place.module.spec!r}, which is not rotary: "
-                "there is no theta to set"
-            )
+    encodings = {p.module.encoding for p in found if isinstance(p.module, Rotated)}
+    if len(encodings) > 1:
+        raise ValueError(
+            f"the layers of this model have different encodings, {', '.join(map(str, encodings))}: "
+            "wavepe.hf.unpatch(model), and patch it with the theta that each should have"
+        )
     models = list(_models(model))
     configs = {id(p.module.config): p.module.config for p in found if not p.local}
     if models and len(configs) > 1:  # a text model with parts for pictures and sound
@@ -148,17 +147,38 @@ def _rotating(model: nn.Module) -> list[_Place]:
 
 def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
     """Rotary modules; the stock one within one of ours is there for the way back only."""
-    if isinstance(module, Rotary) or (
+    owner_or_self = module if owner is None else owner
+    if isinstance(module, Rotary):
+        for rotation in _rotated(module):
+            yield _Place(name, rotation, owner_or_self)
+        return
+    if (
         hasattr(module, "rope_type")
         and hasattr(module, "config")
         and any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False))
     ):
-        yield _Place(name, module, module if owner is None else owner)
+        yield _Place(name, module, owner_or_self)
         return
     if not isinstance(module, nn.ModuleDict | nn.ModuleList):  # these have no forward
         owner = module
     for key, child in module.named_children():
         yield from _all_rotating(child, f"{name}.{key}", owner)
+
+
+def _rotated(rotary: Rotary) -> list[Rotated]:
+    """The rotations of a patched model; ValueError where a theta would not reach all layers."""
+    if not isinstance(rotary.spec, str):
+        raise ValueError(
+            f"this model has the position encodings {text(rotary.spec)!r}, by layer: unpatch it, and "
+            "patch it with the theta that each should have"
+        )
+    found = [module for module in rotary.modules() if isinstance(module, Rotated)]
+    if not found:
+        raise ValueError(
+            f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
+            "there is no theta to set"
+        )
+    return found
 
 
 def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
@@ -170,7 +190,7 @@ def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
 
 def _bases(config: Any) -> Bases:
     """The bases that a configuration names; the key is `ONE` where there is one for all layers."""
-    if IN_A_DICT:
+    if ROPE_IN_A_DICT:
         given = config.rope_parameters
         nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
         if nested:
@@ -184,7 +204,7 @@ def _bases(config: Any) -> Bases:
 
 def _write_bases(config: Any, bases: Bases) -> None:
     """Let a configuration name other bases, in the form that its version of transformers reads."""
-    if IN_A_DICT:
+    if ROPE_IN_A_DICT:
         given = config.rope_parameters
         changed: dict[str, Any] = {"rope_theta": bases[ONE]} if ONE in bases else {}
         for key in bases.keys() - {ONE}:
@@ -260,6 +280,8 @@ class _ConfigCopies:
             for key, value in vars(module).items():
                 if id(value) in self.held:
                     setattr(module, key, self.of(value))
+            if isinstance(module, Rotary):
+                module.spec = module.config.position_encoding
             installed = vars(module).get("_wavepe")
             if installed is not None and id(installed.config) in self.held:
                 installed.config = self.of(installed.config)
@@ -284,7 +306,10 @@ def _rebuilt(place: _Place, config: Any) -> Any:
     try:
         with torch.inference_mode(False), torch.device("cpu"):
             if isinstance(module, Rotated):
-                return rotation(read_encoding(config.position_encoding), config, module.stock)
+                encoding = read_encoding(config.position_encoding)
+                new = Rotated(config, module.slot, module.dims, encoding)
+                new.cache_tag = module.cache_tag
+                return new
             made = type(module)(config=config, **given)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"this theta gives no frequencies: {error}") from error

@@ -1,0 +1,176 @@
+"""Families of models: which can be patched, and where each keeps what the patch has to touch.
+
+All are decoders whose attention goes through transformers' attention interface and whose rotary
+module rotates pairs (i, i + h). They differ in names, in the width that is rotated, in windows and
+softcaps (these reach the attention function by themselves), and in layers without positions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+# transformers < 5 has config.rope_theta and config.rope_scaling for config.rope_parameters.
+ROPE_IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
+# Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
+CACHE_NAMES = ("past_key_values", "layer_past")
+
+# model_type of the configuration; each has tests of its own.
+SUPPORTED = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "gpt_neox",
+    "granite",
+)
+
+
+class Slot(NamedTuple):
+    """What rotates a layer: a module of the base model, and its layer type where it has several."""
+
+    module: str = "rotary_emb"
+    layer_type: str | None = None
+
+
+def decoder(model: nn.Module) -> Any:
+    """The base model in `model`, of a family that can be patched.
+
+    Raises
+    ------
+    TypeError
+        Anything else; the message names what was given and why it cannot be patched.
+    """
+    supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"{supported}; got {type(model).__name__}. Of a wrapped model pass the one inside"
+        )
+    base, config = model.base_model, model.config
+    name = f"{type(model).__name__} (model_type {config.model_type!r})"
+    if isinstance(base, PreTrainedModel) and base is not model:
+        config = base.config
+    kind = family(config)
+    if kind not in SUPPORTED:
+        raise TypeError(f"{supported}; got a {name}: {_why_not(base, config)}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise TypeError(f"{supported}, causal ones; this {name} looks in both directions")
+    try:
+        found = attentions(base)
+    except AttributeError:
+        found = []
+    if not found or not all(map(_uses_interface, found)) or not hasattr(base, "rotary_emb"):
+        raise TypeError(
+            f"{supported}; this {name} is built in another way than its family: its attention "
+            "layers must call transformers' attention interface, and rotary_emb make its angles"
+        )
+    return base
+
+
+def family(config: Any) -> str:
+    """The model_type that a configuration has in transformers; of wavepe_llama, llama."""
+    return "llama" if config.model_type == "wavepe_llama" else config.model_type
+
+
+def _why_not(base: nn.Module, config: Any) -> str:
+    """What stands in the way, as far as can be seen from outside."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
+    if not any(name.startswith("rotary") for name in names):
+        return "it has no rotary module to take the place of"
+    if not any(map(_uses_interface, base.modules())):
+        return "its attention does not go through transformers' attention interface"
+    return "this family is not tested here, and what differs in it would go unseen"
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def is_stock(config: Any) -> bool:
+    """Whether a configuration is of transformers' own class for its model_type."""
+    kind = config.model_type
+    return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] is type(config)
+
+
+# ---------------------------------------------------------------- its parts
+
+
+def attentions(base: Any) -> list[Any]:
+    """The attention layer of each decoder layer."""
+    name = "attention" if base.config.model_type == "gpt_neox" else "self_attn"
+    return [getattr(layer, name) for layer in base.layers]
+
+
+def slots(base: Any) -> list[Slot | None]:
+    """What rotates each layer; None for those that the family leaves without positions."""
+    config, layers = base.config, attentions(base)
+    if hasattr(base, "rotary_emb_local"):  # Gemma 3 in transformers < 5
+        names = ("rotary_emb", "rotary_emb_local")
+        return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
+    if _bases_by_type(config):
+        return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
+    return [Slot() if getattr(layer, "use_rope", True) else None for layer in layers]
+
+
+def _bases_by_type(config: Any) -> bool:
+    given = getattr(config, "rope_parameters", None) or {}
+    return any(isinstance(value, Mapping) for value in given.values())
+
+
+def rotated_dims(stock: nn.Module, slot: Slot) -> int:
+    """Number of dims of a head that the family's rotary module rotates, from the first on."""
+    name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
+    return 2 * getattr(stock, name).numel()
+
+
+def rope_parameters(config: Any, slot: Slot) -> dict[str, Any]:
+    """Base and scaling of a slot, as transformers 5 writes them."""
+    if ROPE_IN_A_DICT:
+        given = config.rope_parameters
+        return dict(given if slot.layer_type is None else given[slot.layer_type])
+    if slot.module == "rotary_emb_local":
+        return {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+    given = {"rope_type": "default", "rope_theta": config.rope_theta}
+    given |= getattr(config, "rope_scaling", None) or {}
+    original = getattr(config, "original_max_position_embeddings", None)
+    if original is not None and given["rope_type"] == "longrope":
+        given["original_max_position_embeddings"] = original
+    return given
+
+
+def head_dim(base: Any) -> int:
+    """Number of dims of a head."""
+    layer = attentions(base)[0]
+    size = getattr(layer, "head_dim", None)
+    return layer.head_size if size is None else size
+
+
+def embedding_scale(base: Any) -> float:
+    """What the base model multiplies embeddings by after it has looked them up."""
+    config = base.config
+    if config.model_type == "granite":
+        return float(config.embedding_multiplier)
+    if config.model_type == "gemma2" and not ROPE_IN_A_DICT:
+        return float(config.hidden_size) ** 0.5
+    return 1.0
+
+
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the positional arguments of a module's forward."""
+    forward = inspect.unwrap(type(module).forward)
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

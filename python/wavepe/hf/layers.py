@@ -1,0 +1,122 @@
+"""Which encoding each layer of a model gets: one for all, or hybrids by ranges of layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..encodings import Encoding
+from ..encodings import encoding as read_encoding
+
+Spec = str | Mapping[str, Any] | Encoding
+# As a configuration and a file hold it: a spec, or a spec for each range of layers.
+Written = str | dict[str, str]
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class Choice:
+    """The encodings of a model's layers, read once from what the user gave.
+
+    Attributes
+    ----------
+    everywhere : Encoding or None
+        One encoding for all layers that have positions; None for a hybrid.
+    ranges : dict of (int, int) to Encoding
+        Of a hybrid: first and last layer. Layers that it does not name keep their own.
+    """
+
+    def __init__(self, spec: Spec, **options: Any) -> None:
+        self.everywhere: Encoding | None = None
+        self.ranges: dict[tuple[int, int], Encoding] = {}
+        if not is_hybrid(spec):
+            self.everywhere = read_encoding(spec, **options)
+            return
+        if options:
+            raise ValueError(
+                f"options ({', '.join(options)}) cannot be given beside a dict of layer ranges: "
+                "write them into its specs"
+            )
+        assert isinstance(spec, Mapping)
+        if not spec:
+            raise ValueError("a dict of encodings names at least one layer, got {}")
+        for key, value in spec.items():
+            self.ranges[_layer_range(key)] = read_encoding(value)
+        for one in self.encodings:
+            if one.entry == "absolute":
+                raise ValueError(
+                    f"{one} is absolute: it is added to the token embeddings, before the first "
+                    "layer, so it cannot differ by layer"
+                )
+        learned = {str(one) for one in self.encodings if getattr(one, "learned", False)}
+        if len(learned) > 1:
+            raise ValueError(
+                f"one learned encoding in a model at most, got {' and '.join(sorted(learned))}"
+            )
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """Those that are named, each once."""
+        named = [self.everywhere] if self.everywhere is not None else self.ranges.values()
+        return list({str(one): one for one in named}.values())
+
+    def written(self) -> Written:
+        """As a configuration keeps it."""
+        if self.everywhere is not None:
+            return str(self.everywhere)
+        return {_written_range(key): str(value) for key, value in self.ranges.items()}
+
+    def by_layer(self, layers: int) -> list[Encoding | None]:
+        """The encoding of each layer; None where a hybrid does not name it.
+
+        Raises
+        ------
+        ValueError
+            Ranges that overlap, or reach beyond the last layer.
+        """
+        if self.everywhere is not None:
+            return [self.everywhere] * layers
+        found: list[Encoding | None] = [None] * layers
+        for (first, last), one in self.ranges.items():
+            name = _written_range((first, last))
+            if last >= layers:
+                raise ValueError(
+                    f"layers {name} of a model that has the layers 0-{layers - 1}"
+                )
+            if any(present is not None for present in found[first : last + 1]):
+                raise ValueError(f"layers {name} are named twice: ranges must not overlap")
+            found[first : last + 1] = [one] * (last + 1 - first)
+        return found
+
+    def __str__(self) -> str:
+        return text(self.written())
+
+
+def is_hybrid(spec: Any) -> bool:
+    """Whether this is a dict of layer ranges rather than one encoding as a dict."""
+    return isinstance(spec, Mapping) and "name" not in spec
+
+
+def text(written: Written) -> str:
+    """A spec or a hybrid on one line, for messages."""
+    if isinstance(written, str):
+        return written
+    return "; ".join(f"{key}: {value}" for key, value in written.items())
+
+
+def _layer_range(key: Any) -> tuple[int, int]:
+    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+        return key, key
+    found = _RANGE.fullmatch(key) if isinstance(key, str) else None
+    first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if last < first:
+        raise ValueError(
+            f"a dict of encodings names layers, as '4' or '0-3', first before last; got {key!r}"
+        )
+    return first, last
+
+
+def _written_range(key: tuple[int, int]) -> str:
+    first, last = key
+    return str(first) if first == last else f"{first}-{last}"

@@ -1,0 +1,112 @@
+"""Packed sequences: several in one row, none of which sees another.
+
+transformers finds them by positions that start again, but only without a cache and without a mask,
+and a model in evaluation mode makes a cache. This hook of the base model finds them in any case,
+and by the keyword cu_seq_lens_q that collators make for flash attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import families
+from .masks import numbered
+
+# On a cache that packed sequences filled.
+CACHE_TAG = "_wavepe_packed"
+
+
+class FindPacked:
+    """Forward pre-hook of a base model: masks for packed sequences, instead of silence."""
+
+    def __init__(self, base: nn.Module) -> None:
+        self.names = families.argument_names(base)
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        kwargs = dict(zip(self.names, args, strict=False)) | kwargs
+        tokens = kwargs.get("input_ids")
+        tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
+        mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+        if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
+            return None  # the model says what is wrong, or the mask says what is seen
+        if hasattr(cache, CACHE_TAG) and _tokens(cache) > 0:
+            raise ValueError(
+                "the cache holds packed sequences, and what follows belongs to none of them: "
+                "generate from one sequence a row"
+            )
+        begins = self._begins(kwargs, tokens, mask)
+        if begins is None:
+            return None
+        if cache is not None and _tokens(cache) > 0:
+            raise ValueError(
+                f"position_ids {_excerpt(kwargs['position_ids'])} start again: packed sequences "
+                f"cannot follow the {int(_tokens(cache))} tokens of a cache; pass use_cache=False"
+            )
+        if cache is not None:
+            setattr(cache, CACHE_TAG, True)
+        elif kwargs.get("use_cache") is not True:
+            kwargs["use_cache"] = False  # it could not be continued
+        else:
+            raise ValueError("packed sequences cannot be continued: pass use_cache=False")
+        return (), kwargs | {"attention_mask": numbered(begins, mask)}
+
+    def _begins(
+        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None
+    ) -> Tensor | None:
+        """Where sequences begin, (B, n); None where there is one a row."""
+        rows, length = tokens.shape[:2]
+        if kwargs.get("cu_seq_lens_q") is not None:
+            begins = _from_lengths(kwargs, rows, length, tokens.device)
+            if kwargs.get("position_ids") is None:
+                place = torch.arange(length, device=tokens.device)
+                start = torch.where(begins[0], place, 0).cummax(0).values
+                kwargs["position_ids"] = (place - start)[None]
+            return begins
+        positions = kwargs.get("position_ids")
+        # Under a compiler what a tensor holds decides nothing; there transformers' own way serves.
+        if positions is None or length < 2 or torch.compiler.is_compiling():
+            return None
+        if positions.ndim != 2 or positions.shape[1] != length:
+            return None
+        begins = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
+        begins[:, 1:] = positions.diff().to(tokens.device) != 1
+        if mask is not None:
+            if mask.shape[1] < length:
+                return None
+            real = mask[:, -length:].bool().to(tokens.device)
+            begins[:, 1:] &= real[:, 1:] & real[:, :-1]
+        return begins if begins[:, 1:].any() else None
+
+
+def _tokens(cache: Any) -> Any:
+    return cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
+
+
+def _from_lengths(
+    kwargs: dict[str, Any], rows: int, length: int, device: torch.device
+) -> Tensor:
+    """Of the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
+    ends = kwargs["cu_seq_lens_q"]
+    same = kwargs.get("cu_seq_lens_k")
+    if rows != 1:
+        raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows}")
+    if not torch.compiler.is_compiling():
+        if same is not None and not torch.equal(ends, same):
+            raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: keys of a cache are packed")
+        if ends.ndim != 1 or int(ends[0]) != 0 or int(ends[-1]) != length:
+            raise ValueError(
+                f"cu_seq_lens_q must go from 0 to the number of tokens {length}, got "
+                f"{ends.tolist()}"
+            )
+    place = torch.arange(length, device=device)
+    return torch.isin(place, ends.to(device))[None]
+
+
+def _excerpt(positions: Tensor) -> str:
+    row = positions[(positions.diff() != 1).any(-1)][0].tolist()
+    return str(row) if len(row) <= 8 else f"[{', '.join(map(str, row[:8]))}, ...]"
