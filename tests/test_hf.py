@@ -25,6 +25,7 @@ from hf_model import (
     worst,
 )
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
+from wavepe.hf.absolute import AddAbsolute
 
 WAVELET = "wavelet:scales=4"
 CACHED = [*EACH_ENTRY, "rope:theta=20,inference_theta=300"]
@@ -195,7 +196,8 @@ def test_embeddings_in_place_of_tokens(spec):
 def test_positions_of_an_absolute_encoding():
     model, row = patched_tiny("sinusoidal"), tokens(1, 4)
     far = torch.tensor([[3, 0, 1 << 20, 70000]])  # beyond any table
-    hook = next(iter(model.model._forward_pre_hooks.values()))
+    hooks = model.model._forward_pre_hooks.values()
+    hook = next(hook for hook in hooks if isinstance(hook, AddAbsolute))
     dim = model.config.hidden_size
     assert close(hook.vectors(far)[0], wavepe.sinusoidal(far[0].numpy(), dim), 1e-6)
     behind = torch.tensor([[-2, 3, 5, 1]])

@@ -10,21 +10,23 @@ pytest.importorskip("transformers")
 import numpy as np
 import wavepe.hf
 from hf_model import ENCODINGS, close, logits, patched_tiny, reference, tiny, tiny_config, tokens
+from wavepe.hf.absolute import AddAbsolute
 
 FOLLOW_LENGTH = ("normalised", "sinusoidal:theta=length", "sinusoidal:reversed=true")
 STEADY = ("binary", "integer", "sinusoidal")
 
 
 def hook(model):
-    return next(iter(model.model._forward_pre_hooks.values()))
+    hooks = model.model._forward_pre_hooks.values()
+    return next(hook for hook in hooks if isinstance(hook, AddAbsolute))
 
 
 @pytest.mark.parametrize("spec", [*STEADY, *FOLLOW_LENGTH])
 def test_what_is_found_to_follow_the_length(spec):
     for width in (4, 512):  # of the token embedding
-        config = tiny_config()
-        config.hidden_size = width
-        adds = wavepe.hf.absolute.AddAbsolute(wavepe.encoding(spec), config)
+        base = tiny().model
+        base.config.hidden_size = width
+        adds = AddAbsolute(wavepe.encoding(spec), base)
         assert adds.vectors.follows_length == (spec in FOLLOW_LENGTH)
 
 

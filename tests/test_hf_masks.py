@@ -19,7 +19,7 @@ SCORES = (
     "shaw:clip=3",
     "alibi",
 )
-OTHERS = ("none", "rope:theta=100", "sinusoidal")
+EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
 
 
 def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
@@ -42,23 +42,24 @@ def padded(rows=2, length=9, padding=3):
 # ------------------------------------------------------------------ the form of masks
 
 
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_forms(spec):
     model, mask = patched_tiny(spec), padded()
     assert mask_of(model, 9) is None
     assert mask_of(model, 9, torch.ones(2, 9)) is None
     seen = mask_of(model, 9, mask)
-    assert seen.dtype == torch.bool
-    assert torch.equal(seen, mask.bool())
+    assert seen.dtype == torch.uint8
+    assert torch.equal(seen, mask[:, None, None])
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
     packed = mask_of(model, 9, positions=positions)
-    assert packed.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2, 2], [0] * 9]
+    assert packed.shape == (2, 1, 1, 9)
+    assert packed[:, 0, 0].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3, 3], [1] * 9]
     assert mask_of(model, 1, positions=torch.zeros(2, 1, dtype=torch.long)) is None
     own = torch.ones(2, 1, 9, 9, dtype=torch.bool)
     assert mask_of(model, 9, own) is own
 
 
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_forms_with_a_cache(spec):
     model, mask = patched_tiny(spec), padded()
     growing = DynamicCache(config=model.config)
@@ -67,21 +68,12 @@ def test_forms_with_a_cache(spec):
         logits(model, tokens(2, 6), past_key_values=cache)
     assert mask_of(model, 3, cache=growing) is None
     assert mask_of(model, 3, cache=fixed) is None
-    assert torch.equal(mask_of(model, 3, mask, growing), mask.bool())
+    assert torch.equal(mask_of(model, 3, mask, growing), mask[:, None, None])
     seen = mask_of(model, 3, mask, fixed)
-    assert seen.shape == (2, 20)
-    assert torch.equal(seen[:, :9], mask.bool())
-    assert not seen[:, 9:].any()
-    assert torch.equal(mask_of(model, 3, seen, fixed), seen)  # generate makes masks in advance
-
-
-@pytest.mark.parametrize("spec", OTHERS)
-def test_encodings_outside_of_the_scores_keep_the_masks_of_sdpa(spec):
-    model, mask = patched_tiny(spec), padded()
-    assert mask_of(model, 9) is None
-    whole = mask_of(model, 9, mask)
-    assert whole.shape == (2, 1, 9, 9)
-    assert torch.equal(whole, (torch.ones(9, 9).tril() * mask[:, None, None]).bool())
+    assert seen.shape == (2, 1, 1, 20)
+    assert torch.equal(seen[..., :9], mask[:, None, None])
+    assert not seen[..., 9:].any()
+    assert mask_of(model, 3, seen, fixed) is seen  # generate makes masks in advance
 
 
 def test_other_ways_to_look_are_refused():
@@ -110,7 +102,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("how", ["plain", "padding", "packed", "cached"])
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_no_tensor_grows_with_queries_times_keys(spec, how):
     length, model = 400, patched_tiny(spec, num_hidden_layers=1).train()
     ids, options = tokens(1, length), {"use_cache": False}
@@ -134,7 +126,7 @@ def test_no_tensor_grows_with_queries_times_keys(spec, how):
 # ------------------------------------------------------------------ masks of the user's own
 
 
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_the_operator_and_pytorch_agree_under_any_mask(spec):
     """Keys in the future among them: the mask alone decides."""
     model, ids = patched_tiny(spec), tokens(2, 11)
@@ -149,7 +141,7 @@ def test_the_operator_and_pytorch_agree_under_any_mask(spec):
 
 
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_weights_in_pieces(spec, cache):
     model, ids, mask = patched_tiny(spec), tokens(2, 12), padded(2, 12)
     wanted = logits(model, ids, attention_mask=mask, use_cache=False)
@@ -163,7 +155,7 @@ def test_weights_in_pieces(spec, cache):
     assert close(torch.cat(pieces, dim=1)[kept], wanted[kept], 1e-5)
 
 
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_weights_and_added_masks_in_bfloat16(spec):
     model, ids = patched_tiny(spec).bfloat16(), tokens(2, 11)
     seen = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
@@ -177,7 +169,7 @@ def test_weights_and_added_masks_in_bfloat16(spec):
 # ------------------------------------------------------------------ dropout
 
 
-@pytest.mark.parametrize("spec", SCORES)
+@pytest.mark.parametrize("spec", EACH)
 def test_dropout_follows_the_seed(spec):
     model, ids = patched_tiny(spec, attention_dropout=0.5).train(), tokens(2, 12)
 
@@ -269,7 +261,19 @@ def test_the_compiled_operator(tmp_path):
     offset, seed = torch.tensor(64), torch.tensor(5)
     for dropout in (0.0, 0.5):
         tensors = [x.clone().requires_grad_() for x in (q, k, v)]
-        arguments = (*tensors, "wavelet:scales=4", True, 0.3, offset, seen, None, None, dropout)
+        arguments = (
+            *tensors,
+            "wavelet:scales=4",
+            True,
+            50,
+            4.0,
+            0.3,
+            offset,
+            seen,
+            None,
+            None,
+            dropout,
+        )
         torch.library.opcheck(
             torch.ops.wavepe_hf.attention_forward.default,
             (*arguments, seed if dropout else None),

@@ -293,7 +293,7 @@ def test_a_patched_model_is_not_patched_again():
         ("nosuch", "unknown encoding 'nosuch'"),
         ("wavelet:scales=3", f"dim {HEAD} is not divisible by the number of scales 3"),
         ("rope:interleaved=true", "interleaved"),
-        ({"0-1": "rope"}, "name"),
+        ({"0-9": "rope"}, "layers 0-9 of a model that has the layers 0-1"),
     ],
     ids=str,
 )
@@ -316,9 +316,9 @@ def test_an_odd_embedding_has_no_sinusoid():
 def test_other_models_are_refused():
     other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=5))
     for model in (other, torch.nn.Linear(2, 2), tiny().model.layers[0]):
-        with pytest.raises(TypeError, match=f"LlamaModel.*got {type(model).__name__}"):
+        with pytest.raises(TypeError, match=f"families llama.*got a?.*{type(model).__name__}"):
             wavepe.hf.patch(model, WAVELET)
-        with pytest.raises(TypeError, match=f"got {type(model).__name__}"):
+        with pytest.raises(TypeError, match=f"got a?.*{type(model).__name__}"):
             wavepe.hf.unpatch(model)
     with pytest.raises(TypeError, match="spec"):
         wavepe.hf.patch(tiny(), 3)
@@ -368,7 +368,7 @@ def test_without_an_encoding_the_attention_is_plain():
     stock = tiny()
     for options in ({}, {"attention_mask": mask}):
         wanted = logits(stock, ids, **options)
-        assert torch.equal(logits(tiny(config=config), ids, **options), wanted)
+        assert close(logits(tiny(config=config), ids, **options), wanted, 1e-5)
 
 
 def test_patch_llama_does_not_nest(all_llamas):

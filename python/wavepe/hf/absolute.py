@@ -10,6 +10,7 @@ from torch import Tensor
 from ..encodings import Encoding
 from ..nn._absolute import AbsoluteVectors
 from . import families
+from .masks import is_packed
 
 
 class AddAbsolute:
@@ -42,6 +43,11 @@ class AddAbsolute:
             raise ValueError(
                 f"{self.encoding} depends on the length of the sequence: {int(seen)} cached "
                 "tokens were encoded for another one; pass use_cache=False"
+            )
+        if self.vectors.follows_length and is_packed(kwargs.get("attention_mask")):
+            raise ValueError(
+                f"{self.encoding} depends on the length of the sequence, and those packed in a row "
+                "have different ones: give each sequence a row of its own"
             )
         positions = _positions(kwargs, embeds, seen)
         vectors = self.vectors(positions) / self.scale

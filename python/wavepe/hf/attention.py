@@ -220,6 +220,7 @@ def _composed(
     queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
     seen = masks.read(mask)
     if seen.segments is not None and seen.segments.shape[1] < keys:
+        assert mask is not None
         mask = nn.functional.pad(mask, (0, keys - seen.segments.shape[1]))
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     terms = Terms() if score is None else _terms(score, query.to(wide), keys)
@@ -239,7 +240,7 @@ def _composed(
     return weights @ value.repeat_interleave(groups, 1), weights
 
 
-def _score(module: nn.Module) -> Score | None:
+def _score(module: Any) -> Score | None:
     """What the layer adds to its scores.
 
     A layer without an encoding may belong to a model that shares a configuration with others, but

@@ -120,8 +120,8 @@ def _patched_class(stock: type) -> type:
     if stock is LlamaConfig:
         return PatchedLlamaConfig
     name = PATCHED + stock.__name__
-    body = {"__module__": __name__, "__qualname__": name, "position_encoding": "rope"}
-    body["__annotations__"] = {"position_encoding": str | dict}
+    body: dict[str, Any] = {"__module__": __name__, "__qualname__": name}
+    body |= {"position_encoding": "rope", "__annotations__": {"position_encoding": str | dict}}
     return type(name, (_Unsaved, stock), body)
 
 
@@ -145,7 +145,7 @@ def patched_config(stock: PretrainedConfig, written: Written) -> PretrainedConfi
             "a model that is patched needs a configuration of transformers' own class, got "
             f"{type(stock).__name__}, which could not be saved with the encoding"
         )
-    config = copy.deepcopy(stock)
+    config: Any = copy.deepcopy(stock)
     config.__class__ = _patched_class(type(stock))
     config.position_encoding = written
     config._attn_implementation = NAME

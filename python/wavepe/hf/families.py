@@ -35,6 +35,8 @@ SUPPORTED = (
     "gpt_neox",
     "granite",
 )
+# Those that can rotate a part of a head's dims.
+PARTIAL = ("phi3", "gpt_neox")
 
 
 class Slot(NamedTuple):
@@ -131,8 +133,10 @@ def _bases_by_type(config: Any) -> bool:
     return any(isinstance(value, Mapping) for value in given.values())
 
 
-def rotated_dims(stock: nn.Module, slot: Slot) -> int:
-    """Number of dims of a head that the family's rotary module rotates, from the first on."""
+def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
+    """Number of dims of a head that the family rotates, from the first on."""
+    if family(config) not in PARTIAL:
+        return head_dim
     name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
     return 2 * getattr(stock, name).numel()
 

@@ -80,17 +80,17 @@ class _Builder:
         layer = Layer(families.argument_names(attention))
         if encoding is not None:
             layer.score = self.score(encoding)
-        rotates = encoding is not None and encoding.entry == "rotary"
+        rope = encoding if encoding is not None and encoding.entry == "rotary" else None
         own = encoding is None and slot is not None
-        key = None if own else str(encoding) if rotates else ""
+        key = None if own else "" if rope is None else str(rope)
         slot = Slot() if slot is None else slot
         found = self.rotations.setdefault(slot, [])
         if key not in found:
             found.append(key)
-            dims = families.rotated_dims(stock, slot)
+            dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
             rotation: nn.Module = Own(stock, slot) if own else Unrotated(dims)
-            if rotates:
-                layer.angles = rotation = Rotated(self.config, slot, dims, encoding)
+            if rope is not None:
+                layer.angles = rotation = Rotated(self.config, slot, dims, rope)
                 rotation.cache_tag = "_".join((CACHE_TAG, *filter(None, slot), str(len(found))))
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
@@ -161,9 +161,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     )
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
-        record.hooks.append(
-            attention.register_forward_pre_hook(before_attention, with_kwargs=True)
-        )
+        record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))
     base._wavepe = record
 
 
@@ -202,7 +200,8 @@ def install_patch(model: nn.Module, choice: Choice) -> None:
 
 def adopt(model: nn.Module) -> None:
     """Let a head built around a patched LlamaModel share its configuration."""
-    present: Any = installed(model.base_model)
+    base: Any = model.base_model
+    present: Any = installed(base)
     replace_config(model, present.stock, present.config)
     present.owner = type(model).__name__
 

@@ -81,9 +81,7 @@ class Choice:
         for (first, last), one in self.ranges.items():
             name = _written_range((first, last))
             if last >= layers:
-                raise ValueError(
-                    f"layers {name} of a model that has the layers 0-{layers - 1}"
-                )
+                raise ValueError(f"layers {name} of a model that has the layers 0-{layers - 1}")
             if any(present is not None for present in found[first : last + 1]):
                 raise ValueError(f"layers {name} are named twice: ranges must not overlap")
             found[first : last + 1] = [one] * (last + 1 - first)

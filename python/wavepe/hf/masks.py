@@ -121,6 +121,11 @@ def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
     return numbers[:, None, None].to(NUMBERED)
 
 
+def is_packed(mask: Tensor | None) -> bool:
+    """Whether a mask is one of packed sequences, as `numbered` makes it."""
+    return mask is not None and mask.ndim == 4 and mask.dtype == NUMBERED
+
+
 class Seen(NamedTuple):
     """A mask, sorted by what `wavepe.ops.attention` calls its parts.
 

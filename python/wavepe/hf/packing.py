@@ -55,9 +55,7 @@ class FindPacked:
             raise ValueError("packed sequences cannot be continued: pass use_cache=False")
         return (), kwargs | {"attention_mask": numbered(begins, mask)}
 
-    def _begins(
-        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None
-    ) -> Tensor | None:
+    def _begins(self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None) -> Tensor | None:
         """Where sequences begin, (B, n); None where there is one a row."""
         rows, length = tokens.shape[:2]
         if kwargs.get("cu_seq_lens_q") is not None:
@@ -87,9 +85,7 @@ def _tokens(cache: Any) -> Any:
     return cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
 
 
-def _from_lengths(
-    kwargs: dict[str, Any], rows: int, length: int, device: torch.device
-) -> Tensor:
+def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.device) -> Tensor:
     """Of the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
     ends = kwargs["cu_seq_lens_q"]
     same = kwargs.get("cu_seq_lens_k")

@@ -14,7 +14,8 @@ from transformers import PretrainedConfig
 from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
-from .families import Slot, rope_parameters
+from . import families
+from .families import Slot
 from .layers import Written, text
 from .names import NAME
 
@@ -42,7 +43,7 @@ class Rotary(nn.Module):
     Attributes
     ----------
     rotations : ModuleDict of ModuleList
-        By layer type (`ALL` where the family has one for all layers), the different rotations of the
+        By layer type (`ALL` where the family has one for all), the different rotations of the
         layers. Where there are several, each layer picks its own from what `forward` returns.
     """
 
@@ -58,7 +59,7 @@ class Rotary(nn.Module):
         key = slot.layer_type or ALL
         if key not in self.rotations:
             self.rotations[key] = nn.ModuleList()
-        self.rotations[key].append(rotation)
+        cast(nn.ModuleList, self.rotations[key]).append(rotation)
         self.train(self.stock.training)  # a model that is patched may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
@@ -75,7 +76,8 @@ class Rotary(nn.Module):
                 f"{text(self.config.position_encoding)!r} on a live model, which has no effect: "
                 "give it to from_pretrained, or patch a stock Llama with it"
             )
-        found = [rotation(x, position_ids) for rotation in self.rotations[layer_type or ALL]]
+        rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL])
+        found = [rotation(x, position_ids) for rotation in rotations]
         return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -86,6 +88,8 @@ class Own(nn.Module):
         super().__init__()
         self.__dict__["stock"] = stock  # a child of `Rotary`, not of this one too
         self.slot = slot
+
+    stock: Any
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         if self.slot.layer_type is None:
@@ -112,9 +116,7 @@ class Rotated(nn.Module):
     computed before. An encoding without a base of its own takes the model's.
     """
 
-    def __init__(
-        self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding
-    ) -> None:
+    def __init__(self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding) -> None:
         super().__init__()
         rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
         if rope.interleaved:
@@ -138,9 +140,9 @@ class Rotated(nn.Module):
         longer = self._frequencies(2 * self.trained_length, training)
         if 2 * first[0].numel() != self.dims:
             raise ValueError(
-                f"{self.encoding} rotates {2 * first[0].numel()} of the {self.dims} dims that this "
-                "model rotates, and its pairs (i, i + d/2) need them all: fraction or "
-                "type=proportional leaves pairs of the whole head alone"
+                f"{self.encoding} rotates {2 * first[0].numel()} of {self.dims} dims, and the "
+                "pairs (i, i + d/2) of this model need them all: fraction or type=proportional "
+                "leaves pairs of the whole head alone"
             )
         # longrope may turn at any length.
         live = self.encoding.type == "longrope" or not torch.equal(first[0], longer[0])
@@ -190,11 +192,12 @@ class Rotated(nn.Module):
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """`encoding` with the base of the model, and where it names no type, with its scaling."""
-    parameters = rope_parameters(config, slot)
+    parameters = families.rope_parameters(config, slot)
     given, doubts = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
-    if kind != "proportional":  # the width that is rotated is the family's rotary module's
+    if families.family(config) in families.PARTIAL and kind != "proportional":
+        # The width that is rotated is known, and the frequencies are those of all of its dims.
         given.pop("partial_rotary_factor", None)
     if encoding.type is not None or kind == "default":
         return encoding
@@ -209,9 +212,7 @@ def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
         ) from None
 
 
-def _table(
-    x: Tensor, position_ids: Tensor, inv_freq: Tensor, factor: float
-) -> Angles:
+def _table(x: Tensor, position_ids: Tensor, inv_freq: Tensor, factor: float) -> Angles:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     inv_freq = inv_freq.to(x.device, torch.float64)
     cos, sin = ops.rope_table(position_ids, inv_freq, attention_factor=factor, dtype=dtype)

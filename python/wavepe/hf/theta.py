@@ -169,8 +169,8 @@ def _rotated(rotary: Rotary) -> list[Rotated]:
     """The rotations of a patched model; ValueError where a theta would not reach all layers."""
     if not isinstance(rotary.spec, str):
         raise ValueError(
-            f"this model has the position encodings {text(rotary.spec)!r}, by layer: unpatch it, and "
-            "patch it with the theta that each should have"
+            f"this model has the position encodings {text(rotary.spec)!r}, by layer: unpatch it, "
+            "and patch it with the theta that each should have"
         )
     found = [module for module in rotary.modules() if isinstance(module, Rotated)]
     if not found:
