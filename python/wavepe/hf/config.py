@@ -116,7 +116,7 @@ class _Unsaved:
 
 
 @functools.cache
-def _patched_class(stock: type) -> type:
+def _patched_class(stock: Any) -> Any:
     if stock is LlamaConfig:
         return PatchedLlamaConfig
     name = PATCHED + stock.__name__
@@ -146,7 +146,7 @@ def patched_config(stock: PretrainedConfig, written: Written) -> PretrainedConfi
             f"{type(stock).__name__}, which could not be saved with the encoding"
         )
     config: Any = copy.deepcopy(stock)
-    config.__class__ = _patched_class(type(stock))
+    config.__class__ = _patched_class(stock.__class__)
     config.position_encoding = written
     config._attn_implementation = NAME
     return config

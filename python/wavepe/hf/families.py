@@ -60,6 +60,8 @@ def decoder(model: nn.Module) -> Any:
             f"{supported}; got {type(model).__name__}. Of a wrapped model pass the one inside"
         )
     base, config = model.base_model, model.config
+    if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
+        base = getattr(model, "model", base)
     name = f"{type(model).__name__} (model_type {config.model_type!r})"
     if isinstance(base, PreTrainedModel) and base is not model:
         config = base.config
