@@ -1,32 +1,21 @@
-"""wavepe's rotation kernel in the attention layers of stock models with rotary embedding.
-
-An attention layer of transformers calls `apply_rotary_pos_emb`, a global of its modelling file:
-replaced there, every model of the family would change. A model's own layers get the same forward
-with other globals instead.
-"""
+"""wavepe's rotation kernel in the attention layers of stock models with rotary embedding."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
-import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks, ops
+from . import own_forward
 from .layers import text
+from .own_forward import APPLY
 from .rotary import Rotary, Rotated
 
 M = TypeVar("M", bound=nn.Module)
-
-APPLY = "apply_rotary_pos_emb"
-MARK = "__wavepe_fused_rope__"
-_numbers = itertools.count()
 
 
 def use_fused_rope(model: M, enabled: bool = True) -> M:
@@ -75,8 +64,7 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
         raise TypeError(f"use_fused_rope needs a model of transformers, got {type(model).__name__}")
     if not _checks.flag("enabled", enabled):
         for module in model.modules():
-            if _is_fused(module):
-                del module.__dict__["forward"]
+            own_forward.take_back(module, _fused_apply)
         return model
     for module in model.modules():
         if isinstance(module, Rotary) and not any(
@@ -86,76 +74,37 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
                 f"this model has the position encoding {text(module.spec)!r}, which is not rotary: "
                 "there is nothing to rotate"
             )
-    layers = list(_rotating_layers(model))
+    layers = [module for module in model.modules() if own_forward.calls_apply(module)]
     if not layers:
         raise ValueError(
             f"use_fused_rope finds no layer in this {type(model).__name__} that calls {APPLY}: its "
             "family rotates in another way, or not at all"
         )
-    forwards = [(layer, _fused_forward(layer)) for layer in layers if not _is_fused(layer)]
-    for module, forward in forwards:
-        module.__dict__["forward"] = types.MethodType(forward, module)
+    # Those of a patched model that do not rotate stay so.
+    layers = [layer for layer in layers if own_forward.replacement_of(layer) is None]
+    for layer in layers:
+        _check(layer)
+    forwards = [own_forward.made(layer, _fused_apply) for layer in layers]
+    for layer, forward in zip(layers, forwards, strict=True):
+        own_forward.give(layer, forward)
     return model
 
 
-def _rotating_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers whose class calls `apply_rotary_pos_emb`."""
-    for module in model.modules():
-        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        if code is not None and APPLY in code.co_names:
-            yield module
-
-
-def _is_fused(module: nn.Module) -> bool:
-    function = getattr(module.__dict__.get("forward"), "__func__", None)
-    return MARK in getattr(function, "__globals__", ())
-
-
-def _fused_forward(module: nn.Module) -> types.FunctionType:
-    """The forward of a layer's class with the fused rotation among its globals.
-
-    Raises
-    ------
-    ValueError
-        The layer cannot be fused.
-    """
+def _check(module: nn.Module) -> None:
+    """ValueError where a layer cannot be fused."""
     kind = type(module)
-    own = module.__dict__.get("forward")
-    if own is not None and getattr(own, "__func__", None) is not kind.forward:
+    if own_forward.has_own(module):
         raise ValueError(
             f"this {kind.__name__} has a forward of its own, as hooks of accelerate are: "
             "use_fused_rope first, then dispatch the model"
         )
-    stock: Any = inspect.unwrap(kind.forward)
-    others = {name for name in stock.__code__.co_names if name.startswith("apply_")} - {APPLY}
+    names = inspect.unwrap(kind.forward).__code__.co_names
+    others = {name for name in names if name.startswith("apply_")} - {APPLY}
     if others:
         raise ValueError(
             f"{kind.__name__} rotates by {', '.join(sorted(others))} beside {APPLY}: a fused form "
             "of it would be used in part only"
         )
-    scope = _scope_with_fused_rotation(stock.__module__, stock.__globals__[APPLY])
-    function = types.FunctionType(
-        stock.__code__, scope, stock.__name__, stock.__defaults__, stock.__closure__
-    )
-    for name in ("__kwdefaults__", "__annotations__", "__doc__", "__module__", "__qualname__"):
-        setattr(function, name, getattr(stock, name))
-    return function
-
-
-@functools.cache
-def _scope_with_fused_rotation(module_name: str, apply: Callable[..., Any]) -> dict[str, Any]:
-    """The globals of a modelling file, with a fused `apply_rotary_pos_emb`.
-
-    They belong to a module of their own that can be imported: torch.compile reads the globals of a
-    function from the module that they name.
-    """
-    name = f"wavepe_fused_rope_{next(_numbers)}"
-    scope = types.ModuleType(name, f"{module_name} with {APPLY} by wavepe")
-    fused = _fused_apply(apply)
-    scope.__dict__.update(sys.modules[module_name].__dict__)
-    scope.__dict__.update({"__name__": name, MARK: True, APPLY: fused})
-    sys.modules[name] = scope
-    return scope.__dict__
 
 
 # ---------------------------------------------------------------- what a family's function does

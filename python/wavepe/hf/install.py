@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from ..encodings import Encoding
 from ..nn._positions import check_learned
-from . import families
+from . import families, own_forward
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
@@ -95,7 +96,7 @@ class _Builder:
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
-        layer.rotation = found.index(key)
+        layer.rotation, layer.rotates = found.index(key), key != ""
         return layer
 
     def score(self, encoding: Encoding) -> Score | None:
@@ -161,8 +162,15 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     )
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
+        if not layer.rotates and not own_forward.has_own(attention):
+            own_forward.give(attention, own_forward.made(attention, _unrotated))
         record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))
     base._wavepe = record
+
+
+def _unrotated(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of `apply_rotary_pos_emb`; the angles are 0, so it is a matter of speed."""
+    return lambda q, k, *_, **__: (q, k)
 
 
 # ---------------------------------------------------------------- one model
@@ -238,9 +246,16 @@ def uninstall(model: nn.Module) -> None:
         raise ValueError(
             f"this {type(model).__name__} was patched as part of a {present.owner}: unpatch that"
         )
+    for attention in families.attentions(base):
+        if hasattr(attention, "_old_forward"):
+            raise ValueError(
+                f"this {type(model).__name__} was dispatched or offloaded after it was patched: "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
+            )
     for hook in present.hooks:
         hook.remove()
     for attention in families.attentions(base):
+        own_forward.take_back(attention, _unrotated)
         attention.__dict__.pop("wavepe", None)
     for name, module in list(base.named_children()):
         if isinstance(module, Rotary):
