@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 from .errors import CommandError, UsageError, require
 from .imports import import_all
@@ -20,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="folder of a Llama: config.json, weights, tokenizer")
     add("target", metavar="TARGET", help="the folder to make, new or empty")
     add("encoding", metavar="ENCODING",
-        help="name or name:key=value,key=value, as rope:theta=1e6 or wavelet:scales=8")  # fmt: skip
+        help="name or name:key=value,key=value, as rope:theta=1e6 or wavelet:scales=8; or of "
+        "layers: '{\"0-3\": \"rope\", \"4\": \"none\"}', those not named keep rope")  # fmt: skip
     add("--link", action="store_true", help="hard-link the weights instead of copying them: both "
         "folders then share those files")  # fmt: skip
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from ..hf import convert  # takes seconds
 
     try:
-        done = convert(args.source, args.target, args.encoding, link=args.link)
+        done = convert(args.source, args.target, _encoding(args.encoding), link=args.link)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
     except RuntimeError as error:
@@ -44,11 +46,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _encoding(given: str) -> Any:
+    """A spec, or the dict of layer ranges that JSON text is."""
+    if not given.lstrip().startswith("{"):
+        return given
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"ENCODING begins as JSON and is none: {error}") from error
+
+
 def _print(done: Conversion, args: argparse.Namespace) -> None:
     from ..hf.checkpoint_files import some
+    from ..hf.layers import text
 
     how = "linked" if args.link else "copied"
-    print(f"{done.folder}: {done.model} with {done.encoding}")
+    print(f"{done.folder}: {done.model} with {text(done.encoding)}")
     print(f"{how} from {args.source}: {done.tensors} tensors, {_size(done.bytes)}")
     for what, names in (
         ("new parameters", done.added),

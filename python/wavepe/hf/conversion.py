@@ -11,7 +11,7 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from ..encodings import Encoding
-from ..encodings import encoding as read_encoding
 from .checkpoint_files import (
     CONFIG,
     INDEX,
@@ -37,6 +35,7 @@ from .checkpoint_files import (
     write_json,
 )
 from .config import ON_DISK, STOCK_CLASSES, WavePELlamaConfig
+from .layers import Choice, Spec, Written, text
 from .learned import MODULE
 from .llama import (
     WavePELlamaForCausalLM,
@@ -70,8 +69,8 @@ class Conversion:
     ----------
     folder : Path
         The new checkpoint.
-    encoding : str
-        Its position encoding, as a spec.
+    encoding : str or dict
+        Its position encoding, as a spec or a spec for each range of layers.
     model : str
         The class that loads it.
     tensors, bytes : int
@@ -84,7 +83,7 @@ class Conversion:
     """
 
     folder: Path
-    encoding: str
+    encoding: Written
     model: str
     tensors: int
     bytes: int
@@ -96,7 +95,7 @@ class Conversion:
 def convert(
     source_folder: str | os.PathLike,
     target_folder: str | os.PathLike,
-    encoding: str | Mapping[str, Any] | Encoding,
+    encoding: Spec,
     *,
     link: bool = False,
     **options: Any,
@@ -114,9 +113,10 @@ def convert(
     target_folder : path
         A new folder, or an empty one.
     encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it. A "rope" without theta keeps the model's own base, and
-        without a type its scaling too. Parameters of an encoding that is trained begin at their
-        initial values, in float32.
+        As `wavepe.encoding` reads it, or a dict of layer ranges as `wavepe.hf.patch` takes it. A
+        "rope" without theta keeps the model's own base, and without a type its scaling too;
+        layers that a dict does not name rotate so. Parameters of an encoding that is trained begin
+        at their initial values, in float32.
     link : bool
         Hard-link files of weights instead of copying them. Both folders then share them: what
         writes one in place changes the other.
@@ -144,16 +144,16 @@ def convert(
     >>> import wavepe.hf
     >>> wavepe.hf.convert("llama", "llama-alibi", "alibi")  # doctest: +SKIP
     """
-    chosen = read_encoding(encoding, **options)
+    chosen = Choice(encoding, **options)
     source, target = _folders(source_folder, target_folder)
     plan = _plan(source, chosen)
     _check_room(plan, target, link)
     with appearing(target) as part:
         _write(plan, part, link)
-        _check_written(plan, part, str(chosen))
+        _check_written(plan, part)
     return Conversion(
         folder=Path(target_folder),
-        encoding=str(chosen),
+        encoding=chosen.written(),
         model=plan.model,
         tensors=len(plan.tensors),
         bytes=sum(size for _, size in plan.tensors.values()),
@@ -236,9 +236,9 @@ class _Plan:
         return {name: entry for name, entry in held.items() if name not in self.dropped}
 
 
-def _plan(source: Path, chosen: Encoding) -> _Plan:
+def _plan(source: Path, chosen: Choice) -> _Plan:
     old = _read_config(source)
-    if old["model_type"] == MODEL_TYPE and old.get("position_encoding") == str(chosen):
+    if old["model_type"] == MODEL_TYPE and old.get("position_encoding") == chosen.written():
         raise ValueError(f"{source} has the position encoding {str(chosen)!r} already")
     weights = read_weights(source)
     model = _model_name(source, old, weights.tensors)
@@ -246,7 +246,7 @@ def _plan(source: Path, chosen: Encoding) -> _Plan:
         **old,
         "model_type": MODEL_TYPE,
         "architectures": [model],
-        "position_encoding": str(chosen),
+        "position_encoding": chosen.written(),
         **ON_DISK,
     }
     new.pop("_attn_implementation", None)  # the same choice, as some files have it
@@ -300,7 +300,7 @@ class _Wanted:
         with torch.device("meta"):
             made = CLASSES[model](config)
         self.shapes = {name: tuple(x.shape) for name, x in made.state_dict().items()}
-        self.tied: dict[str, str] = made.all_tied_weights_keys
+        self.tied = _tied(made)
         table: Any = getattr(made.base_model, MODULE, None)
         own = [name for name in self.shapes if MODULE in name.split(".")]
         self.learned = {name: table.initial[name.rpartition(".")[2]] for name in own}
@@ -322,6 +322,15 @@ class _Wanted:
             "of another shape": other,
         }
         return "; ".join(f"{what}: {some(names)}" for what, names in found.items() if names)
+
+
+def _tied(model: Any) -> dict[str, str]:
+    """Names of tensors that are another one."""
+    if hasattr(model, "all_tied_weights_keys"):
+        return model.all_tied_weights_keys
+    # transformers < 5; of Llamas only the causal one has such a tensor
+    tied = model.config.tie_word_embeddings and hasattr(model, "lm_head")
+    return {"lm_head.weight": "model.embed_tokens.weight"} if tied else {}
 
 
 # ------------------------------------------------------------------ writing
@@ -380,9 +389,10 @@ def _new_index(plan: _Plan, weight_map: dict[str, str]) -> dict[str, Any]:
     return {**index, "metadata": metadata, "weight_map": weight_map}
 
 
-def _check_written(plan: _Plan, part: Path, spec: str) -> None:
+def _check_written(plan: _Plan, part: Path) -> None:
     """Read the result as from_pretrained will, all but the values."""
     config = AutoConfig.from_pretrained(part)
+    spec = plan.config["position_encoding"]
     kept = isinstance(config, WavePELlamaConfig) and config.position_encoding == spec
     try:
         tensors = read_weights(part).tensors
@@ -391,4 +401,4 @@ def _check_written(plan: _Plan, part: Path, spec: str) -> None:
     misfits = _Wanted(plan.model, config).misfits(tensors)
     if misfits or not kept or tensors != plan.tensors:
         reason = misfits or f"the encoding or the tensors are not those of {plan.source} any more"
-        raise RuntimeError(f"what was written is not a {plan.model} with {spec}: {reason}")
+        raise RuntimeError(f"what was written is not a {plan.model} with {text(spec)}: {reason}")

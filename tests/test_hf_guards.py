@@ -1,0 +1,176 @@
+"""What would silently change a patched model raises, in every family."""
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import wavepe.hf
+from hf_model import close, logits, patched_tiny, tiny, tokens
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from wavepe.hf import own_forward
+
+WAVELET = "wavelet:scales=4"
+IDS = tokens(2, 12)
+
+
+def mistral():
+    """One that is no Llama: it has no type that keeps an encoding."""
+    config = MistralConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=5,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    return MistralForCausalLM(config).eval()
+
+
+MODELS = pytest.mark.parametrize("make", [tiny, mistral])
+
+
+@MODELS
+@pytest.mark.parametrize("spec", [WAVELET, "none", "rope", {"0": "none"}])
+def test_another_implementation(make, spec):
+    model = wavepe.hf.patch(make(), spec)
+    wanted = logits(model, IDS)
+    for other in ("sdpa", "eager"):
+        model.set_attn_implementation(other)
+        with pytest.raises(ValueError, match=f"needs attn_implementation='wavepe', got '{other}'"):
+            model(IDS)
+    model.set_attn_implementation("wavepe")
+    assert torch.equal(logits(model, IDS), wanted)
+
+
+@MODELS
+def test_a_configuration_that_others_are_built_from(make):
+    """from_config writes the implementation into the configuration that it is given."""
+    model = make()
+    config = model.config
+    wavepe.hf.patch(model, WAVELET)
+    wanted = logits(model, IDS)
+    AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    assert torch.equal(logits(model, IDS), wanted)
+
+
+@MODELS
+@pytest.mark.parametrize("spec", [WAVELET, "none", "rope:theta=100"])
+def test_the_rotation_put_back(make, spec):
+    model = wavepe.hf.patch(make(), spec)
+    ours, stock = model.model.rotary_emb, model.model.rotary_emb.stock
+    model.model.rotary_emb = stock
+    with pytest.raises(ValueError, match="another module than wavepe's made its angles"):
+        model(IDS)
+    model.model.rotary_emb = ours
+    logits(model, IDS)
+
+
+@MODELS
+def test_continuous_batching(make, monkeypatch):
+    model = wavepe.hf.patch(make(), WAVELET)
+    rows = [row.tolist() for row in IDS]
+    settings = transformers.GenerationConfig(max_new_tokens=2, eos_token_id=-1, do_sample=False)
+    if not hasattr(model, "generate_batch"):
+        pytest.skip("this transformers has no continuous batching")
+    with pytest.raises(ValueError, match="continuous batching"):
+        model.generate_batch(rows, generation_config=settings, progress_bar=False)
+    # Where flash attention is installed, transformers switches to it by itself.
+    model.config._attn_implementation = "paged|flash_attention_2"
+    with pytest.raises(ValueError, match="needs attn_implementation='wavepe'"):
+        model(IDS)
+
+
+@MODELS
+def test_offloaded_models(make):
+    """A model on the meta device, and hooks that wrap a layer's forward after the patch."""
+    with torch.device("meta"):
+        empty = make()
+    with pytest.raises(ValueError, match="is on the meta device: patch the model first"):
+        wavepe.hf.patch(empty, WAVELET)
+    model = make()
+    stock = logits(model, IDS)
+    wavepe.hf.patch(model, WAVELET)
+    layer = model.model.layers[1].self_attn
+    wrapped = layer.forward
+    layer._old_forward, layer.forward = wrapped, lambda *a, **k: wrapped(*a, **k)
+    logits(model, IDS)
+    with pytest.raises(ValueError, match=r"remove_hook_from_module\(model, recurse=True\) first"):
+        wavepe.hf.unpatch(model)
+    layer.forward = layer._old_forward
+    del layer._old_forward
+    assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), stock)
+
+
+@MODELS
+def test_layers_with_a_forward_of_their_own_rotate_by_nothing(make):
+    plain, model = wavepe.hf.patch(make(), WAVELET), make()
+    wanted = logits(plain, IDS)
+    assert own_forward.has_own(plain.model.layers[0].self_attn)
+    layer = model.model.layers[0].self_attn
+    stock, calls = layer.forward, []
+
+    def forward(*args, **kwargs):
+        calls.append(1)
+        return stock(*args, **kwargs)
+
+    layer.forward = forward
+    wavepe.hf.patch(model, WAVELET)
+    assert close(logits(model, IDS), wanted, 1e-6)
+    wavepe.hf.unpatch(model)
+    assert layer.forward is forward
+    assert len(calls) == 1
+
+
+@MODELS
+@pytest.mark.parametrize("spec", [WAVELET, "rope", {"1": "alibi"}])
+def test_copies(make, spec):
+    model = make()
+    stock = logits(model, IDS)
+    wavepe.hf.patch(model, spec)
+    wanted, file = logits(model, IDS), io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for copied in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert close(logits(copied, IDS), wanted, 1e-6)
+        assert torch.equal(logits(wavepe.hf.unpatch(copied), IDS), stock)
+    assert torch.equal(logits(model, IDS), wanted)
+
+
+def test_a_family_without_a_type_is_not_saved(tmp_path):
+    model = wavepe.hf.patch(mistral(), WAVELET)
+    for save in (model.save_pretrained, model.config.save_pretrained):
+        with pytest.raises(ValueError, match="a patched Mistral cannot be saved"):
+            save(tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+    wavepe.hf.unpatch(model).save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is MistralForCausalLM
+
+
+def test_the_window_holds():
+    """Only the last tokens that two layers of window 5 reach move the logits."""
+    model = wavepe.hf.patch(mistral(), WAVELET)
+    other = IDS.clone()
+    other[:, 3] = other[:, 3] % 49 + 1
+    assert not torch.equal(logits(model, other)[:, 11], logits(model, IDS)[:, 11])
+    other = IDS.clone()
+    other[:, 2] = other[:, 2] % 49 + 1
+    assert torch.equal(logits(model, other)[:, 11], logits(model, IDS)[:, 11])
+
+
+def test_masks_of_heads_are_refused():
+    layer = patched_tiny(WAVELET).model.layers[0].self_attn
+    query = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(ValueError, match="head_mask is not supported"):
+        wavepe.hf.attention.attention_forward(
+            layer, query, query, query, None, head_mask=torch.ones(4)
+        )
+    mask = torch.ones(1, 1, 3, 3, dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"bool or floating point, got torch\.int32"):
+        wavepe.hf.attention.attention_forward(layer, query, query, query, mask)
