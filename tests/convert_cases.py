@@ -51,13 +51,13 @@ def stock_bin(model, folder, shards=1):
 
 def load(folder, auto=AutoModelForCausalLM, **options):
     """A model that from_pretrained has nothing to report of."""
-    model, report = auto.from_pretrained(folder, output_loading_info=True, **options)
+    model, report = auto.from_pretrained(folder, output_loading_info=True, dtype="auto", **options)
     assert not any(report.values())
     return model
 
 
 def patched(folder, spec):
-    return wavepe.hf.patch(LlamaForCausalLM.from_pretrained(folder), spec)
+    return wavepe.hf.patch(LlamaForCausalLM.from_pretrained(folder, dtype="auto"), spec)
 
 
 def state(folder):

@@ -5,6 +5,7 @@ import oracle
 import torch
 import wavepe.hf
 from transformers import LlamaConfig, LlamaForCausalLM
+from wavepe.hf.families import ROPE_IN_A_DICT
 
 LENGTH = 16  # trained length
 HEAD = 8  # head size
@@ -26,7 +27,12 @@ def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
         "eos_token_id": None,
         "pad_token_id": 0,
     }
-    return cls(**{**sizes, **options})
+    given = {**sizes, **options}
+    if not ROPE_IN_A_DICT and (rope := given.pop("rope_parameters", None)):
+        given["rope_theta"] = rope["rope_theta"]
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        given["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+    return cls(**given)
 
 
 def tiny(cls=LlamaForCausalLM, config=None, **options):
@@ -43,6 +49,12 @@ def tiny(cls=LlamaForCausalLM, config=None, **options):
 def patched_tiny(spec, **options):
     """A tiny stock model with another encoding."""
     return wavepe.hf.patch(tiny(**options), spec)
+
+
+def recompute(model, reentrant=False):
+    """Switch gradient checkpointing on; its old name warns until transformers 6."""
+    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": reentrant})
 
 
 def tokens(rows, length, seed=0):

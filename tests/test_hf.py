@@ -18,6 +18,7 @@ from hf_model import (
     gradients,
     logits,
     patched_tiny,
+    recompute,
     reference,
     rotary,
     tiny,
@@ -295,7 +296,7 @@ def test_an_encoding_that_follows_the_length_refuses_a_cache(spec):
 def test_gradient_checkpointing(spec, reentrant):
     model, ids = patched_tiny(spec).train(), tokens(2, LENGTH)
     wanted = gradients(model, ids)
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    recompute(model, reentrant)
     for got, gradient in zip(gradients(model, ids), wanted, strict=True):
         # Re-entrant: the forward pass outside autograd takes another kernel of PyTorch's.
         assert close(got, gradient, 1e-5 if reentrant else 0)

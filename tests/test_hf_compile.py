@@ -17,6 +17,7 @@ from hf_model import (
     tokens,
 )
 from transformers import StaticCache
+from wavepe.hf.families import ROPE_IN_A_DICT
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,9 @@ def test_export_for_every_length(spec):
         assert close(logits(program, input_ids=ids, use_cache=False), wanted, 1e-5)
 
 
+@pytest.mark.skipif(
+    not ROPE_IN_A_DICT, reason="transformers 4.56 cannot be traced there, with any attention"
+)
 @pytest.mark.parametrize("spec", ["wavelet:scales=4", "shaw"])
 def test_steps_with_a_static_cache(spec):
     model, ids, graphs = patched_tiny(spec, num_hidden_layers=1), tokens(2, 12), []

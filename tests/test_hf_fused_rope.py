@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_model import LENGTH, VOCABULARY, close, gradients, logits, tiny, tokens
+from hf_model import LENGTH, VOCABULARY, close, gradients, logits, recompute, tiny, tokens
 from test_hf_theta import FAMILIES, OTHER, build
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe import ops
@@ -115,9 +115,7 @@ def test_only_the_layers_of_this_model(calls):
 def test_gradient_checkpointing(reentrant, calls):
     model, ids = use_fused_rope(build("llama").train()), tokens(2, LENGTH)
     wanted = gradients(model, ids)
-    # Its name until transformers 6 warns.
-    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": reentrant})
+    recompute(model, reentrant)
     calls.clear()
     for got, gradient in zip(gradients(model, ids), wanted, strict=True):
         assert close(got, gradient, 1e-5)

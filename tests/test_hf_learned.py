@@ -13,7 +13,18 @@ pytest.importorskip("transformers")
 import hf_model
 import numpy as np
 import wavepe.hf
-from hf_model import HEAD, LENGTH, close, gradients, logits, patched_tiny, reference, tiny, tokens
+from hf_model import (
+    HEAD,
+    LENGTH,
+    close,
+    gradients,
+    logits,
+    patched_tiny,
+    recompute,
+    reference,
+    tiny,
+    tokens,
+)
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM, StaticCache
 
 SPECS = ("shaw:clip=3", "transformer_xl")
@@ -192,7 +203,7 @@ def test_generation_with_and_without_a_cache(spec, how):
 def test_gradient_checkpointing(spec, reentrant):
     model, ids = trained(spec).train(), tokens(2, LENGTH)
     wanted = gradients(model, ids)
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    recompute(model, reentrant)
     for got, gradient in zip(gradients(model, ids), wanted, strict=True):
         assert close(got, gradient, 1e-5 if reentrant else 0)
         assert gradient.any()
@@ -236,7 +247,9 @@ def test_compiled_whole(spec):
 def test_checkpoints_keep_what_was_learned(spec, dtype, tmp_path):
     model = trained(spec, getattr(torch, dtype))
     model.save_pretrained(tmp_path)
-    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True, dtype="auto"
+    )
     assert not any(report.values())
     assert loaded.config.position_encoding == spec
     for name, value in parameters_of(model).items():

@@ -18,6 +18,7 @@ from hf_model import (
     close,
     logits,
     patched_tiny,
+    recompute,
     reference,
     tiny,
     tiny_config,
@@ -171,7 +172,7 @@ def test_bfloat16_checkpoints(spec, tmp_path):
     model = own(spec).bfloat16()
     wanted = logits(model, IDS)
     model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert loaded.dtype == torch.bfloat16
     assert torch.equal(logits(loaded, IDS), wanted)
 
@@ -218,7 +219,7 @@ def test_models_that_share_a_configuration():
 
 def test_training_from_a_checkpoint_moves_on(tmp_path):
     model = own(WAVELET).train()
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    recompute(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(3):
@@ -272,6 +273,28 @@ def test_encodings_that_do_not_fit(spec, tmp_path):
     config = tiny_config(WavePELlamaConfig, position_encoding=spec)
     with pytest.raises(ValueError, match=r"scales 3|interleaved"):
         WavePELlamaForCausalLM(config)
+
+
+def test_files_of_any_transformers(tmp_path):
+    """Of a bare "rope" the base, as transformers 5 writes it and as those before did."""
+    own("rope").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text())
+    for key in ("rope_parameters", "rope_theta", "rope_scaling"):
+        stored.pop(key, None)
+    linear, doubled = {"rope_type": "linear", "factor": 2.0}, "rope:theta=500,type=linear,factor=2"
+    for form, spec in (
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope:theta=500"),
+        ({"rope_theta": 500.0, "rope_scaling": None}, "rope:theta=500"),
+        (
+            {"rope_parameters": {**linear, "rope_theta": 500.0}},
+            "rope:theta=500,type=linear,factor=2",
+        ),
+        ({"rope_theta": 500.0, "rope_scaling": linear}, doubled),
+    ):
+        file.write_text(json.dumps(stored | form))
+        wanted = logits(own(spec), IDS)
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path), IDS), wanted)
 
 
 def test_stock_classes_refuse_configuration_and_checkpoint(tmp_path):

@@ -5,10 +5,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hf_model import HEAD, close, gradients, logits, patched_tiny, tiny, tiny_config, tokens
+from hf_model import (
+    HEAD,
+    close,
+    gradients,
+    logits,
+    patched_tiny,
+    recompute,
+    tiny,
+    tiny_config,
+    tokens,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
+from wavepe.hf.families import ROPE_IN_A_DICT
 
 # One of each kind of term in the scores.
 SCORES = (
@@ -24,9 +35,14 @@ EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
 
 def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
     """What transformers makes for a pass of `length` tokens."""
+    embeds = torch.zeros(rows, length, model.config.hidden_size)
+    given = {"inputs_embeds": embeds}
+    if not ROPE_IN_A_DICT:  # transformers < 5
+        places = torch.arange(length) + (0 if cache is None else cache.get_seq_length())
+        given = {"input_embeds": embeds, "cache_position": places}
     return create_causal_mask(
         config=model.config,
-        inputs_embeds=torch.zeros(rows, length, model.config.hidden_size),
+        **given,
         attention_mask=mask,
         past_key_values=cache,
         position_ids=positions,
@@ -76,6 +92,7 @@ def test_forms_with_a_cache(spec):
     assert mask_of(model, 3, seen, fixed) is seen  # generate makes masks in advance
 
 
+@pytest.mark.skipif(not ROPE_IN_A_DICT, reason="transformers < 5 does not read config.is_causal")
 def test_other_ways_to_look_are_refused():
     model = patched_tiny("alibi")
     model.config.is_causal = False
@@ -178,7 +195,7 @@ def test_dropout_follows_the_seed(spec):
         return gradients(model, ids)
 
     first, again, other = run(0), run(0), run(1)
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    recompute(model)
     recomputed = run(0)
     for a, b, c, d in zip(first, again, other, recomputed, strict=True):
         assert torch.equal(a, b)

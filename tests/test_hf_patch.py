@@ -254,11 +254,12 @@ def test_an_attention_layer_alone(spec, all_llamas):
     angles = LlamaRotaryEmbedding(config)(hidden, positions)
     own = whole.model.rotary_emb(hidden, positions)
     with torch.no_grad():
-        wanted = inside(hidden, position_embeddings=own, position_ids=positions)[0]
-        assert torch.equal(layer(hidden, position_embeddings=angles)[0], wanted)
+        wanted = inside(hidden, own, None, position_ids=positions)[0]
+        given = {"attention_mask": None}  # transformers < 5 asks for it
+        assert torch.equal(layer(hidden, position_embeddings=angles, **given)[0], wanted)
         assert torch.equal(layer(hidden, angles, None)[0], wanted)
-        assert torch.equal(layer(hidden)[0], wanted)
-        assert close(layer(hidden, position_ids=positions + 5)[0], wanted, 1e-5)
+        assert torch.equal(layer(hidden, None, None)[0], wanted)
+        assert close(layer(hidden, None, None, position_ids=positions + 5)[0], wanted, 1e-5)
     assert config._attn_implementation is None  # the layer has a configuration of its own
 
 

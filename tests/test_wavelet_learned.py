@@ -224,7 +224,7 @@ def test_gradients_are_those_of_the_written_out_model(torch, hf):
 def test_checkpointed_gradients(torch, hf, reentrant):
     model, ids = shake(torch, hf.patched_tiny(SPEC)).train(), hf.tokens(2, 9)
     wanted = hf.gradients(model, ids)
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    hf.recompute(model, reentrant)
     for got, gradient in zip(hf.gradients(model, ids), wanted, strict=True):
         assert hf.close(got, gradient, 1e-5)
 

@@ -65,6 +65,8 @@ def before_attention(
     """Forward pre-hook of an attention layer: what its attention function is not told."""
     layer = module.wavepe
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
+    if kwargs.get("cache") is not None:
+        raise ValueError("continuous batching pages its cache: attention 'wavepe' does not read it")
     hidden = kwargs["hidden_states"]
     cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
     seen: int | Tensor = 0

@@ -24,7 +24,8 @@ STOCK_CLASSES = (
 )
 # A stock Llama class that reads the file asks for this attention: it does not know it, or where
 # wavepe.hf is imported, the attention finds no encoding. Both raise; RoPE instead would be silent.
-ON_DISK = {"attn_implementation": NAME}
+# transformers < 5 overwrites the first key, and takes the second as it is.
+ON_DISK = {"attn_implementation": NAME, "_attn_implementation": NAME}
 PATCHED = "Patched"  # PatchedMistralConfig is the class of a patched Mistral's configuration
 
 
@@ -63,12 +64,23 @@ class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
     if families.ROPE_IN_A_DICT:  # configurations are dataclasses since
 
         def __post_init__(self, **kwargs: Any) -> None:
+            kwargs.pop("_attn_implementation", None)  # of a file; it is for stock classes
             super().__post_init__(**{"attn_implementation": NAME, **kwargs})
 
     else:
 
-        def __init__(self, position_encoding: Spec = "rope", **kwargs: Any) -> None:
+        def __init__(
+            self,
+            position_encoding: Spec = "rope",
+            rope_parameters: dict[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> None:
             self.position_encoding = position_encoding  # type: ignore[assignment] # it is written
+            kwargs.pop("_attn_implementation", None)
+            if rope_parameters:  # of a file that transformers 5 has written
+                scaling = dict(rope_parameters)
+                kwargs["rope_theta"] = scaling.pop("rope_theta", kwargs.get("rope_theta", 10000.0))
+                kwargs["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
             super().__init__(**{"attn_implementation": NAME, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:

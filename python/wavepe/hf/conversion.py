@@ -249,7 +249,6 @@ def _plan(source: Path, chosen: Choice) -> _Plan:
         "position_encoding": chosen.written(),
         **ON_DISK,
     }
-    new.pop("_attn_implementation", None)  # the same choice, as some files have it
     try:  # a copy: transformers rewrites scalings in place
         wanted = _Wanted(model, WavePELlamaConfig.from_dict(copy.deepcopy(new)))
     except Exception as error:  # of the encoding, of transformers' own checks and assumptions

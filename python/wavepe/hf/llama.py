@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import (
     AutoConfig,
@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from .config import WavePELlamaConfig
+from .families import ROPE_IN_A_DICT
 from .install import install_own
 from .learned import MODULE
 from .names import MODEL_TYPE, NAME
@@ -31,11 +32,16 @@ class _WithEncoding:
     # transformers chooses these by itself in places, and the encoding would be gone.
     _supports_flash_attn = False
     _supports_flex_attn = False
-    _keep_in_fp32_modules_strict: ClassVar[set[str]] = {MODULE}
+    if ROPE_IN_A_DICT:
+        _keep_in_fp32_modules_strict = {MODULE}  # as transformers has it
 
     def post_init(self) -> None:
         super().post_init()  # type: ignore[misc] # of the Llama class beside this one
         install_own(self)  # type: ignore[arg-type]
+        base: Any = self.base_model  # type: ignore[attr-defined]
+        if not ROPE_IN_A_DICT and hasattr(base, MODULE):
+            # transformers < 5 refuses names of modules that the model does not have yet
+            self._keep_in_fp32_modules_strict = {MODULE}
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -53,7 +54,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
         Another family, or not a model; the message says why it cannot be patched.
     ValueError
         An unknown encoding or layer range, one that does not fit the model, a model patched
-        already, or parameters on the meta device.
+        already, parameters on the meta device, or a learned encoding for sharded parameters.
 
     Notes
     -----
@@ -68,8 +69,21 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 f"parameter {name} is on the meta device: patch the model first, then offload or "
                 "dispatch it"
             )
+        if _is_sharded(parameter) and any(getattr(e, "learned", False) for e in chosen.encodings):
+            raise ValueError(
+                f"parameter {name} is a DTensor, and those of {chosen} would belong to no mesh: "
+                "patch the model first, then shard it"
+            )
     install_patch(model, chosen)
     return model
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(parameter, DTensor)
 
 
 def unpatch(model: M) -> M:
