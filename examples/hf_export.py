@@ -1,0 +1,53 @@
+"""torch.export: a program in one file, for every batch and length.
+
+    python examples/hf_export.py [FILE]
+"""
+
+import sys
+import tempfile
+
+import torch
+import wavepe.hf  # in the process that loads the file, too: the program calls its operators
+from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+
+
+class Logits(nn.Module):
+    """Tokens in, logits out: without a cache, whose length would be part of the program."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens):
+        return self.model(input_ids=tokens, use_cache=False).logits
+
+
+def fresh_model(spec="wavelet:scales=4"):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, num_attention_heads=4, **sizes))
+    return wavepe.hf.patch(model.eval(), spec)
+
+
+def main(file, spec="wavelet:scales=4"):
+    model = Logits(fresh_model(spec))
+    example = torch.arange(24).view(2, 12)
+    # What is not named here is fixed at the example's size. `Dim.AUTO` would hide it when something
+    # in the model fixes a size; a Dim raises.
+    shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=4096)}
+    with torch.no_grad():
+        program = torch.export.export(model, (example,), dynamic_shapes={"tokens": shape})
+    torch.export.save(program, file)
+    loaded = torch.export.load(file).module()
+    for batch, length in ((1, 2), (3, 12), (2, 300)):
+        tokens = torch.randint(256, (batch, length))
+        with torch.no_grad():
+            difference = (loaded(tokens) - model(tokens)).abs().max().item()
+        print(f"{batch} x {length}: logits differ by {difference:.0e}")
+    return loaded, model
+
+
+if __name__ == "__main__":
+    with tempfile.NamedTemporaryFile(suffix=".pt2") as file:
+        main(*(sys.argv[1:] or [file.name]))
