@@ -1,6 +1,6 @@
 """torch.compile: one graph without breaks for every length, in evaluation and in training.
 
-    python examples/hf_compile.py [BACKEND]
+python examples/hf_compile.py [BACKEND]
 """
 
 import sys
@@ -43,8 +43,10 @@ def main(backend="inductor"):
         tokens = torch.arange(length)[None]
         got, wanted = step(compiled.train(), tokens), step(model.train(), tokens)
         difference = (got[1] - wanted[1]).abs().max().item()
-        print(f"length {length}: loss {got[0]:.5f}, not compiled {wanted[0]:.5f}; "
-              f"gradients differ by {difference:.0e}")
+        print(
+            f"length {length}: loss {got[0]:.5f}, not compiled {wanted[0]:.5f}; "
+            f"gradients differ by {difference:.0e}"
+        )
     print(f"graphs with training: {counters['unique_graphs']}")
 
 

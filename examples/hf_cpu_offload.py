@@ -1,6 +1,6 @@
 """A model whose weights wait on the CPU and go to the accelerator layer by layer (Accelerate).
 
-    python examples/hf_cpu_offload.py
+python examples/hf_cpu_offload.py
 """
 
 import torch
@@ -25,7 +25,7 @@ def main():
     with torch.no_grad():
         wanted = model.to(device)(tokens).logits
         model.to("cpu")
-        # Patch first, then dispatch: afterwards parameters are on the meta device, and patch raises.
+        # Patch first, then dispatch: with parameters on the meta device patch raises.
         cpu_offload(model, execution_device=device)
         got = model(tokens).logits
         text = model.generate(tokens, max_new_tokens=8, do_sample=False)

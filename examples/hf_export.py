@@ -1,6 +1,6 @@
 """torch.export: a program in one file, for every batch and length.
 
-    python examples/hf_export.py [FILE]
+python examples/hf_export.py [FILE]
 """
 
 import sys
@@ -8,8 +8,8 @@ import tempfile
 
 import torch
 import wavepe.hf  # in the process that loads the file, too: the program calls its operators
-from transformers import LlamaConfig, LlamaForCausalLM
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Logits(nn.Module):

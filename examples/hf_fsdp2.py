@@ -51,16 +51,18 @@ def main():
     model = shard(fresh_model(), init_device_mesh("cpu", (processes,)))
     losses = train(model, batches.chunk(processes, dim=1)[rank])
     dist.all_reduce(losses)
+    losses /= processes
+    # Whole again, as load_state_dict and save_pretrained of a model that is not sharded want it.
+    state = {name: weight.full_tensor() for name, weight in model.state_dict().items()}
     alone = fresh_model()
     wanted = train(alone, batches)
-    state = {name: weight.full_tensor() for name, weight in model.state_dict().items()}
-    worst = max((state[name] - weight).abs().max().item() for name, weight in alone.state_dict().items())
+    worst = max((state[name] - weight).abs().max() for name, weight in alone.state_dict().items())
     if rank == 0:
-        local = model.model.position_encoding.scale.to_local()
-        print(f"scales here: {len(local)} of {len(alone.model.position_encoding.scale)}")
-        print("losses, FSDP2:      ", *(f"{loss:.5f}" for loss in (losses / processes).tolist()))
-        print("losses, one process:", *(f"{loss:.5f}" for loss in wanted.tolist()))
-        print(f"weights afterwards differ by {worst:.0e}")
+        here = model.model.position_encoding.scale.to_local()
+        print(f"scales in this process: {len(here)} of {len(alone.model.position_encoding.scale)}")
+        print("losses with FSDP2:", *(f"{loss:.5f}" for loss in losses.tolist()))
+        print("losses without:   ", *(f"{loss:.5f}" for loss in wanted.tolist()))
+        print(f"weights afterwards differ by {worst.item():.0e}")
     return model, state, alone
 
 

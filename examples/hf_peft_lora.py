@@ -1,19 +1,20 @@
-"""Fine-tune with PEFT's LoRA, the learned encoding along with it: adapter saved, loaded, merged.
+"""Fine-tune with PEFT's LoRA, a learned encoding along with it: adapter saved, loaded, merged.
 
-    python examples/hf_peft_lora.py
+python examples/hf_peft_lora.py
 """
 
 import tempfile
+from pathlib import Path
 
 import torch
 import wavepe.hf
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 
-def base_model():
-    """With a checkpoint: wavepe.hf.convert it once, then AutoModelForCausalLM.from_pretrained."""
+def make_base(folder):
+    """With a checkpoint of your own: wavepe.hf.convert(checkpoint, folder, SPEC)."""
     torch.manual_seed(0)
-    # The model type that knows its encoding: an adapter's file does not, so the base must bring it.
     config = wavepe.hf.WavePELlamaConfig(
         position_encoding="wavelet:scales=4,learned=true",
         vocab_size=256,
@@ -22,36 +23,45 @@ def base_model():
         num_hidden_layers=2,
         num_attention_heads=4,
     )
-    return wavepe.hf.WavePELlamaForCausalLM(config)
+    wavepe.hf.WavePELlamaForCausalLM(config).save_pretrained(folder)
+
+
+def train(model, tokens, steps=10):
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    return model.eval()
 
 
 def main(folder):
+    # The base is a wavepe_llama on disk. An adapter's file names its base and knows no encoding:
+    # trained on a patched Llama, it would load onto the stock one without an error, and be wrong.
+    make_base(f"{folder}/base")
+    base = AutoModelForCausalLM.from_pretrained(f"{folder}/base")
     lora = LoraConfig(
         r=4,
         target_modules=["q_proj", "v_proj"],  # PEFT has no defaults for this model type
-        # Trained in full and written with the adapter; without it the encoding stays frozen.
-        modules_to_save=["position_encoding"],
+        modules_to_save=["position_encoding"],  # else a learned encoding stays as it is
         task_type="CAUSAL_LM",
     )
-    model = get_peft_model(base_model(), lora)
+    model = get_peft_model(base, lora)
     model.print_trainable_parameters()
-    tokens = torch.tensor([list(open(__file__, "rb").read(256))]).view(4, 64)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    optimizer.param_groups[0]["weight_decay"] = 0.0
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder)
+    tokens = torch.tensor(list(Path(__file__).read_bytes()[:256])).view(4, 64)
+    train(model, tokens).save_pretrained(f"{folder}/adapter")
 
-    loaded = PeftModel.from_pretrained(base_model(), folder).eval()
-    merged = PeftModel.from_pretrained(base_model(), folder).merge_and_unload().eval()
+    loaded = AutoPeftModelForCausalLM.from_pretrained(f"{folder}/adapter").eval()
+    merged = AutoPeftModelForCausalLM.from_pretrained(f"{folder}/adapter").merge_and_unload()
+    merged.save_pretrained(f"{folder}/merged")  # a wavepe_llama again, without PEFT
+    merged = AutoModelForCausalLM.from_pretrained(f"{folder}/merged")
     with torch.no_grad():
-        logits = [m(tokens).logits for m in (base_model().eval(), model, loaded, merged)]
-    for name, other in zip(("base", "loaded", "merged"), logits[:1] + logits[2:], strict=True):
-        print(f"{name}: logits differ by {(other - logits[1]).abs().max().item():.0e}")
-    return model, loaded, merged, tokens
+        logits = model(tokens).logits
+        for name, other in (("loaded", loaded), ("merged", merged)):
+            difference = (other(tokens).logits - logits).abs().max().item()
+            print(f"{name}: {other.config.position_encoding}, logits differ by {difference:.0e}")
+    return model, loaded, merged
 
 
 if __name__ == "__main__":

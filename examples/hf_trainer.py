@@ -37,12 +37,16 @@ def rows():
 
 
 def optimizer(model):
-    # Scales and shifts are places, not weights: the Trainer's weight decay would draw them to zero.
+    # Scales and shifts are counted in tokens: they want larger steps than weights, and no weight
+    # decay, which the Trainer's own optimizer would give them.
     names = dict(model.named_parameters())
-    places = [p for name, p in names.items() if "position_encoding" in name]
-    weights = [p for name, p in names.items() if "position_encoding" not in name]
-    groups = [{"params": weights, "weight_decay": 0.1}, {"params": places, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=3e-3)
+    places = [weight for name, weight in names.items() if "position_encoding" in name]
+    weights = [weight for name, weight in names.items() if "position_encoding" not in name]
+    return torch.optim.AdamW(
+        [{"params": weights, "weight_decay": 0.1}, {"params": places, "lr": 3e-2}],
+        lr=3e-3,
+        weight_decay=0.0,
+    )
 
 
 def train(folder, resume=None):
@@ -56,9 +60,7 @@ def train(folder, resume=None):
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = Trainer(
-        model, arguments, train_dataset=rows(), optimizers=(optimizer(model), None)
-    )
+    trainer = Trainer(model, arguments, train_dataset=rows(), optimizers=(optimizer(model), None))
     trainer.train(resume_from_checkpoint=resume)
     return model.eval()
 

@@ -30,7 +30,10 @@ def run(*args, folder):
 
 
 # Those of fairseq need it, and minutes: test_fairseq_demo.py.
-FILES = sorted(file for file in EXAMPLES.glob("*.py") if not file.name.startswith("fairseq"))
+# Those of Hugging Face: test_examples_hf.py.
+FILES = sorted(
+    file for file in EXAMPLES.glob("*.py") if not file.name.startswith(("fairseq", "hf_"))
+)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -1,0 +1,49 @@
+"""What one of two processes does for test_examples_hf.py; rank 0 writes down what came out."""
+
+import contextlib
+import io
+
+import torch
+import torch.distributed as dist
+from examples_hf import load
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+PROCESSES = 2
+
+
+def batch():
+    return torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(5))
+
+
+def gradients(model, tokens):
+    """After one backward pass; of a sharded model, the whole ones."""
+    model(tokens, labels=tokens, use_cache=False).loss.backward()
+    return {
+        name: weight.grad.full_tensor() if hasattr(weight.grad, "full_tensor") else weight.grad
+        for name, weight in model.named_parameters()
+    }
+
+
+def work(rank, folder):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES
+    )
+    example, mesh = load("hf_fsdp2"), init_device_mesh("cpu", (PROCESSES,))
+    tokens, found, printed = batch().chunk(PROCESSES)[rank], {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        _, found["state"], alone = example.main()
+    found |= {"printed": printed.getvalue(), "alone": alone.state_dict()}
+    found["float32"] = gradients(example.shard(example.fresh_model(), mesh), tokens)
+    half = example.shard(example.fresh_model().to(torch.bfloat16), mesh)
+    found["bfloat16"] = gradients(half, tokens)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found["mixed"] = gradients(example.shard(example.fresh_model(), mesh, mp_policy=policy), tokens)
+    model = fully_shard(example.fresh_model().to(torch.bfloat16), mesh=mesh)
+    try:
+        gradients(model, tokens)
+    except AssertionError as error:
+        found["without its own group"] = str(error)
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,255 @@
+"""The Hugging Face workflows of examples/hf_*.py do what they print, by numbers of our own.
+
+Each file's main runs in this process with what it is given here; logits are compared with the model
+in float64 of hf_model.py, under the encoding that the files on disk hold.
+"""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import fsdp_worker
+import wavepe.hf
+from examples_hf import FILES, bytes_row, error, load, numbers, stored, wavelet
+from hf_model import gradients, logits, reference, worst
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+# PEFT and TRL use names that the newest transformers deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning"
+)
+TABLE = "position_encoding"
+
+
+def test_every_file_has_its_test():
+    tested = ["compile", "cpu_offload", "export", "fsdp2", "peft_lora", "trainer", "trl_packing"]
+    assert [f"hf_{name}" for name in tested] == FILES
+
+
+# ------------------------------------------------------------------ Trainer
+
+
+@pytest.fixture(scope="module")
+def trainer_run(tmp_path_factory):
+    pytest.importorskip("accelerate")
+    folder, example = tmp_path_factory.mktemp("trainer"), load("hf_trainer")
+    return example, folder, example.main(str(folder))
+
+
+def test_trainer_resumes_as_if_never_stopped(trainer_run):
+    example, folder, (straight, resumed, _) = trainer_run
+    half = stored(folder / "straight" / "checkpoint-6" / "model.safetensors")
+    first = example.fresh_model().state_dict()
+    for name, weight in straight.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name])
+        assert not torch.equal(weight, half[name]), name  # else there was nothing to resume
+        assert not torch.equal(half[name], first[name]), name
+
+
+def test_trainer_checkpoint_is_the_trained_model(trainer_run):
+    _, folder, (straight, _, loaded) = trainer_run
+    checkpoint = folder / "straight" / "checkpoint-12"
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert config["model_type"] == "wavepe_llama"
+    assert config["architectures"] == ["WavePELlamaForCausalLM"]
+    table = stored(checkpoint / "model.safetensors", TABLE)
+    scale, shift = (table[f"model.{TABLE}.{name}"] for name in ("scale", "shift"))
+    assert torch.equal(scale, straight.model.position_encoding.scale)
+    row = bytes_row(40)  # longer than what it was trained on
+    assert torch.equal(logits(loaded, row[None]), logits(straight, row[None]))
+    assert error(loaded, row, wavelet(scale, shift)) < 2e-6
+    assert error(loaded, row, wavelet()) > 1e-4  # the trained places matter
+
+
+def test_trainer_alone_would_decay_the_places(trainer_run, tmp_path):
+    """Why the example brings an optimizer."""
+    example, _, _ = trainer_run
+    model = example.fresh_model()
+    places = {id(weight) for weight in model.model.position_encoding.parameters()}
+    weights, rest = example.optimizer(model).param_groups
+    assert {id(weight) for weight in rest["params"]} == places
+    assert rest["weight_decay"] == 0.0 < weights["weight_decay"]
+    assert len(places) + len(weights["params"]) == len(list(model.parameters()))
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, weight_decay=0.1)
+    decayed = Trainer(model, arguments).get_decay_parameter_names(model)
+    assert f"model.{TABLE}.scale" in decayed
+
+
+# ------------------------------------------------------------------ TRL
+
+
+def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    example, masks = load("hf_trl_packing"), []
+    make = example.fresh_model
+
+    def watched(tokenizer):
+        model = make(tokenizer)
+
+        def watch(module, args, kwargs):
+            masks.append((module.training, kwargs["attention_mask"]))
+
+        model.model.layers[0].self_attn.register_forward_pre_hook(watch, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(example, "fresh_model", watched)
+    trainer, batch = example.main(str(tmp_path))
+    ids, positions = batch["input_ids"], batch["position_ids"]
+    starts = (positions[0] == 0).nonzero().flatten()
+    assert len(starts) > 4
+    trained = [mask for training, mask in masks if training]
+    assert len(trained) >= 4  # steps; none of them with a mask of queries x keys
+    assert all(mask.shape == (1, mask.shape[1]) for mask in trained)
+    assert all(len(mask.unique()) > 4 for mask in trained)
+
+    # The loss of a training step, and of each text alone in float64.
+    with torch.no_grad():
+        loss = trainer.compute_loss(trainer.model, dict(batch)).item()
+    total = count = 0
+    for text in ids[0].tensor_split(starts[1:]):
+        right = log_probabilities(trainer.model, text)
+        total -= right.sum()
+        count += len(right)
+    assert abs(loss - total / count) < 1e-5
+
+    # Run together, they would be another model.
+    joined = logits(trainer.model, ids, use_cache=False)
+    packed = logits(trainer.model, ids, position_ids=positions, use_cache=False)
+    assert worst(joined, packed) > 1e-2
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
+    assert torch.equal(logits(loaded, ids, position_ids=positions, use_cache=False), packed)
+
+
+def log_probabilities(model, text):
+    """Of each next token of a text, by the model in float64."""
+    scores, _ = reference(model, text, wavelet())
+    rows = torch.from_numpy(scores[:-1]).log_softmax(-1)
+    return rows.gather(1, text[1:, None])[:, 0].numpy()
+
+
+# ------------------------------------------------------------------ PEFT
+
+
+def test_peft_adapter_holds_the_encoding(tmp_path):
+    pytest.importorskip("peft")
+    model, loaded, merged = load("hf_peft_lora").main(str(tmp_path))
+    adapter = stored(tmp_path / "adapter" / "adapter_model.safetensors")
+    places = {name.rpartition(".")[2]: value for name, value in adapter.items() if TABLE in name}
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert sorted(places) == ["scale", "shift"]
+    for name, value in places.items():
+        assert not torch.equal(value, getattr(base.model.position_encoding, name))  # trained
+    # W + alpha/r B A by hand, in the base model, whose logits float64 checks
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    with torch.no_grad():
+        for name, a in adapter.items():
+            if "lora_A" in name:
+                b = adapter[name.replace("lora_A", "lora_B")]
+                place = name.removeprefix("base_model.model.").replace(".lora_A.weight", "")
+                base.get_submodule(place).weight.add_(config["lora_alpha"] / config["r"] * b @ a)
+        assert b.any()
+    row = bytes_row(40)
+    parts = wavelet(**places)
+    got = {name: logits(m, row[None])[0] for name, m in (("model", model), ("loaded", loaded))}
+    assert torch.equal(got["model"], got["loaded"])
+    assert error(base, row, parts, got["loaded"]) < 1e-5
+    assert error(base, row, parts, logits(merged, row[None])[0]) < 1e-5
+    assert error(base, row, wavelet(), got["loaded"]) > 1e-3
+    assert type(merged) is wavepe.hf.WavePELlamaForCausalLM
+
+
+# ------------------------------------------------------------------ Accelerate
+
+
+def test_cpu_offload_changes_nothing(capsys):
+    pytest.importorskip("accelerate")
+    example = load("hf_cpu_offload")
+    model, tokens, got, _, text = example.main()
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    plain = wavepe.hf.patch(example.fresh_model(), example.SPEC)
+    assert error(plain, tokens[0], wavelet(), got[0]) < 1e-5
+    for _ in range(8):  # greedily, without a cache
+        tokens = torch.cat([tokens, logits(plain, tokens)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(text, tokens)
+    assert "the other way round: parameter model.embed_tokens.weight is on the meta device" in (
+        capsys.readouterr().out
+    )
+
+
+# ------------------------------------------------------------------ FSDP2
+
+
+@pytest.fixture(scope="module")
+def fsdp_run(tmp_path_factory):
+    if not torch.distributed.is_available():
+        pytest.skip("torch without distributed")
+    folder = tmp_path_factory.mktemp("fsdp")
+    torch.multiprocessing.spawn(fsdp_worker.work, (str(folder),), nprocs=fsdp_worker.PROCESSES)
+    return torch.load(folder / "found.pt")
+
+
+@pytest.mark.slow
+def test_fsdp2_trains_as_one_process(fsdp_run):
+    printed = fsdp_run["printed"]
+    assert "scales in this process: 4 of 8" in printed
+    lines = [line.partition(":")[2].split() for line in printed.splitlines() if "losses" in line]
+    sharded, alone = (list(map(float, line)) for line in lines)
+    assert sharded == pytest.approx(alone, abs=2e-5)
+    assert sharded[2] != sharded[0]
+    model = load("hf_fsdp2").fresh_model()
+    first = model.state_dict()[f"model.{TABLE}.scale"].clone()
+    model.load_state_dict(fsdp_run["state"])
+    scale, shift = (fsdp_run["state"][f"model.{TABLE}.{name}"] for name in ("scale", "shift"))
+    assert not torch.equal(scale, first)
+    for name, weight in fsdp_run["alone"].items():  # Adam divides by small numbers
+        assert worst(fsdp_run["state"][name], weight) < 1e-4, name
+    assert error(model, bytes_row(40), wavelet(scale, shift)) < 1e-5
+
+
+@pytest.mark.slow
+def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
+    """Adam would hide one that is twice too large."""
+    wanted = load("hf_fsdp2").fresh_model()
+    names = [name for name, _ in wanted.named_parameters()]
+    wanted = dict(zip(names, gradients(wanted, fsdp_worker.batch()), strict=True))
+    for run, bound in (("float32", 1e-5), ("mixed", 0.05), ("bfloat16", 0.05)):
+        for name, gradient in wanted.items():
+            got = fsdp_run[run][name].float()
+            assert worst(got, gradient) <= bound * gradient.abs().max(), (run, name)
+        assert wanted[f"model.{TABLE}.scale"].any()
+        assert fsdp_run[run][f"model.{TABLE}.scale"].dtype == torch.float32
+    assert "uniform original parameter dtype" in fsdp_run["without its own group"]
+
+
+# ------------------------------------------------------------------ compilers
+
+
+@pytest.mark.slow
+def test_compile_makes_one_graph(capsys):
+    """AOT Autograd's graphs, run by PyTorch: inductor takes a minute to come to the same."""
+    torch._dynamo.reset()
+    load("hf_compile").main("aot_eager")
+    torch._dynamo.reset()
+    printed = capsys.readouterr().out
+    assert numbers(printed, "graphs in evaluation:") == [1]
+    assert numbers(printed, "graphs with training:") == [2]
+    differences = numbers(printed, "differ by")
+    assert len(differences) == 5
+    assert max(differences) < 1e-5
+    losses, eager = numbers(printed, "loss"), numbers(printed, "not compiled")
+    assert losses == pytest.approx(eager, abs=2e-5)
+    assert len(losses) == 2
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "wavelet:scales=4,learned=true"])
+def test_export_serves_every_length(spec, tmp_path):
+    loaded, model = load("hf_export").main(str(tmp_path / "model.pt2"), spec)
+    for length in (2, 33, 200):
+        row = bytes_row(length)
+        got = loaded(row[None].expand(3, -1)).detach()
+        assert error(model.model, row, wavelet(), got[2]) < 1e-5
+    with pytest.raises(AssertionError, match="4096"):
+        loaded(bytes_row(4097)[None])
