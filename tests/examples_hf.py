@@ -48,7 +48,8 @@ def error(model, row, parts, got=None):
 
 def numbers(text, words):
     """All numbers that follow `words` in what was printed."""
-    return [float(found) for found in re.findall(re.escape(words) + r"\s*(\d[\d.]*(?:e[-+]\d+)?)", text)]
+    number = r"\s*(\d[\d.]*(?:e[-+]\d+)?)"
+    return [float(found) for found in re.findall(re.escape(words) + number, text)]
 
 
 def bytes_row(length, seed=0):

@@ -18,9 +18,11 @@ def examples():
             yield pytest.param(block[1], id=f"{page.name}-{number}")
 
 
+# PEFT uses a name that the newest transformers deprecates.
+@pytest.mark.filterwarnings(r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning")
 @pytest.mark.parametrize("code", list(examples()))
 def test_example(code, monkeypatch, tmp_path):
-    for module in ("torch", "transformers", "pywt"):
+    for module in ("torch", "transformers", "pywt", "accelerate", "peft"):
         if module in code or (module != "pywt" and "wavepe.hf" in code):
             pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,200 @@
+"""Patched Llamas in the hands of Accelerate, Trainer and PEFT: where something could be lost."""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import wavepe.hf
+from examples_hf import stored
+from hf_model import close, logits, patched_tiny, tiny, tiny_config, tokens
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    Trainer,
+    TrainingArguments,
+)
+
+# PEFT uses a name that the newest transformers deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning"
+)
+LEARNED = "wavelet:scales=4,learned=true"
+
+
+def trained(model):
+    """Its learned places moved away from their initial values, as training would."""
+    with torch.no_grad():
+        model.model.position_encoding.scale.mul_(1.3)
+        model.model.position_encoding.shift.add_(0.5)
+    return model
+
+
+def own(spec, **options):
+    config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec, **options)
+    return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
+
+
+# ------------------------------------------------------------------ Accelerate
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_device_map(where, tmp_path):
+    """A parameter on the disk is there for the time of its module's forward only."""
+    pytest.importorskip("accelerate")
+    model, ids = trained(patched_tiny(LEARNED)), tokens(2, 12)
+    model.save_pretrained(tmp_path / "model")
+    places = {"": "cpu"}
+    if where == "disk":
+        names = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb", "position_encoding")
+        places = {f"model.{name}": "cpu" for name in names} | {"lm_head": "cpu"}
+        places |= {"model.layers.0": "disk", "model.position_encoding": "disk"}
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
+    )
+    assert loaded.model.position_encoding.scale.is_meta == (where == "disk")
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+# ------------------------------------------------------------------ Trainer
+
+
+def test_trainer_in_bfloat16(tmp_path):
+    """Weights in bfloat16, autocast, and places in float32: in the model, the file, and again."""
+    pytest.importorskip("accelerate")
+    model, rows, ids = patched_tiny(LEARNED).to(torch.bfloat16), tokens(8, 12), tokens(2, 30)
+    first = model.model.position_encoding.scale.detach().clone()
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=3,
+        save_steps=3,
+        learning_rate=1e-3,
+        bf16=True,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    Trainer(model, arguments, train_dataset=[{"input_ids": r, "labels": r} for r in rows]).train()
+    step = (model.model.position_encoding.scale - first).abs()
+    # Adam's first steps are of the learning rate each; bfloat16 would have rounded those away
+    assert 1e-3 < step.max() < 3.1e-3
+    stored_scale = stored(tmp_path / "checkpoint-3" / "model.safetensors", "scale")
+    assert [value.dtype for value in stored_scale.values()] == [torch.float32]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-3", dtype="auto")
+    assert {weight.dtype for weight in loaded.model.layers.parameters()} == {torch.bfloat16}
+    assert torch.equal(loaded.model.position_encoding.scale, model.model.position_encoding.scale)
+    assert torch.equal(logits(loaded, ids), logits(model.eval(), ids))
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", LEARNED])
+def test_evaluation_of_packed_texts(spec, tmp_path):
+    pytest.importorskip("accelerate")
+    model = patched_tiny(spec)
+    rows = [tokens(1, length, seed=length)[0] for length in (5, 9, 7)]
+    arguments = TrainingArguments(
+        str(tmp_path),
+        per_device_eval_batch_size=3,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    texts = [{"input_ids": row.tolist()} for row in rows]
+    trainer = Trainer(
+        model, arguments, data_collator=DataCollatorWithFlattening(), eval_dataset=texts
+    )
+    total = 0.0
+    for row in rows:
+        scores = logits(model, row[None])[0, :-1].log_softmax(-1)
+        total -= scores.gather(1, row[1:, None]).sum().item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(total / (5 + 9 + 7 - 3), rel=1e-5)
+
+
+# ------------------------------------------------------------------ PEFT
+
+
+def test_prefix_tuning_counts_the_prefix():
+    """A prefix of the keys and values of real tokens is those tokens before the text."""
+    peft = pytest.importorskip("peft")
+    model, ids = own("wavelet:scales=4", hidden_size=32), tokens(2, 12)
+    prefix = tokens(1, 5, seed=3)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(prefix, past_key_values=cache, use_cache=True)
+    pairs = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+    flat = torch.stack(list(itertools.chain.from_iterable(pairs)))  # (2 layers, heads, 5, d)
+    wanted = logits(model, torch.cat([prefix.expand(2, -1), ids], dim=1))[:, 5:]
+    plain = logits(model, ids)
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    tuned = peft.get_peft_model(model, config).eval()
+    with torch.no_grad():
+        weight = tuned.prompt_encoder.default.embedding.weight
+        weight.copy_(flat.permute(2, 0, 1, 3).reshape(weight.shape))
+    assert close(logits(tuned, ids), wanted, 1e-5)
+    assert not close(plain, wanted, 0.1)
+    text = tuned.generate(input_ids=ids, max_new_tokens=4, do_sample=False)
+    grown = ids
+    for _ in range(4):  # without a cache of the text
+        grown = torch.cat([grown, logits(tuned, grown)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(text, grown)
+
+
+def lora(peft):
+    return peft.LoraConfig(
+        target_modules=["q_proj"], modules_to_save=["position_encoding"], task_type="CAUSAL_LM"
+    )
+
+
+def test_adapters_with_places_of_their_own():
+    peft = pytest.importorskip("peft")
+    ids, moved = tokens(2, 12), trained(own(LEARNED))
+    model = peft.get_peft_model(own(LEARNED), lora(peft), adapter_name="first")
+    model.add_adapter("second", lora(peft))
+    model.eval()
+    first = logits(model, ids)
+    assert torch.equal(first, logits(own(LEARNED), ids))  # LoRA begins at zero
+    model.set_adapter("second")
+    trained_copy = model.base_model.model.model.position_encoding.modules_to_save["second"]
+    trained_copy.load_state_dict(moved.model.position_encoding.state_dict())
+    assert torch.equal(logits(model, ids), logits(moved, ids))
+    model.set_adapter("first")
+    assert torch.equal(logits(model, ids), first)
+    with model.disable_adapter():
+        assert torch.equal(logits(model, ids), first)
+    assert not close(logits(moved, ids), first, 0.1)
+
+
+def test_adapter_of_a_bfloat16_model():
+    """The copy that is trained is float32, too, and gets its gradient."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(own(LEARNED).to(torch.bfloat16), lora(peft))
+    ids = tokens(2, 12)
+    model(ids, labels=ids).loss.backward()
+    copies = model.base_model.model.model.position_encoding.modules_to_save["default"]
+    for place in copies.parameters():
+        assert place.dtype == torch.float32
+        assert place.grad.any()
+    assert not any(
+        weight.requires_grad for name, weight in model.named_parameters() if "layernorm" in name
+    )
+
+
+def test_a_patched_model_in_peft_and_out_again(tmp_path):
+    """Merged, it is the patched Llama again: it saves itself with its encoding, and unpatches."""
+    peft = pytest.importorskip("peft")
+    model, ids = trained(patched_tiny(LEARNED)), tokens(2, 12)
+    wrapped = peft.get_peft_model(model, lora(peft))
+    with torch.no_grad():
+        for weight in wrapped.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1)
+    wanted = logits(wrapped.eval(), ids)
+    merged = wrapped.merge_and_unload()
+    assert merged is model
+    merged.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert close(logits(loaded, ids), wanted, 1e-5)
+    assert not close(logits(trained(patched_tiny(LEARNED)), ids), wanted, 1e-2)
+    assert not hasattr(wavepe.hf.unpatch(merged).model, "position_encoding")
