@@ -5,7 +5,9 @@ import io
 
 import torch
 import torch.distributed as dist
+import wavepe.hf
 from examples_hf import load
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -25,6 +27,27 @@ def gradients(model, tokens):
     }
 
 
+def from_meta(example, mesh):
+    """The example's model, made without memory, sharded, then filled from a whole state."""
+    whole = example.fresh_model()
+    settings = {
+        name: getattr(whole.config, name)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    }
+    config = wavepe.hf.WavePELlamaConfig(
+        position_encoding=whole.config.position_encoding, num_hidden_layers=2, **settings
+    )
+    with torch.device("meta"):
+        model = wavepe.hf.WavePELlamaForCausalLM(config)
+    model = example.shard(model, mesh).to_empty(device="cpu")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(torch.nan)
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, whole.state_dict(), options=options)
+    return model
+
+
 def work(rank, folder):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES
@@ -35,6 +58,7 @@ def work(rank, folder):
         _, found["state"], alone = example.main()
     found |= {"printed": printed.getvalue(), "alone": alone.state_dict()}
     found["float32"] = gradients(example.shard(example.fresh_model(), mesh), tokens)
+    found["from meta"] = gradients(from_meta(example, mesh), tokens)
     half = example.shard(example.fresh_model().to(torch.bfloat16), mesh)
     found["bfloat16"] = gradients(half, tokens)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
