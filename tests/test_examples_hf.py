@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import fsdp_worker
 import wavepe.hf
 from examples_hf import FILES, bytes_row, error, load, numbers, stored, wavelet
-from hf_model import gradients, logits, reference, worst
+from hf_model import alibi, gradients, logits, reference, rotary, worst
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 # PEFT and TRL use names that the newest transformers deprecates.
@@ -110,7 +110,7 @@ def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
         loss = trainer.compute_loss(trainer.model, dict(batch)).item()
     total = count = 0
     for text in ids[0].tensor_split(starts[1:]):
-        right = log_probabilities(trainer.model, text)
+        right = log_probabilities(trainer.model, text, wavelet())
         total -= right.sum()
         count += len(right)
     assert abs(loss - total / count) < 1e-5
@@ -123,9 +123,9 @@ def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
     assert torch.equal(logits(loaded, ids, position_ids=positions, use_cache=False), packed)
 
 
-def log_probabilities(model, text):
+def log_probabilities(model, text, parts):
     """Of each next token of a text, by the model in float64."""
-    scores, _ = reference(model, text, wavelet())
+    scores, _ = reference(model, text, parts)
     rows = torch.from_numpy(scores[:-1]).log_softmax(-1)
     return rows.gather(1, text[1:, None])[:, 0].numpy()
 
@@ -253,3 +253,30 @@ def test_export_serves_every_length(spec, tmp_path):
         assert error(model.model, row, wavelet(), got[2]) < 1e-5
     with pytest.raises(AssertionError, match="4096"):
         loaded(bytes_row(4097)[None])
+
+
+# ------------------------------------------------------------------ lm-evaluation-harness
+
+
+def test_lm_eval_scores_the_choices(tmp_path):
+    pytest.importorskip("lm_eval")
+    example = load("hf_lm_eval")
+    model, tokenizer, found = example.main(str(tmp_path))
+    assert list(found) == ["stock", "wavelet:scales=4", "alibi"]
+    right = {"stock": rotary(10000.0), "wavelet:scales=4": wavelet(), "alibi": alibi}
+    for spec, result in found.items():
+        samples = sorted(result["samples"]["local_choice"], key=lambda sample: sample["doc_id"])
+        assert len(samples) == len(example.ROWS)
+        hits = []
+        for row, sample in zip(example.ROWS, samples, strict=True):
+            scores = []
+            for choice in row["choices"]:
+                text = torch.tensor(tokenizer(row["question"] + choice)["input_ids"])
+                count = len(tokenizer(choice)["input_ids"])
+                scores.append(log_probabilities(model, text, right[spec])[-count:].sum())
+            got = [score for score, _ in sample["filtered_resps"]]
+            assert got == pytest.approx(scores, abs=1e-4)
+            hits.append(scores[row["answer"]] == max(scores))
+        assert result["results"]["local_choice"]["acc,none"] == pytest.approx(sum(hits) / 3)
+    first = [found[spec]["samples"]["local_choice"][0]["filtered_resps"][0][0] for spec in found]
+    assert len({round(score, 5) for score in first}) == 3
