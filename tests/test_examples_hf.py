@@ -25,8 +25,8 @@ TABLE = "position_encoding"
 
 
 def test_every_file_has_its_test():
-    tested = ["compile", "cpu_offload", "export", "fsdp2", "peft_lora", "trainer", "trl_packing"]
-    assert [f"hf_{name}" for name in tested] == FILES
+    tested = ["compile", "cpu_offload", "export", "fsdp2", "lm_eval", "peft_lora", "trainer"]
+    assert [f"hf_{name}" for name in [*tested, "trl_packing"]] == FILES
 
 
 # ------------------------------------------------------------------ Trainer

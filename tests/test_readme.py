@@ -22,9 +22,9 @@ def examples():
 @pytest.mark.filterwarnings(r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning")
 @pytest.mark.parametrize("code", list(examples()))
 def test_example(code, monkeypatch, tmp_path):
-    for module in ("torch", "transformers", "pywt", "accelerate", "peft"):
-        if module in code or (module != "pywt" and "wavepe.hf" in code):
-            pytest.importorskip(module)
+    needed = [m for m in ("torch", "transformers", "pywt", "accelerate", "peft") if m in code]
+    for module in needed + ["torch", "transformers"] * ("wavepe.hf" in code):
+        pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
