@@ -29,11 +29,10 @@ def run(*args, folder):
     return done.stdout
 
 
-# Those of fairseq need it, and minutes: test_fairseq_demo.py.
-# Those of Hugging Face: test_examples_hf.py.
-FILES = sorted(
-    file for file in EXAMPLES.glob("*.py") if not file.name.startswith(("fairseq", "hf_"))
-)
+# They need minutes, other packages or both: test_fairseq_demo.py, test_examples_hf.py,
+# test_hf_swap.py.
+ELSEWHERE = ("fairseq", "hf_")
+FILES = sorted(file for file in EXAMPLES.glob("*.py") if not file.name.startswith(ELSEWHERE))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
