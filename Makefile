@@ -12,13 +12,16 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo fairseq-demo test test-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo test test-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
 	$(BIN)/wavepe compare --out runs/demo
+
+hf-swap: .venv/built ## train a Llama with RoPE, swap to wavelets, train both on, compare them
+	OMP_NUM_THREADS=1 $(BIN)/python examples/hf_swap_and_train.py --out runs/hf-swap
 
 fairseq-demo: .venv-fairseq/built ## train one fairseq language model per position encoding on real text
 	PYTHONWARNINGS=ignore .venv-fairseq/bin/python examples/fairseq_demo.py --out runs/fairseq-demo
@@ -59,6 +62,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.attention_page --write
 	$(BIN)/python -m benchmarks.cuda_kernels --write
 	$(BIN)/python -m benchmarks.fairseq_page --write
+	$(BIN)/python -m benchmarks.hf_page --write
 
 clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed build dist python/*.egg-info python/wavepe/*.so

@@ -21,7 +21,7 @@ pytest.importorskip("rich")  # README's tables come from the command line's own
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 
-from benchmarks import exact_angles, fairseq_page, readme, rope_accuracy, rope_roofline
+from benchmarks import exact_angles, fairseq_page, hf_page, readme, rope_accuracy, rope_roofline
 
 PAGE = (ROOT / "docs" / "rope.md").read_text("utf-8")
 WRITERS = (rope_accuracy, rope_roofline)
@@ -34,7 +34,7 @@ def results():
 # ------------------------------------------------------------------ the page
 
 
-@pytest.mark.parametrize("writer", [*WRITERS, fairseq_page])
+@pytest.mark.parametrize("writer", [*WRITERS, fairseq_page, hf_page])
 def test_tables_are_current(writer, capsys):
     assert writer.main(["--check"]) == 0, capsys.readouterr().err
 

@@ -1,0 +1,399 @@
+"""Time and peak memory of a small Llama of transformers: stock, and with other position encodings.
+
+`python -m benchmarks.hf_models` prints the tables; `--json FILE` keeps the figures.
+
+The models have the same weights and read the same random tokens; their forward passes (evaluation
+mode, no gradient, no cache), then their training steps (forward, loss, backward, AdamW), take turns
+in one process. In the padded rows a quarter of the first sequence is padding, on the left. The
+vocabulary is small, so that the logits hide neither the time nor the memory of attention.
+
+Peak memory is that of a process for each contender: it makes the model, calls it on a short text
+and takes a step (what is loaded or made once is there then, AdamW's state too), and notes its
+resident memory; counted is the growth to the peak (VmHWM, reset beforehand) of a forward pass and
+of a step. Linux only.
+
+`use_fused_rope` is timed on the stock model: the rotation of one layer alone, the forward pass, and
+a step of decoding with that many tokens in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import inspect
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import wavepe.hf
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .attention_memory import kilobytes
+from .command import add_json, keep, new_parser
+from .machine import surroundings
+from .memory import Allocator
+from .timing import Timing, take_turns
+
+STOCK = "stock"
+CONTENDERS = {STOCK: None, "wavelet": "wavelet", "alibi": "alibi", "rope": "rope", "none": "none"}
+PHASES = {"forward": "forward", "step": "training step"}
+LENGTHS, PADDED = (512, 2048, 8192), 2048
+VOCABULARY, HEAD_SIZE = 256, 64
+M_MMAP_THRESHOLD = -3  # malloc.h
+SHORT = 16  # tokens of the calls before memory is noted
+LEAST_ROUNDS = 3
+# Of the fused rotation, whose share of a forward pass is a few per cent.
+FUSED_LENGTHS = (512, 2048)
+FUSED_ROUNDS = 5  # times as many as of the rest
+DECODED = 8  # steps timed together
+FUSED = {"rotation": "rotation, one layer", "forward": "forward", "decoding": "step of decoding"}
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class Size(NamedTuple):
+    """Of an input."""
+
+    length: int
+    sequences: int = 1
+    padded: bool = False
+
+    def rounds(self, most: int) -> int:
+        """`most` at 512 tokens, fewer in proportion where there are more."""
+        return min(most, max(LEAST_ROUNDS, most * 512 // (self.length * self.sequences)))
+
+
+def sizes_of(args: argparse.Namespace) -> list[Size]:
+    """The rows."""
+    padded = [Size(args.padded, 2, True)] if args.padded else []
+    return [*map(Size, args.lengths), *padded]
+
+
+# ------------------------------------------------------------------ what is measured
+
+
+def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:
+    """A small Llama, the same weights for all."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=-(-8 * hidden // 48) * 16,  # 8/3, rounded up to a multiple of 16
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD_SIZE,
+        num_key_value_heads=hidden // HEAD_SIZE // 2,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=max(LENGTHS),
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    return model if spec is None else wavepe.hf.patch(model, spec)
+
+
+def inputs(size: Size) -> dict[str, torch.Tensor]:
+    """Tokens, and the mask of padding where there is some; labels are added for training."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCABULARY, (size.sequences, size.length), generator=generator)
+    if not size.padded:
+        return {"input_ids": ids}
+    mask = torch.ones_like(ids)
+    mask[0, : size.length // 4] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def forward_of(model: LlamaForCausalLM, size: Size) -> Callable[[], Any]:
+    """One forward pass."""
+    given = inputs(size)
+
+    def call() -> torch.Tensor:
+        with torch.no_grad():
+            return model(**given, use_cache=False).logits
+
+    return call
+
+
+def step_of(
+    model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, size: Size
+) -> Callable[[], Any]:
+    """One training step."""
+    given = inputs(size)
+    labels = given["input_ids"]
+    if size.padded:
+        labels = labels.masked_fill(given["attention_mask"] == 0, -100)
+
+    def call() -> float:
+        loss = model(**given, labels=labels, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return call
+
+
+def call_of(model: LlamaForCausalLM, phase: str, size: Size) -> Callable[[], Any]:
+    """One of PHASES; the model is put into its mode."""
+    model.train(phase == "step")
+    if phase == "forward":
+        return forward_of(model, size)
+    return step_of(model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), size)
+
+
+def compared(timings: dict[str, Timing]) -> dict:
+    """Seconds of each, and their ratio to the first's, ready for JSON."""
+    first = next(iter(timings.values()))
+    return {
+        "seconds": {name: timing.summary() for name, timing in timings.items()},
+        "ratio": {
+            name: min(timing.seconds) / min(first.seconds) for name, timing in timings.items()
+        },
+        "rounds": {name: timing.over(first).median for name, timing in timings.items()},
+    }
+
+
+def times(models: dict[str, LlamaForCausalLM], size: Size, most: int) -> dict:
+    """Both phases of all contenders at one size."""
+    rounds = size.rounds(most)
+    found: dict[str, Any] = {**size._asdict()}
+    for phase in PHASES:
+        calls = {name: call_of(model, phase, size) for name, model in models.items()}
+        # With few rounds the first is the warm-up: the minimum leaves it out.
+        timings = take_turns(calls, repeats=rounds, budget=120, warm_up=rounds > LEAST_ROUNDS)
+        found[phase] = compared(timings)
+    return found
+
+
+# ------------------------------------------------------------------ memory
+
+
+def growth(call: Callable[[], Any]) -> int:
+    """Bytes that this process's resident memory grows by, at the peak of a call."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = kilobytes("VmRSS")
+    call()
+    return 1024 * (kilobytes("VmHWM") - before)
+
+
+def memory_here(name: str, sizes: Sequence[Size], layers: int, hidden: int) -> list[dict]:
+    """Of one contender in this process, smaller sizes first."""
+    model = new_model(CONTENDERS[name], layers, hidden)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    rows = []
+    for size in sorted(sizes):
+        short = size._replace(length=SHORT)
+        forward_of(model, short)()
+        step_of(model, optimizer, short)()
+        model.eval()
+        found = {"forward": growth(forward_of(model, size))}
+        model.train()
+        found["step"] = growth(step_of(model, optimizer, size))
+        rows.append({**size._asdict(), **found})
+    return rows
+
+
+def memory(name: str, args: argparse.Namespace) -> list[dict]:
+    """`memory_here` in a process of its own."""
+    words = ["--memory-of", name, "--padded", args.padded, "--threads", args.threads]
+    words += ["--layers", args.layers, "--hidden", args.hidden, "--lengths", *args.lengths]
+    command = [sys.executable, "-m", __spec__.name, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+# ------------------------------------------------------------------ the fused rotation
+
+
+def rotation_of(model: LlamaForCausalLM, length: int) -> Callable[[], Any]:
+    """The rotation of one layer, by the function that it calls."""
+    attention = model.model.layers[0].self_attn
+    scope: Any = inspect.unwrap(attention.forward)
+    apply = scope.__globals__["apply_rotary_pos_emb"]
+    config, random = model.config, torch.Generator().manual_seed(0)
+    # as the projections leave them: positions before heads
+    q, k = (
+        torch.randn(1, length, heads, HEAD_SIZE, generator=random).transpose(1, 2)
+        for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    cos, sin = model.model.rotary_emb(q, torch.arange(length)[None])
+
+    def call() -> Any:
+        with torch.no_grad():
+            return apply(q, k, cos, sin)
+
+    return call
+
+
+def decoding_of(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], Any], Any]:
+    """A step of decoding, and the cache with `length` tokens that it appends to."""
+    ids = inputs(Size(length))["input_ids"]
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+
+    def call() -> torch.Tensor:
+        with torch.no_grad():
+            return model(ids[:, :1], past_key_values=cache, use_cache=True).logits
+
+    return call, cache
+
+
+def fused(layers: int, hidden: int, length: int, most: int) -> dict:
+    """Rotation, forward pass and decoding, stock and fused."""
+    models = {name: new_model(None, layers, hidden).eval() for name in (STOCK, "fused")}
+    wavepe.hf.use_fused_rope(models["fused"])
+    rounds = Size(length).rounds(FUSED_ROUNDS * most)
+    rotations = {name: rotation_of(model, length) for name, model in models.items()}
+    forwards = {name: forward_of(model, Size(length)) for name, model in models.items()}
+    decodings, caches = {}, {}
+    for name, model in models.items():
+        decodings[name], caches[name] = decoding_of(model, length)
+
+    def shorten(name: str) -> None:
+        if added := caches[name].get_seq_length() - length:
+            caches[name].crop(-added)  # what a length of its own means differs between versions
+
+    options: dict[str, Any] = {"budget": 60, "warm_up": 2}
+    many = {**options, "repeats": FUSED_ROUNDS * most, "batch": DECODED}
+    return {
+        "length": length,
+        "rotation": compared(take_turns(rotations, **many)),
+        "forward": compared(take_turns(forwards, repeats=rounds, **options)),
+        "decoding": compared(take_turns(decodings, before=shorten, **many)),
+    }
+
+
+# ------------------------------------------------------------------ all of it
+
+
+@contextmanager
+def prepared(threads: int) -> Iterator[None]:
+    """torch's threads, and memory that stays with the process."""
+    before, allocator = torch.get_num_threads(), Allocator()
+    try:
+        torch.set_num_threads(threads)
+        allocator.enter("warm")
+        yield
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
+
+
+def measure(args: argparse.Namespace) -> dict:
+    """All rows, ready for JSON."""
+    began = time.perf_counter()
+
+    def tell(what: str) -> None:
+        print(f"{time.perf_counter() - began:4.0f} s  {what}", file=sys.stderr, flush=True)
+
+    about = {**surroundings("wavepe", "torch", "transformers"), "threads": args.threads}
+    rows, used = [], []
+    with prepared(args.threads):
+        for length in args.fused:
+            used.append(fused(args.layers, args.hidden, length, args.rounds))
+            tell(f"fused rotation, {length} tokens")
+        models = {
+            name: new_model(CONTENDERS[name], args.layers, args.hidden) for name in args.contenders
+        }
+        for size in sizes_of(args):
+            rows.append(times(models, size, args.rounds))
+            tell(f"time, {size.sequences} x {size.length}{', padded' * size.padded}")
+        del models
+    for name in args.contenders:
+        for row in memory(name, args):
+            (found,) = (r for r in rows if all(r[key] == row[key] for key in Size._fields))
+            found.setdefault("memory", {})[name] = {phase: row[phase] for phase in PHASES}
+        tell(f"memory, {name}")
+    shape = {"layers": args.layers, "hidden": args.hidden, "heads": args.hidden // HEAD_SIZE}
+    return {"environment": about, "sizes": shape, "vocabulary": VOCABULARY, "rows": rows,
+            "fused": used}  # fmt: skip
+
+
+def label(row: dict) -> str:
+    """Of an input."""
+    return f"{row['sequences']} x {row['length']}{', padded' * row['padded']}"
+
+
+def time_table(results: dict) -> str:
+    """Milliseconds, and in brackets the ratio to the first contender's, as Markdown."""
+    return _table(
+        results,
+        lambda row, phase, name: row[phase]["seconds"][name]["min"],
+        lambda seconds: f"{1e3 * seconds:,.{0 if seconds >= 0.1 else 1}f} ms",
+    )
+
+
+def memory_table(results: dict) -> str:
+    """Growth to the peak, and in brackets the ratio to the first contender's, as Markdown."""
+    return _table(
+        results,
+        lambda row, phase, name: row["memory"][name][phase],
+        lambda size: f"{size / 2**20:,.0f} MiB",
+    )
+
+
+def _table(
+    results: dict, value: Callable[[dict, str, str], float], said: Callable[[float], str]
+) -> str:
+    names = list(results["rows"][0]["memory"])
+    lines = [f"| sequences x length | | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
+    for row in results["rows"]:
+        for phase, words in PHASES.items():
+            values = [value(row, phase, name) for name in names]
+            cells = [f"{said(each)} ({each / values[0]:.2f})" for each in values]
+            lines.append(f"| {label(row)} | {words} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fused_table(results: dict) -> str:
+    """Time of stock and fused, and their ratio, as Markdown."""
+    lines = ["| tokens | | stock | fused | fused / stock |", "|---:|---|---:|---:|---:|"]
+    for row in results["fused"]:
+        for key, words in FUSED.items():
+            seconds = [each["min"] for each in row[key]["seconds"].values()]
+            cells = [f"{1e3 * each:.{3 if each < 1e-2 else 1}f} ms" for each in seconds]
+            ratio = row[key]["ratio"]["fused"]
+            lines.append(f"| {row['length']} | {words} | {' | '.join(cells)} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0"""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("--threads", type=int, default=1, help="torch's threads (default 1)")
+    add("--rounds", type=int, default=20, help="at 512 tokens; fewer at more (default 20)")
+    add("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N", help="tokens")
+    add("--padded", type=int, default=PADDED, metavar="N",
+        help=f"tokens of two padded sequences, 0: no such row (default {PADDED})")  # fmt: skip
+    add("--fused", type=int, nargs="*", default=FUSED_LENGTHS, metavar="N",
+        help="tokens for use_fused_rope")  # fmt: skip
+    add("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS,
+        help="the first is what the ratios are to (default: all)")  # fmt: skip
+    add("--layers", type=int, default=2, help="default 2")
+    add("--hidden", type=int, default=256, help=f"in heads of {HEAD_SIZE} (default 256)")
+    add("--memory-of", choices=CONTENDERS, help="measure in this process, print JSON")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    if args.memory_of:
+        torch.set_num_threads(args.threads)
+        # Each large tensor a mapping, given back at once: no holes of the heap are counted.
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+        print(json.dumps(memory_here(args.memory_of, sizes_of(args), args.layers, args.hidden)))
+        return 0
+    results = measure(args)
+    for table in (time_table, memory_table, fused_table):
+        print(f"\n{table(results)}")
+    keep(results, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Writes the tables of docs/huggingface-speed.md and docs/huggingface-swap.md.
+
+From benchmarks/results/hf-models.json, kept by `python -m benchmarks.hf_models --json`, and
+docs/hf-swap.json, the results.json of examples/hf_swap_and_train.py.
+
+python -m benchmarks.hf_page --write | --check
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from wavepe.cli.report import markdown_table
+
+from .command import add_page, new_parser, write_page
+from .readme import Missing, replaced
+
+SPEED_PAGE, SWAP_PAGE = Path("docs", "huggingface-speed.md"), Path("docs", "huggingface-swap.md")
+SPEED = Path("benchmarks", "results", "hf-models.json")
+SWAP = Path("docs", "hf-swap.json")
+
+
+def kept(source: Path, root: Path) -> dict:
+    """The figures of a file."""
+    path = root / source
+    if not path.exists():
+        raise Missing(f"{source} is missing")
+    return json.loads(path.read_text("utf-8"))
+
+
+def speed_updated(text: str, root: Path) -> str:
+    """docs/huggingface-speed.md with the tables that the kept figures give."""
+    from . import hf_models  # needs torch and transformers
+
+    results = kept(SPEED, root)
+    for name, table in (
+        ("hf-time", hf_models.time_table),
+        ("hf-memory", hf_models.memory_table),
+        ("hf-fused-rope", hf_models.fused_table),
+    ):
+        section = f"{table(results)}\n\n{_filled(measured_on(results))}"
+        text = replaced(text, name, section, SPEED_PAGE)
+    return text
+
+
+def measured_on(results: dict) -> str:
+    """What the figures were measured on."""
+    about, sizes = results["environment"], results["sizes"]
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    return (
+        f"{sizes['layers']} layers of {sizes['hidden']}, {sizes['heads']} heads, "
+        f"{results['vocabulary']} tokens known; {about['cpu']}, {threads}, {about['variant']}; "
+        f"torch {about['torch']}, transformers {about['transformers']}; {about['date'][:10]}, "
+        f"commit {str(about['commit'])[:12]}."
+    )
+
+
+def swap_updated(text: str, root: Path) -> str:
+    """docs/huggingface-swap.md with the table that the kept figures give."""
+    results = kept(SWAP, root)
+    about, settings = results["environment"], results["settings"]
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    runs, length = results["runs"], results["train_length"]
+    table = markdown_table(runs, list(map(int, runs[0]["perplexity"])), length)
+    made = (
+        f"Perplexity per byte of held-out text, whole sequences. {settings['layers']} layers of "
+        f"{settings['hidden']}, {results['parameters']:,} parameters; {settings['batch']} "
+        f"sequences of {length} bytes a step; {runs[0]['steps']:,} "
+        f"steps with RoPE ({runs[0]['seconds']:.0f} s), {settings['more']:,} after the swap "
+        f"({runs[-1]['seconds']:.0f} s); "
+        f"{results['text']['description']}, {results['evaluated_bytes']} of those held out; seed "
+        f"{settings['seed']}; {about['machine']}, {threads}, Python {about['python']}, torch "
+        f"{about['torch']}, transformers {about['transformers']}, {about['date']}."
+    )
+    section = f"{table}\n{_filled(made)}"
+    return replaced(text, "hf-swap", section, SWAP_PAGE)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+PAGES: dict[Path, Callable[[str, Path], str]] = {
+    SPEED_PAGE: speed_updated,
+    SWAP_PAGE: swap_updated,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if a page is stale (--check) or a source is missing."""
+    parser = new_parser(__doc__)
+    add_page(parser, Path("the pages"), required=True)
+    args = parser.parse_args(argv)
+    codes = [write_page(page, new, args.root, args.check) for page, new in PAGES.items()]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""benchmarks/hf_models.py at tiny sizes, the pages written from its results, and their claims."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")  # the tables come from the command line's own
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+
+from benchmarks import hf_models, hf_page
+from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
+
+TINY = {"layers": 1, "hidden": 128}
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(results, what was printed) of the whole command."""
+    file = tmp_path_factory.mktemp("results") / "results.json"
+    words = "--lengths 24 --padded 32 --fused 16 --layers 1 --hidden 128 --rounds 2"
+    threads = torch.get_num_threads()
+    code = hf_models.main([*words.split(), "--contenders", STOCK, "alibi", "--json", str(file)])
+    assert code == 0
+    assert torch.get_num_threads() == threads
+    return json.loads(file.read_text())
+
+
+# ------------------------------------------------------------------ the figures
+
+
+def test_every_row_has_time_and_memory_of_both_phases(run):
+    rows = [(row["length"], row["sequences"], row["padded"]) for row in run["rows"]]
+    assert rows == [(24, 1, False), (32, 2, True)]
+    for row in run["rows"]:
+        for phase in PHASES:
+            seconds = row[phase]["seconds"]
+            assert list(seconds) == list(row["memory"]) == [STOCK, "alibi"]
+            assert row[phase]["ratio"][STOCK] == row[phase]["rounds"][STOCK] == 1
+            quotient = seconds["alibi"]["min"] / seconds[STOCK]["min"]
+            assert row[phase]["ratio"]["alibi"] == quotient > 0
+        for name in row["memory"]:
+            assert 0 <= row["memory"][name]["forward"] < row["memory"][name]["step"] < 100 * MIB
+    about = run["environment"]
+    assert about["threads"] == 1
+    assert about["torch"] == torch.__version__
+    assert run["sizes"] == {**TINY, "heads": 2}
+
+
+def test_the_fused_rotation_is_timed(run):
+    (row,) = run["fused"]
+    assert row["length"] == 16
+    for key in hf_models.FUSED:
+        seconds = row[key]["seconds"]
+        assert list(seconds) == [STOCK, "fused"]
+        assert row[key]["ratio"]["fused"] == seconds["fused"]["min"] / seconds[STOCK]["min"] > 0
+
+
+def test_tables(run):
+    time, memory = hf_models.time_table(run), hf_models.memory_table(run)
+    for table in (time, memory):
+        lines = table.splitlines()
+        assert lines[0] == "| sequences x length | | stock | alibi |"
+        assert [line.split(" | ")[0] for line in lines[2:]] == [
+            "| 1 x 24", "| 1 x 24", "| 2 x 32, padded", "| 2 x 32, padded",
+        ]  # fmt: skip
+        assert all("(1.00)" in line for line in lines[2:])
+    ratio = run["rows"][1]["step"]["ratio"]["alibi"]
+    assert time.splitlines()[-1].endswith(f"ms ({ratio:.2f}) |")
+    assert memory.splitlines()[-1].count(" MiB (") == 2
+    assert len(hf_models.fused_table(run).splitlines()) == 2 + len(hf_models.FUSED)
+
+
+# ------------------------------------------------------------------ what is compared
+
+
+def test_the_contenders_differ_in_position_alone():
+    models = {name: hf_models.new_model(spec, **TINY).eval() for name, spec in CONTENDERS.items()}
+    stock = models[STOCK]
+    assert stock.config._attn_implementation == "sdpa"
+    outputs = {name: hf_models.forward_of(model, Size(24))() for name, model in models.items()}
+    for name, model in models.items():
+        for key, weight in stock.state_dict().items():
+            assert torch.equal(model.state_dict()[key], weight)
+        if name == "rope":
+            torch.testing.assert_close(outputs[name], outputs[STOCK])
+        elif name != STOCK:
+            assert (outputs[name] - outputs[STOCK]).abs().max() > 1e-3
+
+
+def test_a_quarter_of_the_first_sequence_is_padding():
+    given = hf_models.inputs(Size(32, 2, True))
+    assert given["attention_mask"].tolist() == [[0] * 8 + [1] * 24, [1] * 32]
+    assert "attention_mask" not in hf_models.inputs(Size(32))
+
+
+def test_rounds_fall_with_the_number_of_tokens():
+    sizes = (Size(16), Size(512), Size(2048), Size(2048, 2), Size(8192))
+    assert [size.rounds(20) for size in sizes] == [20, 20, 5, 3, 3]
+    assert Size(512).rounds(1) == 1
+
+
+def test_a_step_trains_and_leaves_no_gradients():
+    model = hf_models.new_model(None, **TINY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = hf_models.step_of(model, optimizer, Size(32, 2, True))
+    losses = [step() for _ in range(5)]
+    assert losses[-1] < losses[0] < 2 * math.log(hf_models.VOCABULARY)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_growth_is_that_to_the_peak():
+    size = 64 * MIB  # more than malloc ever keeps
+
+    def call():
+        one = torch.ones(size // 4)
+        del one
+        return torch.ones(size // 4)
+
+    # the system counts pages in lots, a process has others to touch
+    assert size - MIB <= hf_models.growth(call) <= size + 8 * MIB
+
+
+def test_decoding_appends_to_a_cache_that_is_cut_again():
+    model = hf_models.new_model(None, **TINY).eval()
+    call, cache = hf_models.decoding_of(model, 16)
+    first = call()
+    assert cache.get_seq_length() == 17
+    cache.crop(-1)
+    torch.testing.assert_close(call(), first, rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------ the pages
+
+MARKERS = {
+    hf_page.SPEED_PAGE: ("hf-time", "hf-memory", "hf-fused-rope"),
+    hf_page.SWAP_PAGE: ("hf-swap",),
+}
+
+
+@pytest.fixture
+def repository(run, tmp_path):
+    """Pages with empty markers, the results of the tiny run, and the kept ones of the swap."""
+    for file in (hf_page.SPEED, hf_page.SWAP):
+        (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / hf_page.SPEED).write_text(json.dumps(run))
+    (tmp_path / hf_page.SWAP).write_bytes((ROOT / hf_page.SWAP).read_bytes())
+    for page, names in MARKERS.items():
+        text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)
+        (tmp_path / page).write_text(f"before\n{text}after\n")
+    return tmp_path
+
+
+def page_main(root, *words):
+    return hf_page.main(["--root", str(root), *words])
+
+
+def test_the_pages_are_written_and_checked(repository, run, capsys):
+    assert page_main(repository, "--check") == 1
+    message = capsys.readouterr().err
+    assert all(f"{page} is stale" in message for page in MARKERS)
+    assert page_main(repository, "--write") == 0
+    assert page_main(repository, "--check") == 0
+    speed, swap = ((repository / page).read_text() for page in MARKERS)
+    for table in (hf_models.time_table, hf_models.memory_table, hf_models.fused_table):
+        assert table(run) in speed
+    for word in ("1 layers of 128, 2 heads", "one thread", f"torch {torch.__version__}"):
+        assert speed.count(word) == 3
+    kept = json.loads((ROOT / hf_page.SWAP).read_text())
+    for each in kept["runs"]:
+        assert f"| `{each['encoding']}` |" in swap
+        assert all(f"{value:.2f}" in swap for value in each["perplexity"].values())
+    assert "old" not in speed + swap
+
+
+@pytest.mark.parametrize("missing", [hf_page.SPEED, hf_page.SWAP])
+def test_a_missing_source_is_named_and_the_other_page_written(missing, repository, capsys):
+    (repository / missing).unlink()
+    assert page_main(repository, "--write") == 1
+    assert f"{missing} is missing" in capsys.readouterr().err
+    stale = ["old" in (repository / page).read_text() for page in MARKERS]
+    assert stale == [missing == hf_page.SPEED, missing == hf_page.SWAP]
+
+
+def test_kept_figures_of_the_swap_hold_the_claims():
+    kept = json.loads((ROOT / hf_page.SWAP).read_text())
+    once, four = str(kept["train_length"]), str(4 * kept["train_length"])
+    rope, raw, more, swapped = (each["perplexity"] for each in kept["runs"])
+    assert min(raw.values()) > 4 * rope[once]
+    assert swapped[once] < 1.05 * more[once]
+    assert swapped[four] < 1.05 * swapped[once]
+    assert more[four] > 2 * more[once]
+    assert kept["runs"][2]["steps"] == kept["runs"][3]["steps"]
+
+
+def test_kept_figures_of_speed_hold_the_claims():
+    kept = json.loads((ROOT / hf_page.SPEED).read_text())
+    assert [row["length"] for row in kept["rows"]] == [*hf_models.LENGTHS, hf_models.PADDED]
+    assert list(kept["rows"][0]["memory"]) == list(CONTENDERS)
+    padded, first, last = kept["rows"][-1], kept["rows"][0], kept["rows"][-2]
+    for phase in PHASES:
+        for name in ("wavelet", "alibi"):
+            assert all(row[phase]["ratio"][name] < 1.1 for row in kept["rows"]), name
+            assert padded[phase]["ratio"][name] < 0.8, name
+            assert padded["memory"][name][phase] < 0.8 * padded["memory"][STOCK][phase], name
+        for name in CONTENDERS:
+            grown = last["memory"][name][phase] / first["memory"][name][phase]
+            assert grown < 1.1 * last["length"] / first["length"], name
+    assert all(row["rotation"]["ratio"]["fused"] < 0.5 for row in kept["fused"])
