@@ -85,7 +85,7 @@ def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:
         intermediate_size=-(-8 * hidden // 48) * 16,  # 8/3, rounded up to a multiple of 16
         num_hidden_layers=layers,
         num_attention_heads=hidden // HEAD_SIZE,
-        num_key_value_heads=hidden // HEAD_SIZE // 2,
+        num_key_value_heads=max(1, hidden // HEAD_SIZE // 2),
         head_dim=HEAD_SIZE,
         max_position_embeddings=max(LENGTHS),
         attn_implementation="sdpa",
