@@ -202,7 +202,7 @@ def test_qk_gradients():
 
 
 @each_form
-def test_gradients(variant, interleaved, inverse):
+def test_gradcheck(variant, interleaved, inverse):
     rng = generator("grad")
     cos, sin = table(rng, 3, 3, dtype=torch.float64)
 
