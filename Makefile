@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH  := torch==2.13.0
 OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
+OLDEST_HF := transformers==4.56.2
 BIN    := .venv/bin
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder
@@ -12,7 +13,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo test test-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo test test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,12 @@ test: .venv/built ## all tests, those of the kernels with sanitizers too
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
+
+HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _guards.py _layers.py _packing.py _llama.py)
+test-hf-oldest: .venv-fairseq/built ## those of Hugging Face Llamas and Mistrals, with the oldest transformers
+	.venv-fairseq/bin/python -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
+	.venv-fairseq/bin/python -m pytest -q -k "llama or mistral" $(PARALLEL) \
+	    tests/test_hf_families.py tests/test_hf_situations.py
 
 test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 	.venv-fairseq/bin/python -m pytest -q tests/test_fairseq*.py $(PARALLEL)
@@ -95,6 +102,7 @@ build/wheel/built: .venv/packages pyproject.toml setup.py $(C_FILES) $(PY_FILES)
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	touch $@
 
+# The oldest transformers lives there too: a whole environment, torch with it, would take minutes.
 # fairseq's own pins cannot be resolved any more, hence --no-deps; the extra brings what it needs.
 # fairseq-fixed asks for torch to be built, and with isolation would fetch another one.
 .venv-fairseq/built: build/wheel/built
@@ -103,7 +111,7 @@ build/wheel/built: .venv/packages pyproject.toml setup.py $(C_FILES) $(PY_FILES)
 	.venv-fairseq/bin/python -m pip install --quiet $(TORCH)
 	.venv-fairseq/bin/python -m pip install --quiet --no-deps fairseq==0.12.2
 	.venv-fairseq/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
-	.venv-fairseq/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[fairseq,test,plot,cli]"
+	.venv-fairseq/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[fairseq,test,plot,cli]" $(OLDEST_HF)
 	touch $@
 
 .venv-fairseq-fixed/built: build/wheel/built
