@@ -6,6 +6,7 @@ import os
 # Before torch is loaded, and for the processes that tests start: small operators on several threads
 # of a busy machine mostly wait. Tests of threads ask torch for theirs.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # PEFT asks the Hub about folders
 
 import pytest
 import wavepe

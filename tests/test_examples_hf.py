@@ -25,8 +25,9 @@ TABLE = "position_encoding"
 
 
 def test_every_file_has_its_test():
-    tested = ["compile", "cpu_offload", "export", "fsdp2", "lm_eval", "peft_lora", "trainer"]
-    assert [f"hf_{name}" for name in [*tested, "trl_packing"]] == FILES
+    tested = ["compile", "cpu_offload", "export", "fsdp2", "lm_eval", "peft_lora"]
+    tested += ["swap_and_train", "trainer", "trl_packing"]  # the first in test_hf_swap.py
+    assert [f"hf_{name}" for name in tested] == FILES
 
 
 # ------------------------------------------------------------------ Trainer
@@ -102,7 +103,7 @@ def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
     assert len(starts) > 4
     trained = [mask for training, mask in masks if training]
     assert len(trained) >= 4  # steps; none of them with a mask of queries x keys
-    assert all(mask.shape == (1, mask.shape[1]) for mask in trained)
+    assert all(mask.shape == (1, 1, 1, mask.shape[-1]) for mask in trained)
     assert all(len(mask.unique()) > 4 for mask in trained)
 
     # The loss of a training step, and of each text alone in float64.
