@@ -1,0 +1,344 @@
+"""A tiny model of each family, and a reference of it that shares no code with wavepe.
+
+The reference is the stock model of the same weights in float64 with a plain attention: scores of all
+queries and keys, vectors p gathered from the oracle's table, a mask made here. What a family does to
+its scores (scaling, cap, window, layers without positions) stands in `Family`, and is not read from
+transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import hf_model
+import numpy as np
+import oracle
+import torch
+import transformers
+from hf_model import HEAD, VOCABULARY
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+
+WINDOW = 6
+THETA = 50.0  # small, so that positions matter in short sequences
+LOCAL_THETA = 7.0
+LAYERS = 2
+MIXED = ["sliding_attention", "full_attention"]
+# transformers 5 keeps the bases of a model in one dict
+IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
+
+
+@dataclass
+class Family:
+    """One family at its smallest, by its configuration and by what that means for attention.
+
+    Attributes
+    ----------
+    model_type : str
+    options : dict
+        Of the configuration, beyond the sizes.
+    windows : sequence of int or None
+        Of each layer: a key is hidden where it is that far from the query, or farther.
+    positions : sequence of bool
+        Of each layer: False where the family leaves it without positions.
+    rotated : int
+        Number of dims of a head that the family rotates.
+    scaling : float
+        Of the scores.
+    cap : float, optional
+        The scores' soft cap.
+    norm : float
+        About what weights of norms are; 0 where the family adds 1 to them.
+    """
+
+    model_type: str
+    options: dict = field(default_factory=dict)
+    windows: Sequence = (None, None)
+    positions: Sequence = (True, True)
+    rotated: int = HEAD
+    scaling: float = HEAD**-0.5
+    cap: float | None = None
+    norm: float = 1.0
+
+    @property
+    def windowed(self):
+        """Whether any layer has a window."""
+        return any(self.windows)
+
+
+def by_type(full, sliding):
+    """Bases of the layer types of Gemma 3."""
+    if IN_A_DICT:
+        bases = {"full_attention": full, "sliding_attention": sliding}
+        bases = {key: {"rope_type": "default", "rope_theta": x} for key, x in bases.items()}
+        return {"rope_parameters": bases}
+    return {"rope_theta": full, "rope_local_base_freq": sliding}
+
+
+def base(**partial):
+    """The one base of a family, and the share of the head that it rotates."""
+    if IN_A_DICT:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": THETA, **partial}}
+    return {"rope_theta": THETA, **partial}
+
+
+FAMILIES = {
+    "llama": Family("llama", base()),
+    "mistral": Family("mistral", {**base(), "sliding_window": WINDOW}, windows=(WINDOW, WINDOW)),
+    "qwen2": Family("qwen2", base()),
+    "qwen3": Family("qwen3", base()),
+    "qwen3_mixed": Family(
+        "qwen3",
+        {
+            **base(),
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": MIXED[::-1],
+        },
+        windows=(None, WINDOW),
+    ),
+    "smollm3": Family("smollm3", {**base(), "no_rope_layers": [1, 0]}, positions=(True, False)),
+    "gemma2": Family(
+        "gemma2",
+        {
+            **base(),
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 5,
+        },
+        windows=(WINDOW, None),
+        scaling=5**-0.5,
+        cap=3.0,
+        norm=0.0,
+    ),
+    "gemma3_text": Family(
+        "gemma3_text",
+        {
+            **by_type(THETA, LOCAL_THETA),
+            "sliding_window": WINDOW,
+            "layer_types": MIXED,
+            "query_pre_attn_scalar": 5,
+        },
+        windows=(WINDOW, None),
+        scaling=5**-0.5,
+        norm=0.0,
+    ),
+    "phi3": Family("phi3", base(partial_rotary_factor=0.5), rotated=HEAD // 2),
+    "olmo2": Family("olmo2", base()),
+    "gpt_neox": Family(
+        "gpt_neox", {"rotary_pct": 0.25, "rotary_emb_base": THETA}, rotated=HEAD // 4
+    ),
+    "granite": Family(
+        "granite",
+        {
+            **base(),
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+        scaling=0.5,
+    ),
+}
+
+
+def build(family, **options):
+    """A stock model in evaluation mode, with weights large enough that positions matter."""
+    kind = FAMILIES[family]
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    config = AutoConfig.for_model(kind.model_type, **{**sizes, **kind.options, **options})
+    # sdpa of transformers 4 ignores the cap
+    attention = {} if kind.cap is None else {"attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, **attention)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            norm = "norm" in name and name.endswith("weight")
+            noise = 0.3 * torch.randn(weight.shape, generator=generator)
+            weight.copy_(noise + kind.norm if norm else noise)
+    return model.eval()
+
+
+def decoder(model):
+    """The module that holds the layers; Gemma 3's `base_model` is not that in transformers 4."""
+    return next(module for module in model.modules() if hasattr(module, "layers"))
+
+
+# ------------------------------------------------------------------ encodings
+
+
+def stirred(model):
+    """The model, with learned parameters that are not at their initial values."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "position_encoding." in name:
+                weight.add_(0.5 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def parts_of(spec, model):
+    """What `spec` puts into a model, made by the oracle: see `hf_model.ENCODINGS`."""
+    if spec in hf_model.ENCODINGS:
+        return hf_model.ENCODINGS[spec]
+    learned = {
+        name.rsplit(".", 1)[1]: weight.detach().double()
+        for name, weight in model.state_dict().items()
+        if "position_encoding." in name
+    }
+    if spec.startswith("shaw:clip="):
+        return hf_model.shaw(learned["table"], int(spec.removeprefix("shaw:clip=")))
+    assert spec == "transformer_xl"
+    return hf_model.transformer_xl(learned["u"], learned["v"], learned["W_r"])
+
+
+# ------------------------------------------------------------------ the reference
+
+NAME = "families_reference"
+
+
+@dataclass
+class Layer:
+    """What the reference's attention needs in one layer."""
+
+    reference: "Reference"
+    window: int | None
+    positions: bool
+
+
+class Rotation(nn.Module):
+    """Takes the place of a family's rotary module: no rotation, or one by a base of its own."""
+
+    def __init__(self, stock, theta):
+        super().__init__()
+        self.stock, self.theta = stock, theta
+
+    def forward(self, x, position_ids, *args, **kwargs):
+        cos, sin = self.stock(x, position_ids, *args, **kwargs)
+        if self.theta is None:
+            return torch.ones_like(cos), torch.zeros_like(sin)
+        frequencies = torch.from_numpy(oracle.rope_frequencies(cos.shape[-1], self.theta))
+        angles = position_ids[..., None] * torch.cat([frequencies, frequencies])
+        return angles.cos(), angles.sin()
+
+
+class Reference:
+    """A stock model in float64 whose attention is written out here.
+
+    Parameters
+    ----------
+    family : str
+    model : PreTrainedModel
+        Its weights are taken, and its learned parameters of an encoding.
+    spec : str, optional
+        None for the stock encoding.
+    """
+
+    def __init__(self, family, model, spec=None):
+        self.family = FAMILIES[family]
+        self.model = build(family).double()
+        weights = {k: v for k, v in model.state_dict().items() if "position_encoding." not in k}
+        self.model.load_state_dict(weights)
+        self.model.set_attn_implementation(NAME)
+        self.parts, self.added = {}, None
+        self.make = None if spec is None else parts_of(spec, model)
+        base_model = decoder(self.model)
+        if spec is not None:
+            theta = float(spec.removeprefix("rope:theta=")) if spec.startswith("rope") else None
+            for name in ("rotary_emb", "rotary_emb_local"):
+                if hasattr(base_model, name):
+                    setattr(base_model, name, Rotation(getattr(base_model, name), theta))
+        described = zip(
+            base_model.layers, self.family.windows, self.family.positions, strict=True
+        )
+        for layer, window, positions in described:
+            attention = layer.attention if hasattr(layer, "attention") else layer.self_attn
+            attention.layer_of_reference = Layer(self, window, positions)
+        base_model.layers[0].register_forward_pre_hook(self.add, with_kwargs=True)
+
+    def add(self, module, args, kwargs):
+        """Absolute encodings: vectors added as the embeddings enter the first layer."""
+        if self.added is None:
+            return None
+        if args:
+            return (args[0] + self.added, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + self.added}
+
+    def __call__(self, ids, padding=None, segments=None):
+        """Logits (B, L, vocabulary) and attention weights, a list of (B, H, L, L).
+
+        Parameters
+        ----------
+        ids : Tensor (B, L)
+        padding : Tensor (B, L), optional
+            1 where a token counts. Positions count those.
+        segments : Tensor (B, L), optional
+            The number of each token's sequence. Positions begin at 0 in each.
+        """
+        batch, length = ids.shape
+        place = torch.arange(length)
+        self.delta = place[:, None] - place
+        self.seen = (self.delta >= 0).expand(batch, -1, -1)
+        positions = place.expand(batch, -1)
+        if padding is not None:
+            # A row that sees nothing would be NaN, and is not compared: it sees itself.
+            self.seen = self.seen & (padding[:, None].bool() | (self.delta == 0))
+            positions = (padding.cumsum(1) - 1).clamp(min=0)
+        if segments is not None:
+            self.seen = self.seen & (segments[:, :, None] == segments[:, None])
+            positions = torch.stack(
+                [place - (row[:, None] == row).int().argmax(1) for row in segments]
+            )
+        config = self.model.config
+        if self.make is not None:
+            made = self.make(length, config.num_attention_heads, config.hidden_size)
+            self.parts = {key: torch.from_numpy(np.asarray(x)) for key, x in made.items()}
+        added = self.parts.pop("added", None)
+        self.added = None if added is None else added[positions]
+        self.weights = []
+        logits = self.model(ids, position_ids=positions, use_cache=False).logits
+        return logits, self.weights
+
+
+def attention(module, query, key, value, attention_mask, **kwargs):
+    """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta|)) v, in float64."""
+    layer = module.layer_of_reference
+    reference, family = layer.reference, layer.reference.family
+    parts = reference.parts if layer.positions else {}
+    assert attention_mask is None
+    assert query.dtype == torch.float64
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    delta = reference.delta
+    score = (query + parts.get("u", 0)) @ key.transpose(2, 3)
+    if "relative" in parts:
+        p = parts["relative"][..., delta.clamp(min=0), :]  # (L, L, d), or one for each head
+        q = query + parts.get("v", 0)
+        score = score + (q[:, :, :, None] * p).sum(-1)
+    score = score * family.scaling
+    if "slopes" in parts:
+        score = score - parts["slopes"][:, None, None] * delta.abs()
+    if family.cap is not None:
+        score = family.cap * torch.tanh(score / family.cap)
+    seen = reference.seen
+    if layer.window is not None:
+        seen = seen & (delta < layer.window)
+    score = score.masked_fill(~seen[:, None], -torch.inf)
+    weights = score.softmax(-1)
+    reference.weights.append(weights)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
