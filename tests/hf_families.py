@@ -48,6 +48,8 @@ class Family:
         The scores' soft cap.
     norm : float
         About what weights of norms are; 0 where the family adds 1 to them.
+    grouped : bool
+        Whether there can be fewer heads of keys than of queries.
     """
 
     model_type: str
@@ -58,11 +60,12 @@ class Family:
     scaling: float = HEAD**-0.5
     cap: float | None = None
     norm: float = 1.0
+    grouped: bool = True
 
     @property
-    def windowed(self):
-        """Whether any layer has a window."""
-        return any(self.windows)
+    def uniform(self):
+        """Whether all layers are alike, so that one shows what two do."""
+        return len(set(self.windows)) == len(set(self.positions)) == 1
 
 
 def by_type(full, sliding):
@@ -125,7 +128,10 @@ FAMILIES = {
     "phi3": Family("phi3", base(partial_rotary_factor=0.5), rotated=HEAD // 2),
     "olmo2": Family("olmo2", base()),
     "gpt_neox": Family(
-        "gpt_neox", {"rotary_pct": 0.25, "rotary_emb_base": THETA}, rotated=HEAD // 4
+        "gpt_neox",
+        {"rotary_pct": 0.25, "rotary_emb_base": THETA},
+        rotated=HEAD // 4,
+        grouped=False,
     ),
     "granite": Family(
         "granite",
@@ -150,13 +156,13 @@ def build(family, **options):
         "intermediate_size": 40,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": HEAD,
         "max_position_embeddings": 64,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": 0,
     }
+    if kind.grouped:
+        sizes |= {"num_key_value_heads": 2, "head_dim": HEAD}
     config = AutoConfig.for_model(kind.model_type, **{**sizes, **kind.options, **options})
     # sdpa of transformers 4 ignores the cap
     attention = {} if kind.cap is None else {"attn_implementation": "eager"}

@@ -1,0 +1,313 @@
+"""Every family in every situation: padding, packing, caches, generation, checkpointing, compilers.
+
+Each test is a cell of the table in docs/huggingface-families.md, test_<situation>[<family>], which
+`benchmarks.hf_families_page` makes of pytest's --junitxml. Wanted is always what the same model gives
+without the situation; tests/test_hf_families.py says that this is right.
+"""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import wavepe.hf
+from hf_families import FAMILIES, WINDOW, build
+from hf_model import close, gradients, logits, tokens
+from transformers import DynamicCache, StaticCache
+
+WAVELET, ALIBI = "wavelet:scales=4", "alibi"
+VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])
+
+# Sums in another order: the padded and the cached passes cut the keys elsewhere. 1e-6 is seen.
+ROUNDING = 1e-5
+
+# (situation, family) -> what the stock model does wrong in this version of transformers.
+UPSTREAM = {}
+
+
+def cell(*specs, shallow=False):
+    """A test for each family, of a check that takes a patched model of each of `specs`.
+
+    A shallow model has one layer where all are alike. The check may return a word for the table. Where transformers itself fails, the stock model has
+    to fail.
+    """
+
+    def make(check):
+        situation = check.__name__.removeprefix("test_")
+
+        @pytest.mark.parametrize("family", FAMILIES)
+        def test(family, record_property):
+            record_property("transformers", transformers.__version__)
+            record_property("torch", torch.__version__)
+            layers = {"num_hidden_layers": 1} if shallow and FAMILIES[family].uniform else {}
+            if (situation, family) in UPSTREAM:
+                error, text = UPSTREAM[situation, family]
+                with pytest.raises(error, match=text):
+                    check(build(family, **layers))
+                record_property("cell", "upstream")
+                return
+            words = [check(wavepe.hf.patch(build(family, **layers), spec)) for spec in specs]
+            record_property("cell", words[0] or "right")
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return make
+
+
+def padded(side, lengths=(13, 9, 4)):
+    """Random rows of these lengths, and their mask."""
+    longest = max(lengths)
+    ids = torch.zeros(len(lengths), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        place = slice(longest - length, None) if side == "left" else slice(length)
+        ids[row, place] = tokens(1, length, seed=row)[0]
+        mask[row, place] = 1
+    return ids, mask
+
+
+def alone(model, ids, mask):
+    """The logits of each row without its padding, one below the other."""
+    rows = [row[kept.bool()][None] for row, kept in zip(ids, mask, strict=True)]
+    return torch.cat([logits(model, row, use_cache=False)[0] for row in rows])
+
+
+def write(model, ids, new=8, **options):
+    """What `generate` adds, without chance; in sum more than a window."""
+    options = {"max_new_tokens": new, "do_sample": False, "disable_compile": True} | options
+    return model.generate(ids, **options)[:, ids.shape[1] :]
+
+
+def in_pieces(model, ids, mask, cache):
+    """Logits of a pass that is cut in pieces of odd lengths."""
+    pieces = []
+    for start, stop in ((0, 5), (5, 6), (6, 9), (9, ids.shape[1])):
+        seen = None if mask is None else mask[:, :stop]
+        options = {"attention_mask": seen, "past_key_values": cache}
+        pieces.append(logits(model, ids[:, start:stop], **options))
+    return torch.cat(pieces, dim=1)
+
+
+# ------------------------------------------------------------------ padding
+
+
+@cell(WAVELET, ALIBI, "sinusoidal")
+def test_left_padding(model):
+    ids, mask = padded("left")
+    kept, wanted = mask.bool(), alone(model, ids, mask)
+    assert close(logits(model, ids, attention_mask=mask)[kept], wanted, ROUNDING)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    found = logits(model, ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    assert close(found[kept], wanted, ROUNDING)
+    assert not close(logits(model, ids)[kept], wanted, 1e-2)
+    rows = [write(model, row[seen][None], 4) for row, seen in zip(ids, kept, strict=True)]
+    assert torch.equal(write(model, ids, 4, attention_mask=mask), torch.cat(rows))
+
+
+@cell(WAVELET, ALIBI, "sinusoidal")
+def test_right_padding(model):
+    ids, mask = padded("right")
+    kept, wanted = mask.bool(), alone(model, ids, mask)
+    for options in ({}, {"use_cache": False}):
+        found = logits(model, ids, attention_mask=mask, **options)
+        assert close(found[kept], wanted, ROUNDING)
+
+
+# ------------------------------------------------------------------ packed sequences
+
+
+def packed(lengths):
+    """Sequences in one row: tokens, positions, and where each begins and ends."""
+    ids = tokens(1, sum(lengths))
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return ids, positions, ends
+
+
+def each_alone(model, ids, ends):
+    pieces = [ids[:, a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return torch.cat([logits(model, piece, use_cache=False) for piece in pieces], dim=1)
+
+
+def flash_arguments(ends):
+    """As DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them."""
+    ends, longest = ends.to(torch.int32), int(ends.diff().max())
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+@cell(WAVELET, ALIBI, "sinusoidal")
+def test_packed(model):
+    first, second = packed((5, 9, 3)), packed((10, 7))
+    wanted = torch.cat([each_alone(model, ids, ends) for ids, _, ends in (first, second)])
+    ids, positions = (torch.cat(both) for both in list(zip(first, second, strict=True))[:2])
+    found = logits(model, ids, position_ids=positions, use_cache=False)
+    assert close(found, wanted, ROUNDING)
+    assert not close(logits(model, ids, use_cache=False), wanted, 1e-2)
+    model.train()
+    found = logits(model, ids, position_ids=positions, use_cache=False)
+    assert close(found, wanted, ROUNDING)
+    ids, positions, ends = first
+    options = {"position_ids": positions, "use_cache": False, **flash_arguments(ends)}
+    assert close(logits(model, ids, **options), wanted[:1], ROUNDING)
+
+
+@cell(WAVELET, ALIBI)
+def test_packed_unseen(model):
+    """Where transformers takes packed sequences for one: right, or refused, but never wrong."""
+    ids, positions, ends = packed((5, 9, 3))
+    wanted, outcomes = each_alone(model, ids, ends), set()
+    ways = {
+        "a cache": {"position_ids": positions, "use_cache": True},
+        "a cache of the caller's": {
+            "position_ids": positions,
+            "past_key_values": DynamicCache(config=model.config),
+        },
+        "a mask of ones": {
+            "position_ids": positions,
+            "attention_mask": torch.ones_like(ids),
+            "use_cache": False,
+        },
+        "cu_seq_lens alone": {**flash_arguments(ends), "use_cache": False},
+    }
+    for way, options in ways.items():
+        try:
+            found = logits(model, ids, **options)
+        except ValueError as error:
+            assert "pack" in str(error), error
+            outcomes.add("refused")
+        else:
+            assert close(found, wanted, ROUNDING), way
+            outcomes.add("right")
+    return " or ".join(sorted(outcomes, reverse=True))
+
+
+# ------------------------------------------------------------------ caches
+
+
+@cell(WAVELET, ALIBI)
+def test_dynamic_cache(model):
+    left, ids = padded("left"), tokens(2, 14)
+    for ids, mask in ((ids, None), left):
+        kept = (torch.ones_like(ids) if mask is None else mask).bool()
+        wanted = logits(model, ids, attention_mask=mask, use_cache=False)[kept]
+        for cache in (DynamicCache(config=model.config), DynamicCache()):
+            assert close(in_pieces(model, ids, mask, cache)[kept], wanted, ROUNDING)
+        found = write(model, ids, attention_mask=mask)
+        assert torch.equal(found, write(model, ids, attention_mask=mask, use_cache=False))
+
+
+@cell(WAVELET, ALIBI)
+def test_static_cache(model):
+    left, ids = padded("left"), tokens(2, 14)
+    for ids, mask in ((ids, None), left):
+        kept = (torch.ones_like(ids) if mask is None else mask).bool()
+        wanted = logits(model, ids, attention_mask=mask, use_cache=False)[kept]
+        cache = StaticCache(config=model.config, max_cache_len=20)
+        assert close(in_pieces(model, ids, mask, cache)[kept], wanted, ROUNDING)
+        options = {"attention_mask": mask}
+        found = write(model, ids, cache_implementation="static", **options)
+        assert torch.equal(found, write(model, ids, use_cache=False, **options))
+
+
+@cell(WAVELET)
+def test_chunked_prefill(model):
+    for ids, mask in ((tokens(2, 14), None), padded("left")):
+        wanted = write(model, ids, attention_mask=mask, use_cache=False)
+        for cache in ("dynamic", "static"):
+            options = {"attention_mask": mask, "cache_implementation": cache}
+            assert torch.equal(write(model, ids, prefill_chunk_size=4, **options), wanted)
+
+
+# ------------------------------------------------------------------ other ways to generate
+
+
+@cell(WAVELET)
+def test_beams(model):
+    ids, mask = padded("left", (9, 5))
+    options = {"attention_mask": mask, "num_beams": 3}
+    wanted = write(model, ids, use_cache=False, **options)
+    assert not torch.equal(wanted, write(model, ids, attention_mask=mask))
+    for cache in ("dynamic", "static"):
+        assert torch.equal(write(model, ids, cache_implementation=cache, **options), wanted)
+
+
+@cell(WAVELET)
+def test_assisted(model):
+    """An assistant that is sometimes right, and one that looks in the prompt."""
+    ids = tokens(1, 5).repeat(1, 3)
+    wanted = write(model, ids, 12, use_cache=False)
+    assistant = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=generator))
+    for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):
+        assert torch.equal(write(model, ids, 12, **options), wanted)
+
+
+# ------------------------------------------------------------------ training
+
+
+@cell(WAVELET, ALIBI)
+def test_checkpointing(model):
+    ids = tokens(2, 2 * WINDOW)
+    wanted = gradients(model.train(), ids)
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    for reentrant in (False, True):
+        enable({"use_reentrant": reentrant})
+        for got, gradient in zip(gradients(model, ids), wanted, strict=True):
+            assert torch.equal(got, gradient)
+
+
+# ------------------------------------------------------------------ compilers
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def slopes(run, model, *args, **kwargs):
+    """Logits, and gradients of a sum of them in which each counts."""
+    model.zero_grad()
+    found = run(*args, **kwargs).logits
+    found.square().sum().backward()
+    return found.detach(), [weight.grad.clone() for weight in model.parameters()]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@cell(WAVELET, shallow=True)
+def test_compile(model):
+    """Forward and backward in one graph, at lengths that it was not traced with."""
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for lengths in ((11, 5), (17, 9)):
+        ids, mask = padded("left", lengths)
+        options = {"attention_mask": mask, "use_cache": False}
+        found, got = slopes(compiled, model, ids, **options)
+        wanted, gradients = slopes(model, model, ids, **options)
+        assert close(found[mask.bool()], wanted[mask.bool()], ROUNDING)
+        largest = max(gradient.abs().max() for gradient in gradients)
+        for a, b in zip(got, gradients, strict=True):
+            assert (a - b).abs().max() <= ROUNDING * largest
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@cell(WAVELET, shallow=True)
+def test_export(model):
+    shapes = {"input_ids": {1: torch.export.Dim("length", min=2, max=64)}, "use_cache": None}
+    options = {"input_ids": tokens(2, 9), "use_cache": False}
+    program = torch.export.export(model, (), options, dynamic_shapes=shapes, strict=False).module()
+    for length in (2, 9, 20):
+        ids = tokens(2, length)
+        found = logits(program, input_ids=ids, use_cache=False)
+        assert close(found, logits(model, ids, use_cache=False), ROUNDING)
