@@ -40,7 +40,7 @@ def cell(*specs, shallow=False):
         @pytest.mark.parametrize("family", FAMILIES)
         def test(family, record_property):
             record_property("transformers", transformers.__version__)
-            record_property("torch", torch.__version__)
+            record_property("torch", str(torch.__version__))
             layers = {"num_hidden_layers": 1} if shallow and FAMILIES[family].uniform else {}
             if (situation, family) in UPSTREAM:
                 error, text = UPSTREAM[situation, family]
