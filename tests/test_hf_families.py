@@ -104,7 +104,8 @@ def test_there_and_back(family):
     model, ids = build(family), tokens(2, LENGTH)
     stock, implementation = logits(model, ids), model.config._attn_implementation
     keys, buffers = list(model.state_dict()), list(dict(model.named_buffers()))
-    seen = [stock]
+    # The one pair of dims that GPT-NeoX rotates here turns by 1 a token, whatever the base.
+    seen = [stock] if FAMILIES[family].rotated > 2 else []
     for spec in SPECS:
         with wavepe.hf.patched(model, spec):
             learned = [key for key in model.state_dict() if "position_encoding." in key]
