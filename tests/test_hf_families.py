@@ -49,6 +49,8 @@ def test_the_reference_is_the_stock_model(family):
     assert close(logits(model, ids), wanted.detach(), FLOAT32)
 
 
+# 4.57 warns of every attention but its own three, and hands over the weights all the same.
+@pytest.mark.filterwarnings("ignore:`output_attentions=True` is not supported with")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_values(spec, family):

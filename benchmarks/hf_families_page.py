@@ -1,0 +1,131 @@
+"""Keeps what the families' tests say, and writes it into docs/huggingface-families.md.
+
+python -m pytest tests/test_hf_families.py tests/test_hf_situations.py \
+    -o junit_family=xunit1 --junitxml build/families.xml
+python -m benchmarks.hf_families_page --keep build/families.xml
+python -m benchmarks.hf_families_page --write | --check
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .command import keep, new_parser, page_command
+from .readme import ROOT, Missing, replaced
+
+PAGE = Path("docs", "huggingface-families.md")
+RESULTS = Path("benchmarks", "results")
+# test -> heading of its column
+COLUMNS = {
+    "values": "full pass",
+    "gradients": "gradients",
+    "left_padding": "left pad",
+    "right_padding": "right pad",
+    "packed": "packed",
+    "packed_unseen": "packed, unseen",
+    "dynamic_cache": "dynamic",
+    "static_cache": "static",
+    "static_cache_in_pieces": "static, in pieces",
+    "chunked_prefill": "chunked",
+    "chunked_prefill_left_padding": "chunked, left pad",
+    "beams": "beams",
+    "assisted": "assisted",
+    "checkpointing": "checkpointing",
+    "compile": "compile",
+    "export": "export",
+}
+TEST = re.compile(r"test_(\w+)\[(?:.*-)?(\w+)\]")
+WORDS = {"right": "yes", "right or refused": "yes, or refused"}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The results of a run of pytest, family by situation.
+
+    A test with several cases of a family counts as failed if one has failed. Tests that are not of
+    the table are passed over.
+
+    Raises
+    ------
+    Missing
+        No such file, no test of the table in it, or no version.
+    """
+    try:
+        cases = list(ElementTree.parse(file).iter("testcase"))
+    except (OSError, ElementTree.ParseError) as error:
+        raise Missing(f"{file}: {error}") from None
+    cells: dict[str, dict[str, str]] = {}
+    versions: dict[str, str] = {}
+    for case in cases:
+        found = TEST.fullmatch(case.get("name", ""))
+        if found is None or found[1] not in COLUMNS:
+            continue
+        properties = {each.get("name"): each.get("value") for each in case.iter("property")}
+        versions |= {key: properties[key] for key in ("transformers", "torch") if key in properties}
+        row = cells.setdefault(found[2], {})
+        if row.get(found[1]) not in ("fails", "not run"):
+            row[found[1]] = _outcome(case, properties)
+    if len(versions) != 2:
+        raise Missing(f"{file} holds no results of tests/test_hf_situations.py with their versions")
+    return {**versions, "families": cells}
+
+
+def _outcome(case: ElementTree.Element, properties: dict) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "fails"
+    return "not run" if case.find("skipped") is not None else properties.get("cell", "right")
+
+
+def section(runs: Sequence[dict[str, Any]]) -> str:
+    """A table for each version of transformers."""
+    return "\n\n".join(_table(run) for run in runs)
+
+
+def _table(run: dict[str, Any]) -> str:
+    lines = [
+        f"**transformers {run['transformers']}** (torch {run['torch']})",
+        "",
+        "| | " + " | ".join(COLUMNS.values()) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    for family, row in run["families"].items():
+        cells = [row.get(name, "not run") for name in COLUMNS]
+        lines.append(f"| {family} | " + " | ".join(WORDS.get(cell, cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the tables of all kept runs, the newest version first."""
+    paths = sorted((root / RESULTS).glob("hf-families-*.json"))
+    if not paths:
+        raise Missing(f"no hf-families-*.json in {RESULTS}: run benchmarks.hf_families_page --keep")
+    runs = [json.loads(path.read_text("utf-8")) for path in paths]
+    runs.sort(key=lambda run: [int(n) for n in run["transformers"].split(".")], reverse=True)
+    return replaced(text, "families", section(runs), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "--keep" not in argv:
+        return page_command(__doc__, PAGE, updated, argv)
+    parser = new_parser(__doc__)
+    parser.add_argument("--keep", type=Path, required=True, metavar="FILE", help="of --junitxml")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    args = parser.parse_args(argv)
+    try:
+        results = read(args.keep)
+    except Missing as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    keep(results, args.root / RESULTS / f"hf-families-{results['transformers']}.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
