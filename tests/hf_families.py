@@ -1,9 +1,9 @@
 """A tiny model of each family, and a reference of it that shares no code with wavepe.
 
-The reference is the stock model of the same weights in float64 with a plain attention: scores of all
-queries and keys, vectors p gathered from the oracle's table, a mask made here. What a family does to
-its scores (scaling, cap, window, layers without positions) stands in `Family`, and is not read from
-transformers.
+The reference is the stock model of the same weights in float64 with a plain attention: scores of
+all queries and keys, vectors p gathered from the oracle's table, a mask made here. What a family
+does to its scores (scaling, cap, window, layers without positions) stands in `Family`, and is not
+read from transformers.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,12 @@ import torch
 import transformers
 from hf_model import HEAD, VOCABULARY
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+)
 
 WINDOW = 6
 THETA = 50.0  # small, so that positions matter in short sequences
@@ -265,9 +270,7 @@ class Reference:
             for name in ("rotary_emb", "rotary_emb_local"):
                 if hasattr(base_model, name):
                     setattr(base_model, name, Rotation(getattr(base_model, name), theta))
-        described = zip(
-            base_model.layers, self.family.windows, self.family.positions, strict=True
-        )
+        described = zip(base_model.layers, self.family.windows, self.family.positions, strict=True)
         for layer, window, positions in described:
             attention = layer.attention if hasattr(layer, "attention") else layer.self_attn
             attention.layer_of_reference = Layer(self, window, positions)

@@ -20,7 +20,8 @@ SPECS = (
     "rope:theta=100",
 )
 LENGTH = 20  # more than three windows
-# float32 against float64: two layers of sums of at most 40 terms. 2e-6 is seen, of stock models too.
+# float32 against float64: two layers of sums of at most 40 terms. 2e-6 is seen, of stock models
+# too.
 FLOAT32 = 1e-5
 
 
@@ -90,7 +91,7 @@ def test_gradients(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_bare_rope_is_the_familys_own(family):
+def test_a_bare_rope_is_that_of_the_family(family):
     model, ids = build(family), tokens(2, LENGTH)
     stock = logits(model, ids)
     wavepe.hf.patch(model, "rope")

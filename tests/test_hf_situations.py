@@ -1,11 +1,12 @@
 """Every family in every situation: padding, packing, caches, generation, checkpointing, compilers.
 
 Each test is a cell of the table in docs/huggingface-families.md, test_<situation>[<family>], which
-`benchmarks.hf_families_page` makes of pytest's --junitxml. Wanted is always what the same model gives
-without the situation; tests/test_hf_families.py says that this is right.
+`benchmarks.hf_families_page` makes of pytest's --junitxml. Wanted is always what the same model
+gives without the situation; tests/test_hf_families.py says that this is right.
 """
 
 import copy
+import itertools
 
 import pytest
 
@@ -40,8 +41,8 @@ if VERSION < (4, 57):  # layers with a window
 def cell(*specs, shallow=False):
     """A test for each family, of a check that takes a patched model of each of `specs`.
 
-    A shallow model has one layer where all are alike. The check may return a word for the table. Where transformers itself fails, the stock model has
-    to fail.
+    A shallow model has one layer where all are alike. The check may return a word for the table.
+    Where transformers itself fails, the stock model has to fail.
     """
 
     def make(check):
@@ -100,7 +101,7 @@ STEPS = (0, 9, 10, 11, 12, 13)
 def in_pieces(model, ids, mask, cache, cuts=ODD):
     """Logits of a pass that is cut."""
     pieces = []
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in itertools.pairwise(cuts):
         seen = None if mask is None else mask[:, :stop]
         options = {"attention_mask": seen, "past_key_values": cache}
         pieces.append(logits(model, ids[:, start:stop], **options))
@@ -144,7 +145,7 @@ def packed(lengths):
 
 
 def each_alone(model, ids, ends):
-    pieces = [ids[:, a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    pieces = [ids[:, a:b] for a, b in itertools.pairwise(ends)]
     return torch.cat([logits(model, piece, use_cache=False) for piece in pieces], dim=1)
 
 
@@ -194,14 +195,13 @@ def test_packed_unseen(model):
         "cu_seq_lens alone": {**flash_arguments(ends), "use_cache": False},
     }
     for way, options in ways.items():
+        refusal = None
         try:
             found = logits(model, ids, **options)
         except ValueError as error:
-            assert "pack" in str(error), error
-            outcomes.add("refused")
-        else:
-            assert close(found, wanted, ROUNDING), way
-            outcomes.add("right")
+            refusal = str(error)
+        outcomes.add("right" if refusal is None else "refused")
+        assert "packed" in refusal if refusal else close(found, wanted, ROUNDING), way
     return " or ".join(sorted(outcomes, reverse=True))
 
 
@@ -210,8 +210,7 @@ def test_packed_unseen(model):
 
 def fill(model, make, cuts):
     """A pass in pieces into new caches, with and without padding, against one without a cache."""
-    left, ids = padded("left"), tokens(2, 13)
-    for ids, mask in ((ids, None), left):
+    for ids, mask in ((tokens(2, 13), None), padded("left")):
         kept = (torch.ones_like(ids) if mask is None else mask).bool()
         wanted = logits(model, ids, attention_mask=mask, use_cache=False)[kept]
         found = in_pieces(model, ids, mask, make(), cuts)
@@ -345,7 +344,7 @@ def test_compile(model):
 def test_compiled_derivative():
     """The derivative traced too, of a layer with a window and a cap."""
     model, ids = wavepe.hf.patch(build("gemma2", num_hidden_layers=1), WAVELET), tokens(2, 11)
-    wanted = gradients(model.train(), ids)
+    wanted = gradients(model, ids)  # not in training mode, where transformers 4.56 logs a warning
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     largest = max(gradient.abs().max() for gradient in wanted)
     for a, b in zip(gradients(compiled, ids), wanted, strict=True):

@@ -1,0 +1,90 @@
+"""docs/huggingface-families.md is what the kept results say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hf_families import FAMILIES
+
+from benchmarks import hf_families_page as page
+
+ROOT = Path(__file__).parent.parent
+VERSIONS = (
+    '<properties><property name="transformers" value="5.0.1"/>'
+    '<property name="torch" value="2.10"/><property name="cell" value="{}"/></properties>'
+)
+
+
+def kept(cases, folder):
+    """What is kept of a run with these test cases."""
+    (folder / page.RESULTS).mkdir(parents=True, exist_ok=True)
+    file = folder / "junit.xml"
+    file.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>", "utf-8")
+    code = page.main(["--keep", str(file), "--root", str(folder)])
+    results = folder / page.RESULTS / "hf-families-5.0.1.json"
+    return code, json.loads(results.read_text("utf-8"))["families"] if results.exists() else None
+
+
+def case(name, inside=""):
+    return f'<testcase name="{name}">{inside}</testcase>'
+
+
+def test_the_page_is_current(capsys):
+    assert page.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_each_cell_of_the_newest_is_a_test_that_passed():
+    files = (ROOT / page.RESULTS).glob("hf-families-*.json")
+    runs = [json.loads(path.read_text("utf-8")) for path in files]
+    newest = max(runs, key=lambda run: [int(n) for n in run["transformers"].split(".")])
+    assert set(newest["families"]) == set(FAMILIES)
+    for row in newest["families"].values():
+        assert set(row) == set(page.COLUMNS)
+        assert set(row.values()) <= {"right", "right or refused"}
+
+
+def test_what_a_run_says(tmp_path):
+    right, upstream = VERSIONS.format("right"), VERSIONS.format("upstream")
+    cases = [
+        case("test_beams[llama]", right),
+        case("test_beams[qwen3_mixed]", upstream),
+        case("test_export[llama]", right + "<failure/>"),
+        case("test_export[qwen3_mixed]", "<skipped/>"),
+        case("test_values[alibi-llama]"),
+        case("test_values[wavelet:scales=4-llama]", "<error/>"),
+        case("test_values[none-llama]"),
+        case("test_something_else[llama]", "<failure/>"),
+    ]
+    code, families = kept("".join(cases), tmp_path)
+    assert code == 0
+    assert families == {
+        "llama": {"beams": "right", "export": "fails", "values": "fails"},
+        "qwen3_mixed": {"beams": "upstream", "export": "not run"},
+    }
+    (tmp_path / page.PAGE).parent.mkdir()
+    markers = "<!-- families:begin -->\n<!-- families:end -->\n"
+    (tmp_path / page.PAGE).write_text(markers, "utf-8")
+    options = ["--root", str(tmp_path)]
+    assert page.main([*options, "--check"]) == 1
+    assert page.main([*options, "--write"]) == 0
+    assert page.main([*options, "--check"]) == 0
+    text = (tmp_path / page.PAGE).read_text("utf-8")
+    assert "**transformers 5.0.1** (torch 2.10)" in text
+    assert "| llama | fails | not run |" in text
+
+
+@pytest.mark.parametrize("cases", ["", "<broken", case("test_beams[llama]")])
+def test_no_results(cases, tmp_path, capsys):
+    assert kept(cases, tmp_path) == (1, None)
+    assert "junit.xml" in capsys.readouterr().err
+
+
+def test_no_kept_results(tmp_path, capsys):
+    (tmp_path / page.PAGE).parent.mkdir()
+    (tmp_path / page.PAGE).write_text("", "utf-8")
+    assert page.main(["--check", "--root", str(tmp_path)]) == 1
+    assert "hf-families-*.json" in capsys.readouterr().err
