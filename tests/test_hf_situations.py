@@ -264,6 +264,19 @@ def test_chunked_prefill_left_padding(model):
     prefill_in_chunks(model, *padded("left"))
 
 
+def test_chunked_prefill_left_padding_of_the_stock_model():
+    """transformers 4 numbers the positions of each chunk anew, which encodings in the scores do not
+    read: their cells above are right all the same."""
+    if VERSION >= (5, 0):
+        prefill_in_chunks(build("llama"), *padded("left"))
+        return
+    for encoding in ("rope", "sinusoidal"):
+        with pytest.raises(AssertionError, match="static"):
+            prefill_in_chunks(wavepe.hf.patch(build("llama"), encoding), *padded("left"))
+    with pytest.raises(AssertionError, match="static"):
+        prefill_in_chunks(build("llama"), *padded("left"))
+
+
 # ------------------------------------------------------------------ other ways to generate
 
 
@@ -338,6 +351,20 @@ def test_compile(model):
         largest = max(gradient.abs().max() for gradient in exact)
         for a, b in zip(got, exact, strict=True):
             assert (a - b).abs().max() <= ROUNDING * largest
+
+
+@pytest.mark.xfail(reason="FindPacked sees nothing under a compiler", raises=AssertionError)
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("way", ["a cache", "a mask of ones"])
+def test_packed_unseen_compiled(way):
+    """As test_packed_unseen, where no branch can follow what a tensor holds."""
+    model = wavepe.hf.patch(build("mistral", num_hidden_layers=1), WAVELET)
+    ids, positions, ends = packed((5, 9, 3))
+    options = {"position_ids": positions}
+    if way == "a mask of ones":
+        options |= {"attention_mask": torch.ones_like(ids), "use_cache": False}
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert close(logits(compiled, ids, **options), each_alone(model, ids, ends), ROUNDING)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
