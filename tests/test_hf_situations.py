@@ -353,7 +353,6 @@ def test_compile(model):
             assert (a - b).abs().max() <= ROUNDING * largest
 
 
-@pytest.mark.xfail(reason="FindPacked sees nothing under a compiler", raises=AssertionError)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("way", ["a cache", "a mask of ones"])
 def test_packed_unseen_compiled(way):

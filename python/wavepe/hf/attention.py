@@ -69,6 +69,8 @@ def before_attention(
         raise ValueError("continuous batching pages its cache: attention 'wavepe' does not read it")
     hidden = kwargs["hidden_states"]
     cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+    if kwargs.get("output_attentions"):
+        kwargs["wavepe_weights"] = True  # GPT-NeoX of transformers < 5 keeps the other to itself
     seen: int | Tensor = 0
     if cache is not None:
         seen, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
@@ -127,6 +129,7 @@ def attention_forward(
     score = _score(module)
     # transformers records weights for the argument and for the configuration's own switch.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
+    weights_wanted = weights_wanted or kwargs.get("wavepe_weights", False)
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if kwargs.get("head_mask") is not None:

@@ -42,6 +42,11 @@ class FindPacked:
         begins = self._begins(kwargs, tokens, mask)
         if begins is None:
             return None
+        if torch.compiler.is_compiling():
+            # What a tensor holds decides nothing here: all is numbered, be it one sequence.
+            if cache is not None:
+                return None
+            return (), kwargs | {"attention_mask": numbered(begins, mask)}
         if cache is not None and _tokens(cache) > 0:
             raise ValueError(
                 f"position_ids {_excerpt(kwargs['position_ids'])} start again: packed sequences "
@@ -66,8 +71,7 @@ class FindPacked:
                 kwargs["position_ids"] = (place - start)[None]
             return begins
         positions = kwargs.get("position_ids")
-        # Under a compiler what a tensor holds decides nothing; there transformers' own way serves.
-        if positions is None or length < 2 or torch.compiler.is_compiling():
+        if positions is None or length < 2:
             return None
         if positions.ndim != 2 or positions.shape[1] != length:
             return None
@@ -78,7 +82,7 @@ class FindPacked:
                 return None
             real = mask[:, -length:].bool().to(tokens.device)
             begins[:, 1:] &= real[:, 1:] & real[:, :-1]
-        return begins if begins[:, 1:].any() else None
+        return begins if torch.compiler.is_compiling() or begins[:, 1:].any() else None
 
 
 def _tokens(cache: Any) -> Any:
