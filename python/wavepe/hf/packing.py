@@ -48,9 +48,10 @@ class FindPacked:
                 return None
             return (), kwargs | {"attention_mask": numbered(begins, mask)}
         if cache is not None and _tokens(cache) > 0:
+            starts = begins.any(0).nonzero().flatten().tolist()
             raise ValueError(
-                f"position_ids {_excerpt(kwargs['position_ids'])} start again: packed sequences "
-                f"cannot follow the {int(_tokens(cache))} tokens of a cache; pass use_cache=False"
+                f"packed sequences, that begin at {starts[:8]}, cannot follow the "
+                f"{int(_tokens(cache))} tokens of a cache: pass use_cache=False"
             )
         if cache is not None:
             setattr(cache, CACHE_TAG, True)
@@ -105,8 +106,3 @@ def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.
             )
     place = torch.arange(length, device=device)
     return torch.isin(place, ends.to(device))[None]
-
-
-def _excerpt(positions: Tensor) -> str:
-    row = positions[(positions.diff() != 1).any(-1)][0].tolist()
-    return str(row) if len(row) <= 8 else f"[{', '.join(map(str, row[:8]))}, ...]"
