@@ -68,6 +68,12 @@ def work(rank, folder):
         gradients(model, tokens)
     except AssertionError as error:
         found["without its own group"] = str(error)
+    sharded = fully_shard(wavepe.hf.unpatch(example.fresh_model()), mesh=mesh)
+    try:
+        wavepe.hf.patch(sharded, "wavelet:scales=4,learned=true")
+    except ValueError as error:
+        found["patched after sharding"] = str(error)
+    wavepe.hf.patch(sharded, "wavelet:scales=4")  # nothing of it is learned
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
     dist.destroy_process_group()

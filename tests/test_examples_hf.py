@@ -223,6 +223,7 @@ def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
         assert wanted[f"model.{TABLE}.scale"].any()
         assert fsdp_run[run][f"model.{TABLE}.scale"].dtype == torch.float32
     assert "uniform original parameter dtype" in fsdp_run["without its own group"]
+    assert "patch the model first, then shard it" in fsdp_run["patched after sharding"]
 
 
 # ------------------------------------------------------------------ compilers

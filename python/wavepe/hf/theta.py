@@ -127,8 +127,8 @@ def _rotating(model: nn.Module) -> list[_Place]:
     models = list(_models(model))
     configs = {id(p.module.config): p.module.config for p in found if not p.local}
     if models and len(configs) > 1:  # a text model with parts for pictures and sound
-        text = models[0].config.get_text_config(decoder=True)
-        configs = {key: config for key, config in configs.items() if config is text}
+        of_text = models[0].config.get_text_config(decoder=True)
+        configs = {key: config for key, config in configs.items() if config is of_text}
     if not configs:
         raise ValueError(
             f"set_theta finds no rotary embedding in this {type(model).__name__}: it needs a "
