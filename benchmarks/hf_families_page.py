@@ -41,7 +41,7 @@ COLUMNS = {
     "export": "export",
 }
 TEST = re.compile(r"test_(\w+)\[(?:.*-)?(\w+)\]")
-WORDS = {"right": "yes", "right or refused": "yes, or refused"}
+WORDS = {"right": "yes"}
 
 
 def read(file: Path) -> dict[str, Any]:

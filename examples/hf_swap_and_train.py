@@ -43,18 +43,24 @@ WARM_UP_SHARE = 0.1
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--out", type=Path, default=Path("runs/hf-swap"), metavar="DIR", help="%(default)s")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/hf-swap"),
+        metavar="DIR",
+        help="new folder of models and results (%(default)s)",
+    )
     add("--data", metavar="PATH", help="a text, or a folder of texts")
     add("--encoding", default="wavelet:scales=6", metavar="SPEC", help="swapped to (%(default)s)")
     add("--length", type=int, default=128, help="trained length (%(default)s)")
     add("--steps", type=int, default=2400, help="with RoPE (%(default)s)")
     add("--more", type=int, default=1200, help="steps after the swap (%(default)s)")
     add("--batch", type=int, default=8, help="sequences of a step (%(default)s)")
-    add("--layers", type=int, default=2, help="%(default)s")
+    add("--layers", type=int, default=2, help="of the model (%(default)s)")
     add("--hidden", type=int, default=96, help=f"in {HEADS} heads (%(default)s)")
     add("--lr", type=float, default=3e-3, help="highest learning rate (%(default)s)")
     add("--eval-bytes", type=int, default=65536, help="held-out bytes, about (%(default)s)")
-    add("--seed", type=int, default=0, help="%(default)s")
+    add("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
     return parser.parse_args(argv)
 
 

@@ -127,6 +127,7 @@ def test_compiled():
         ({"2-1": "rope"}, "first before last; got '2-1'"),
         ({-1: "rope"}, "got -1"),
         ({True: "rope"}, "got True"),
+        ({"0": "none", 0: "rope"}, "layers 0 are named twice, got 0"),
         ({"0-1": "rope", "1": "none"}, "layers 1 are named twice"),
         ({"0-2": "rope"}, "layers 0-2 of a model that has the layers 0-1"),
         ({"0": "sinusoidal"}, "sinusoidal is absolute.*cannot differ by layer"),

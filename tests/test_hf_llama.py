@@ -32,6 +32,7 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
+    MistralConfig,
 )
 from wavepe.hf import WavePELlamaConfig, WavePELlamaForCausalLM, WavePELlamaModel
 
@@ -273,6 +274,16 @@ def test_encodings_that_do_not_fit(spec, tmp_path):
     config = tiny_config(WavePELlamaConfig, position_encoding=spec)
     with pytest.raises(ValueError, match=r"scales 3|interleaved"):
         WavePELlamaForCausalLM(config)
+
+
+def test_what_would_be_another_model_without_a_word(tmp_path):
+    for wrong in ("positional_encoding", "pos_encoding", "position_encodings"):
+        with pytest.raises(TypeError, match=f"'{wrong}', did you mean 'position_encoding'"):
+            tiny_config(WavePELlamaConfig, **{wrong: "alibi"})
+    tiny_config(WavePELlamaConfig, position_embedding_type="absolute")  # old files have it
+    tiny_config(MistralConfig).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="of a llama or a wavepe_llama, got model_type 'mistral'"):
+        WavePELlamaForCausalLM.from_pretrained(tmp_path, position_encoding="alibi")
 
 
 def test_files_of_any_transformers(tmp_path):

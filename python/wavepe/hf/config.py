@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import os
 from typing import Any
@@ -64,8 +65,7 @@ class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
     if families.ROPE_IN_A_DICT:  # configurations are dataclasses since
 
         def __post_init__(self, **kwargs: Any) -> None:
-            kwargs.pop("_attn_implementation", None)  # of a file; it is for stock classes
-            super().__post_init__(**{"attn_implementation": NAME, **kwargs})
+            super().__post_init__(**{"attn_implementation": NAME, **_checked(kwargs)})
 
     else:
 
@@ -76,15 +76,34 @@ class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
             **kwargs: Any,
         ) -> None:
             self.position_encoding = position_encoding  # type: ignore[assignment] # it is written
-            kwargs.pop("_attn_implementation", None)
             if rope_parameters:  # of a file that transformers 5 has written
                 scaling = dict(rope_parameters)
                 kwargs["rope_theta"] = scaling.pop("rope_theta", kwargs.get("rope_theta", 10000.0))
                 kwargs["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
-            super().__init__(**{"attn_implementation": NAME, **kwargs})
+            super().__init__(**{"attn_implementation": NAME, **_checked(kwargs)})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As of transformers; ValueError for the configuration of another family."""
+        kind = config_dict.get("model_type", MODEL_TYPE)
+        if kind not in (MODEL_TYPE, LlamaConfig.model_type):
+            raise ValueError(
+                f"a {MODEL_TYPE} is read from the files of a llama or a {MODEL_TYPE}, got "
+                f"model_type {kind!r}: load it with its own class, then wavepe.hf.patch(model)"
+            )
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), **ON_DISK}
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """What transformers would keep unread: TypeError for `position_encoding` misspelt."""
+    for key in given:
+        if difflib.get_close_matches(key, ["position_encoding"], cutoff=0.8):
+            raise TypeError(f"unknown argument {key!r}, did you mean 'position_encoding'?")
+    # Of a file, for stock classes.
+    return {key: value for key, value in given.items() if key != "_attn_implementation"}
 
 
 class PatchedLlamaConfig(LlamaConfig):
@@ -122,8 +141,9 @@ class _Unsaved:
         kind = type(self).__name__.removeprefix(PATCHED).removesuffix("Config")
         raise ValueError(
             f"a patched {kind} cannot be saved with its position encoding, there is a {MODEL_TYPE} "
-            "form of Llama only: wavepe.hf.unpatch(model) first, and patch it again after loading "
-            "(torch.save keeps a patched model whole)"
+            "form of Llama only: torch.save(model.state_dict(), file) keeps the weights, for a model "
+            "that is patched in the same way (after wavepe.hf.unpatch(model), which drops what an "
+            "encoding has learned, save_pretrained writes the stock model)"
         )
 
 

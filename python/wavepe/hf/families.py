@@ -56,9 +56,10 @@ def decoder(model: nn.Module) -> Any:
     """
     supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"{supported}; got {type(model).__name__}. Of a wrapped model pass the one inside"
-        )
+        advice = "of a wrapped model pass the one inside (of PEFT's, model.base_model.model)"
+        if not isinstance(model, nn.Module):
+            advice = "load it first: AutoModelForCausalLM.from_pretrained(folder)"
+        raise TypeError(f"{supported}; got {type(model).__name__}: {advice}")
     base, config = model.base_model, model.config
     if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
         base = getattr(model, "model", base)

@@ -42,7 +42,10 @@ class Choice:
         if not spec:
             raise ValueError("a dict of encodings names at least one layer, got {}")
         for key, value in spec.items():
-            self.ranges[_layer_range(key)] = read_encoding(value)
+            place = _layer_range(key)
+            if place in self.ranges:
+                raise ValueError(f"layers {_written_range(place)} are named twice, got {key!r}")
+            self.ranges[place] = read_encoding(value)
         for one in self.encodings:
             if one.entry == "absolute":
                 raise ValueError(

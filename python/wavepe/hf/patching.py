@@ -59,7 +59,21 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     Notes
     -----
     A patched Llama saves itself as a wavepe_llama; another family's `save_pretrained` raises. A
-    patched model raises when its attention implementation is switched away from "wavepe".
+    patched model raises when its attention implementation is switched away from "wavepe". A head
+    around a model that was patched inside of it does not know, and saves a stock model.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    ...     num_attention_heads=2))
+    >>> model = wavepe.hf.patch(model, "wavelet:scales=4")
+    >>> tuple(model(torch.arange(8)[None]).logits.shape)
+    (1, 8, 64)
+    >>> wavepe.hf.unpatch(model).config.model_type
+    'llama'
     """
     chosen = Choice(encoding, **options)
     families.decoder(model)
