@@ -50,6 +50,59 @@ def test_padding_beside_them(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_padding_between_them(spec):
+    """As collators leave it that pad each sequence to a multiple."""
+    model = patched_tiny(spec)
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 0, 0, 0, 1, 2, 3, 4, 5, 6]])
+    got = logits(model, IDS[:1], position_ids=positions, attention_mask=mask)
+    assert close(got[:, :3], logits(model, IDS[:1, :3]), 1e-5)
+    assert close(got[:, 5:], logits(model, IDS[:1, 5:]), 1e-5)
+
+
+@pytest.mark.parametrize("counted", ["tokens", "places"])
+def test_padding_within_a_sequence_is_none_of_theirs(counted):
+    model, mask = patched_tiny("rope"), torch.ones(1, 12, dtype=torch.long)
+    mask[:, 3:5] = 0
+    positions = mask.cumsum(1) - 1 if counted == "tokens" else torch.arange(12)[None]
+    seen = torch.ones(12, 12, dtype=torch.bool).tril() & mask.bool()
+    wanted = logits(model, IDS[:1], position_ids=positions, attention_mask=seen[None, None])
+    got = logits(model, IDS[:1], position_ids=positions, attention_mask=mask)
+    assert close(got[:, mask[0] == 1], wanted[:, mask[0] == 1], 1e-5)
+
+
+def test_masks_of_other_lengths_and_numbers():
+    """Of the room in a static cache, and of the sequences' own numbers."""
+    model = patched_tiny("wavelet:scales=4")
+    wanted = alone(model)
+    longer = torch.ones(2, 20, dtype=torch.long)
+    for mask, cache in (
+        (longer, None),
+        (longer, StaticCache(config=model.config, max_cache_len=20)),
+        (torch.tensor([[2] * 5 + [1] * 7] * 2), None),
+    ):
+        given = {"attention_mask": mask, "past_key_values": cache}
+        assert close(logits(model, IDS, position_ids=POSITIONS, **given), wanted, 1e-5)
+
+
+def test_a_cache_that_was_emptied_serves_again():
+    model = patched_tiny("wavelet:scales=4")
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    logits(model, IDS, position_ids=POSITIONS, past_key_values=cache)
+    cache.reset()
+    parts = [logits(model, ids, past_key_values=cache) for ids in (IDS[:, :6], IDS[:, 6:])]
+    assert close(torch.cat(parts, 1), logits(model, IDS), 1e-5)
+
+
+def test_lengths_of_one_sequence_leave_its_cache_alone():
+    model = patched_tiny("wavelet:scales=4")
+    whole = logits(model, IDS[:1])
+    out = model(IDS[:1, :6], cu_seq_lens_q=torch.tensor([0, 6]), use_cache=True)
+    more = logits(model, IDS[:1, 6:], past_key_values=out.past_key_values)
+    assert close(more, whole[:, 6:], 1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_lengths_as_collators_give_them(spec):
     model = patched_tiny(spec)
     wanted = alone(model, IDS[:1])
@@ -108,13 +161,21 @@ def test_what_cannot_be_right_is_refused():
     with pytest.raises(ValueError, match="cannot be continued: pass use_cache=False"):
         model(IDS, position_ids=POSITIONS, use_cache=True)
     for given, message in (
-        ({"cu_seq_lens_q": ENDS[:2]}, "from 0 to the number of tokens 12, got .0, 5."),
+        ({"cu_seq_lens_q": ENDS[:2]}, "up from 0 to the number of tokens 12, got .0, 5."),
         ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS + 1}, "differ"),
+        ({"cu_seq_lens_q": torch.tensor([0, 8, 5, 12])}, "go up from 0 .*, got .0, 8, 5, 12."),
+        ({"cu_seq_lens_q": ENDS[:0]}, "number of tokens 12, got .."),
     ):
         with pytest.raises(ValueError, match=message):
             model(IDS[:1], **given)
     with pytest.raises(ValueError, match="needs one row of packed sequences, got 2"):
         model(IDS, cu_seq_lens_q=ENDS)
+    with pytest.raises(TypeError, match="cu_seq_lens_q must be a tensor, got list"):
+        model(IDS[:1], cu_seq_lens_q=[0, 5, 12])
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:1], past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot follow the 12 tokens of a cache"):
+        model(IDS[:1, :2], cu_seq_lens_q=torch.tensor([0, 1, 2]), past_key_values=cache)
     follows = patched_tiny("normalised")
     with pytest.raises(ValueError, match="normalised depends on the length"):
         follows(IDS, position_ids=POSITIONS)

@@ -115,7 +115,7 @@ def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
     begins[:, :1] = True
     numbers = begins.long().cumsum(-1)
     if padding is not None:
-        numbers = numbers * padding
+        numbers = numbers * padding.bool()
     elif not torch.compiler.is_compiling() and not begins[:, 1:].any():
         return None
     return numbers[:, None, None].to(NUMBERED)

@@ -34,19 +34,22 @@ class FindPacked:
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
             return None  # the model says what is wrong, or the mask says what is seen
-        if hasattr(cache, CACHE_TAG) and _tokens(cache) > 0:
-            raise ValueError(
-                "the cache holds packed sequences, and what follows belongs to none of them: "
-                "generate from one sequence a row"
-            )
-        begins = self._begins(kwargs, tokens, mask)
+        if hasattr(cache, CACHE_TAG):
+            if _tokens(cache) > 0:
+                raise ValueError(
+                    "the cache holds packed sequences, and what follows belongs to none of them: "
+                    "generate from one sequence a row"
+                )
+            delattr(cache, CACHE_TAG)  # it was emptied since
+        begins = self._begins(kwargs, tokens, mask, cache)
         if begins is None:
             return None
+        padding = None if mask is None else mask[:, : tokens.shape[1]]
         if torch.compiler.is_compiling():
             # What a tensor holds decides nothing here: all is numbered, be it one sequence.
             if cache is not None:
                 return None
-            return (), kwargs | {"attention_mask": numbered(begins, mask)}
+            return (), kwargs | {"attention_mask": numbered(begins, padding)}
         if cache is not None and _tokens(cache) > 0:
             starts = begins.any(0).nonzero().flatten().tolist()
             raise ValueError(
@@ -59,13 +62,17 @@ class FindPacked:
             kwargs["use_cache"] = False  # it could not be continued
         else:
             raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-        return (), kwargs | {"attention_mask": numbered(begins, mask)}
+        return (), kwargs | {"attention_mask": numbered(begins, padding)}
 
-    def _begins(self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+    def _begins(
+        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor | None:
         """Where sequences begin, (B, n); None where there is one a row."""
         rows, length = tokens.shape[:2]
         if kwargs.get("cu_seq_lens_q") is not None:
             begins = _from_lengths(kwargs, rows, length, tokens.device)
+            if not torch.compiler.is_compiling() and not begins[:, 1:].any():
+                return None
             if kwargs.get("position_ids") is None:
                 place = torch.arange(length, device=tokens.device)
                 start = torch.where(begins[0], place, 0).cummax(0).values
@@ -76,13 +83,18 @@ class FindPacked:
             return None
         if positions.ndim != 2 or positions.shape[1] != length:
             return None
-        begins = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
-        begins[:, 1:] = positions.diff().to(tokens.device) != 1
-        if mask is not None:
-            if mask.shape[1] < length:
+        if torch.compiler.is_compiling() and cache is not None:
+            return None
+        positions = positions.to(tokens.device).expand(rows, -1)
+        if mask is None:
+            begins = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
+            begins[:, 1:] = positions.diff() != 1
+        else:
+            first = 0 if cache is None else int(_tokens(cache))
+            if mask.shape[1] < first + length:
                 return None
-            real = mask[:, -length:].bool().to(tokens.device)
-            begins[:, 1:] &= real[:, 1:] & real[:, :-1]
+            real = mask[:, first : first + length].bool().to(tokens.device)
+            begins = _after_padding(positions, real)
         return begins if torch.compiler.is_compiling() or begins[:, 1:].any() else None
 
 
@@ -90,19 +102,32 @@ def _tokens(cache: Any) -> Any:
     return cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
 
 
+def _after_padding(positions: Tensor, real: Tensor) -> Tensor:
+    """Tokens that begin a sequence, (B, n): the last one before, past any padding, is no neighbour.
+
+    Positions of one sequence count its tokens, or the padding in between too.
+    """
+    place = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    last = torch.where(real, place, -1).cummax(-1).values
+    before = torch.cat((torch.full_like(last[:, :1], -1), last[:, :-1]), -1)
+    step = positions - positions.gather(-1, before.clamp(min=0))
+    return real & (before >= 0) & (step != 1) & (step != place - before)
+
+
 def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.device) -> Tensor:
     """Of the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
-    ends = kwargs["cu_seq_lens_q"]
-    same = kwargs.get("cu_seq_lens_k")
+    ends, same = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
+    if not isinstance(ends, Tensor):
+        raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")
     if rows != 1:
         raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows}")
     if not torch.compiler.is_compiling():
         if same is not None and not torch.equal(ends, same):
             raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: keys of a cache are packed")
-        if ends.ndim != 1 or int(ends[0]) != 0 or int(ends[-1]) != length:
+        given = ends.tolist()
+        if ends.ndim != 1 or given[:1] != [0] or given[-1] != length or given != sorted(given):
             raise ValueError(
-                f"cu_seq_lens_q must go from 0 to the number of tokens {length}, got "
-                f"{ends.tolist()}"
+                f"cu_seq_lens_q must go up from 0 to the number of tokens {length}, got {given}"
             )
     place = torch.arange(length, device=device)
     return torch.isin(place, ends.to(device))[None]
