@@ -151,11 +151,15 @@ def rope_parameters(config: Any, slot: Slot) -> dict[str, Any]:
         return dict(given if slot.layer_type is None else given[slot.layer_type])
     if slot.module == "rotary_emb_local":
         return {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
-    given = {"rope_type": "default", "rope_theta": config.rope_theta}
-    given |= getattr(config, "rope_scaling", None) or {}
-    original = getattr(config, "original_max_position_embeddings", None)
-    if original is not None and given["rope_type"] == "longrope":
-        given["original_max_position_embeddings"] = original
+    given = {"rope_theta": config.rope_theta} | (getattr(config, "rope_scaling", None) or {})
+    kind = given.pop("type", "default")  # its old name, which some families keep (Phi-3)
+    if given.setdefault("rope_type", kind) == "longrope":
+        # The length is read from the configuration only, and where it is there, the factor is not.
+        given.pop("original_max_position_embeddings", None)
+        original = getattr(config, "original_max_position_embeddings", None)
+        if original is not None:
+            given.pop("factor", None)
+            given["original_max_position_embeddings"] = original
     return given
 
 
