@@ -215,6 +215,17 @@ def test_patched_models(calls):
         assert close(logits(later, ids), wanted, 1e-5)
 
 
+def test_hybrids_of_which_some_layers_rotate(calls):
+    """Their own way, or in Gemma 3 by one of two bases."""
+    for family, spec in (("llama", {"0": "none"}), ("gemma3_text", {"1": "rope"})):
+        model = wavepe.hf.patch(build(family), spec)
+        ids = tokens(1, 12)
+        wanted = logits(model, ids)
+        calls.clear()
+        assert close(logits(use_fused_rope(model), ids), wanted, 1e-5)
+        assert calls
+
+
 def refused(family, message, **options):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **options))
     with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ from .. import _checks, ops
 from . import own_forward
 from .layers import text
 from .own_forward import APPLY
-from .rotary import Rotary, Rotated
+from .rotary import Own, Rotary, Rotated
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -66,14 +66,13 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
         for module in model.modules():
             own_forward.take_back(module, _fused_apply)
         return model
-    for module in model.modules():
-        if isinstance(module, Rotary) and not any(
-            isinstance(rotation, Rotated) for rotation in module.modules()
-        ):
-            raise ValueError(
-                f"this model has the position encoding {text(module.spec)!r}, which is not rotary: "
-                "there is nothing to rotate"
-            )
+    rotaries = [module for module in model.modules() if isinstance(module, Rotary)]
+    rotations = [rotation for rotary in rotaries for rotation in rotary.modules()]
+    if rotaries and not any(isinstance(rotation, Rotated | Own) for rotation in rotations):
+        raise ValueError(
+            f"this model has the position encoding {text(rotaries[0].spec)!r}, which is not "
+            "rotary: there is nothing to rotate"
+        )
     layers = [module for module in model.modules() if own_forward.calls_apply(module)]
     if not layers:
         raise ValueError(
