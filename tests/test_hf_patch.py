@@ -392,3 +392,21 @@ def test_what_is_missing_is_named():
 def test_import_of_wavepe_alone_brings_neither_torch_nor_transformers():
     script = "import sys, wavepe; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):
+    """In evaluation mode the base is the one for inference."""
+    all_llamas("rope:theta=20,inference_theta=300")
+    alone = LlamaAttention(tiny_config(), 0)
+    wavepe.hf.unpatch_llama()
+    wavepe.hf.patch_llama("rope:theta=300")
+    other = LlamaAttention(tiny_config(), 0)
+    other.load_state_dict(alone.state_dict())
+    hidden = torch.randn(1, 12, tiny_config().hidden_size)
+
+    def output(layer):
+        return layer(hidden, position_embeddings=None, attention_mask=None)[0].detach()
+
+    for _ in range(2):
+        assert torch.equal(output(alone.eval()), output(other.eval()))
+        assert not close(output(alone.train()), output(other), 1e-2)

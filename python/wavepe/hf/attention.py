@@ -79,6 +79,8 @@ def before_attention(
     if position_ids is None and (layer.rotary or layer.angles):
         position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
     if layer.rotary is not None:
+        if layer.rotary.training != module.training:  # it is no child, which train() would reach
+            layer.rotary.train(module.training)
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
     elif layer.rotation is not None:
         kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
