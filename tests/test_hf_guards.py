@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 import wavepe.hf
 from hf_model import close, logits, patched_tiny, tiny, tokens
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
 from wavepe.hf import own_forward
 from wavepe.hf.families import ROPE_IN_A_DICT
 
@@ -176,3 +177,21 @@ def test_masks_of_heads_are_refused():
     mask = torch.ones(1, 1, 3, 3, dtype=torch.int32)
     with pytest.raises(TypeError, match=r"bool or floating point, got torch\.int32"):
         wavepe.hf.attention.attention_forward(layer, query, query, query, mask)
+
+
+class Elsewhere(LlamaAttention):
+    """A user's own attention layer, whose forward does not name the function that rotates."""
+
+    def forward(self, *args, **kwargs):
+        assert ALL_ATTENTION_FUNCTIONS
+        return super().forward(*args, **kwargs)
+
+
+def test_a_layer_that_rotates_out_of_sight():
+    """Angles of 0 serve where the rotation cannot be skipped."""
+    wanted, model = logits(patched_tiny(WAVELET), IDS), tiny()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Elsewhere
+    stock = logits(model, IDS)
+    assert close(logits(wavepe.hf.patch(model, WAVELET), IDS), wanted, 1e-5)
+    assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), stock)

@@ -162,7 +162,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     )
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
-        if not layer.rotates and not own_forward.has_own(attention):
+        # Without it the angles of 0 do the same: a user's own class may rotate elsewhere.
+        own = own_forward.has_own(attention) or not own_forward.calls_apply(attention)
+        if not layer.rotates and not own:
             own_forward.give(attention, own_forward.made(attention, _unrotated))
         record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))
     base._wavepe = record
