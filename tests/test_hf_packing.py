@@ -146,6 +146,16 @@ def test_padding_is_no_packing(spec):
     assert close(more[1], logits(model, whole)[1, -1:], 1e-5)
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_gaps_begin_no_sequence(spec):
+    """Positions may be drawn at random: distances of score encodings count tokens all the same."""
+    model, positions = patched_tiny(spec), torch.arange(12)[None] ** 2
+    got = logits(model, IDS, position_ids=positions)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    assert torch.equal(logits(model, IDS, position_ids=positions, attention_mask=mask), got)
+    assert close(got, logits(model, IDS), 1e-5) == (spec not in ("rope", "sinusoidal"))
+
+
 def test_what_cannot_be_right_is_refused():
     model = patched_tiny("wavelet:scales=4")
     cache = DynamicCache(config=model.config)
@@ -154,9 +164,9 @@ def test_what_cannot_be_right_is_refused():
         model(IDS[:, :1], past_key_values=cache)
     cache = DynamicCache(config=model.config)
     logits(model, IDS, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"begin at \[0, 5\], cannot follow the 12 tokens"):
+    with pytest.raises(ValueError, match=r"new ones at \[5\], cannot follow the 12 tokens"):
         model(IDS, position_ids=POSITIONS, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"begin at \[0, 5\], cannot follow the 12 tokens"):
+    with pytest.raises(ValueError, match=r"new ones at \[5\], cannot follow the 12 tokens"):
         model(IDS[:1], cu_seq_lens_q=ENDS, past_key_values=cache)
     with pytest.raises(ValueError, match="cannot be continued: pass use_cache=False"):
         model(IDS, position_ids=POSITIONS, use_cache=True)

@@ -141,9 +141,9 @@ class _Unsaved:
         kind = type(self).__name__.removeprefix(PATCHED).removesuffix("Config")
         raise ValueError(
             f"a patched {kind} cannot be saved with its position encoding, there is a {MODEL_TYPE} "
-            "form of Llama only: torch.save(model.state_dict(), file) keeps the weights, for a model "
-            "that is patched in the same way (after wavepe.hf.unpatch(model), which drops what an "
-            "encoding has learned, save_pretrained writes the stock model)"
+            "form of Llama only: torch.save(model.state_dict(), file) keeps the weights, for a "
+            "model that is patched in the same way (after wavepe.hf.unpatch(model), which drops "
+            "what an encoding has learned, save_pretrained writes the stock model)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,7 @@ class Parts:
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
     learned: LearnedTable | None = None
+    forwards: list[tuple[nn.Module, MethodType]] = field(default_factory=list)
 
 
 @dataclass
@@ -144,6 +146,12 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
             layer.rotation = None  # all layers have the same
+    for attention, layer in zip(attentions, builder.parts.layers, strict=True):
+        # Else the angles of 0 do the same: a user's own class may rotate elsewhere.
+        ours = own_forward.calls_apply(attention) and not own_forward.has_own(attention)
+        if ours and not layer.rotates:
+            forward = own_forward.made(attention, _unrotated)
+            builder.parts.forwards.append((attention, forward))
     if choice.everywhere is not None and choice.everywhere.entry == "absolute":
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
     return builder.parts
@@ -162,11 +170,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     )
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
-        # Without it the angles of 0 do the same: a user's own class may rotate elsewhere.
-        own = own_forward.has_own(attention) or not own_forward.calls_apply(attention)
-        if not layer.rotates and not own:
-            own_forward.give(attention, own_forward.made(attention, _unrotated))
         record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))
+    for attention, forward in parts.forwards:
+        own_forward.give(attention, forward)
     base._wavepe = record
 
 

@@ -51,9 +51,9 @@ class FindPacked:
                 return None
             return (), kwargs | {"attention_mask": numbered(begins, padding)}
         if cache is not None and _tokens(cache) > 0:
-            starts = begins.any(0).nonzero().flatten().tolist()
+            starts = begins[:, 1:].any(0).nonzero().flatten() + 1
             raise ValueError(
-                f"packed sequences, that begin at {starts[:8]}, cannot follow the "
+                f"packed sequences, new ones at {starts[:8].tolist()}, cannot follow the "
                 f"{int(_tokens(cache))} tokens of a cache: pass use_cache=False"
             )
         if cache is not None:
@@ -86,15 +86,13 @@ class FindPacked:
         if torch.compiler.is_compiling() and cache is not None:
             return None
         positions = positions.to(tokens.device).expand(rows, -1)
-        if mask is None:
-            begins = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
-            begins[:, 1:] = positions.diff() != 1
-        else:
+        real = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
+        if mask is not None:
             first = 0 if cache is None else int(_tokens(cache))
             if mask.shape[1] < first + length:
                 return None
             real = mask[:, first : first + length].bool().to(tokens.device)
-            begins = _after_padding(positions, real)
+        begins = _restarts(positions, real)
         return begins if torch.compiler.is_compiling() or begins[:, 1:].any() else None
 
 
@@ -102,16 +100,16 @@ def _tokens(cache: Any) -> Any:
     return cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
 
 
-def _after_padding(positions: Tensor, real: Tensor) -> Tensor:
-    """Tokens that begin a sequence, (B, n): the last one before, past any padding, is no neighbour.
+def _restarts(positions: Tensor, real: Tensor) -> Tensor:
+    """Tokens whose position is not beyond that of the last one before, past any padding, (B, n).
 
-    Positions of one sequence count its tokens, or the padding in between too.
+    A gap begins no sequence: positions may be drawn at random, or tokens have been left out.
     """
     place = torch.arange(real.shape[1], device=real.device).expand_as(real)
     last = torch.where(real, place, -1).cummax(-1).values
     before = torch.cat((torch.full_like(last[:, :1], -1), last[:, :-1]), -1)
     step = positions - positions.gather(-1, before.clamp(min=0))
-    return real & (before >= 0) & (step != 1) & (step != place - before)
+    return real & (before >= 0) & (step <= 0)
 
 
 def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import (
 
 from . import families
 from .config import WavePELlamaConfig
-from .install import adopt, install_attention, install_patch, uninstall
+from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import Choice, Spec
 
 M = TypeVar("M", bound=nn.Module)
@@ -120,10 +120,12 @@ def unpatch(model: M) -> M:
 def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
     """`patch` for the time of a with block; see there. The block may end by an exception."""
     patch(model, encoding, **options)
+    record = installed(families.decoder(model))
     try:
         yield model
     finally:
-        unpatch(model)
+        if installed(families.decoder(model)) is record:  # not if the block has unpatched it
+            unpatch(model)
 
 
 def patch_llama(encoding: Spec, **options: Any) -> None:
