@@ -99,8 +99,9 @@ def test_patched_ends_with_its_block():
         raise KeyError
     assert state(model) == before
     with pytest.raises(KeyError), wavepe.hf.patched(model, WAVELET):
-        wavepe.hf.unpatch(model)
         raise KeyError
+    with wavepe.hf.patched(model, WAVELET):
+        wavepe.hf.unpatch(model)
     assert torch.equal(logits(model, IDS), wanted)
 
 
