@@ -1,7 +1,9 @@
-"""wavepe in Hugging Face Llamas: swap the position encoding of a model, keep it in checkpoints.
+"""wavepe in models of transformers: swap their position encoding, keep it in checkpoints.
 
-`patch` changes a live stock model and `unpatch` restores it; `WavePELlamaForCausalLM` is the model
-type "wavepe_llama", which importing this module makes known to the Auto classes.
+`patch` changes a live stock model of the Llama family and `unpatch` restores it;
+`WavePELlamaForCausalLM` is the model type "wavepe_llama", which importing this module makes known
+to the Auto classes, and `convert` turns a Llama's folder into one. `set_theta` and `use_fused_rope`
+are for any model with rotary embedding.
 """
 
 try:

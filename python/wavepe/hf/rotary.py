@@ -84,12 +84,12 @@ class Rotary(nn.Module):
 class Own(nn.Module):
     """The family's own rotation, for layers that a hybrid does not name."""
 
+    stock: Any
+
     def __init__(self, stock: nn.Module, slot: Slot) -> None:
         super().__init__()
         self.__dict__["stock"] = stock  # a child of `Rotary`, not of this one too
         self.slot = slot
-
-    stock: Any
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         if self.slot.layer_type is None:
