@@ -23,7 +23,9 @@ from attention_cases import (
 from cases import generator
 
 # For each variant; with sanitizers, which look at each access, fewer.
-CASES = 1000 if "-fsanitize" in wavepe.build_info()["flags"] else 5000
+SANITIZED = "-fsanitize" in wavepe.build_info()["flags"]  # ten times slower
+CASES = 1000 if SANITIZED else 5000
+CASES_OF_A_DTYPE = 60 if SANITIZED else 300
 PARTS = 25  # tests of a variant: a failure names a part that is quick to run again
 
 
@@ -129,7 +131,7 @@ def test_small_cases_of_the_composition():
 
 @pytest.mark.parametrize("dtype", [F64, torch.bfloat16, torch.float16])
 def test_small_cases_of_other_dtypes(variant, dtype):
-    fuzz(attention, f"{dtype}", 300, dtype)
+    fuzz(attention, f"{dtype}", CASES_OF_A_DTYPE, dtype)
 
 
 def spoilt(rng, name, x):
