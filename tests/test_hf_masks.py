@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import wavepe.hf
 from hf_model import (
     HEAD,
     close,
@@ -301,3 +302,61 @@ def test_the_compiled_operator(tmp_path):
 def test_a_stock_model_is_not_concerned():
     assert tiny(config=tiny_config()).config._attn_implementation == "sdpa"
     assert mask_of(tiny(), 9, padded()).shape == (2, 1, 9, 9)
+
+
+# ------------------------------------------------------------------ devices without a kernel
+
+
+@pytest.fixture
+def no_kernel(monkeypatch):
+    """As on a GPU: layers without a score go to PyTorch's attention. Counts them."""
+    calls, stock = [], wavepe.hf.attention.sdpa_attention_forward
+
+    def counted(*args, **kwargs):
+        calls.append(args[4] is not None)  # the mask
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(wavepe.hf.attention, "FUSED_ON", ())
+    monkeypatch.setattr(wavepe.hf.attention, "sdpa_attention_forward", counted)
+    return calls
+
+
+@pytest.mark.parametrize("spec", ["none", "rope:theta=100", "sinusoidal"])
+def test_pytorchs_attention_sees_the_same(spec, no_kernel, monkeypatch):
+    model, ids = patched_tiny(spec), tokens(2, 12)
+    mask, positions = padded(2, 12), torch.cat([torch.arange(5), torch.arange(7)])[None]
+    steps = [(0, 5), (5, 6), (6, 9), (9, 10), (10, 12)]
+
+    def run():
+        yield logits(model, ids, use_cache=False)
+        yield logits(model, ids, attention_mask=mask)[mask.bool()]
+        yield logits(model, ids, attention_mask=torch.ones(2, 1, 12, 12, dtype=torch.bool).tril())
+        yield logits(model, ids, position_ids=positions)
+        for seen in (None, mask):
+            for cache in (DynamicCache, StaticCache):
+                room = {"max_cache_len": 20} if cache is StaticCache else {}
+                filled = cache(config=model.config, **room)
+                for start, stop in steps:
+                    given = {} if seen is None else {"attention_mask": seen[:, :stop]}
+                    got = logits(model, ids[:, start:stop], past_key_values=filled, **given)
+                    yield got if seen is None else got[seen[:, start:stop].bool()]
+        packed = StaticCache(config=model.config, max_cache_len=20)
+        yield logits(model, ids, position_ids=positions, past_key_values=packed)
+
+    got = list(run())
+    assert len(no_kernel) == 2 * len(got)  # each layer
+    assert no_kernel[:2] == [False, False]  # plain causal: no mask
+    monkeypatch.setattr(wavepe.hf.attention, "FUSED_ON", ("cpu",))
+    for a, b in zip(got, run(), strict=True):
+        assert close(a, b, 1e-5)
+    assert len(no_kernel) == 2 * len(got)
+
+
+def test_scores_and_caps_do_not_go_there(no_kernel):
+    logits(patched_tiny("wavelet:scales=4"), tokens(1, 5))
+    layer = patched_tiny("none").model.layers[0].self_attn
+    query, key = torch.randn(1, 4, 3, HEAD), torch.randn(1, 2, 3, HEAD)
+    wavepe.hf.attention.attention_forward(layer, query, key, key, None, softcap=2.0)
+    assert not no_kernel
+    wavepe.hf.attention.attention_forward(layer, query, key, key, None, sliding_window=2)
+    assert no_kernel == [True]

@@ -2,7 +2,8 @@
 
 Where the family has a softcap c, c * tanh(score / c). `wavepe.ops.attention` computes it for every
 layer, those whose encoding leaves the scores alone too, and holds no tensor of queries x keys; one
-is made only where the caller asks for the weights or brings a mask that is added. Registered with
+is made only where the caller asks for the weights or brings a mask that is added. (On devices
+without its kernel, layers whose scores are left alone get PyTorch's attention.) Registered with
 transformers as an attention and as a mask of the same name: without the mask transformers would
 hand over none, and padding would be seen.
 """
@@ -27,6 +28,8 @@ from .rotary import Angles, Rotary, Rotated
 from .scores import RelativeScore, Score, Terms
 from .tables import relative_rows, table_rows
 
+# Where `ops.attention` is a kernel; elsewhere PyTorch's serves layers without a score better.
+FUSED_ON = ("cpu",)
 # transformers < 5 asks for the places of the queries, not for their number.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
 
@@ -154,8 +157,25 @@ def attention_forward(
     if weights_wanted or added:
         out, weights = _composed(score, query, key, value, attention_mask, **options)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
+    if score is None and softcap is None and query.device.type not in FUSED_ON:
+        whole = _mask_of_sdpa(query, key, attention_mask, options["offset"], sliding_window)
+        return sdpa_attention_forward(
+            module, query, key, value, whole, dropout=dropout, scaling=scaling
+        )
     out = _fused(score, query, key, value, seen, **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _mask_of_sdpa(
+    query: Tensor, key: Tensor, mask: Tensor | None, offset: int | Tensor, window: int | None
+) -> Tensor | None:
+    """Written out; None where causality is all, as PyTorch's attention reads it."""
+    queries, keys = query.shape[2], key.shape[2]
+    alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
+    first = isinstance(offset, int) and offset == 0  # with room behind, in a static cache
+    if mask is None and (alone or (first and queries > 1)) and (window is None or keys <= window):
+        return None
+    return masks.visible(mask, queries, keys, offset, query.device, window)
 
 
 class Options(TypedDict):
@@ -228,10 +248,6 @@ def _composed(
 ) -> tuple[Tensor, Tensor]:
     """Attention (B, H, m, d) and its weights (B, H, m, n) by PyTorch, with a tensor of scores."""
     queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
-    seen = masks.read(mask)
-    if seen.segments is not None and seen.segments.shape[1] < keys:
-        assert mask is not None
-        mask = nn.functional.pad(mask, (0, keys - seen.segments.shape[1]))
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     terms = Terms() if score is None else _terms(score, query.to(wide), keys)
     query, q_rel = _with_biases(query.to(wide), terms)

@@ -189,6 +189,8 @@ def visible(
     seen = read(mask)
     if seen.mask is not None:
         return seen.mask
+    if mask is not None and mask.shape[-1] < keys:  # a static cache has room behind
+        seen = read(pad(mask, (0, keys - mask.shape[-1])))
     delta = torch.arange(queries, device=device)[:, None] + offset
     delta = delta - torch.arange(keys, device=device)
     shown = delta >= 0 if window is None else (delta >= 0) & (delta < window)
@@ -196,6 +198,6 @@ def visible(
     if seen.key_mask is not None:
         shown = shown & seen.key_mask[:, None, None]
     if seen.segments is not None:
-        row = seen.segments
-        shown = shown & (row[:, :, None] == row[:, None, :])[:, None]
+        row = seen.segments  # of packed sequences the queries are the first keys
+        shown = shown & (row[:, :queries, None] == row[:, None, :])[:, None]
     return shown
