@@ -17,7 +17,7 @@ from types import ModuleType
 
 from . import attention_memory, attention_threads, training_step
 from .command import page_command
-from .readme import Missing, replaced
+from .readme import Missing, in_threads, replaced
 
 RESULTS = Path("benchmarks", "results")
 PAGE = Path("docs", "attention-speed.md")
@@ -105,7 +105,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def made_with(rows: Rows) -> str:
     """What a reader needs beside a ratio."""
     about, machine = rows.about, rows.machine
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    threads = in_threads(about["threads"])
     return (
         f"{about['cpu']}, {about['variant']}, {threads}, torch {about['torch']} whose matrix "
         f"product reached {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run, "

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from .readme import ROOT, Missing
 
+RESULTS = Path("benchmarks", "results")
+
 
 def new_parser(doc: str | None) -> argparse.ArgumentParser:
     """Described by the first line of a module's docstring."""
@@ -24,6 +26,25 @@ def keep(results: dict, path: Path | None) -> None:
     """What --json asks for."""
     if path:
         path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def kept_runs(root: Path, name: str, command: str) -> list[dict]:
+    """The results <name>-<version>.json of a test run with each transformers, the newest first.
+
+    Raises
+    ------
+    Missing
+        There are none; the message names the command that makes them.
+    """
+    paths = sorted((root / RESULTS).glob(f"{name}-*.json"))
+    if not paths:
+        raise Missing(f"no {name}-*.json in {RESULTS}: run {command}")
+    runs = [json.loads(path.read_text("utf-8")) for path in paths]
+    return sorted(runs, key=lambda run: _version(run["transformers"]), reverse=True)
+
+
+def _version(text: str) -> list[int]:
+    return [int(number) for number in text.split(".")]
 
 
 def add_page(parser: argparse.ArgumentParser, page: Path, required: bool = False) -> None:

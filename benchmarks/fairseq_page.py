@@ -15,7 +15,7 @@ from wavepe.cli.report import markdown_table
 
 from . import fairseq_training
 from .command import page_command
-from .readme import Missing, replaced
+from .readme import Missing, in_threads, replaced
 
 PAGE = Path("docs", "fairseq.md")
 DEMO = Path("docs", "fairseq-demo.json")
@@ -63,7 +63,7 @@ def demo_section(results: dict) -> str:
 def speed_section(results: dict) -> str:
     """Words per second, and what they were measured on, as Markdown."""
     about, sizes = results["environment"], results["sizes"]
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    threads = in_threads(about["threads"])
     words = (
         f"Words per second of training, and in brackets the ratio to fairseq's own: "
         f"`transformer_lm_wiki103` with {sizes['layers']} layers of {sizes['embed_dim']}, "

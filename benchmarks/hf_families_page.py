@@ -8,7 +8,6 @@ python -m benchmarks.hf_families_page --write | --check
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -16,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .command import keep, new_parser, page_command
+from .command import RESULTS, keep, kept_runs, new_parser, page_command
 from .readme import ROOT, Missing, replaced
 
 PAGE = Path("docs", "huggingface-families.md")
-RESULTS = Path("benchmarks", "results")
 # test -> heading of its column
 COLUMNS = {
     "values": "full pass",
@@ -101,11 +99,7 @@ def _table(run: dict[str, Any]) -> str:
 
 def updated(text: str, root: Path) -> str:
     """The page with the tables of all kept runs, the newest version first."""
-    paths = sorted((root / RESULTS).glob("hf-families-*.json"))
-    if not paths:
-        raise Missing(f"no hf-families-*.json in {RESULTS}: run benchmarks.hf_families_page --keep")
-    runs = [json.loads(path.read_text("utf-8")) for path in paths]
-    runs.sort(key=lambda run: [int(n) for n in run["transformers"].split(".")], reverse=True)
+    runs = kept_runs(root, "hf-families", "benchmarks.hf_families_page --keep")
     return replaced(text, "families", section(runs), PAGE)
 
 

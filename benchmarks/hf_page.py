@@ -16,8 +16,9 @@ from pathlib import Path
 
 from wavepe.cli.report import markdown_table
 
+from .attention_page import commit_of
 from .command import add_page, new_parser, write_page
-from .readme import Missing, replaced
+from .readme import Missing, in_threads, replaced
 
 SPEED_PAGE, SWAP_PAGE = Path("docs", "huggingface-speed.md"), Path("docs", "huggingface-swap.md")
 SPEED = Path("benchmarks", "results", "hf-models.json")
@@ -50,12 +51,12 @@ def speed_updated(text: str, root: Path) -> str:
 def measured_on(results: dict) -> str:
     """What the figures were measured on."""
     about, sizes = results["environment"], results["sizes"]
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    threads = in_threads(about["threads"])
     return (
         f"{sizes['layers']} layers of {sizes['hidden']}, {sizes['heads']} heads, "
         f"{results['vocabulary']} tokens known; {about['cpu']}, {threads}, {about['variant']}; "
         f"torch {about['torch']}, transformers {about['transformers']}; {about['date'][:10]}, "
-        f"commit {str(about['commit'])[:12]}."
+        f"{commit_of(about)}."
     )
 
 
@@ -63,7 +64,7 @@ def swap_updated(text: str, root: Path) -> str:
     """docs/huggingface-swap.md with the table that the kept figures give."""
     results = kept(SWAP, root)
     about, settings = results["environment"], results["settings"]
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    threads = in_threads(about["threads"])
     runs, length = results["runs"], results["train_length"]
     table = markdown_table(runs, list(map(int, runs[0]["perplexity"])), length)
     made = (

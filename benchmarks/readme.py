@@ -137,7 +137,7 @@ def _source(path: Path, results: dict) -> str:
     commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
     return (
         f"[{path.name}](benchmarks/results/{path.name}) ({about['cpu']}, {about['variant']}, "
-        f"{_threads(about['threads'])}, {about['date'][:10]}, commit {commit}; torch "
+        f"{in_threads(about['threads'])}, {about['date'][:10]}, commit {commit}; torch "
         f"{about['torch']}, NumPy {about['numpy']}, transformers {about['transformers']}; copies "
         f"{machine['copy']['rate'] / 1e9:.1f} GB/s and multiplies matrices at "
         f"{machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run)"
@@ -188,14 +188,15 @@ def _made_with(runs: list[dict], about: dict) -> str:
     else:
         words.append(f"at most {max(run['seconds'] for run in runs):.0f} s a row")
     threads = about.get("threads")
-    machine = about["machine"] + (f", {_threads(threads)}" if threads else "")
+    machine = about["machine"] + (f", {in_threads(threads)}" if threads else "")
     if "python" in about:  # the text is its standard library, unless --data was given
         words.append(f"Python {about['python']}")
     words += [machine, f"torch {about['torch']}", about.get("date", "")]
     return "; ".join(filter(None, words)) + "."
 
 
-def _threads(count: int) -> str:
+def in_threads(count: int) -> str:
+    """A number of threads in words."""
     return "one thread" if count == 1 else f"{count} threads"
 
 

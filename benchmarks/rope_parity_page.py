@@ -5,17 +5,15 @@ python -m benchmarks.rope_parity_page --write | --check
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .command import page_command
-from .readme import Missing, replaced
+from .command import kept_runs, page_command
+from .readme import replaced
 from .rope_accuracy import PAGE
 
-RESULTS = Path("benchmarks", "results")
 COLUMNS = ("inv_freq", "float64", "factor", "cos, sin")
 
 
@@ -56,11 +54,7 @@ def _number(value: float) -> str:
 
 def updated(text: str, root: Path) -> str:
     """The page with the tables of all kept runs, the newest version first."""
-    paths = sorted((root / RESULTS).glob("rope-parity-*.json"))
-    if not paths:
-        raise Missing(f"no rope-parity-*.json in {RESULTS}: run benchmarks.rope_parity --json")
-    runs = [json.loads(path.read_text("utf-8")) for path in paths]
-    runs.sort(key=lambda run: [int(n) for n in run["transformers"].split(".")], reverse=True)
+    runs = kept_runs(root, "rope-parity", "benchmarks.rope_parity --json")
     return replaced(text, "parity", section(runs), PAGE)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .command import add_page, new_parser, write_page
-from .readme import Missing, newest_results, replaced
+from .readme import Missing, in_threads, newest_results, replaced
 from .rope_accuracy import PAGE
 
 OP, SIZE, DTYPE = "ops.rope_qk", "32+8 heads x 2048 x 128, half-split", "float32"
@@ -79,7 +79,7 @@ def section(path: Path) -> str:
         "arithmetic alone, at the rate of sgemm": [_ms(FLOPS / machine["sgemm"]["rate"]), ""],
     }
     table = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
-    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    threads = in_threads(about["threads"])
     return "\n".join(
         [
             "| | warm memory | fresh memory |",

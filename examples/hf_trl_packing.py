@@ -63,9 +63,7 @@ def main(folder):
     starts = (positions[0] == 0).nonzero().flatten().tolist()
     print(f"{len(starts)} texts in a row of {ids.shape[1]} tokens")
     with torch.no_grad():
-        # Without use_cache=False transformers makes a cache, and with a cache it takes the row for
-        # one text, whatever the attention. SFTTrainer passes it by itself.
-        packed = model(ids, position_ids=positions, use_cache=False).logits
+        packed = model(ids, position_ids=positions).logits
         alone = [model(text).logits for text in ids.tensor_split(starts[1:], dim=1)]
     difference = (packed - torch.cat(alone, dim=1)).abs().max().item()
     print(f"logits of each text alone differ by {difference:.0e}")

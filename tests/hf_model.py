@@ -5,7 +5,7 @@ import oracle
 import torch
 import wavepe.hf
 from transformers import LlamaConfig, LlamaForCausalLM
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 
 LENGTH = 16  # trained length
 HEAD = 8  # head size
@@ -28,7 +28,7 @@ def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
         "pad_token_id": 0,
     }
     given = {**sizes, **options}
-    if not ROPE_IN_A_DICT and (rope := given.pop("rope_parameters", None)):
+    if not TRANSFORMERS_5 and (rope := given.pop("rope_parameters", None)):
         given["rope_theta"] = rope["rope_theta"]
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         given["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling

@@ -17,7 +17,7 @@ from hf_model import (
     tokens,
 )
 from transformers import StaticCache
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_export_for_every_length(spec):
 
 
 @pytest.mark.skipif(
-    not ROPE_IN_A_DICT, reason="transformers 4.56 cannot be traced there, with any attention"
+    not TRANSFORMERS_5, reason="transformers 4.56 cannot be traced there, with any attention"
 )
 @pytest.mark.parametrize("spec", ["wavelet:scales=4", "shaw"])
 def test_steps_with_a_static_cache(spec):

@@ -13,7 +13,7 @@ from convert_cases import IDS, SMALL, change, load, patched, read, state, stock
 from hf_model import LENGTH, logits, tiny, tokens
 from transformers import AutoModel, LlamaModel
 from wavepe.hf import convert
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 LEARNED = ("shaw:clip=3", "transformer_xl", "wavelet:scales=4,learned=true")
@@ -157,7 +157,7 @@ ROPES = {
 }
 
 
-@pytest.mark.skipif(not ROPE_IN_A_DICT, reason="a stock Llama does not read rope_parameters there")
+@pytest.mark.skipif(not TRANSFORMERS_5, reason="a stock Llama does not read rope_parameters there")
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_a_bare_rope_keeps_base_and_scaling(rope, tmp_path):
     source = stock(tmp_path / "source", "tied")

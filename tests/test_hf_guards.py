@@ -9,11 +9,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
+from hf_families import build
 from hf_model import close, logits, patched_tiny, tiny, tokens
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AutoModelForCausalLM, MistralForCausalLM
 from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
 from wavepe.hf import own_forward
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
@@ -21,18 +22,7 @@ IDS = tokens(2, 12)
 
 def mistral():
     """One that is no Llama: it has no type that keeps an encoding."""
-    config = MistralConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=5,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    return MistralForCausalLM(config).eval()
+    return build("mistral", num_hidden_layers=2, sliding_window=5)
 
 
 MODELS = pytest.mark.parametrize("make", [tiny, mistral])
@@ -79,7 +69,7 @@ def test_continuous_batching(make):
     model = wavepe.hf.patch(make(), WAVELET)
     rows = [row.tolist() for row in IDS]
     settings = transformers.GenerationConfig(max_new_tokens=2, eos_token_id=-1, do_sample=False)
-    if ROPE_IN_A_DICT:  # before, it needs a GPU
+    if TRANSFORMERS_5:  # before, it needs a GPU
         with pytest.raises(ValueError, match="continuous batching"):
             model.generate_batch(rows, generation_config=settings, progress_bar=False)
     with pytest.raises(ValueError, match="continuous batching pages its cache"):

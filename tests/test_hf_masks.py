@@ -20,7 +20,7 @@ from hf_model import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 
 # One of each kind of term in the scores.
 SCORES = (
@@ -38,7 +38,7 @@ def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
     """What transformers makes for a pass of `length` tokens."""
     embeds = torch.zeros(rows, length, model.config.hidden_size)
     given = {"inputs_embeds": embeds}
-    if not ROPE_IN_A_DICT:  # transformers < 5
+    if not TRANSFORMERS_5:  # transformers < 5
         places = torch.arange(length) + (0 if cache is None else cache.get_seq_length())
         given = {"input_embeds": embeds, "cache_position": places}
     return create_causal_mask(
@@ -93,7 +93,7 @@ def test_forms_with_a_cache(spec):
     assert mask_of(model, 3, seen, fixed) is seen  # generate makes masks in advance
 
 
-@pytest.mark.skipif(not ROPE_IN_A_DICT, reason="transformers < 5 does not read config.is_causal")
+@pytest.mark.skipif(not TRANSFORMERS_5, reason="transformers < 5 does not read config.is_causal")
 def test_other_ways_to_look_are_refused():
     model = patched_tiny("alibi")
     model.config.is_causal = False

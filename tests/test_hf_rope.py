@@ -12,7 +12,7 @@ from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
 from test_rope_frequencies import LONG, ORIGINAL, SHORT
 from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config, StaticCache
 from wavepe.encodings import RoPE
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 from wavepe.hf.rotary import Rotated
 
 THETA = 50.0  # small, so that positions matter in sequences this short
@@ -278,7 +278,7 @@ def test_frequencies_that_follow_the_length_are_made_outside_the_graph(spec):
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 
 
-@pytest.mark.skipif(ROPE_IN_A_DICT, reason="configurations of transformers < 5")
+@pytest.mark.skipif(TRANSFORMERS_5, reason="configurations of transformers < 5")
 @pytest.mark.parametrize(
     ("config", "scaling", "original"),
     [

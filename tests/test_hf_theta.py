@@ -13,7 +13,7 @@ import wavepe.hf
 from hf_model import LENGTH, VOCABULARY, logits, tiny, tiny_config, tokens
 from test_rope_frequencies import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
-from wavepe.hf.families import ROPE_IN_A_DICT
+from wavepe.hf.families import TRANSFORMERS_5
 from wavepe.hf.theta import set_theta
 
 THETA = 50.0  # of these models, small, so that positions matter in short sequences
@@ -52,7 +52,7 @@ TYPES = {
 
 def bases(theta=THETA, **scaling):
     """The fields of a configuration that name a base, as this transformers reads them."""
-    if ROPE_IN_A_DICT:
+    if TRANSFORMERS_5:
         scaling = {"rope_type": "default", **scaling}
         return {"rope_parameters": {"rope_theta": theta, **scaling}}
     return {"rope_theta": theta} | ({"rope_scaling": scaling} if scaling else {})
@@ -65,12 +65,12 @@ def build(family, theta=THETA, **options):
         options["rotary_emb_base"] = theta
     elif family != "gemma3_text":
         options = {**bases(theta), **options}
-    elif ROPE_IN_A_DICT:
+    elif TRANSFORMERS_5:
         full, local = ({"rope_type": "default", "rope_theta": x} for x in (theta, 10000.0))
         options["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
     else:
         options |= {"rope_theta": theta, "rope_local_base_freq": 10000.0}
-    if "partial_rotary_factor" in options and ROPE_IN_A_DICT:
+    if "partial_rotary_factor" in options and TRANSFORMERS_5:
         options["rope_parameters"]["partial_rotary_factor"] = options.pop("partial_rotary_factor")
 
     def config(head_dim, **sizes):
@@ -160,7 +160,7 @@ def test_other_models_of_the_configuration_are_not_concerned():
 def test_the_frequencies_count_and_not_what_the_configuration_says():
     """A field set on a live model has no effect; set_theta makes up for it."""
     model, ids = build("llama"), tokens(1, LENGTH)
-    if ROPE_IN_A_DICT:
+    if TRANSFORMERS_5:
         model.config.rope_parameters["rope_theta"] = OTHER
     else:
         model.config.rope_theta = OTHER

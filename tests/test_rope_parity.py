@@ -15,6 +15,7 @@ import wavepe
 pytest.importorskip("rich")  # the page is written with README's own functions
 
 from benchmarks import rope_parity, rope_parity_page
+from benchmarks.command import RESULTS
 from benchmarks.rope_parity import LIMITS, Configuration, differences
 
 
@@ -78,9 +79,9 @@ def test_page_is_current(rows, tmp_path, capsys):
     options = ["--root", str(tmp_path)]
     assert rope_parity_page.main([*options, "--write"]) == 1
     assert "no rope-parity-*.json" in capsys.readouterr().err
-    results = tmp_path / rope_parity_page.RESULTS
+    results = tmp_path / RESULTS
     results.parent.mkdir()
-    results.symlink_to(Path(__file__).parent.parent / rope_parity_page.RESULTS)
+    results.symlink_to(Path(__file__).parent.parent / RESULTS)
     assert rope_parity_page.main([*options, "--check"]) == 1
     assert rope_parity_page.main([*options, "--write"]) == 0
     assert rope_parity_page.main([*options, "--check"]) == 0

@@ -62,7 +62,7 @@ class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
     model_type = MODEL_TYPE
     position_encoding: str | dict = "rope"
 
-    if families.ROPE_IN_A_DICT:  # configurations are dataclasses since
+    if families.TRANSFORMERS_5:  # configurations are dataclasses since
 
         def __post_init__(self, **kwargs: Any) -> None:
             super().__post_init__(**{"attn_implementation": NAME, **_checked(kwargs)})

@@ -16,8 +16,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-# transformers < 5 has config.rope_theta and config.rope_scaling for config.rope_parameters.
-ROPE_IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
+from .own_forward import names_in_forward
+
+# Those before have config.rope_theta and config.rope_scaling for config.rope_parameters.
+TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
 # Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
 CACHE_NAMES = ("past_key_values", "layer_past")
 
@@ -101,8 +103,7 @@ def _why_not(base: nn.Module, config: Any) -> str:
 
 
 def _uses_interface(module: nn.Module) -> bool:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    return "ALL_ATTENTION_FUNCTIONS" in names_in_forward(module)
 
 
 def is_stock(config: Any) -> bool:
@@ -146,7 +147,7 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
 
 def rope_parameters(config: Any, slot: Slot) -> dict[str, Any]:
     """Base and scaling of a slot, as transformers 5 writes them."""
-    if ROPE_IN_A_DICT:
+    if TRANSFORMERS_5:
         given = config.rope_parameters
         return dict(given if slot.layer_type is None else given[slot.layer_type])
     if slot.module == "rotary_emb_local":
@@ -175,7 +176,7 @@ def embedding_scale(base: Any) -> float:
     config = base.config
     if config.model_type == "granite":
         return float(config.embedding_multiplier)
-    if config.model_type == "gemma2" and not ROPE_IN_A_DICT:
+    if config.model_type == "gemma2" and not TRANSFORMERS_5:
         return float(config.hidden_size) ** 0.5
     return 1.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -97,7 +96,7 @@ def _check(module: nn.Module) -> None:
             f"this {kind.__name__} has a forward of its own, as hooks of accelerate are: "
             "use_fused_rope first, then dispatch the model"
         )
-    names = inspect.unwrap(kind.forward).__code__.co_names
+    names = own_forward.names_in_forward(module)
     others = {name for name in names if name.startswith("apply_")} - {APPLY}
     if others:
         raise ValueError(

@@ -143,10 +143,9 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
                 raise ValueError(f"layer {index} of this model does not rotate: {one} has no place")
         stock = getattr(base, (slot or Slot()).module)
         builder.parts.layers.append(builder.layer(attention, slot, one, stock))
-    for slot, layer in zip(slots, builder.parts.layers, strict=True):
+    for attention, slot, layer in zip(attentions, slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
             layer.rotation = None  # all layers have the same
-    for attention, layer in zip(attentions, builder.parts.layers, strict=True):
         # Else the angles of 0 do the same: a user's own class may rotate elsewhere.
         ours = own_forward.calls_apply(attention) and not own_forward.has_own(attention)
         if ours and not layer.rotates:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from .config import WavePELlamaConfig
-from .families import ROPE_IN_A_DICT
+from .families import TRANSFORMERS_5
 from .install import install_own
 from .learned import MODULE
 from .names import MODEL_TYPE, NAME
@@ -32,14 +32,14 @@ class _WithEncoding:
     # transformers chooses these by itself in places, and the encoding would be gone.
     _supports_flash_attn = False
     _supports_flex_attn = False
-    if ROPE_IN_A_DICT:
+    if TRANSFORMERS_5:
         _keep_in_fp32_modules_strict = {MODULE}  # as transformers has it
 
     def post_init(self) -> None:
         super().post_init()  # type: ignore[misc] # of the Llama class beside this one
         install_own(self)  # type: ignore[arg-type]
         base: Any = self.base_model  # type: ignore[attr-defined]
-        if not ROPE_IN_A_DICT and hasattr(base, MODULE):
+        if not TRANSFORMERS_5 and hasattr(base, MODULE):
             # transformers < 5 refuses names of modules that the model does not have yet
             self._keep_in_fp32_modules_strict = {MODULE}
 

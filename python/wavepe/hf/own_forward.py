@@ -25,10 +25,15 @@ _numbers = itertools.count()
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+def names_in_forward(module: nn.Module) -> tuple[str, ...]:
+    """The globals and attributes that the forward of the module's class names."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
 def calls_apply(module: nn.Module) -> bool:
     """Whether the module's class calls `apply_rotary_pos_emb`."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and APPLY in code.co_names
+    return APPLY in names_in_forward(module)
 
 
 def has_own(module: nn.Module) -> bool:

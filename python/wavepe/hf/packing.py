@@ -34,8 +34,8 @@ class FindPacked:
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
             return None  # the model says what is wrong, or the mask says what is seen
-        if hasattr(cache, CACHE_TAG):
-            if _tokens(cache) > 0:
+        if cache is not None and hasattr(cache, CACHE_TAG):
+            if cache.get_seq_length() > 0:
                 raise ValueError(
                     "the cache holds packed sequences, and what follows belongs to none of them: "
                     "generate from one sequence a row"
@@ -50,11 +50,11 @@ class FindPacked:
             if cache is not None:
                 return None
             return (), kwargs | {"attention_mask": numbered(begins, padding)}
-        if cache is not None and _tokens(cache) > 0:
+        if cache is not None and cache.get_seq_length() > 0:
             starts = begins[:, 1:].any(0).nonzero().flatten() + 1
             raise ValueError(
                 f"packed sequences, new ones at {starts[:8].tolist()}, cannot follow the "
-                f"{int(_tokens(cache))} tokens of a cache: pass use_cache=False"
+                f"{int(cache.get_seq_length())} tokens of a cache: pass use_cache=False"
             )
         if cache is not None:
             setattr(cache, CACHE_TAG, True)
@@ -88,16 +88,12 @@ class FindPacked:
         positions = positions.to(tokens.device).expand(rows, -1)
         real = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
         if mask is not None:
-            first = 0 if cache is None else int(_tokens(cache))
+            first = 0 if cache is None else int(cache.get_seq_length())
             if mask.shape[1] < first + length:
                 return None
             real = mask[:, first : first + length].bool().to(tokens.device)
         begins = _restarts(positions, real)
         return begins if torch.compiler.is_compiling() or begins[:, 1:].any() else None
-
-
-def _tokens(cache: Any) -> Any:
-    return cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from .. import _checks
 from ..encodings import encoding as read_encoding
 from ..encodings.spec import write_value
 from .cache_guard import CACHE_TAG, CacheGuard
-from .families import ROPE_IN_A_DICT
+from .families import TRANSFORMERS_5
 from .layers import text
 from .rotary import Rotary, Rotated
 
@@ -190,7 +190,7 @@ def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
 
 def _bases(config: Any) -> Bases:
     """The bases that a configuration names; the key is `ONE` where there is one for all layers."""
-    if ROPE_IN_A_DICT:
+    if TRANSFORMERS_5:
         given = config.rope_parameters
         nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
         if nested:
@@ -204,7 +204,7 @@ def _bases(config: Any) -> Bases:
 
 def _write_bases(config: Any, bases: Bases) -> None:
     """Let a configuration name other bases, in the form that its version of transformers reads."""
-    if ROPE_IN_A_DICT:
+    if TRANSFORMERS_5:
         given = config.rope_parameters
         changed: dict[str, Any] = {"rope_theta": bases[ONE]} if ONE in bases else {}
         for key in bases.keys() - {ONE}:
