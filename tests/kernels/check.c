@@ -8,7 +8,8 @@
 #include <time.h>
 
 static const kernel_check *const suites[] = {
-    wavelet_checks, rope_table_checks, rope_checks, bias_checks, NULL,
+    wavelet_checks,  //
+    rope_table_checks, rope_checks, bias_checks, function_checks, conversion_checks, NULL,
 };
 
 enum { MOST_CHECKS = 64, MOST_FAILURES = 3, LEAST_CASES = 20 };
@@ -93,6 +94,7 @@ static int run_benchmarks(void) {
 }
 
 static void print_summary(int all, uint64_t seed) {
+    print_worst_ulps();
     print_counts(all);
     for (int i = 0; i < check_count; i++)
         printf("%-26s%12lld cases, %.0f a second%s\n", checks[i].check->name,

@@ -33,9 +33,13 @@ extern const char *program_name;
 
 void list_variants(const char *only); /* NULL: all */
 const char *current_variant(void);
+int variant_index(void);
 int failures(void);
 void count_call(ptrdiff_t entry);
 /* Prints calls per kernel and variant. With `all`, entries that were never called are failures. */
 void print_counts(int all);
+
+/* check_functions.c: prints the largest errors found. */
+void print_worst_ulps(void);
 
 #endif

@@ -36,6 +36,7 @@ const wpe_kernels *take_variant(int index) {
     return index < count ? variants[index] : NULL;
 }
 
+int variant_index(void) { return taken; }
 const char *current_variant(void) { return taken < count ? variants[taken]->name : "all variants"; }
 
 int same_arithmetic(const wpe_kernels *a, const wpe_kernels *b) {
