@@ -92,6 +92,7 @@ void *at(const array *x, int64_t i, int64_t j, int64_t k);
 wide get(const array *x, int64_t i, int64_t j, int64_t k);
 void put(const array *x, int64_t i, int64_t j, int64_t k, wide value); /* rounds to the type */
 int64_t count_of(const array *x);
+wide *values_of(const array *x); /* row-major, until the case ends */
 
 /* Every element := random numbers of standard deviation `scale`. */
 void fill_normal(const array *x, double scale);

@@ -55,16 +55,22 @@ static bias_call random_bias(void) {
 /* Subnormals count as zero. */
 static wide flushed(int type, wide x) { return fabsl(x) < smallest_normal(type) ? 0 : x; }
 
+static wide *flushed_values(int type, const array *x) {
+    wide *values = values_of(x);
+    for (int64_t n = 0; n < count_of(x); n++) values[n] = flushed(type, values[n]);
+    return values;
+}
+
 static void bias_reference(const bias_call *c, wide *want, wide *allowed) {
     const wpe_bias_shape *s = &c->shape;
     const wide unit = unit_roundoff(c->type), tiny = smallest_normal(c->type);
+    const wide *q = flushed_values(c->type, &c->q), *p = flushed_values(c->type, &c->p);
     for (int64_t i = 0; i < s->queries; i++)
         for (int64_t j = 0; j < s->keys; j++) {
             const int64_t row = row_for(i + s->shift - j, s->rows, s->beyond);
             wide sum = 0, size = 0;
             for (int64_t k = 0; row >= 0 && k < s->head_size; k++) {
-                const wide product =
-                    flushed(c->type, get(&c->q, i, k, 0)) * flushed(c->type, get(&c->p, row, k, 0));
+                const wide product = q[i * s->head_size + k] * p[row * s->head_size + k];
                 sum += product;
                 if (isfinite(product)) size += fabsl(product);
             }
