@@ -52,6 +52,9 @@ double random_normal(void);
 /* A size of least..most: 1 to 9, or next to 6, 8, 16, 32, 64, 96, 192 or a sum of two of them;
  * 0 is rare, where least is 0. */
 int64_t random_size(int64_t least, int64_t most);
+/* For the rows of an output without columns: now and then so many that nobody can count them. An
+ * input with such rows is not to be read: give it none. */
+int64_t random_empty(int64_t size);
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 

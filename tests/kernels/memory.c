@@ -180,6 +180,7 @@ void own_rows(const array *x, int64_t begin, int64_t end) {
     struct memory *m = x->memory;
     if (!m->owned) m->owned = scratch((size_t)m->elements + 1);
     memset(m->owned, 0, (size_t)m->elements + 1);
+    if (!count_of(x)) return;
     for (int64_t i = begin; i < end; i++)
         for (int64_t j = 0; j < x->shape[1]; j++)
             for (int64_t k = 0; k < x->shape[2]; k++)
