@@ -1,5 +1,7 @@
-"""The checker at the kernels' table (tests/kernels): every kernel of wavepe.h in every variant, called
-at its contract. `make check-kernels SECONDS=600` runs it for longer, with another seed."""
+"""The checker at the kernels' table (tests/kernels): every kernel of csrc/wavepe.h in every variant.
+
+`make check-kernels SECONDS=600` runs it for longer, with another seed.
+"""
 
 import fcntl
 import re

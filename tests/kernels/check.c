@@ -46,6 +46,7 @@ static void run_case(int index, uint64_t seed, int64_t number) {
     const double begin = now();
     const int before = failures();
     seed_random(seed_of_case(seed, current.check->name, number));
+    draw_layouts();
     describe("not described yet");
     current.check->check();
     end_case();

@@ -6,6 +6,9 @@
 
 void seed_random(uint64_t seed);
 
+/* Whether all arrays of this case are dense: the fastest ways want all strides to be 1. */
+void draw_layouts(void);
+
 /* Takes back all memory of a case. */
 void end_case(void);
 
