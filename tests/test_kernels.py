@@ -1,4 +1,4 @@
-"""The checker at the kernels' table (tests/kernels): every kernel of csrc/wavepe.h in every variant.
+"""The checker at the kernels' table (tests/kernels): all of csrc/wavepe.h in every variant.
 
 `make check-kernels SECONDS=600` runs it for longer, with another seed.
 """

@@ -66,6 +66,7 @@ static wide random_number(int type, int from) {
     const uint32_t bits = (uint32_t)random_bits();
     float any;
     memcpy(&any, &bits, sizeof any);
+    if (isnan(any)) any = NAN; /* another one may turn into the pattern of what is not written */
     if (!isfinite(value)) return value;
     switch (random_int(0, 3)) {
         case 0:
