@@ -7,6 +7,7 @@ static void NAME(rope_table)(void *cos, void *sin, const double *position, const
                              const double *factor, int64_t n, int64_t cos_stride,
                              int64_t sin_stride, int64_t position_stride, int64_t inv_freq_stride,
                              int64_t factor_stride) {
+    assert(n >= 0 && is_aligned(cos, sizeof(T)) && is_aligned(sin, sizeof(T)));
     T *c_out = cos, *s_out = sin;
     for (int64_t i = 0; i < n; i += F64_LANES) {
         int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;
