@@ -74,8 +74,15 @@ typedef struct {
     attention_results want[MOST_HEADS]; /* dk, dv and dp are the same sums in all */
 } attention_call;
 
+/* Who sees whom, scale, slope, softcap and dropout; gentle: every seen weight is far from
+ * underflow. And what may differ in the second head. */
+void draw_options(wpe_attention *a, int gentle);
+void draw_head_options(wpe_attention *a);
+
 /* Draws a call for the pass, computes what it should give, and describes it. */
 void draw_attention(attention_call *c, enum wpe_pass pass);
+
+void check_attention_store(void);
 
 wpe_matrix matrix_of(const array *x);
 wpe_matrix_out matrix_out_of(const array *x);

@@ -9,6 +9,7 @@
 
 static const kernel_check *const suites[] = {
     rope_checks,
+    attention_checks,
     NULL,
 };
 

@@ -39,7 +39,8 @@ typedef struct {
 } kernel_check;
 
 /* Lists of checks, each ended by an entry without a name; check.c names them all. */
-extern const kernel_check wavelet_checks[], rope_checks[], bias_checks[], function_checks[];
+extern const kernel_check wavelet_checks[], rope_checks[], bias_checks[], function_checks[],
+    attention_checks[];
 
 /* ---- random draws ---------------------------------------------------------------------------- */
 
