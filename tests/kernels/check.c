@@ -8,9 +8,7 @@
 #include <time.h>
 
 static const kernel_check *const suites[] = {
-    rope_checks,
-    attention_checks,
-    NULL,
+    wavelet_checks, rope_table_checks, rope_checks, bias_checks, attention_checks, NULL,
 };
 
 enum { MOST_CHECKS = 64, MOST_FAILURES = 3, LEAST_CASES = 20 };

@@ -39,8 +39,9 @@ typedef struct {
 } kernel_check;
 
 /* Lists of checks, each ended by an entry without a name; check.c names them all. */
-extern const kernel_check wavelet_checks[], rope_checks[], bias_checks[], function_checks[],
-    attention_checks[];
+extern const kernel_check wavelet_checks[], rope_table_checks[], rope_checks[], bias_checks[];
+extern const kernel_check function_checks[];
+extern const kernel_check attention_checks[];
 
 /* ---- random draws ---------------------------------------------------------------------------- */
 
@@ -122,7 +123,8 @@ void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* The variants to check, in rising order; NULL past the end. Names the one in reports. */
 const wpe_kernels *take_variant(int index);
-#define EACH_VARIANT(k) for (int variant_ = 0; ((k) = take_variant(variant_)) != NULL; variant_++)
+#define EACH_VARIANT(k) \
+    for (volatile int variant_ = 0; ((k) = take_variant(variant_)) != NULL; variant_++)
 /* Whether two variants promise the same bits where the header or docs say so: they have the same
  * instructions (FMA). portable has none. */
 int same_arithmetic(const wpe_kernels *a, const wpe_kernels *b);
@@ -149,7 +151,8 @@ int leave_call(void);
  */
 
 /* The owned elements of `got` against row-major `want`: |got - want| <= allowed (NULL: 0), NaN
- * where NaN is wanted, infinities equal; none left unwritten. And nothing else written. */
+ * where NaN is wanted, infinities equal; anything where allowed is infinite. None is left
+ * unwritten, and nothing else is written. */
 int compare(const char *what, const array *got, const wide *want, const wide *allowed);
 /* That nothing but the owned elements was written, and they all were. */
 int check_canaries(const char *what, const array *x);

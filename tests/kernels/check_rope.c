@@ -1,13 +1,10 @@
-/* check_rope.c: rope and rope_table. METHODS 2 [R]. */
+/* check_rope.c: rope. METHODS 2 [R]. */
+#include "bounds.h"
 #include "check.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
-
-/* ---- rope ------------------------------------------------------------------------------------ */
-
-/* Of |a cos| + |b sin|: two products and their difference round once each. */
-static const wide ROPE_UNITS = 2;
 
 typedef struct {
     int type, real; /* of x and out; of cos, sin and the arithmetic */
@@ -124,4 +121,30 @@ static void check_rope(void) {
     }
 }
 
-const kernel_check rope_checks[] = {{"rope", check_rope, NULL}, {NULL, NULL, NULL}};
+static void call_rope(const wpe_kernels *k, void *context) {
+    const rope_call *c = context;
+    k->rope[c->type](c->out.data, c->x.data, c->cos.data, c->sin.data, &c->shape);
+}
+
+static void bench_rope(void) {
+    for (int type = 0; type < WPE_DTYPES; type++)
+        for (int interleaved = 0; interleaved < 2; interleaved++) {
+            rope_call c = {.type = type, .real = type == WPE_F64 ? WPE_F64 : WPE_F32};
+            c.shape = (wpe_rope_shape){
+                .outer = 8, .inner = 8, .head_size = 128, .pairs = 64, .interleaved = interleaved};
+            c.x = new_dense(type, 8, 8, 128);
+            c.out = new_dense(type, 8, 8, 128);
+            c.cos = new_dense(c.real, 8, 1, 64);
+            c.sin = new_dense(c.real, 8, 1, 64);
+            const array *const inputs[] = {&c.x, &c.cos, &c.sin};
+            for (int n = 0; n < 3; n++) fill_normal(inputs[n], 1);
+            set_strides(&c);
+            c.shape.cos_stride[1] = c.shape.sin_stride[1] = 0;
+            char what[80];
+            snprintf(what, sizeof what, "rope %s %s, an element", type_name(type),
+                     interleaved ? "interleaved" : "half-split");
+            bench(what, 8 * 8 * 128, call_rope, &c);
+        }
+}
+
+const kernel_check rope_checks[] = {{"rope", check_rope, bench_rope}, {NULL, NULL, NULL}};
