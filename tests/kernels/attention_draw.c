@@ -71,7 +71,7 @@ static void draw_tensors(attention_call *c, const wpe_attention *a) {
 static void cut_zones(drawn_table *t, int64_t head_size) {
     wpe_relative *p = &t->relative;
     int64_t left = p->rows;
-    const int low_rank = chance(0.4), most = chance(0.35) ? MOST_ZONES : 1;
+    const int low_rank = head_size > 0 && chance(0.4), most = chance(0.35) ? MOST_ZONES : 1;
     for (int z = 0; left > 0; z++) {
         const int64_t rows = z + 1 < most && left > 1 ? random_int(1, left - 1) : left;
         t->has_basis[z] = low_rank && chance(0.8);
