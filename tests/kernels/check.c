@@ -1,0 +1,150 @@
+/* check.c: a checker at the kernels' table: random calls of every kernel in every variant. */
+#include "check.h"
+#include "frame.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const kernel_check *const suites[] = {
+    wavelet_checks, rope_table_checks, rope_checks, bias_checks, attention_checks, NULL,
+};
+
+enum { MOST_CHECKS = 64, MOST_FAILURES = 3, LEAST_CASES = 20 };
+
+static struct {
+    const kernel_check *check;
+    double seconds;
+    int64_t cases;
+    int failures;
+} checks[MOST_CHECKS];
+static int check_count;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void list_checks(const char *only) {
+    for (int s = 0; suites[s]; s++)
+        for (const kernel_check *check = suites[s]; check->name; check++)
+            if (!only || !strcmp(only, check->name)) checks[check_count++].check = check;
+}
+
+/* Depends on nothing but the seed, the check's name and the case's number. */
+static uint64_t seed_of_case(uint64_t seed, const char *name, int64_t number) {
+    uint64_t hash = 0xcbf29ce484222325u ^ seed; /* FNV-1a */
+    for (; *name; name++) hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
+    return hash ^ (uint64_t)number * 0xd6e8feb86659fd93u;
+}
+
+static void run_case(int index, uint64_t seed, int64_t number) {
+    current = (check_case){checks[index].check, seed, number};
+    const double begin = now();
+    const int before = failures();
+    seed_random(seed_of_case(seed, current.check->name, number));
+    describe("not described yet");
+    current.check->check();
+    end_case();
+    checks[index].seconds += now() - begin;
+    checks[index].cases++;
+    checks[index].failures += failures() > before;
+}
+
+/* The check that has had the least time, or -1 when all of them have failed often enough. */
+static int next_check(void) {
+    int next = -1;
+    for (int i = 0; i < check_count; i++) {
+        if (checks[i].failures >= MOST_FAILURES) continue;
+        if (next < 0 || checks[i].seconds < checks[next].seconds) next = i;
+    }
+    return next;
+}
+
+static void run_all(uint64_t seed, double seconds) {
+    const double begin = now();
+    for (int i = 0; i < check_count; i++)
+        while (checks[i].cases < LEAST_CASES && checks[i].failures < MOST_FAILURES)
+            run_case(i, seed, checks[i].cases);
+    while (now() - begin < seconds) {
+        const int next = next_check();
+        if (next < 0) return;
+        run_case(next, seed, checks[next].cases);
+    }
+}
+
+static const char usage[] =
+    "usage: check [--seconds S] [--seed N] [--kernel NAME] [--variant NAME] [--case K]\n"
+    "             [--bench] [--list]\n"
+    "Calls every kernel at its contract, with random arguments, and compares with references.\n"
+    "--case repeats one call; --bench prints cycles per element instead.\n";
+
+static int run_benchmarks(void) {
+    for (int i = 0; i < check_count; i++)
+        if (checks[i].check->bench) {
+            current.check = checks[i].check;
+            seed_random(1);
+            checks[i].check->bench();
+            end_case();
+        }
+    return 0;
+}
+
+static void print_summary(int all, uint64_t seed) {
+    print_counts(all);
+    for (int i = 0; i < check_count; i++)
+        printf("%-26s%12lld cases, %.0f a second%s\n", checks[i].check->name,
+               (long long)checks[i].cases, (double)checks[i].cases / (checks[i].seconds + 1e-9),
+               checks[i].failures >= MOST_FAILURES ? ", given up" : "");
+    printf("seed %llu: %d failures\n", (unsigned long long)seed, failures());
+}
+
+int main(int count, char **words) {
+    double seconds = 3;
+    uint64_t seed = (uint64_t)time(NULL);
+    int64_t one_case = -1;
+    const char *kernel = NULL, *variant = NULL;
+    int benchmark = 0, list = 0;
+    for (int i = 1; i < count; i++) {
+        const char *value = i + 1 < count ? words[i + 1] : "";
+        if (!strcmp(words[i], "--bench")) {
+            benchmark = 1;
+            continue;
+        }
+        if (!strcmp(words[i], "--list")) {
+            list = 1;
+            continue;
+        }
+        if (!strcmp(words[i], "--seconds"))
+            seconds = atof(value);
+        else if (!strcmp(words[i], "--seed"))
+            seed = strtoull(value, NULL, 10);
+        else if (!strcmp(words[i], "--kernel"))
+            kernel = value;
+        else if (!strcmp(words[i], "--variant"))
+            variant = value;
+        else if (!strcmp(words[i], "--case"))
+            one_case = strtoll(value, NULL, 10);
+        else
+            return fputs(usage, stderr), 2;
+        i++;
+    }
+    program_name = words[0];
+    list_checks(kernel);
+    if (list)
+        for (int i = 0; i < check_count; i++) puts(checks[i].check->name);
+    if (list) return 0;
+    if (!check_count) return fprintf(stderr, "no check is called %s\n", kernel), 2;
+    list_variants(variant);
+    if (benchmark) return run_benchmarks();
+    catch_signals();
+    printf("seed %llu\n", (unsigned long long)seed);
+    if (one_case >= 0)
+        for (int i = 0; i < check_count; i++) run_case(i, seed, one_case);
+    else
+        run_all(seed, seconds);
+    print_summary(!kernel && !variant && one_case < 0, seed);
+    return failures() > 0;
+}

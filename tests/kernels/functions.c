@@ -1,0 +1,2 @@
+/* functions.c: the functions inside the kernels, as functions of arrays. */
+typedef int nothing_yet;
