@@ -41,6 +41,12 @@ wide get(const array *x, int64_t i, int64_t j, int64_t k) {
     }
 }
 
+wide *values_of(const array *x) {
+    wide *values = new_wides(count_of(x));
+    EACH_ELEMENT(x) values[n] = get(x, i, j, k);
+    return values;
+}
+
 void put(const array *x, int64_t i, int64_t j, int64_t k, wide value) {
     void *to = at(x, i, j, k);
     switch (x->type) {
