@@ -9,7 +9,8 @@
 
 static const kernel_check *const suites[] = {
     wavelet_checks,  //
-    rope_table_checks, rope_checks, bias_checks, function_checks, conversion_checks, NULL,
+    rope_table_checks, rope_checks,       bias_checks, attention_checks,
+    function_checks,   conversion_checks, NULL,
 };
 
 enum { MOST_CHECKS = 64, MOST_FAILURES = 3, LEAST_CASES = 20 };

@@ -40,7 +40,7 @@ typedef struct {
 
 /* Lists of checks, each ended by an entry without a name; check.c names them all. */
 extern const kernel_check wavelet_checks[], rope_table_checks[], rope_checks[], bias_checks[];
-extern const kernel_check function_checks[], conversion_checks[];
+extern const kernel_check function_checks[], conversion_checks[], attention_checks[];
 
 /* ---- random draws ---------------------------------------------------------------------------- */
 
