@@ -22,7 +22,8 @@ def test_version(capsys):
     assert run(capsys, "--version") == (0, f"wavepe {wavepe.__version__}\n", "")
 
 
-def test_help_names_commands_and_options(capsys):
+def test_help_names_commands_and_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # argparse breaks words that a narrow terminal cannot hold
     code, out, err = run(capsys, "--help")
     assert (code, err) == (0, "")
     assert "compare" in out

@@ -17,7 +17,7 @@ import pytest
 import wavepe
 from cases import generator
 
-SOURCE = (Path(__file__).parent.parent / "csrc/kernels/angle.h").read_text()
+SOURCE = (Path(__file__).parent.parent / "csrc/kernels/angle.h").read_text("utf-8")
 PARTS = [float.fromhex(text) for text in re.findall(r"#define PIO2_\d (\S+)", SOURCE)]
 ROUNDER = 1.5 * 2.0**52
 BITS = 400
