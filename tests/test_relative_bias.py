@@ -156,13 +156,9 @@ def test_overlapping_output(variant):
         buffer = rng.normal(size=64 + shift).astype(np.float32)
         q, out = buffer[:64].reshape(8, 8), buffer[shift:].reshape(8, 8)
         p = rng.normal(size=(8, 8)).astype(np.float32)
-        want, before = wavepe.relative_bias(q.copy(), p, 8), buffer.copy()
-        try:
-            got = wavepe.relative_bias(q, p, 8, out=out)
-        except ValueError:
-            assert_same_bits(buffer, before)
-        else:
-            assert_same_bits(got, want, f"shifted by {shift}")
+        want = wavepe.relative_bias(q.copy(), p, 8)
+        assert wavepe.relative_bias(q, p, 8, out=out) is out
+        assert_same_bits(out, want, f"shifted by {shift}")
 
 
 def test_empty(variant):
@@ -304,19 +300,14 @@ def test_errors(error, match, args, options):
 @pytest.mark.parametrize("keys", [2**62, 2**63 - 1, 2**70])
 def test_sizes_that_overflow(keys):
     """No product of sizes may wrap: a clear error instead."""
-    with pytest.raises((ValueError, MemoryError)):
+    with pytest.raises(ValueError, match=rf"keys must be below 2\^62, got {keys}"):
         wavepe.relative_bias(Q, P, keys)
 
 
 @pytest.mark.parametrize("first", [2**63 - 1, -(2**63), 2**62, -(2**62), 2**70])
 @each_beyond
 def test_extreme_first(variant, first, beyond):
-    """delta - first must not wrap around into the table: the right numbers, or a clear error."""
+    """delta - first must not wrap around into the table."""
     q, p = pair(generator("extreme"), 3, 5, 4)
-    try:
-        got = wavepe.relative_bias(q, p, 4, first=first, beyond=beyond)
-    except ValueError:
-        with pytest.raises(ValueError, match=str(first)):
-            wavepe.relative_bias(q, p, 4, first=first, beyond=beyond)
-    else:
-        check(got, q, p, 4, first, beyond)
+    got = wavepe.relative_bias(q, p, 4, first=first, beyond=beyond)
+    check(got, q, p, 4, first, beyond)

@@ -124,8 +124,7 @@ def test_output_stays_inside(variant, dtype, interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_overlapping_output(variant, interleaved):
-    """An output that shares memory with an input gives the same result, or is refused before a byte
-    is written."""
+    """An output that shares memory with an input gives the same result."""
     rng = generator("overlap")
     n, d = 9, 16
     for shift in (1, 2, 7, 8, 16, 17, 64, -1, -8, -16):
@@ -133,31 +132,21 @@ def test_overlapping_output(variant, interleaved):
         start = abs(shift)
         x, out = (buffer[s : s + n * d].reshape(n, d) for s in (start, start + shift))
         cos, sin = turn(rng, (n, d // 2))
-        want, before = wavepe.rope(x.copy(), cos, sin, interleaved=interleaved), buffer.copy()
-        try:
-            got = wavepe.rope(x, cos, sin, interleaved=interleaved, out=out)
-        except ValueError:
-            assert_same_bits(buffer, before)
-        else:
-            assert_same_bits(got, want, f"shifted by {shift}")
+        want = wavepe.rope(x.copy(), cos, sin, interleaved=interleaved)
+        assert wavepe.rope(x, cos, sin, interleaved=interleaved, out=out) is out
+        assert_same_bits(out, want, f"shifted by {shift}")
     table = rng.normal(size=(4, 8)).astype(np.float32)
     x, (_, sin) = rng.normal(size=(4, 8)).astype(np.float32), turn(rng, (4, 4))
     want = wavepe.rope(x, table[:, :4].copy(), sin, interleaved=interleaved)
-    try:
-        got = wavepe.rope(x, table[:, :4], sin, interleaved=interleaved, out=table)
-    except ValueError:
-        return
-    assert_same_bits(got, want, "out over cos")
+    assert_same_bits(
+        wavepe.rope(x, table[:, :4], sin, interleaved=interleaved, out=table), want, "out over cos"
+    )
 
 
 def test_reversed_view_of_itself_as_output(variant):
     x, (cos, sin) = np.arange(32.0).reshape(4, 8), turn(generator("reversed"), (4, 4), np.float64)
     want = wavepe.rope(x.copy(), cos, sin)
-    try:
-        got = wavepe.rope(x, cos, sin, out=x[::-1])
-    except ValueError:
-        return
-    assert_same_bits(got, want)
+    assert_same_bits(wavepe.rope(x, cos, sin, out=x[::-1]), want)
 
 
 @pytest.mark.parametrize("table", [np.float16, np.float32, np.float64])
