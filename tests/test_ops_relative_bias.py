@@ -276,10 +276,10 @@ def test_meta_tensors_give_shapes():
 Q, P = torch.ones(2, 3, 5, 4), torch.ones(6, 4)
 ERRORS = [
     ("4(.|\n)*3|3(.|\n)*4", (Q, torch.ones(6, 3), 7), {}),
-    (None, (Q, torch.ones(2, 6, 4), 7), {}),
-    (None, (Q, torch.ones(4), 7), {}),
-    (None, (torch.ones(4), P, 7), {}),
-    (None, (torch.tensor(1.0), P, 7), {}),
+    ("heads.*2, 3, 5, 4.*2, 6, 4", (Q, torch.ones(2, 6, 4), 7), {}),
+    (r"needed, got \(2, 3, 5, 4\) and \(4", (Q, torch.ones(4), 7), {}),
+    (r"needed, got \(4,?\) and \(6, 4\)", (torch.ones(4), P, 7), {}),
+    (r"needed, got \(\) and \(6, 4\)", (torch.tensor(1.0), P, 7), {}),
     ("-1", (Q, P, -1), {}),
     ("edge", (Q, P, 7), {"beyond": "wrap"}),
     ("edge", (Q, torch.ones(0, 4), 7), {"beyond": "edge"}),

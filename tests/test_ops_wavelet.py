@@ -207,12 +207,16 @@ T, ONE = torch.arange(5), torch.ones(4)
 ERRORS = [
     ("ricker", (T, ONE, ONE), {"kind": "mexican"}),
     ("3", (T, ONE, torch.ones(3)), {}),
-    (None, (T, torch.ones(2, 2), torch.ones(2, 2)), {}),
-    (None, (T.view(1, 5), ONE, ONE), {}),
-    (None, (T.float(), ONE, ONE), {}),
-    (None, (T.bool(), ONE, ONE), {}),
-    (None, (T, ONE.long(), ONE.long()), {}),
-    (None, (T, ONE.to(torch.complex64), ONE.to(torch.complex64)), {}),
+    (r"scale and shift must be 1-D .* got \(2, 2\)", (T, torch.ones(2, 2), torch.ones(2, 2)), {}),
+    (r"offsets must be 1-D, got .*\(1, 5\)", (T.view(1, 5), ONE, ONE), {}),
+    ("offsets must .*got float32", (T.float(), ONE, ONE), {}),
+    ("offsets must .* got bool", (T.bool(), ONE, ONE), {}),
+    ("scale must be .*float32.* got int64", (T, ONE.long(), ONE.long()), {}),
+    (
+        "scale must be .*float32.* got complex64",
+        (T, ONE.to(torch.complex64), ONE.to(torch.complex64)),
+        {},
+    ),
 ]
 
 
@@ -229,9 +233,9 @@ def test_errors_of_counts_and_devices():
     for args in ((T.to("meta"), ONE, ONE), (T, ONE.to("meta"), ONE), (T, ONE, ONE.to("meta"))):
         with pytest.raises(RuntimeError, match="meta"):
             ops.wavelet_table(*args)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="4611686018427387904"):
         ops.wavelet_table(2**62, ONE, ONE)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="positional arguments"):
         ops.wavelet_table(3, ONE, ONE, "ricker")
 
 
