@@ -1,7 +1,8 @@
 """The bounds that docs/rope.md derives for the angle's reduction, step by step on hard numbers.
 
 The steps of exact_product and sincos_sum (csrc/kernels/angle.h) are repeated here in Python
-floats and judged by fractions; the compiled kernels are judged by results at angles next to quarter
+floats and judged by fractions, because the compiled code gives no intermediate result whose
+exactness could be asked for. The compiled kernels are judged by mpmath, at angles next to quarter
 turns.
 """
 
