@@ -189,10 +189,10 @@ def backward(grad_out, grad_lse, done, q, k, v, **options):
     return grads, sizes | value_gradient(done.weights * swing, abs(grad_out))
 
 
-def of_out(grad_out, done, q, k, v, **options):
-    """The sizes of what sum_l w_il dw_il = do_i . out_i adds to each gradient: by so much, times
-    its relative error, a rounded `out` moves them."""
-    size = (abs(grad_out) * abs(done.out)).sum(-1, keepdims=True)
+def of_out(grad_out, error, done, q, k, v, **options):
+    """What an `error` of out, entry by entry, adds to each gradient by sum_l w_il dw_il, which is
+    do_i . out_i."""
+    size = (abs(grad_out) * error).sum(-1, keepdims=True)
     ds = done.weights * size * (1 - done.tanh**2 + 2.0**-22)  # and the rounding of tanh
     return through(ds, done, q, k, magnitudes=True, **options)
 
