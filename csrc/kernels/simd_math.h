@@ -57,7 +57,7 @@ static void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c);
 
 #include "angle.h"
 
-static __attribute__((noinline)) void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c) {
+static NOINLINE void sincos_far(f64v hi, f64v lo, f64v *s, f64v *c) {
     for (int l = 0; l < F64_LANES; l++) {
         if (fabs(hi[l]) <= 0x1p31) continue;
         double sine, cosine;

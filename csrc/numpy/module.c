@@ -50,9 +50,9 @@ static int any_zero(const char *scale, npy_intp n, npy_intp stride, int dtype) {
     static void psi_loop_##type(char **args, const npy_intp *n, const npy_intp *steps,             \
                                 void *data) {                                                      \
         LOOP_BEGIN                                                                                 \
-        dispatch->current->psi[DTYPE]((int)(intptr_t)data, args[3], args[0], args[1], args[2], *n, \
-                                      steps[3] / size, steps[0] / size, steps[1] / size,           \
-                                      steps[2] / size);                                            \
+        wpe_current(dispatch)->psi[DTYPE]((int)(intptr_t)data, args[3], args[0], args[1], args[2], \
+                                          *n, steps[3] / size, steps[0] / size, steps[1] / size,   \
+                                          steps[2] / size);                                        \
         LOOP_END                                                                                   \
         if (any_zero(args[1], *n, steps[1], DTYPE)) feraiseexcept(FE_INVALID);                     \
     }
@@ -66,10 +66,10 @@ PSI_LOOP(f64, WPE_F64, 8)
                                        void *data) {                                               \
         (void)data;                                                                                \
         LOOP_BEGIN                                                                                 \
-        dispatch->current->rope_table[DTYPE](args[3], args[4], (const double *)args[0],            \
-                                             (const double *)args[1], (const double *)args[2], *n, \
-                                             steps[3] / size, steps[4] / size, steps[0] / 8,       \
-                                             steps[1] / 8, steps[2] / 8);                          \
+        wpe_current(dispatch)->rope_table[DTYPE](args[3], args[4], (const double *)args[0],        \
+                                                 (const double *)args[1], (const double *)args[2], \
+                                                 *n, steps[3] / size, steps[4] / size,             \
+                                                 steps[0] / 8, steps[1] / 8, steps[2] / 8);        \
         LOOP_END                                                                                   \
     }
 ROPE_TABLE_LOOP(f32, WPE_F32, 4)
@@ -85,7 +85,7 @@ ROPE_TABLE_LOOP(f64, WPE_F64, 8)
                                    core[0] / 8, core[1] / 8, core[2] / 8};                      \
         LOOP_BEGIN                                                                              \
         for (npy_intp i = 0; i < dims[0]; i++)                                                  \
-            dispatch->current->wavelet_table[DTYPE](                                            \
+            wpe_current(dispatch)->wavelet_table[DTYPE](                                        \
                 (int)scalar_at(args[3] + i * steps[3]), (int)scalar_at(args[4] + i * steps[4]), \
                 args[5] + i * steps[5], (const int64_t *)(args[0] + i * steps[0]),              \
                 (const double *)(args[1] + i * steps[1]),                                       \
@@ -112,7 +112,7 @@ static void rope_loop(int dtype, npy_intp size, npy_intp real, char **args, cons
                             (int)scalar_at(args[3]),
                             (int)scalar_at(args[4])};
     LOOP_BEGIN
-    dispatch->current->rope[dtype](args[5], args[0], args[1], args[2], &shape);
+    wpe_current(dispatch)->rope[dtype](args[5], args[0], args[1], args[2], &shape);
     LOOP_END
 }
 #define ROPE_LOOP(type, DTYPE, size, real)                                                 \
@@ -130,15 +130,15 @@ ROPE_LOOP(f64, WPE_F64, 8, 8)
 static void relative_bias_loop(int dtype, npy_intp size, char **args, const npy_intp *dims,
                                const npy_intp *steps) {
     const npy_intp *core = steps + 5; /* q row, q column, p row, p column, out row, out column */
-    const wpe_kernels *kernels = dispatch->current;
+    const wpe_kernels *kernels = wpe_current(dispatch);
     wpe_bias_shape shape = {.queries = dims[1],
                             .keys = dims[4],
                             .rows = dims[3],
                             .head_size = dims[2],
-                            .out_row = core[4] / size,
-                            .out_col = core[5] / size,
-                            .q_row = core[0] / size,
-                            .q_col = core[1] / size};
+                            .out_row_stride = core[4] / size,
+                            .out_col_stride = core[5] / size,
+                            .q_row_stride = core[0] / size,
+                            .q_col_stride = core[1] / size};
     size_t bytes = (size_t)kernels->packed_size[dtype](shape.rows, shape.head_size) * size;
     void *packed = aligned_alloc(64, (bytes + 127) / 64 * 64);
     if (!packed) {
@@ -287,14 +287,15 @@ static PyObject *py_variants(PyObject *self, PyObject *args) {
 
 static PyObject *py_variant(PyObject *self, PyObject *args) {
     (void)self, (void)args;
-    return PyUnicode_FromString(dispatch->current->name);
+    return PyUnicode_FromString(wpe_current(dispatch)->name);
 }
 
 static PyObject *py_use_variant(PyObject *self, PyObject *name) {
     (void)self;
-    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
     if (!text) return NULL;
-    return PyBool_FromLong(wpe_use_variant(text) == 0);
+    return PyBool_FromLong((size_t)size == strlen(text) && wpe_use_variant(text) == 0);
 }
 
 static PyObject *py_compiler(PyObject *self, PyObject *args) {

@@ -7,7 +7,7 @@ namespace wavepe {
 namespace {
 
 void decode(const Call &call, const Heads &out, char *lse) {
-    run_tasks(call.batch * call.heads, call.bytes(call.sizes(0).workspace),
+    run_tasks(call.batch * call.heads, call.bytes(call.sizes(WPE_DECODE).workspace),
               [&](int64_t task, char *scratch) {
                   const int64_t b = task / call.heads, h = task % call.heads;
                   const wpe_attention a = call.head(b, h);
@@ -24,12 +24,12 @@ void forward_blocks(const Call &call, const Heads &out, char *lse, int64_t b, in
 
 // Enough key heads: each is packed and used by one thread.
 void forward_by_key_head(const Call &call, const Heads &out, char *lse) {
-    const wpe_attention_sizes sizes = call.sizes(0);
+    const wpe_attention_sizes sizes = call.sizes(WPE_FORWARD);
     const int64_t packed_bytes = call.bytes(sizes.packed);
     run_tasks(call.pairs(), packed_bytes + call.bytes(sizes.workspace),
               [&](int64_t t, char *scratch) {
                   const int64_t b = t / call.key_heads, kv = t % call.key_heads;
-                  if (call.keys) call.pack_keys(b, kv, scratch, 0);
+                  if (call.keys) call.pack_keys(b, kv, scratch, WPE_FORWARD);
                   for (int64_t h = kv * call.group; h < (kv + 1) * call.group; h++)
                       forward_blocks(call, out, lse, b, h, scratch, 0, call.queries,
                                      scratch + packed_bytes);
@@ -38,13 +38,13 @@ void forward_by_key_head(const Call &call, const Heads &out, char *lse) {
 
 // Few: all are packed first, then blocks of queries are dealt out, the longest first.
 void forward_by_block(const Call &call, const Heads &out, char *lse) {
-    const wpe_attention_sizes sizes = call.sizes(0);
+    const wpe_attention_sizes sizes = call.sizes(WPE_FORWARD);
     const int64_t packed_bytes = call.bytes(sizes.packed), tiles = call.tiles();
     const Memory packed(call.pairs() * packed_bytes);
     run_tasks(call.pairs() * tiles, 0, [&](int64_t t, char *) {
         const int64_t pair = t / tiles;
         call.pack_tile(pair / call.key_heads, pair % call.key_heads, t % tiles,
-                       packed.at(pair * packed_bytes), 0);
+                       packed.at(pair * packed_bytes), WPE_FORWARD);
     });
     const int64_t blocks = ceil_div(call.queries, WPE_QUERY_BLOCK), heads = call.batch * call.heads;
     run_tasks(blocks * heads, call.bytes(sizes.workspace), [&](int64_t t, char *scratch) {

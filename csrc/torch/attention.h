@@ -112,9 +112,9 @@ class Call {
     int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
     bool table_per_head() const { return given.p && given.p->dim() == 3; }
     bool has_q_rel() const { return given.q_rel && relative.rows > 0; }
-    wpe_attention_sizes sizes(int backward) const {
+    wpe_attention_sizes sizes(wpe_pass pass) const {
         const wpe_attention a = head(0, 0);
-        return kernels->sizes(&a, backward);
+        return kernels->sizes(&a, pass);
     }
 
     // The first row of head (b, h) in data that holds one element a query.
@@ -125,8 +125,8 @@ class Call {
 
     wpe_attention head(int64_t b, int64_t h) const;
     // The keys of a key head, or a tile of them: of WPE_KEY_BLOCK keys, the last one shorter.
-    void pack_keys(int64_t b, int64_t kv, void *packed, int backward) const;
-    void pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, int backward) const;
+    void pack_keys(int64_t b, int64_t kv, void *packed, wpe_pass pass) const;
+    void pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, wpe_pass pass) const;
     int64_t tiles() const { return ceil_div(keys, WPE_KEY_BLOCK); }
     // Rows of p of head h as they lie, for one query.
     wpe_matrix table(int64_t h) const;
@@ -140,7 +140,7 @@ class Call {
     Heads q, k, v, r;
     std::vector<double> slope;
     uint64_t seed = 0;
-    std::vector<int64_t> offset, segment, run_first, run_end;
+    std::vector<int64_t> offset, segment, run_begin, run_end;
     std::vector<KeyMask> key_mask;
     std::vector<wpe_relative> tables;  // one, or one a head
     std::vector<wpe_zone> zones;

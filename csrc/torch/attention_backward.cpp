@@ -16,9 +16,9 @@ struct Sums {
     int64_t tables;
 
     Sums(const Call &call, const wpe_attention_sizes &sizes, bool p_grad)
-        : dk(call.bytes(sizes.keys * sizes.head_size)),
-          dv(call.bytes(sizes.keys * sizes.value_size)),
-          dp(p_grad ? call.bytes(sizes.table * sizes.head_size) : 0),
+        : dk(call.bytes(sizes.dk_rows * sizes.dk_cols)),
+          dv(call.bytes(sizes.dk_rows * sizes.dv_cols)),
+          dp(p_grad ? call.bytes(sizes.dp_rows * sizes.dk_cols) : 0),
           tables(call.table_per_head() ? call.group : 1) {}
     int64_t keys_bytes() const { return dk + dv; }
     int64_t table_bytes() const { return dp * tables; }
@@ -55,7 +55,7 @@ class Backward {
           dr(call.has_q_rel() ? Heads(to.dq_rel) : Heads()),
           dp(to.dp),
           p_grad(p_grad),
-          sizes(call.sizes(1)),
+          sizes(call.sizes(WPE_BACKWARD)),
           sums(call, sizes, p_grad),
           blocks(ceil_div(call.queries, WPE_QUERY_BLOCK)) {}
 
@@ -70,8 +70,8 @@ class Backward {
         std::vector<int64_t> cost(blocks + 1);
         std::vector<wpe_range> seen(blocks);
         for (int64_t i = 0; i < blocks; i++) {
-            seen[i] = call.kernels->keys(&a, i * WPE_QUERY_BLOCK,
-                                         std::min((i + 1) * WPE_QUERY_BLOCK, call.queries));
+            seen[i] = call.kernels->seen_keys(&a, i * WPE_QUERY_BLOCK,
+                                              std::min((i + 1) * WPE_QUERY_BLOCK, call.queries));
             cost[i + 1] = cost[i] + seen[i].end - seen[i].begin + WPE_QUERY_BLOCK;
         }
         std::vector<Chunk> result;
@@ -83,7 +83,7 @@ class Backward {
             const int64_t end = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
             // a tile at least, so that neither bound ever falls
             const int64_t last = std::max(end, first + WPE_KEY_BLOCK);
-            result.push_back({begin, i, {first, std::min(last, sizes.keys)}});
+            result.push_back({begin, i, {first, std::min(last, sizes.dk_rows)}});
         }
         return result;
     }
@@ -91,10 +91,9 @@ class Backward {
     void run_chunk(int64_t b, int64_t kv, const Chunk &chunk, const void *packed, char *keys,
                    char *tables, char *scratch) const {
         const int64_t first = chunk.keys.begin, rows = chunk.keys.end - first;
-        std::memset(keys + call.bytes(first * sizes.head_size), 0,
-                    call.bytes(rows * sizes.head_size));
-        std::memset(keys + sums.dk + call.bytes(first * sizes.value_size), 0,
-                    call.bytes(rows * sizes.value_size));
+        std::memset(keys + call.bytes(first * sizes.dk_cols), 0, call.bytes(rows * sizes.dk_cols));
+        std::memset(keys + sums.dk + call.bytes(first * sizes.dv_cols), 0,
+                    call.bytes(rows * sizes.dv_cols));
         for (int64_t i = chunk.begin; i < chunk.end; i++)
             for (int64_t g = 0; g < call.group; g++) {
                 const int64_t h = kv * call.group + g, begin = i * WPE_QUERY_BLOCK;
@@ -124,11 +123,11 @@ class Backward {
         const int64_t part = call.elements(sums.keys_bytes()), rows = end - begin;
         keys += first * sums.keys_bytes();
         call.kernels->store(dk.result(b, kv, begin), call.storage,
-                            keys + call.bytes(begin * sizes.head_size), rows, call.head_size,
-                            sizes.head_size, last - first, part);
+                            keys + call.bytes(begin * sizes.dk_cols), rows, call.head_size,
+                            sizes.dk_cols, last - first, part);
         call.kernels->store(dv.result(b, kv, begin), call.storage,
-                            keys + sums.dk + call.bytes(begin * sizes.value_size), rows,
-                            call.value_size, sizes.value_size, last - first, part);
+                            keys + sums.dk + call.bytes(begin * sizes.dv_cols), rows,
+                            call.value_size, sizes.dv_cols, last - first, part);
     }
 
     // The tables of key head kv, or the one of all: sums over `parts` buffers `part` bytes apart.
@@ -136,7 +135,7 @@ class Backward {
         for (int64_t g = 0; g < sums.tables; g++)
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
                                 tables + g * sums.dp, call.relative.rows, call.head_size,
-                                sizes.head_size, parts, call.elements(part));
+                                sizes.dk_cols, parts, call.elements(part));
     }
 
     // One key head after the other, its chunks side by side.
@@ -164,7 +163,7 @@ class Backward {
                     const Memory &tables) const {
         const Memory packed(call.bytes(sizes.packed));
         run_tasks(call.tiles(), 0,
-                  [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), 1); });
+                  [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), WPE_BACKWARD); });
         run_tasks((int64_t)parts.size(), call.bytes(sizes.workspace),
                   [&](int64_t c, char *scratch) {
                       run_chunk(b, kv, parts[c], packed.at(0), keys.at(c * sums.keys_bytes()),
@@ -178,7 +177,7 @@ class Backward {
         int64_t bins = call.pairs();
         if (p_grad && call.table_per_head()) bins = call.key_heads;
         if (p_grad && !call.table_per_head()) {  // no more memory than q takes
-            const int64_t table = sizes.table * std::max<int64_t>(sizes.head_size, 1);
+            const int64_t table = sizes.dp_rows * std::max<int64_t>(sizes.dk_cols, 1);
             bins =
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));
@@ -190,8 +189,8 @@ class Backward {
                       for (int64_t t = call.pairs() * bin / bins;
                            t < call.pairs() * (bin + 1) / bins; t++) {
                           const int64_t kv = t / call.batch, b = t % call.batch;
-                          if (call.keys) call.pack_keys(b, kv, scratch, 1);
-                          const std::vector<Chunk> all{{0, blocks, {0, sizes.keys}}};
+                          if (call.keys) call.pack_keys(b, kv, scratch, WPE_BACKWARD);
+                          const std::vector<Chunk> all{{0, blocks, {0, sizes.dk_rows}}};
                           run_chunk(b, kv, all[0], scratch, scratch + packed, own,
                                     scratch + packed + keys);
                           store_keys(b, kv, scratch + packed, all, 0, call.keys);

@@ -48,7 +48,7 @@ Call::Call(AttentionArguments arguments, bool pack) : given(std::move(arguments)
               "q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
     check_options();
     storage = kernel_dtype(given.q.scalar_type());
-    kernels = &dispatch->current->attention[is_double()];
+    kernels = &wpe_current(dispatch)->attention[is_double()];
     q = Heads(given.q);
     k = Heads(given.k);
     v = Heads(given.v);
@@ -184,7 +184,7 @@ void Call::read_segments() {
     const int64_t *id = ids.const_data_ptr<int64_t>();
     const int64_t rows = ids.size(0);
     segment.assign(id, id + rows * keys);
-    run_first.resize(rows * keys);
+    run_begin.resize(rows * keys);
     run_end.resize(rows * keys);
     bool runs = true;
     for (int64_t b = 0; b < rows && runs; b++) {
@@ -194,14 +194,14 @@ void Call::read_segments() {
             for (end = j; end < keys && row[end] == row[j]; end++) {
             }
             runs = met.insert(row[j]).second;
-            std::fill(&run_first[b * keys + j], &run_first[b * keys + end - 1] + 1, j);
+            std::fill(&run_begin[b * keys + j], &run_begin[b * keys + end - 1] + 1, j);
             std::fill(&run_end[b * keys + j], &run_end[b * keys + end - 1] + 1, end);
         }
     }
     if (runs)
         segment.clear();
     else
-        run_first.clear();
+        run_begin.clear();
 }
 
 wpe_attention Call::head(int64_t b, int64_t h) const {
@@ -231,15 +231,15 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     if (given.segments) {
         const int64_t row = given.segments->size(0) > 1 ? b * keys : 0;
         a.segments = segment.empty() ? nullptr : segment.data() + row;
-        a.run_first = run_first.empty() ? nullptr : run_first.data() + row;
-        a.run_end = run_first.empty() ? nullptr : run_end.data() + row;
+        a.run_begin = run_begin.empty() ? nullptr : run_begin.data() + row;
+        a.run_end = run_begin.empty() ? nullptr : run_end.data() + row;
     }
     if (given.mask) {
         const Tensor &m = *given.mask;
         a.mask = static_cast<const uint8_t *>(m.const_data_ptr()) +
                  (m.size(0) > 1 ? b * m.stride(0) : 0) + (m.size(1) > 1 ? h * m.stride(1) : 0);
-        a.mask_row = m.stride(2);
-        a.mask_col = m.stride(3);
+        a.mask_row_stride = m.stride(2);
+        a.mask_col_stride = m.stride(3);
     }
     if (given.dropout_p > 0) {
         a.seed = seed;
@@ -250,15 +250,15 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     return a;
 }
 
-void Call::pack_keys(int64_t b, int64_t kv, void *packed, int backward) const {
+void Call::pack_keys(int64_t b, int64_t kv, void *packed, wpe_pass pass) const {
     const wpe_attention a = head(b, kv * group);
-    kernels->pack(&a, packed, backward, 0, keys);
+    kernels->pack(&a, packed, pass, 0, keys);
 }
 
-void Call::pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, int backward) const {
+void Call::pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, wpe_pass pass) const {
     const wpe_attention a = head(b, kv * group);
     const int64_t begin = tile * WPE_KEY_BLOCK;
-    kernels->pack(&a, packed, backward, begin, std::min(begin + WPE_KEY_BLOCK, keys));
+    kernels->pack(&a, packed, pass, begin, std::min(begin + WPE_KEY_BLOCK, keys));
 }
 
 // ---- the table ---------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ void Call::pack_tables(bool pack) {
         end = rows;
     }
     first_row = begin;
-    relative.first = first + begin;
+    relative.first_delta = first + begin;
     relative.rows = end - begin;
     if (!pack) return tables.push_back(relative);
     if (!given.zones.empty()) return pack_zones();

@@ -103,18 +103,18 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     shape.rows = p.size(p.dim() - 2);
     shape.head_size = last_size(q);
     shape.shift = keys - shape.queries - bounded(first);
-    shape.out_row = keys;
-    shape.out_col = 1;
-    shape.q_row = q.stride(q.dim() - 2);
-    shape.q_col = last_stride(q);
+    shape.out_row_stride = keys;
+    shape.out_col_stride = 1;
+    shape.q_row_stride = q.stride(q.dim() - 2);
+    shape.q_col_stride = last_stride(q);
     shape.beyond = code;
     const Batch batch(q, 2);
     if (!(batch.count && shape.queries && keys)) return out;
 
-    const wpe_kernels *kernels = dispatch->current;
+    const wpe_kernels *kernels = wpe_current(dispatch);
     const int dtype = kernel_dtype(q.scalar_type());
     const Packed packed(p, kernels, dtype);
-    const int64_t block = 48, blocks = (shape.queries + block - 1) / block;
+    const int64_t block = WPE_BIAS_BLOCK, blocks = ceil_div(shape.queries, block);
     const int64_t grain = 1 + (1 << 20) / (block * (shape.rows * shape.head_size + keys) + 1);
     torch::stable::parallel_for(0, batch.count * blocks, grain, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
@@ -140,14 +140,14 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int 
     shape.shift = keys - shape.queries - bounded(first);
     shape.beyond = code;
     const int64_t row = x.stride(x.dim() - 2), col = last_stride(x);
-    shape.skewed_row = transposed ? row : keys;
-    shape.skewed_col = transposed ? col : 1;
-    shape.t_row = transposed ? rows : row;
-    shape.t_col = transposed ? 1 : col;
+    shape.skewed_row_stride = transposed ? row : keys;
+    shape.skewed_col_stride = transposed ? col : 1;
+    shape.t_row_stride = transposed ? rows : row;
+    shape.t_col_stride = transposed ? 1 : col;
     const Batch batch(x, 2);
     const int64_t out_size = shape.queries * last_size(out);
     if (!(batch.count && out_size)) return out;
-    const wpe_kernels *kernels = dispatch->current;
+    const wpe_kernels *kernels = wpe_current(dispatch);
     const int dtype = kernel_dtype(x.scalar_type());
     const int64_t grain = 1 + 32768 / (shape.queries * (rows + keys) + 1);
     torch::stable::parallel_for(0, batch.count, grain, [&](int64_t begin, int64_t end) {

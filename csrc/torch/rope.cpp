@@ -145,15 +145,15 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
         .inner = inner,
         .head_size = d,
         .pairs = angles.pairs,
-        .out = {out.stride(back_outer), out.stride(back_inner), out.stride(1)},
-        .x = {x.stride(back_outer), x.stride(back_inner), x.stride(1)},
-        .cos = {cos_outer, cos.position - cos_outer, cos.pair},
-        .sin = {sin_outer, sin.position - sin_outer, sin.pair},
+        .out_stride = {out.stride(back_outer), out.stride(back_inner), out.stride(1)},
+        .x_stride = {x.stride(back_outer), x.stride(back_inner), x.stride(1)},
+        .cos_stride = {cos_outer, cos.position - cos_outer, cos.pair},
+        .sin_stride = {sin_outer, sin.position - sin_outer, sin.pair},
         .interleaved = interleaved,
         .inverse = inverse,
     };
     const ScalarType type = x.tensor.scalar_type();
-    auto kernel = dispatch->current->rope[kernel_dtype(type)];
+    auto kernel = wpe_current(dispatch)->rope[kernel_dtype(type)];
     const int64_t item = item_size(type), real = type == ScalarType::Double ? 8 : 4;
     char *const to = static_cast<char *>(out.tensor.mutable_data_ptr());
     const char *const from = static_cast<const char *>(x.tensor.const_data_ptr());
@@ -164,10 +164,10 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
             const int64_t b = begin / outer, i = begin % outer;
             wpe_rope_shape part = shape;
             part.outer = std::min(end - begin, outer - i);
-            kernel(to + (b * out.stride(4) + i * shape.out[0]) * item,
-                   from + (b * x.stride(4) + i * shape.x[0]) * item,
-                   c + (b * cos.batch + i * shape.cos[0]) * real,
-                   s + (b * sin.batch + i * shape.sin[0]) * real, &part);
+            kernel(to + (b * out.stride(4) + i * shape.out_stride[0]) * item,
+                   from + (b * x.stride(4) + i * shape.x_stride[0]) * item,
+                   c + (b * cos.batch + i * shape.cos_stride[0]) * real,
+                   s + (b * sin.batch + i * shape.sin_stride[0]) * real, &part);
             begin += part.outer;
         }
     };

@@ -98,7 +98,7 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     const double *position = m.const_data_ptr<double>(), *frequency = f.const_data_ptr<double>();
     for (int64_t i = 0; i < pairs; i++)
         WPE_CHECK(std::isfinite(frequency[i]), "inv_freq must be finite, got ", frequency[i]);
-    auto kernel = dispatch->current->rope_table[kernel_dtype(made)];
+    auto kernel = wpe_current(dispatch)->rope_table[kernel_dtype(made)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
         std::vector<double> product(exact ? 0 : pairs);

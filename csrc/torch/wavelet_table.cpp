@@ -50,15 +50,15 @@ struct Wavelets {
         a.shift = shift.const_data_ptr<double>();
         a.rows = shape.rows;
         a.cols = shape.cols;
-        a.offsets_stride = shape.offsets;
-        a.scale_stride = shape.scale;
-        a.shift_stride = shape.shift;
+        a.offsets_stride = shape.offsets_stride;
+        a.scale_stride = shape.scale_stride;
+        a.shift_stride = shape.shift_stride;
         a.kind = kind;
         a.sign = sign;
         return a;
     }
     const int64_t *offset(int64_t row) const {
-        return reinterpret_cast<const int64_t *>(at(offsets, row * shape.offsets));
+        return reinterpret_cast<const int64_t *>(at(offsets, row * shape.offsets_stride));
     }
 };
 
@@ -77,7 +77,7 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
     const ScalarType made = type == ScalarType::BFloat16 ? ScalarType::Double : type;
     const int64_t rows = w.shape.rows, cols = w.shape.cols;
     Tensor out = torch::stable::new_empty(scale, {rows, cols}, made);
-    auto kernel = dispatch->current->wavelet_table[kernel_dtype(made)];
+    auto kernel = wpe_current(dispatch)->wavelet_table[kernel_dtype(made)];
     torch::stable::parallel_for(0, rows, 1 + 8192 / (cols + 1), [&](int64_t begin, int64_t end) {
         wpe_wavelet_shape part = w.shape;
         part.rows = end - begin;
@@ -118,11 +118,11 @@ std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, T
               "grad must be (", w.shape.rows, ", ", w.shape.cols, "), got ", shape_of(grad));
     Tensor g = as_type(grad, ScalarType::Double);
     if (on_cuda(scale)) return gradients_on_cuda(w, g, scale, shift);
-    w.shape.out_row = g.stride(0);
-    w.shape.out_col = g.stride(1);
+    w.shape.out_row_stride = g.stride(0);
+    w.shape.out_col_stride = g.stride(1);
     Tensor by_scale = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
     Tensor by_shift = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
-    dispatch->current->wavelet_backward(
+    wpe_current(dispatch)->wavelet_backward(
         w.kind, w.sign, by_scale.mutable_data_ptr<double>(), by_shift.mutable_data_ptr<double>(),
         g.const_data_ptr<double>(), w.offset(0), w.scale.const_data_ptr<double>(),
         w.shift.const_data_ptr<double>(), &w.shape);
