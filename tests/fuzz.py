@@ -9,6 +9,7 @@ A call follows from seed, function and number alone. The tests make calls of the
 
 import argparse
 import collections
+import importlib
 import importlib.util
 import json
 import os
@@ -28,12 +29,10 @@ from fuzz_draw import described
 from variants import WIDE, all_of_them
 
 HERE = Path(__file__).parent
-TARGETS = dict(fuzz_numpy.TARGETS)
+OPS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
+NAMES = list(fuzz_numpy.TARGETS)
 if importlib.util.find_spec("torch") and wavepe.build_info()["torch"]:
-    import fuzz_attention
-    import fuzz_ops
-
-    TARGETS |= {"ops.attention": fuzz_attention.Attention(), **fuzz_ops.TARGETS}
+    NAMES += [f"ops.{name}" for name in OPS]
 
 # Calls of a round: attention has the most ways to go wrong.
 OFTEN = {"ops.attention": 8, "attention": 2}
@@ -49,9 +48,17 @@ def variants():
     return [wavepe.variant()] if EMULATED else all_of_them()  # CUDA's kernels have no variants
 
 
+def target_of(name):
+    """Loads torch for its operators alone, as that takes seconds."""
+    if name in fuzz_numpy.TARGETS:
+        return fuzz_numpy.TARGETS[name]
+    module = importlib.import_module("fuzz_attention" if name == "ops.attention" else "fuzz_ops")
+    return module.TARGETS[name]
+
+
 def make_call(name, number, seed):
     """One call on every variant, against what the oracle says; and a call that must be refused."""
-    target, rng = TARGETS[name], generator("fuzz", seed, name, number)
+    target, rng = target_of(name), generator("fuzz", seed, name, number)
     arguments = target.draw(rng)
     variant = "-"
     try:
@@ -199,7 +206,7 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**9)))
     parser.add_argument("--call", metavar="FUNCTION:NUMBER", help="make this one call")
-    parser.add_argument("--functions", default=",".join(TARGETS), help="only these; of %(default)s")
+    parser.add_argument("--functions", default=",".join(NAMES), help="only these; of %(default)s")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--sanitize", action="store_true", help="on the build of the sanitizers")
     parser.add_argument("--work", help=argparse.SUPPRESS)

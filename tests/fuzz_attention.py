@@ -15,6 +15,7 @@ from attention_cases import (
     judge,
     ops,
     run,
+    same,
     slopes,
     tensor,
     torch,
@@ -189,9 +190,12 @@ def constant_table(rng, p, first, beyond):
     return ops.relative_table(p, first, beyond)
 
 
-def rows_of(table, dtype):
-    """(p, first) that the kernel works with: the products of the zones, as far as there are any."""
-    p, first, zones = table.tensors(dtype, "cpu")
+def rows_of(table, q):
+    """(p, first) that the kernel works with: the zones' products, if there are zones; when decoding
+    the rows themselves."""
+    p, first, zones = table.tensors(q.dtype, "cpu")
+    if q.shape[2] == 1:
+        zones = []
     pairs = zip(zones[::2], zones[1::2], strict=True)
     rows = [c.double() @ u.double().T if u.numel() else c.double() for c, u in pairs]
     return (torch.cat(rows) if rows else p), first
@@ -204,6 +208,8 @@ class Attention:
     """ops.attention: out, lse and the gradients of some of q, k, v, p and q_rel."""
 
     refused = (RuntimeError,)
+    function = staticmethod(attention)
+    rounds_out = True  # between forward and backward
 
     def draw(self, rng):
         dtype = pick(rng, F32, F32, F32, F32, F32, F64, *LOW)
@@ -226,13 +232,15 @@ class Attention:
         given = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in given.items()}
         grads = tuple(strided(rng, x) for x in incoming(rng, given))
         grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
+        if constant and s.m == 1:  # out by the rows, gradients by the zones, each rounded
+            grads = ()
         wanted = FLOATING if chance(rng, 0.8) else tuple(n for n in FLOATING if chance(rng, 0.5))
         wanted = tuple(n for n in wanted if n in given and not (n == "p" and constant)) or ("q",)
         return given | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
 
     def call(self, arguments):
         given, grads, wanted, _ = self._parts(arguments)
-        return run(attention, given, *grads, wanted=wanted)
+        return run(self.function, given, *grads, wanted=wanted)
 
     def judge(self, arguments):
         """With Inf in an argument: as if it were NaN. Where that gives NaN, nothing is said."""
@@ -243,7 +251,7 @@ class Attention:
                     given[name] = given[name].masked_fill(given[name].isinf(), math.nan)
         if not isinstance(given.get("p"), (torch.Tensor, type(None))):
             given["beyond"] = given["p"].beyond
-            given["p"], given["first"] = rows_of(given["p"], given["q"].dtype)
+            given["p"], given["first"] = rows_of(given["p"], given["q"])
         with np.errstate(invalid="ignore"):
             return judge(given, *grads)
 
@@ -251,7 +259,12 @@ class Attention:
         if arguments["spoilt"] and "inf" in arguments["spoilt"]:
             nan = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in found}
             found = {name: x.masked_fill(nan[name], math.nan) for name, x in found.items()}
-        compare(found, exact, arguments["q"].dtype)
+        compare(found, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
+
+    def same(self, one, other, arguments):
+        """AVX2's results and AVX-512's have the same bits, but when decoding."""
+        if arguments["q"].shape[2] > 1:
+            same(one, other)
 
     def spoilt(self, rng, arguments):
         """One tensor on the meta device, of another kind of numbers, or with a size too large."""
@@ -270,9 +283,12 @@ class Attention:
 
     def refuse(self, arguments):
         given, *_ = self._parts(arguments)
-        attention(**given)
+        self.function(**given)
 
     @staticmethod
     def _parts(arguments):
         given = dict(arguments)
         return given, *(given.pop(name) for name in ("grads", "wanted", "spoilt"))
+
+
+TARGETS = {"ops.attention": Attention()}
