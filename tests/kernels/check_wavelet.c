@@ -112,7 +112,7 @@ static void bench_psi(void) {
     static const int types[] = {WPE_F16, WPE_F32, WPE_F64};
     for (int t = 0; t < 3; t++)
         for (int kind = 0; kind < WPE_KINDS; kind++) {
-            psi_call c = {.kind = kind, .type = types[t], .n = 1024};
+            psi_call c = {.kind = kind, .type = types[t], .n = 1000};
             c.out = new_dense(c.type, c.n, 1, 1);
             c.t = new_dense(c.type, c.n, 1, 1);
             c.scale = new_dense(c.type, c.n, 1, 1);
