@@ -1,7 +1,7 @@
 /* attention.h: what the checks of attention share: the reference, and a random call.
  *
- * check_attention.c calls the kernels, attention_draw.c draws their arguments, and
- * attention_reference.c says what they should give. */
+ * check_attention*.c call the kernels, attention_draw.c and attention_options.c draw their
+ * arguments, and attention_reference.c says what they should give. */
 #ifndef WAVEPE_CHECK_ATTENTION_H
 #define WAVEPE_CHECK_ATTENTION_H
 
@@ -25,13 +25,13 @@ typedef struct {
 typedef struct {
     const wpe_attention *a;
     const double *q, *k, *v;
-    const double *r;                 /* q where it is not apart */
-    const double *p, *p_size;        /* rows in rising delta; the sums of their terms' sizes */
-    const double *grad_out, *out;    /* backward: (queries, value_size) */
-    const double *lse, *grad_lse;    /* backward: (queries) */
-    int64_t most_rank;               /* of the table's zones */
-    int heads;                       /* how many add to dk, dv and dp */
-    double unit, tiny;               /* of the kernel's own type: unit roundoff, smallest normal */
+    const double *r;              /* q where it is not apart */
+    const double *p, *p_size;     /* rows in rising delta; the sums of their terms' sizes */
+    const double *grad_out, *out; /* backward: (queries, value_size) */
+    const double *lse, *grad_lse; /* backward: (queries) */
+    int64_t most_rank;            /* of the table's zones */
+    int heads;                    /* how many add to dk, dv and dp */
+    double unit, tiny;            /* of the kernel's own type: unit roundoff, smallest normal */
 } attention_head;
 
 /* NULL values: not wanted. dq, dr: of this head; dk, dv, dp: added to. */
@@ -53,23 +53,23 @@ enum { MOST_HEADS = 2, MOST_ZONES = 4 };
 
 /* A table: a zone is rows (rows, rank), and basis (head_size, rank) where its rank is low. */
 typedef struct {
-    wpe_relative relative;       /* its zones are those below, once they are packed */
-    wpe_zone zones[MOST_ZONES];  /* rows and rank only */
+    wpe_relative relative;      /* its zones are those below, once they are packed */
+    wpe_zone zones[MOST_ZONES]; /* rows and rank only */
     int has_basis[MOST_ZONES];
     array rows[MOST_ZONES], basis[MOST_ZONES];
-    array dense;                 /* decode: (rows, head_size) */
+    array dense; /* decode: (rows, head_size) */
 } drawn_table;
 
 typedef struct {
     enum wpe_pass pass;
     int heads;
-    int storage, own;        /* wpe_dtype: of tensors; of sums, lse and workspace */
+    int storage, own; /* wpe_dtype: of tensors; of sums, lse and workspace */
     wpe_attention a[MOST_HEADS];
     array q[MOST_HEADS], r[MOST_HEADS], k, v;
     array grad_out[MOST_HEADS], grad_lse[MOST_HEADS], out[MOST_HEADS], lse[MOST_HEADS];
     int has_r, has_grad_lse, wants_dp;
     drawn_table table;
-    int has_infinity;            /* then what it reaches is not judged */
+    int has_infinity; /* then what it reaches is not judged */
     attention_head head[MOST_HEADS];
     attention_results want[MOST_HEADS]; /* dk, dv and dp are the same sums in all */
 } attention_call;
@@ -81,8 +81,6 @@ void draw_head_options(wpe_attention *a);
 
 /* Draws a call for the pass, computes what it should give, and describes it. */
 void draw_attention(attention_call *c, enum wpe_pass pass);
-
-void check_attention_store(void);
 
 wpe_matrix matrix_of(const array *x);
 wpe_matrix_out matrix_out_of(const array *x);

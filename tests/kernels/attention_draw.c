@@ -12,17 +12,22 @@ wpe_matrix_out matrix_out_of(const array *x) {
 
 /* ---- sizes --------------------------------------------------------------------------------- */
 
+/* Next to a block's size, or any. */
+static int64_t draw_length(int64_t least, int64_t most) {
+    return chance(0.5) ? random_size(least, most) : random_int(least, most);
+}
+
 /* Mostly small: a case of 450 x 450 takes as long as a thousand small ones. */
 static void draw_sizes(attention_call *c, wpe_attention *a) {
     static const int storages[] = {WPE_F32, WPE_F32, WPE_F32, WPE_BF16, WPE_F16, WPE_F64, WPE_F64};
     const double style = random_uniform(0, 1);
-    const int64_t most = style < 0.75 ? 34 : style < 0.985 ? 100 : style < 0.997 ? 230 : 450;
-    const int64_t most_d = style < 0.1 || most > 230 ? 130 : 33;
+    const int64_t most = style < 0.6 ? 40 : style < 0.95 ? 110 : style < 0.99 ? 240 : 450;
+    const int64_t most_d = chance(most > 40 ? 0.02 : 0.1) ? 130 : 33;
     a->storage = c->storage = storages[random_int(0, 6)];
     c->own = c->storage == WPE_F64 ? WPE_F64 : WPE_F32;
-    a->queries = c->pass == WPE_DECODE ? 1 : random_size(1, most);
-    const int has_keys = c->pass == WPE_BACKWARD;
-    a->keys = chance(0.4) && c->pass != WPE_DECODE ? a->queries : random_size(has_keys, most);
+    a->queries = c->pass == WPE_DECODE ? 1 : draw_length(1, most);
+    a->keys = chance(0.4) && c->pass != WPE_DECODE ? a->queries
+                                                   : draw_length(c->pass == WPE_BACKWARD, most);
     a->head_size = random_size(0, most_d);
     a->value_size = chance(0.5) ? a->head_size : random_size(0, most_d);
     c->heads = chance(0.3) ? 2 : 1;
@@ -43,11 +48,11 @@ static array new_filled(int type, int64_t rows, int64_t cols, double scale) {
     return x;
 }
 
-static void draw_tensors(attention_call *c, const wpe_attention *a) {
+static void draw_tensors(attention_call *c, const wpe_attention *a, int gentle) {
     const double magnitude = c->storage == WPE_F16 ? 1 : 2;
     const double of_values = pow(10, random_uniform(-magnitude, magnitude));
     const double of_gradients = pow(10, random_uniform(-magnitude, magnitude));
-    const int type = c->storage, spikes = chance(0.1);
+    const int type = c->storage, spikes = !gentle && chance(0.1);
     c->k = new_filled(type, a->keys, a->head_size, 1);
     c->v = new_filled(type, a->keys, a->value_size, of_values);
     if (spikes) make_spikes(&c->k, 20);
@@ -104,7 +109,8 @@ static void draw_table(attention_call *c, const wpe_attention *a) {
         const wpe_zone *zone = &t->zones[z];
         t->rows[z] = new_filled(c->storage, zone->rows, zone->rank, 1);
         if (t->has_basis[z])
-            t->basis[z] = new_filled(c->storage, a->head_size, zone->rank, 1 / sqrt((double)zone->rank));
+            t->basis[z] =
+                new_filled(c->storage, a->head_size, zone->rank, 1 / sqrt((double)zone->rank));
     }
 }
 
@@ -124,11 +130,16 @@ static void draw_poison(attention_call *c) {
     c->has_infinity = chance(0.3);
     for (int times = chance(0.7) ? 1 : 3; times; times--) {
         const int h = (int)random_int(0, c->heads - 1), z = (int)random_int(0, MOST_ZONES - 1);
-        const array *found[] = {&c->q[h],         &c->k,
-                                &c->v,            &c->r[h],
-                                &c->grad_out[h],  &c->grad_lse[h],
-                                &c->table.rows[z], &c->table.basis[z],
-                                &c->table.dense,  &c->table.rows[0]};
+        const array *found[] = {&c->q[h],
+                                &c->k,
+                                &c->v,
+                                &c->r[h],
+                                &c->grad_out[h],
+                                &c->grad_lse[h],
+                                &c->table.rows[z],
+                                &c->table.basis[z],
+                                &c->table.dense,
+                                &c->table.rows[0]};
         const array *x = found[random_int(0, 9)];
         if (x->data) poison(c, x);
     }
@@ -243,14 +254,15 @@ static void compute_results(attention_call *c) {
     }
 }
 
-/* ---- all of it --------------------------------------------------------------------------------- */
+/* ---- all of it ---------------------------------------------------------------------------------
+ */
 
 static void seal_inputs(const attention_call *c) {
     const drawn_table *t = &c->table;
-    const array *all[] = {&c->k,           &c->v,           &t->dense,       &t->rows[0],
-                          &t->rows[1],     &t->rows[2],     &t->rows[3],     &t->basis[0],
-                          &t->basis[1],    &t->basis[2],    &t->basis[3],    &c->q[0],
-                          &c->q[1],        &c->r[0],        &c->r[1],        &c->grad_out[0],
+    const array *all[] = {&c->k,           &c->v,           &t->dense,      &t->rows[0],
+                          &t->rows[1],     &t->rows[2],     &t->rows[3],    &t->basis[0],
+                          &t->basis[1],    &t->basis[2],    &t->basis[3],   &c->q[0],
+                          &c->q[1],        &c->r[0],        &c->r[1],       &c->grad_out[0],
                           &c->grad_out[1], &c->grad_lse[0], &c->grad_lse[1]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->data) seal(all[i]);
@@ -259,16 +271,16 @@ static void seal_inputs(const attention_call *c) {
 static void describe_call(const attention_call *c) {
     const wpe_attention *a = &c->a[0];
     const wpe_relative *p = a->relative;
-    describe("%s m %lld n %lld d %lld dv %lld heads %d offset %lld causal %d window %lld keys %lld..%lld"
-             " runs %d segments %d key_mask %d mask %d slope %g softcap %g scale %g dropout %g"
-             " table %lld rows from %lld beyond %d zones %d (rank %lld) r %d infinite %d",
-             type_name(c->storage), (long long)a->queries, (long long)a->keys,
-             (long long)a->head_size, (long long)a->value_size, c->heads, (long long)a->offset,
-             a->causal, (long long)a->window, (long long)a->first_key, (long long)a->end_key,
-             !!a->run_begin, !!a->segments, !!a->key_mask, !!a->mask, a->slope, a->softcap, a->scale,
-             (double)a->drop_below * 0x1p-32, p ? (long long)p->rows : 0,
-             p ? (long long)p->first_delta : 0, p ? p->beyond : 0, p ? p->zone_count : 0,
-             p ? (long long)c->head[0].most_rank : 0, c->has_r, c->has_infinity);
+    describe(
+        "%s m %lld n %lld d %lld dv %lld heads %d offset %lld causal %d window %lld keys %lld..%lld"
+        " runs %d segments %d key_mask %d mask %d slope %g softcap %g scale %g dropout %g"
+        " table %lld rows from %lld beyond %d zones %d (rank %lld) r %d infinite %d",
+        type_name(c->storage), (long long)a->queries, (long long)a->keys, (long long)a->head_size,
+        (long long)a->value_size, c->heads, (long long)a->offset, a->causal, (long long)a->window,
+        (long long)a->first_key, (long long)a->end_key, !!a->run_begin, !!a->segments,
+        !!a->key_mask, !!a->mask, a->slope, a->softcap, a->scale, (double)a->drop_below * 0x1p-32,
+        p ? (long long)p->rows : 0, p ? (long long)p->first_delta : 0, p ? p->beyond : 0,
+        p ? p->zone_count : 0, p ? (long long)c->head[0].most_rank : 0, c->has_r, c->has_infinity);
 }
 
 void draw_attention(attention_call *c, enum wpe_pass pass) {
@@ -280,7 +292,7 @@ void draw_attention(attention_call *c, enum wpe_pass pass) {
     const int is_subnormal =
         !is_poisoned && pass != WPE_BACKWARD && c->storage != WPE_F16 && chance(0.02);
     draw_options(a, is_poisoned);
-    draw_tensors(c, a);
+    draw_tensors(c, a, is_poisoned);
     if (chance(0.6)) {
         draw_table(c, a);
         a->relative = &c->table.relative;

@@ -6,31 +6,52 @@
 
 /* ---- ranges -------------------------------------------------------------------------------- */
 
-/* Sequences one after another, with gaps; or bounds that rise by themselves, and may cross. */
-static void draw_runs(wpe_attention *a) {
-    array begins = new_dense(CHECK_I64, a->queries, 1, 1);
-    array ends = new_dense(CHECK_I64, a->queries, 1, 1);
-    int64_t *begin = begins.data, *end = ends.data, from = 0, to = random_size(0, a->keys);
+static int64_t clipped(int64_t x, int64_t most) { return x < most ? x : most; }
+
+/* Sequences of queries and keys alike, packed one after another. */
+static void pack_sequences(const wpe_attention *a, int64_t *begin, int64_t *end) {
+    for (int64_t i = 0, last; i < a->queries; i = last) {
+        last = clipped(i + random_size(1, a->queries), a->queries);
+        for (int64_t x = i; x < last; x++) {
+            begin[x] = clipped(i, a->keys);
+            end[x] = clipped(last, a->keys);
+        }
+    }
+}
+
+/* One after another, with gaps; or bounds that rise by themselves, and may cross. */
+static void draw_bounds(const wpe_attention *a, int64_t *begin, int64_t *end) {
+    int64_t from = 0, to = random_size(0, a->keys);
     const double change = ldexp(1, -(int)random_int(0, 6));
-    const int in_order = chance(0.7);
+    const int in_order = chance(0.6);
     for (int64_t i = 0; i < a->queries; i++) {
         if (chance(change)) {
-            from = in_order ? (chance(0.8) ? to : random_int(to, a->keys))
-                            : random_int(from, a->keys);
+            from =
+                in_order ? (chance(0.8) ? to : random_int(to, a->keys)) : random_int(from, a->keys);
             const int64_t least = in_order ? from : to;
-            to = random_int(least, least + 40 < a->keys && chance(0.5) ? least + 40 : a->keys);
+            to = random_int(least, chance(0.5) ? clipped(least + 40, a->keys) : a->keys);
         }
         begin[i] = from;
         end[i] = to;
     }
-    seal(&begins);
-    seal(&ends);
-    a->run_begin = begin;
-    a->run_end = end;
+}
+
+static void draw_runs(wpe_attention *a) {
+    array begin = new_dense(CHECK_I64, a->queries, 1, 1);
+    array end = new_dense(CHECK_I64, a->queries, 1, 1);
+    if (chance(0.5))
+        pack_sequences(a, begin.data, end.data);
+    else
+        draw_bounds(a, begin.data, end.data);
+    seal(&begin);
+    seal(&end);
+    a->run_begin = begin.data;
+    a->run_end = end.data;
 }
 
 static void draw_ranges(wpe_attention *a) {
     const int64_t m = a->queries, n = a->keys, far = INT64_C(1) << random_int(10, 60);
+    const int has_runs = chance(0.3);
     a->offset = chance(0.3)    ? n - m
                 : chance(0.03) ? (chance(0.5) ? far : -far)
                                : random_int(-m - 2, n + 2);
@@ -39,18 +60,20 @@ static void draw_ranges(wpe_attention *a) {
     if (a->causal && least < 0) least = 0;
     if (least < 0) least = 0;
     if (most < least) most = least;
-    a->window = chance(0.5)   ? INT64_C(1) << 60
-                : chance(0.4) ? least + random_size(0, 70)
-                              : random_int(least, most + 2);
+    /* A window and runs together leave queries without any key between others that see some. */
+    a->window = chance(has_runs ? 0.3 : 0.5) ? INT64_C(1) << 60
+                : chance(0.6)                ? least + random_size(0, 70)
+                                             : random_int(least, most + 2);
     a->end_key = n;
     if (chance(0.3)) {
         a->first_key = random_int(0, n);
         if (chance(0.6)) a->end_key = random_int(a->first_key, n);
     }
-    if (chance(0.25)) draw_runs(a);
+    if (has_runs) draw_runs(a);
 }
 
-/* ---- segments and masks ------------------------------------------------------------------------ */
+/* ---- segments and masks ------------------------------------------------------------------------
+ */
 
 static void draw_segments(wpe_attention *a) {
     static const int64_t ids[] = {0, 1, -1, INT64_MAX, INT64_MIN, 7};

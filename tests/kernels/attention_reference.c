@@ -85,15 +85,15 @@ static double floor_of(const attention_head *h) { return 1e9 * h->tiny; }
 
 typedef struct {
     const attention_head *h;
-    double *k_t, *v_t, *p_t;              /* transposed */
+    double *k_t, *v_t, *p_t; /* transposed */
     double *k_norm, *v_norm, *p_norm;
-    int64_t begin, end;                   /* of the keys that query i sees: the first, past the last */
+    int64_t begin, end; /* of the keys that query i sees: the first, past the last */
     uint8_t *seen;
-    int64_t *row;                         /* the table's row of each key; -1: none */
-    double *score, *tanh, *kept;          /* kept: 0, or what dropout multiplies with */
-    double *size;                         /* of the score's terms */
-    double *relative;                     /* r_i . p, for each row of the table */
-    double error;                         /* of the weights, relative */
+    int64_t *row;                /* the table's row of each key; -1: none */
+    double *score, *tanh, *kept; /* kept: 0, or what dropout multiplies with */
+    double *size;                /* of the score's terms */
+    double *relative;            /* r_i . p, for each row of the table */
+    double error;                /* of the weights, relative */
 } query;
 
 static query new_query(const attention_head *h) {
@@ -194,7 +194,8 @@ static void scores_of(query *s, int64_t i) {
         most_size = fmax(most_size, s->size[j]);
         largest = fmax(largest, fabs(s->score[j]));
     }
-    s->error = h->unit * (2 * score_units(h) * most_size + 4 * largest + CHAIN(a->keys) + 4 * OF_EXP);
+    s->error =
+        h->unit * (2 * score_units(h) * most_size + 4 * largest + CHAIN(a->keys) + 4 * OF_EXP);
 }
 
 /* ---- forward ------------------------------------------------------------------------------- */
@@ -296,8 +297,7 @@ static void table_gradients(const query *s, int64_t i, gradient *g, double *dr, 
         if (!g->met[x]) continue;
         const double of = g->of_table[x], error = g->table_error[x] + of_products * fabs(of);
         add_row(dr, dr_bound, h->p + x * d, d, scale * of, 0);
-        for (int64_t c = 0; c < d; c++)
-            dr_bound[c] += fabs(scale) * error * h->p_size[x * d + c];
+        for (int64_t c = 0; c < d; c++) dr_bound[c] += fabs(scale) * error * h->p_size[x * d + c];
         if (dp->value)
             add_row(dp->value + x * d, dp->bound + x * d, h->r + i * d, d, scale * of,
                     fabs(scale) * error);
@@ -316,8 +316,7 @@ static void query_gradients(const query *s, int64_t i, gradient *g, const attent
         if (!s->seen[j]) continue;
         const double of = scale * g->score[j], error = fabs(scale) * g->error[j];
         const double w = g->weight[j];
-        const double w_error =
-            w * (s->error + h->unit * (OF_EXP + CHAIN(h->heads * a->queries)));
+        const double w_error = w * (s->error + h->unit * (OF_EXP + CHAIN(h->heads * a->queries)));
         add_row(dq, dq_bound, h->k + j * d, d, of, error);
         add_row(to->dk.value + j * d, to->dk.bound + j * d, q, d, of, error);
         add_row(to->dv.value + j * dv, to->dv.bound + j * dv, h->grad_out + i * dv, dv, w, w_error);
@@ -334,8 +333,8 @@ void attention_backward_reference(const attention_head *h, const attention_resul
     const wpe_attention *a = h->a;
     const int64_t n = a->keys, rows = a->relative ? a->relative->rows : 0;
     query s = new_query(h);
-    gradient g = {doubles(n), doubles(n), doubles(n), doubles(rows), doubles(rows),
-                  scratch((size_t)rows + 1)};
+    gradient g = {doubles(n),    doubles(n),    doubles(n),
+                  doubles(rows), doubles(rows), scratch((size_t)rows + 1)};
     for (int64_t i = 0; i < a->queries; i++) {
         scores_of(&s, i);
         if (s.begin < s.end) query_gradients(&s, i, &g, to);

@@ -1,5 +1,5 @@
-/* attention_store.c: sums of parts, rounded to storage. */
-#include "attention.h"
+/* check_attention_store.c: sums of parts, rounded to storage. */
+#include "attention_call.h"
 
 #include <math.h>
 
@@ -34,8 +34,8 @@ void check_attention_store(void) {
     const wpe_kernels *k;
     EACH_VARIANT(k) {
         reset(&out);
-        if (CALL(k, attention[own == WPE_F64].store, matrix_out_of(&out), storage, x.data, rows, cols,
-                 x.stride[1], parts, x.stride[0]))
+        if (CALL(k, attention[own == WPE_F64].store, matrix_out_of(&out), storage, x.data, rows,
+                 cols, x.stride[1], parts, x.stride[0]))
             compare("out", &out, want, allowed);
     }
 }
