@@ -8,9 +8,14 @@
 #include <time.h>
 
 static const kernel_check *const suites[] = {
-    wavelet_checks,  //
-    rope_table_checks, rope_checks,       bias_checks, attention_checks,
-    function_checks,   conversion_checks, NULL,
+    wavelet_checks,    /* psi, tables of it, their gradient */
+    rope_table_checks, /* cos and sin of positions */
+    rope_checks,       /* the rotation */
+    bias_checks,       /* relative_bias, skew, unskew */
+    attention_checks,  /* forward, backward, decode, store */
+    function_checks,   /* exp, tanh, sincos, max */
+    conversion_checks, /* f16 and bf16 */
+    NULL,
 };
 
 enum { MOST_CHECKS = 64, MOST_FAILURES = 3, LEAST_CASES = 20 };

@@ -43,9 +43,11 @@ static bias_call random_bias(void) {
     s->out_col_stride = c.out.stride[1];
     s->q_row_stride = c.q.stride[0];
     s->q_col_stride = c.q.stride[1];
-    const double scale = chance(0.8) ? 1 : sqrt((double)smallest_normal(c.type)); /* subnormals */
-    fill_normal(&c.q, scale);
-    fill_normal(&c.p, scale);
+    /* subnormal results; subnormal inputs whose products would not be */
+    const double tiny = (double)smallest_normal(c.type), scale = sqrt(tiny);
+    const int style = chance(0.7) ? 0 : (int)random_int(1, 3);
+    fill_normal(&c.q, (double[]){1, scale, tiny, 1 / scale}[style]);
+    fill_normal(&c.p, (double[]){1, scale, 1 / scale, tiny}[style]);
     if (chance(0.15)) fill_special(&c.p, 0.01);
     if (chance(0.1)) fill_special(&c.q, 0.01);
     seal(&c.q);

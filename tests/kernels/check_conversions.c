@@ -66,8 +66,7 @@ static wide random_number(int type, int from) {
     const uint32_t bits = (uint32_t)random_bits();
     float any;
     memcpy(&any, &bits, sizeof any);
-    if (isnan(any)) any = NAN; /* another one may turn into the pattern of what is not written */
-    if (!isfinite(value)) return value;
+    if (!isfinite(value) || isnan(any)) return value;
     switch (random_int(0, 3)) {
         case 0:
             return from == WPE_F32 ? any : ldexpl(random_normal(), (int)random_int(-170, 140));
@@ -93,10 +92,24 @@ static void check_narrowed(const char *way, const array *x, const array *out) {
     }
 }
 
+/* NaNs whose bits rounding would carry into the exponent and the sign, and others. */
+static void put_nan(const array *x, int64_t i) {
+    static const uint32_t bits32[] = {0x7fffffff, 0xffffffff, 0x7f800001, 0xff800001, 0x7fc12345};
+    static const uint64_t bits64[] = {0x7fffffffffffffff, 0xffffffffffffffff, 0x7ff0000000000001,
+                                      0xfff0000000000001, 0x7ff8123456789abc};
+    const int which = (int)random_int(0, 4);
+    if (x->type == WPE_F32)
+        memcpy(at(x, i, 0, 0), &bits32[which], 4);
+    else
+        memcpy(at(x, i, 0, 0), &bits64[which], 8);
+}
+
 static array random_numbers(int type, int from) {
     const array x = new_dense(from, COUNT, 1, 1);
     for (int64_t i = 0; i < COUNT; i++) put(&x, i, 0, 0, random_number(type, from));
     fill_special(&x, 0.02);
+    for (int64_t i = 0; i < COUNT; i++)
+        if (chance(0.01)) put_nan(&x, i);
     seal(&x);
     return x;
 }

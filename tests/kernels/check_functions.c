@@ -98,6 +98,17 @@ static uint32_t bits32(float x) {
     return bits;
 }
 
+/* An edge; a NaN has some payload, as its bits pass through shifts and sums of integers. */
+static double random_edge64(const double *edges, int count) {
+    const double edge = edges[random_int(0, count - 1)];
+    return isnan(edge) ? of_bits64(0x7ff8000000000000u | random_bits() >> 13) : edge;
+}
+
+static float random_edge32(const float *edges, int count) {
+    const float edge = edges[random_int(0, count - 1)];
+    return isnan(edge) ? of_bits32(0x7fc00000u | (uint32_t)(random_bits() >> 42)) : edge;
+}
+
 /* Neighbouring floats from a random one on, or of random bits; what is out of range becomes an
  * edge. */
 static void fill_f32(const array *x, float least, float most, const float *edges, int edge_count) {
@@ -106,7 +117,7 @@ static void fill_f32(const array *x, float least, float most, const float *edges
     for (int64_t i = 0; i < COUNT; i++) {
         float value = of_bits32(dense ? from + (uint32_t)i : (uint32_t)random_bits());
         if (!dense && near) value = (float)random_uniform(least, most);
-        if (!(value >= least && value <= most)) value = edges[random_int(0, edge_count - 1)];
+        if (!(value >= least && value <= most)) value = random_edge32(edges, edge_count);
         put(x, i, 0, 0, value);
     }
 }
@@ -120,7 +131,7 @@ static void fill_f64(const array *x, double least, double most, const double *ed
         if (style == 2) /* next to where the reduction steps */
             value = ((double)random_int(-1030, 0) + 0.5) * M_LN2 * (1 + 1e-15 * random_normal());
         if (style == 3) value = random_uniform(-1, chance(0.5) ? 0 : 1);
-        if (!(value >= least && value <= most)) value = edges[random_int(0, edge_count - 1)];
+        if (!(value >= least && value <= most)) value = random_edge64(edges, edge_count);
         put(x, i, 0, 0, value);
     }
 }

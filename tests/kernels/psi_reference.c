@@ -47,6 +47,8 @@ judged psi_of(int kind, double distance, double scale, int step_type) {
 
 void psi_gradient_of(int kind, double distance, double scale, judged *by_scale, judged *by_shift) {
     const wide u = (wide)distance / scale, square = u * u, size = fabsl(u);
+    *by_scale = *by_shift = (judged){isnan(u) && kind != WPE_HAAR ? NAN : 0, 0};
+    if (!isfinite(u)) return; /* tails are flat, whatever the scale is */
     wide bell = expl(kind == WPE_RICKER ? -square / 2 : -square), cosine = 1, sine = 0;
     judged by_u = {0, 0}, by_distance = {0, 0};
     const int dropped = may_be_dropped(kind == WPE_RICKER ? square / 2 : square);
