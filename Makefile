@@ -45,6 +45,10 @@ test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
 
+.PHONY: check-kernels
+check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
+	@$(MAKE) --silent --no-print-directory -C tests/kernels run
+
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -6,16 +6,14 @@ import numpy as np
 from cases import SIZES, Bound
 
 BOUNDS = {
-    "largest": Bound(
-        84, "of the tensor's largest entry, 5e-6: products in any order, exp to four units"
-    ),
     "terms": Bound(
-        4, "of the largest sum of terms' magnitudes, where they cancel; a weight's relative error "
-        "is its score's absolute one, so each counts 1 + the score's terms"
+        8, "of the entry's own sum of terms' magnitudes: exp to four units, quotient and products "
+        "round once each, sums in lanes; a weight's relative error is its score's absolute one, so "
+        "each counts 1 + the score's terms"
     ),
     "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
     "out": Bound(
-        1, "of what do . out adds to a gradient, low precision: the backward reads a rounded out"
+        1, "of what the rounding of out adds to a gradient of low precision, as backward reads it"
     ),
 }  # fmt: skip
 
@@ -49,3 +47,10 @@ LARGE = [  # more than two blocks of queries, of keys, of rows of a table
 def largest(x):
     x = np.abs(x[np.isfinite(x)])
     return x.max(initial=0.0)
+
+
+def rounding(size, unit, dtype):
+    """Allowed error of each entry in arithmetic of `dtype`; what is below the smallest normal may
+    be dropped."""
+    tiny = float(np.finfo(dtype).tiny)
+    return BOUNDS["terms"].units * (unit * size + tiny * (1 + largest(size)))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle
+import oracle_rope
 import torch
 from cases import BOUNDS, assert_within, unit
 
@@ -26,6 +27,16 @@ SCALINGS = {
     "partial": {"partial_rotary_factor": 0.5, "rope_theta": 500.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "longrope": LONGROPE,
+}
+# The oracle's frequencies of head size 8 and factor, for a length and max_length 16.
+EXACT = {
+    "linear": lambda length: oracle_rope.linear(8, 1e4, 4),
+    "yarn": lambda length: oracle_rope.yarn(8, 1e4, 4, 16),
+    "llama3": lambda length: oracle_rope.llama3(8, 1e4, 8, 16, 1, 4),
+    "proportional": lambda length: oracle_rope.proportional(8, 1e4, 0.5),
+    "partial": lambda length: oracle_rope.default(4, 500),
+    "dynamic": lambda length: oracle_rope.dynamic(8, 1e4, 4, length, 16),
+    "longrope": lambda length: oracle_rope.longrope(8, 1e4, [1 if length <= 16 else 4] * 4, 4, 16),
 }
 
 

@@ -102,8 +102,9 @@ def array(x):
     return x.detach().double().numpy()
 
 
-def exact(module, x, *, key_mask=None, positions=None, segments=None, window=None):
-    """The module's output by the definition, float64 (B, L, dim)."""
+def exact(module, x, *, key_mask=None, positions=None, segments=None, window=None, rotation=None):
+    """The module's output by the definition, float64 (B, L, dim); `rotation` (frequencies, factor,
+    interleaved) is by default that of its encoding."""
     spec, causal = str(module.encoding), module.causal
     weights = {name: array(value) for name, value in module.state_dict().items()}
     prefix = "position_encoding."
@@ -119,8 +120,10 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
 
     q, k = projected("q_proj", heads), projected("k_proj", kv_heads)
     v = projected("v_proj", kv_heads)
-    if spec in ROTARY:
-        inv_freq, factor, interleaved = ROTARY[spec](module)
+    if rotation is None and spec in ROTARY:
+        rotation = ROTARY[spec](module)
+    if rotation is not None:
+        inv_freq, factor, interleaved = rotation
         cos, sin = oracle.rope_table(where, inv_freq, factor)
         q, k = (oracle.rope(y, cos[:, None], sin[:, None], interleaved) for y in (q, k))
 

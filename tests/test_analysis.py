@@ -134,7 +134,7 @@ def test_training_mode_comes_back_and_no_gradient_is_left():
     assert not model.dropout.training
     assert model.embedding.grad is None
     model.dropout.train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="broken"):
         perplexity(BrokenModel(model), tokens_of(16), 8)
     assert model.dropout.training
 

@@ -10,6 +10,7 @@ import pytest
 import wavepe
 import wavepe.analysis as analysis
 from cases import assert_within
+from wavepe import _wavelet_registered
 
 
 def turn(angle):
@@ -127,7 +128,8 @@ def test_shapes_of_the_transform():
     assert np.array_equal(integers, analysis.wavelet_transform([1.0, 2, 3], [1.0, 2], [0.0, 0]))
 
 
-def test_a_registered_wavelet():
+def test_a_registered_wavelet(monkeypatch):
+    monkeypatch.setattr(_wavelet_registered, "_known", {})
     wavepe.register_wavelet("test_analysis_triangle", lambda u: np.maximum(1 - np.abs(u), 0))
     got = analysis.wavelet_transform([1.0, 10.0, 100.0], [4.0], [1.0], "test_analysis_triangle")
     assert_within(got, [(0.75 + 10 + 75) / 2], 1e-12)

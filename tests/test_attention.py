@@ -11,7 +11,7 @@ import numpy as np
 import oracle_attention as oracle
 import pytest
 import wavepe
-from attention_shapes import BOUNDS, LARGE, SHAPES, Shape, largest
+from attention_shapes import BOUNDS, LARGE, SHAPES, Shape, rounding
 from cases import assert_same_bits, assert_within, generator, ulp, unit
 
 nan, inf = math.nan, math.inf
@@ -100,8 +100,8 @@ def judge(q, k, v, *, p=None, slopes=None, **options):
 
 def bound(exact, size, dtype):
     low = np.dtype(dtype).itemsize == 2
-    work = unit(np.float32 if low else dtype)
-    wide = work * (BOUNDS["largest"].units * largest(exact) + BOUNDS["terms"].units * largest(size))
+    work = np.float32 if low else dtype
+    wide = rounding(size, unit(work), work)
     if not low:
         return wide
     half = ulp(exact, dtype) / 2 if dtype == np.float16 else np.ldexp(0.5, np.frexp(exact)[1] - 8)

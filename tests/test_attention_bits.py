@@ -1,6 +1,8 @@
 """wavepe.attention: the same bits for any number of threads, beside other heads, before other
 tokens."""
 
+import itertools
+import sys
 import threading
 import time
 
@@ -56,19 +58,28 @@ def test_same_bits_for_any_number_of_threads(variant, pools, threads, option):
 
 
 def test_other_threads_go_on_meanwhile():
-    x = np.ones((8000, 64), np.float32)
-    span, ticks = [], []
+    """A thread that never has to hand over the lock of the interpreter does so in the kernel."""
+    x = np.ones((2000, 64), np.float32)
+    calls, seen = itertools.count(), threading.Event()
+    state = {"within": False}
 
     def work():
-        span.append(time.perf_counter())
-        wavepe.attention(x, x, x)
-        span.append(time.perf_counter())
+        while not seen.is_set() and next(calls) < 100:
+            state["within"] = True
+            wavepe.attention(x, x, x)
+            state["within"] = False
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    while worker.is_alive():
-        ticks.append(time.perf_counter())
-        time.sleep(1e-3)
-    begin, end = span
-    third = (end - begin) / 3
-    assert any(begin + third < tick < end - third for tick in ticks)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e9)
+    try:
+        worker = threading.Thread(target=work)
+        worker.start()
+        while worker.is_alive() and not seen.is_set():
+            if state["within"]:
+                seen.set()
+            else:
+                time.sleep(0)
+        worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert seen.is_set()

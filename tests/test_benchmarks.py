@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -244,7 +245,7 @@ def test_take_turns_calls_each_once_a_round_and_not_always_in_one_order():
     called = []
     calls = {name: lambda name=name: called.append(name) for name in "abc"}
     prepared = []
-    timings = take_turns(calls, before=prepared.append, repeats=12, budget=60, warm_up=1)
+    timings = take_turns(calls, before=prepared.append, repeats=12, budget=math.inf, warm_up=1)
     assert prepared == called
     rounds = [called[i : i + 3] for i in range(0, len(called), 3)]
     assert len(rounds) == 13
@@ -263,7 +264,7 @@ for situation in ("fresh", "warm", "fresh"):
     calls = {"small": lambda: torch.ones(1 << 20), "large": lambda: torch.ones(10 << 20)}
     timings = take_turns(calls, allocator=allocator, repeats=3, warm_up=2)
     for name, timing in timings.items():
-        pages[f"{situation} {name}"] = timing.summary()["page_faults"]
+        pages[f"{situation} {name}"] = min(timing.faults)  # what else goes on only adds
 print(json.dumps(pages))
 """
 

@@ -22,7 +22,8 @@ def test_version(capsys):
     assert run(capsys, "--version") == (0, f"wavepe {wavepe.__version__}\n", "")
 
 
-def test_help_names_commands_and_options(capsys):
+def test_help_names_commands_and_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # argparse breaks words that a narrow terminal cannot hold
     code, out, err = run(capsys, "--help")
     assert (code, err) == (0, "")
     assert "compare" in out
@@ -83,10 +84,10 @@ def test_compare_names_the_command_for_a_missing_part(capsys, monkeypatch, tmp_p
         capsys, "compare", "--data", str(text), "--lengths", "16", "--out", str(tmp_path / "out")
     )
     assert (code, out) == (1, "")
-    others = [name for name in EXTRAS if name != missing and version_of(name) is None]
-    if not others:
-        install = f'pip install "wavepe[{EXTRAS[missing]}]"'
-        assert err == f"wavepe compare: error: wavepe compare needs {missing}: {install}\n"
+    lacking = [name for name in EXTRAS if name == missing or version_of(name) is None]
+    extras = ",".join(sorted(EXTRAS[name] for name in lacking))
+    install = f'{" and ".join(lacking)}: pip install "wavepe[{extras}]"'
+    assert err == f"wavepe compare: error: wavepe compare needs {install}\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -217,56 +216,53 @@ def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeyp
     assert figures(out) == figures(finished)
 
 
-def start(text, out, steps):
-    """The command as a process of its own, in its second training."""
-    command = [sys.executable, "-m", "wavepe", *arguments(text, out, steps=steps)]
-    # a shell's background job ignores Ctrl-C, and so would the processes it starts
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    second = out / "training" / "rope-theta-10000-seed0.pt"
-    deadline = time.monotonic() + 60
-    while not second.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return process, second
+# The command in a process that gets a signal once the second training's state is saved.
+STOPPED = """
+import os, signal, sys
+from wavepe.cli import main, training
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+save = training.State.save
 
 
-@pytest.fixture(scope="module")
-def long_finished(text, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "long"
-    assert main(arguments(text, out, steps=150)) == 0
-    return out
+def stopping(state, path):
+    save(state, path)
+    if path.name == "rope-theta-10000-seed0.pt":
+        os.kill(os.getpid(), int(sys.argv[1]))
 
 
-def test_killed_it_resumes_with_the_same_figures(long_finished, text, tmp_path, capsys):
-    process, second = start(text, tmp_path, 150)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert second.exists()
+training.State.save = stopping
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def stopped(number, text, out):
+    command = [sys.executable, "-c", STOPPED, str(int(number)), *arguments(text, out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (out / "training" / "rope-theta-10000-seed0.pt").exists()
+    assert [run[0] for run in figures(out)] == SPECS[:1]
+    return done
+
+
+def test_killed_it_resumes_with_the_same_figures(finished, text, tmp_path, capsys):
+    assert stopped(signal.SIGKILL, text, tmp_path).returncode == -signal.SIGKILL
     first = tmp_path / "checkpoints" / "none-seed0" / "model.safetensors"
     written = first.stat().st_mtime_ns
-    capsys.readouterr()
-    assert main(arguments(text, tmp_path, steps=150)) == 0
+    assert main(arguments(text, tmp_path)) == 0
     assert "resumes at step" in capsys.readouterr().err
     assert first.stat().st_mtime_ns == written
-    assert figures(tmp_path) == figures(long_finished)
+    assert figures(tmp_path) == figures(finished)
 
 
-def test_ctrl_c_says_how_to_resume(long_finished, text, tmp_path):
-    process, second = start(text, tmp_path, 150)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    advice = errors.splitlines()[-1]
-    assert "Traceback" not in errors
+def test_ctrl_c_says_how_to_resume(finished, text, tmp_path):
+    done = stopped(signal.SIGINT, text, tmp_path)
+    assert done.returncode == 130
+    advice = done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
     assert advice.startswith("wavepe compare: interrupted; to resume: wavepe compare ")
-    assert second.exists()
-    assert [run[0] for run in figures(tmp_path)] == SPECS[:1]
     again = shlex.split(advice.partition("to resume: wavepe ")[2])
     assert main(again) == 0
-    assert figures(tmp_path) == figures(long_finished)
+    assert figures(tmp_path) == figures(finished)
 
 
 # Bad input

@@ -12,7 +12,7 @@ import pytest
 import wavepe
 from wavepe.encodings import known_encodings
 
-PAGE = (Path(__file__).parent.parent / "docs" / "encodings.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "encodings.md").read_text("utf-8")
 TRAINED = 128
 
 

@@ -1,6 +1,8 @@
 """The files of examples/ run, and train."""
 
+import ast
 import json
+import math
 import os
 import re
 import subprocess
@@ -32,12 +34,42 @@ def run(*args, folder):
 # They need minutes, other packages or both: test_fairseq_demo.py, test_examples_hf.py,
 # test_hf_swap.py.
 ELSEWHERE = ("fairseq", "hf_")
-FILES = sorted(file for file in EXAMPLES.glob("*.py") if not file.name.startswith(ELSEWHERE))
+FILES = {file.stem for file in EXAMPLES.glob("*.py") if not file.name.startswith(ELSEWHERE)}
+UNTRAINED = math.log(256)  # nats a byte
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_it_runs(file, tmp_path):
-    assert run(file, folder=tmp_path)
+def prints_its_table_and_a_loss(shown):
+    table, values, loss = shown.splitlines()
+    assert table.startswith("table (128, 24) from delta = 0 on; at delta = 4 and shift 0")
+    u = [4 / 2**k for k in range(6)]
+    dog = [2 * math.exp(-(x**2)) - math.exp(-(x**2) / 4) for x in u]
+    assert json.loads(values) == pytest.approx(dog, abs=5.01e-4)
+    assert float(loss.split()[-2]) == pytest.approx(UNTRAINED, abs=0.3)
+
+
+def trains_and_generates(shown):
+    lines = shown.splitlines()
+    for encoding, losses, text in zip(
+        ("wavelet:scales=4", "rope"), lines[::2], lines[1::2], strict=True
+    ):
+        found = re.fullmatch(rf"{encoding}: loss (.*) at length 64, (.*) at 256", losses)
+        assert 0 < float(found[1]) < UNTRAINED - 1.5
+        assert 0 < float(found[2]) < UNTRAINED - 1.5
+        text = ast.literal_eval(text.strip())
+        assert text.startswith("    return ")
+        assert 11 < len(text) <= 11 + 40
+
+
+SHOWS = {"custom_wavelet": prints_its_table_and_a_loss, "self_attention": trains_and_generates}
+
+
+def test_each_example_is_run():
+    assert set(SHOWS) == FILES
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_it_runs(name, tmp_path):
+    SHOWS[name](run(EXAMPLES / f"{name}.py", folder=tmp_path))
 
 
 def test_five_lines_register_the_wavelet(monkeypatch):

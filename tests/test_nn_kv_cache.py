@@ -251,12 +251,12 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
     cache = KVCache()
     with torch.no_grad():
         module(x[:, :4], cache=cache)
-        for wrong in (
-            {"key_mask": torch.ones(2, 3).bool()},
-            {"segments": torch.zeros(2, 2).long()},
-            {"positions": torch.tensor([0, 1])},
+        for match, wrong in (
+            (r"\(2, 6\), cached tokens.*got \(2, 3\)", {"key_mask": torch.ones(2, 3).bool()}),
+            ("give no segments", {"segments": torch.zeros(2, 2).long()}),
+            ("positions of a row must go up by 1", {"positions": torch.tensor([0, 1])}),
         ):
-            with pytest.raises(RuntimeError):
+            with pytest.raises(RuntimeError, match=match):
                 module(x[:, 4:], cache=cache, **wrong)
         with pytest.raises(RuntimeError, match=r"here \(2, 2\) or \(2, 6\), cached tokens"):
             module(x[:, 4:], key_mask=torch.ones(2, 3).bool(), cache=cache)

@@ -11,8 +11,7 @@ from cases import load_torch
 
 torch, ops = load_torch()
 
-import wavepe
-from rotary_cases import SCALINGS, assert_rotated, heads
+from rotary_cases import EXACT, SCALINGS, assert_rotated, heads
 from torch.utils.checkpoint import checkpoint
 from wavepe.nn import Rotary, _angles
 
@@ -37,12 +36,9 @@ def test_every_form_of_positions(interleaved, dtype):
 def test_every_scaling_type(name):
     rotary = Rotary(8, scaling=SCALINGS[name], max_length=16)
     for length in (6, 20):
-        inv_freq, factor = wavepe.rope_frequencies(
-            8, scaling=SCALINGS[name], length=length, max_length=16
-        )
         q, k = heads(length)
         for got, x in zip(rotary(q, k), (q, k), strict=True):
-            assert_rotated(got, x, np.arange(length), inv_freq, factor)
+            assert_rotated(got, x, np.arange(length), *EXACT[name](length))
         again = rotary(q, k, torch.arange(length))
         assert all(map(torch.equal, again, rotary(q, k)))
 

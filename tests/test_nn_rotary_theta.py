@@ -97,12 +97,17 @@ def test_a_refused_setting_changes_nothing():
     rotary = Rotary(8, fraction=0.5)
     q, k = heads()
     wanted = rotary(q, k)
-    for name, value, error in (
-        ("theta", -1.0, ValueError),
-        ("theta", "10000", TypeError),
-        ("scaling", {"rope_type": "linear", "factor": 2.0}, ValueError),
+    for name, value, error, match in (
+        ("theta", -1.0, ValueError, r"theta must be above 0, got -1\.0"),
+        ("theta", "10000", TypeError, "theta must be a number, got '10000'"),
+        (
+            "scaling",
+            {"rope_type": "linear", "factor": 2.0},
+            ValueError,
+            "fraction=0.5 and scaling=",
+        ),
     ):
-        with pytest.raises(error):
+        with pytest.raises(error, match=match):
             setattr(rotary, name, value)
     assert all(map(torch.equal, rotary(q, k, torch.arange(6) + 0), wanted))
     assert (rotary.theta, rotary.scaling) == (10000.0, None)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import oracle_rope
 import pytest
 from cases import load_torch
 
@@ -191,31 +192,23 @@ def test_a_base_for_evaluation():
     assert not torch.equal(module(x), plain(x))
 
 
-@pytest.mark.parametrize("kind", ["type=dynamic,factor=4", "theta=128,inference_theta=scaled"])
-def test_types_that_follow_the_length(kind):
-    module = made(f"rope:{kind}", max_length=16)
-    encoding = wavepe.encoding(f"rope:{kind}")
+FOLLOWING = {  # spec -> the oracle's frequencies of a length, trained with 16 tokens
+    "rope:type=dynamic,factor=4": lambda length: oracle_rope.dynamic(8, 1e4, 4, length, 16),
+    "rope:theta=128,inference_theta=scaled": lambda length: oracle_rope.default(
+        8, 128 * max(1, length / 16)
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", FOLLOWING)
+def test_types_that_follow_the_length(spec):
+    module = made(spec, max_length=16)
     for length in (11, 40):
-        x = tokens(length)
-        inv_freq, factor = encoding.frequencies(8, length=length, trained_length=16)
-        same = made("none")
-        q, k = (
-            torch.from_numpy(
-                x.numpy() @ getattr(same, name).weight.detach().numpy().T
-            ).unflatten(-1, (-1, 8)).transpose(1, 2)
-            for name in ("q_proj", "k_proj")
-        )  # fmt: skip
-        cos, sin = ops.rope_table(
-            torch.arange(length), torch.from_numpy(inv_freq), dtype=torch.float64
-        )
-        q, k = ops.rope_qk(q, k, cos, sin)
-        v = same.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
-        wanted = same.o_proj(ops.attention(q, k, v).transpose(1, 2).flatten(2))
-        assert factor == 1
+        x, rotation = tokens(length), (*FOLLOWING[spec](length), False)
         for positions in (None, torch.arange(length)):
-            assert (module(x, positions=positions) - wanted).abs().max() < 1e-12
+            assert_exact(module(x, positions=positions), module, x, rotation=rotation)
     with pytest.raises(ValueError, match="max_length of SelfAttention"):
-        SelfAttention(32, 4, encoding=f"rope:{kind}")
+        SelfAttention(32, 4, encoding=spec)
 
 
 # --------------------------------------------------------------- dropout and gradients

@@ -11,6 +11,7 @@ from attention_cases import (
     FLOATING,
     LOW,
     OPTIONS,
+    UNITS,
     Shape,
     attention,
     compare,
@@ -19,12 +20,12 @@ from attention_cases import (
     each_function,
     incoming,
     judge,
-    largest,
     ops,
     run,
     same,
     torch,
 )
+from attention_shapes import largest
 from cases import generator
 
 nan, inf = math.nan, math.inf
@@ -257,9 +258,9 @@ def test_relative_table_of_wavelets(variant, dtype):
             found = run(attention, arguments | {"p": constant}, *grads, wanted=("q", "k", "v"))
             table = torch.from_numpy(p) if dtype == F64 else torch.from_numpy(p).to(dtype)
             exact = judge(arguments | {"p": table, "first": first}, *grads)
-            if dtype in LOW:  # zones round C and U, the table its rows: weights within a rounding
+            if dtype in LOW:  # zones round C and U, the table its rows: a rounding of the largest
                 for name, got in found.items():
                     error = largest(got.double().numpy() - exact.values[name])
-                    assert error <= 4 * 2.0**-8 * largest(exact.values[name]) + 2.0**-8
+                    assert error <= 2 * UNITS[dtype] * largest(exact.values[name]), name
                 continue
             compare(found, exact, dtype)

@@ -330,18 +330,18 @@ ERRORS = [
     ("6", (X, ONES(6, 4), ONES(6, 4))),
     ("3", (X, COS, ONES(5, 3))),
     ("3", (X, ONES(3, 5, 4), ONES(3, 5, 4))),
-    (None, (X, ONES(2, 3, 5, 4, 1), ONES(2, 3, 5, 4, 1))),
-    (None, (X, ONES(4), ONES(4))),
-    (None, (X, torch.tensor(1.0), torch.tensor(1.0))),
-    (None, (torch.tensor(1.0), COS, COS)),
-    (None, (ONES(8), COS, COS)),
+    ("cos must be .*L, h.*2, 3, 5, 4, 1", (X, ONES(2, 3, 5, 4, 1), ONES(2, 3, 5, 4, 1))),
+    (r"cos must be .*L, h.*got \(4", (X, ONES(4), ONES(4))),
+    (r"cos must be .*L, h.*got \(\)", (X, torch.tensor(1.0), torch.tensor(1.0))),
+    (r"[xq] must be \(L, d\).* got .*\(\)", (torch.tensor(1.0), COS, COS)),
+    (r"[xq] must be \(L, d\).* got .*\(8", (ONES(8), COS, COS)),
     ("[Ii]nt|Long", (X.long(), COS, COS)),
     ("[Cc]omplex", (X.to(torch.complex64), COS, COS)),
     ("[Ii]nt|Long", (X, COS.long(), COS.long())),
     ("[Bb]ool", (X.bool(), COS, COS)),
     ("meta", (X, COS.to("meta"), COS)),
     ("meta", (X.to("meta"), COS, COS)),
-    (None, (X.to_sparse(), COS, COS)),
+    ("SparseCPU", (X.to_sparse(), COS, COS)),
 ]
 
 
@@ -379,5 +379,5 @@ def test_errors_of_qk():
 
 def test_options_are_keywords_only():
     for call in (ops.rope, ops.rope_):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="positional arguments"):
             call(X.clone(), COS, COS, True)

@@ -129,13 +129,13 @@ def test_autocast_keeps_the_type_and_meta_the_shape():
 POSITIONS = torch.arange(6).view(2, 3)
 ERRORS = [
     ("exact", (POSITIONS, FREQ), {"precision": "fast"}),
-    (None, (POSITIONS, FREQ.view(1, 17)), {}),
-    (None, (POSITIONS, FREQ.to(torch.complex128)), {}),
-    (None, (POSITIONS.to(torch.complex64), FREQ), {}),
+    (r"inv_freq must be 1-D .* got .*\(1, 17\)", (POSITIONS, FREQ.view(1, 17)), {}),
+    ("inv_freq must be .*float32.* got complex128", (POSITIONS, FREQ.to(torch.complex128)), {}),
+    ("positions must .* got complex64", (POSITIONS.to(torch.complex64), FREQ), {}),
     ("17", (POSITIONS, FREQ), {"sections": [8, 8, 8]}),
     ("3", (POSITIONS, FREQ), {"sections": [8, 9]}),
     ("-1", (POSITIONS, FREQ), {"sections": [9, 9, -1]}),
-    (None, (POSITIONS, FREQ), {"dtype": torch.int32}),
+    ("dtype must be .*float.* got .*int32", (POSITIONS, FREQ), {"dtype": torch.int32}),
 ]
 
 

@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 def examples():
     for page in PAGES:
-        blocks = re.finditer(r"```python\n(.*?)```", page.read_text(), re.S)
+        blocks = re.finditer(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
         for number, block in enumerate(blocks, 1):
             yield pytest.param(block[1], id=f"{page.name}-{number}")
 
@@ -35,6 +35,6 @@ def test_example(code, monkeypatch, tmp_path):
 
 def test_pages_link_to_files_that_exist():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"

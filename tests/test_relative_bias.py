@@ -23,12 +23,18 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 each_beyond = pytest.mark.parametrize("beyond", ["zero", "edge"])
 
 
+def flushed(x):
+    """As the kernel reads it: subnormals are zero."""
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, 0, x)
+
+
 def check(got, q, p, keys, first=0, beyond="zero", what=""):
+    q, p = flushed(np.asarray(q)), flushed(np.asarray(p))
     exact = oracle.relative_bias(q, p, keys, first, beyond)
     terms = oracle.relative_bias(np.abs(q), np.abs(p), keys, first, beyond)
     assert got.dtype == q.dtype
     bound = BOUNDS["relative_bias"].units * (q.shape[-1] + 1) * unit(q.dtype) * terms
-    bound = bound + q.shape[-1] * float(np.finfo(q.dtype).smallest_subnormal)
+    bound = bound + q.shape[-1] * float(np.finfo(q.dtype).tiny)  # so is each sum
     what = f"q {q.dtype}{q.shape} p {p.shape} keys={keys} first={first} {beyond} {what}"
     assert_within(got, exact, bound, what)
 
@@ -156,13 +162,9 @@ def test_overlapping_output(variant):
         buffer = rng.normal(size=64 + shift).astype(np.float32)
         q, out = buffer[:64].reshape(8, 8), buffer[shift:].reshape(8, 8)
         p = rng.normal(size=(8, 8)).astype(np.float32)
-        want, before = wavepe.relative_bias(q.copy(), p, 8), buffer.copy()
-        try:
-            got = wavepe.relative_bias(q, p, 8, out=out)
-        except ValueError:
-            assert_same_bits(buffer, before)
-        else:
-            assert_same_bits(got, want, f"shifted by {shift}")
+        want = wavepe.relative_bias(q.copy(), p, 8)
+        assert wavepe.relative_bias(q, p, 8, out=out) is out
+        assert_same_bits(out, want, f"shifted by {shift}")
 
 
 def test_empty(variant):
@@ -270,30 +272,45 @@ Q, P = np.ones((2, 3, 4), np.float32), np.ones((5, 4), np.float32)
     ("error", "match", "args", "options"),
     [
         (ValueError, "4(.|\n)*6|6(.|\n)*4", (Q, np.ones((5, 6), "f4"), 3), {}),
-        (ValueError, None, (Q, np.ones((3, 5, 4), "f4"), 3), {}),
-        (ValueError, None, (np.ones(4, "f4"), P, 3), {}),
-        (ValueError, None, (Q, np.ones(4, "f4"), 3), {}),
-        (ValueError, None, (np.float32(1), P, 3), {}),
+        (
+            ValueError,
+            r"leading axes of q and p \(2,\) and \(3,\)",
+            (Q, np.ones((3, 5, 4), "f4"), 3),
+            {},
+        ),
+        (ValueError, r"needed, got \(4,\) and \(5, 4\)", (np.ones(4, "f4"), P, 3), {}),
+        (ValueError, r"needed, got \(2, 3, 4\) and \(4,\)", (Q, np.ones(4, "f4"), 3), {}),
+        (ValueError, r"needed, got \(\) and \(5, 4\)", (np.float32(1), P, 3), {}),
         (ValueError, "-1", (Q, P, -1), {}),
         (ValueError, "edge", (Q, P, 3), {"beyond": "wrap"}),
-        (TypeError, None, (Q, P, 3), {"beyond": None}),
-        (TypeError, None, (Q, P, 3.0), {}),
-        (TypeError, None, (Q, P, "3"), {}),
-        (TypeError, None, (Q, P, None), {}),
-        (TypeError, None, (Q, P, 3), {"first": 0.5}),
-        (TypeError, None, (Q, P, 3), {"first": "0"}),
-        (TypeError, None, (Q, P), {}),
-        (TypeError, None, (Q, P, 3, 0), {}),
+        (TypeError, "beyond must be .*zero, edge; got None", (Q, P, 3), {"beyond": None}),
+        (TypeError, r"keys must be an integer, got 3\.0", (Q, P, 3.0), {}),
+        (TypeError, "keys must be an integer, got '3'", (Q, P, "3"), {}),
+        (TypeError, "keys must be an integer, got None", (Q, P, None), {}),
+        (TypeError, r"first must be an integer, got 0\.5", (Q, P, 3), {"first": 0.5}),
+        (TypeError, "first must be an integer, got '0'", (Q, P, 3), {"first": "0"}),
+        (TypeError, "missing .* 'keys'", (Q, P), {}),
+        (TypeError, "positional arguments", (Q, P, 3, 0), {}),
         (TypeError, "complex", (Q.astype(complex), P, 3), {}),
-        (TypeError, None, (Q, P.astype(complex), 3), {}),
-        (TypeError, None, (Q.astype(object), P, 3), {}),
-        (TypeError, None, ("q", P, 3), {}),
-        (TypeError, None, (None, P, 3), {}),
+        (
+            TypeError,
+            "p must hold real numbers, got dtype complex128",
+            (Q, P.astype(complex), 3),
+            {},
+        ),
+        (TypeError, "q must hold real numbers, got dtype object", (Q.astype(object), P, 3), {}),
+        (TypeError, "q must hold real numbers, got dtype <U1", ("q", P, 3), {}),
+        (TypeError, "q must hold real numbers, got dtype object", (None, P, 3), {}),
         (ValueError, "2, 3, 3", (Q, P, 3), {"out": np.empty((2, 3, 4), np.float32)}),
         (ValueError, "2, 3, 3", (Q, P, 3), {"out": np.empty((1, 2, 3, 3), np.float32)}),
         (TypeError, "float64", (Q, P, 3), {"out": np.empty((2, 3, 3))}),
-        (TypeError, None, (Q, P, 3), {"out": [1.0]}),
-        (ValueError, None, (Q, P, 3), {"out": np.broadcast_to(np.float32(0), (2, 3, 3))}),
+        (TypeError, "out must be a NumPy array, got list", (Q, P, 3), {"out": [1.0]}),
+        (
+            ValueError,
+            "out is read-only",
+            (Q, P, 3),
+            {"out": np.broadcast_to(np.float32(0), (2, 3, 3))},
+        ),
     ],
 )
 def test_errors(error, match, args, options):
@@ -304,19 +321,14 @@ def test_errors(error, match, args, options):
 @pytest.mark.parametrize("keys", [2**62, 2**63 - 1, 2**70])
 def test_sizes_that_overflow(keys):
     """No product of sizes may wrap: a clear error instead."""
-    with pytest.raises((ValueError, MemoryError)):
+    with pytest.raises(ValueError, match=rf"keys must be below 2\^62, got {keys}"):
         wavepe.relative_bias(Q, P, keys)
 
 
 @pytest.mark.parametrize("first", [2**63 - 1, -(2**63), 2**62, -(2**62), 2**70])
 @each_beyond
 def test_extreme_first(variant, first, beyond):
-    """delta - first must not wrap around into the table: the right numbers, or a clear error."""
+    """delta - first must not wrap around into the table."""
     q, p = pair(generator("extreme"), 3, 5, 4)
-    try:
-        got = wavepe.relative_bias(q, p, 4, first=first, beyond=beyond)
-    except ValueError:
-        with pytest.raises(ValueError, match=str(first)):
-            wavepe.relative_bias(q, p, 4, first=first, beyond=beyond)
-    else:
-        check(got, q, p, 4, first, beyond)
+    got = wavepe.relative_bias(q, p, 4, first=first, beyond=beyond)
+    check(got, q, p, 4, first, beyond)

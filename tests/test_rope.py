@@ -124,8 +124,7 @@ def test_output_stays_inside(variant, dtype, interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_overlapping_output(variant, interleaved):
-    """An output that shares memory with an input gives the same result, or is refused before a byte
-    is written."""
+    """An output that shares memory with an input gives the same result."""
     rng = generator("overlap")
     n, d = 9, 16
     for shift in (1, 2, 7, 8, 16, 17, 64, -1, -8, -16):
@@ -133,31 +132,21 @@ def test_overlapping_output(variant, interleaved):
         start = abs(shift)
         x, out = (buffer[s : s + n * d].reshape(n, d) for s in (start, start + shift))
         cos, sin = turn(rng, (n, d // 2))
-        want, before = wavepe.rope(x.copy(), cos, sin, interleaved=interleaved), buffer.copy()
-        try:
-            got = wavepe.rope(x, cos, sin, interleaved=interleaved, out=out)
-        except ValueError:
-            assert_same_bits(buffer, before)
-        else:
-            assert_same_bits(got, want, f"shifted by {shift}")
+        want = wavepe.rope(x.copy(), cos, sin, interleaved=interleaved)
+        assert wavepe.rope(x, cos, sin, interleaved=interleaved, out=out) is out
+        assert_same_bits(out, want, f"shifted by {shift}")
     table = rng.normal(size=(4, 8)).astype(np.float32)
     x, (_, sin) = rng.normal(size=(4, 8)).astype(np.float32), turn(rng, (4, 4))
     want = wavepe.rope(x, table[:, :4].copy(), sin, interleaved=interleaved)
-    try:
-        got = wavepe.rope(x, table[:, :4], sin, interleaved=interleaved, out=table)
-    except ValueError:
-        return
-    assert_same_bits(got, want, "out over cos")
+    assert_same_bits(
+        wavepe.rope(x, table[:, :4], sin, interleaved=interleaved, out=table), want, "out over cos"
+    )
 
 
 def test_reversed_view_of_itself_as_output(variant):
     x, (cos, sin) = np.arange(32.0).reshape(4, 8), turn(generator("reversed"), (4, 4), np.float64)
     want = wavepe.rope(x.copy(), cos, sin)
-    try:
-        got = wavepe.rope(x, cos, sin, out=x[::-1])
-    except ValueError:
-        return
-    assert_same_bits(got, want)
+    assert_same_bits(wavepe.rope(x, cos, sin, out=x[::-1]), want)
 
 
 @pytest.mark.parametrize("table", [np.float16, np.float32, np.float64])
@@ -322,21 +311,49 @@ X, TABLE = np.ones((2, 3, 8), np.float32), np.ones((3, 4), np.float32)
         (ValueError, "4", X, TABLE, np.ones((3, 3), "f4"), {}),
         (ValueError, "5", X, np.ones((5, 1, 3, 4), "f4"), np.ones((5, 1, 3, 4), "f4"), {}),
         (ValueError, "6", X[:, :1], np.ones((6, 4), "f4"), np.ones((6, 4), "f4"), {}),
-        (ValueError, None, np.float32(1), TABLE, TABLE, {}),
-        (ValueError, None, X, np.float32(1), np.float32(0), {}),
+        (
+            ValueError,
+            r"need a last axis, got shapes \(\), \(3, 4\)",
+            np.float32(1),
+            TABLE,
+            TABLE,
+            {},
+        ),
+        (
+            ValueError,
+            r"need a last axis, got shapes \(2, 3, 8\), \(\)",
+            X,
+            np.float32(1),
+            np.float32(0),
+            {},
+        ),
         (TypeError, "int64", X.astype(int), TABLE, TABLE, {}),
         (TypeError, "complex", X.astype(complex), TABLE, TABLE, {}),
         (TypeError, "int64", X, TABLE.astype(int), TABLE.astype(int), {}),
-        (TypeError, None, X, TABLE.astype(complex), TABLE, {}),
-        (TypeError, None, X.astype(object), TABLE, TABLE, {}),
-        (TypeError, None, None, TABLE, TABLE, {}),
-        (TypeError, None, X, "cos", "sin", {}),
+        (
+            TypeError,
+            "cos must hold floating point, got dtype complex128",
+            X,
+            TABLE.astype(complex),
+            TABLE,
+            {},
+        ),
+        (TypeError, "x must be float16, .* got dtype object", X.astype(object), TABLE, TABLE, {}),
+        (TypeError, "x must be float16, .* got dtype object", None, TABLE, TABLE, {}),
+        (TypeError, "cos must hold floating point, got dtype <U3", X, "cos", "sin", {}),
         (ValueError, "2, 3, 8", X, TABLE, TABLE, {"out": np.empty((2, 3, 9), np.float32)}),
         (ValueError, "2, 3, 8", X, TABLE, TABLE, {"out": np.empty((1, 2, 3, 8), np.float32)}),
         (TypeError, "float64", X, TABLE, TABLE, {"out": np.empty((2, 3, 8))}),
-        (TypeError, None, X, TABLE, TABLE, {"out": [1.0]}),
-        (ValueError, None, X, TABLE, TABLE, {"out": np.broadcast_to(np.float32(0), X.shape)}),
-        (TypeError, None, X, TABLE, TABLE, {"layout": "neox"}),
+        (TypeError, "out must be a NumPy array, got list", X, TABLE, TABLE, {"out": [1.0]}),
+        (
+            ValueError,
+            "out is read-only",
+            X,
+            TABLE,
+            TABLE,
+            {"out": np.broadcast_to(np.float32(0), X.shape)},
+        ),
+        (TypeError, "unexpected keyword argument 'layout'", X, TABLE, TABLE, {"layout": "neox"}),
     ],
 )
 def test_errors(error, match, x, cos, sin, options):
@@ -345,7 +362,7 @@ def test_errors(error, match, x, cos, sin, options):
 
 
 def test_options_are_keywords_only():
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="positional arguments"):
         wavepe.rope(X, TABLE, TABLE, True)
 
 

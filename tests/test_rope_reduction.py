@@ -1,7 +1,8 @@
 """The bounds that docs/rope.md derives for the angle's reduction, step by step on hard numbers.
 
 The steps of exact_product and sincos_sum (csrc/kernels/angle.h) are repeated here in Python
-floats and judged by fractions; the compiled kernels are judged by results at angles next to quarter
+floats and judged by fractions, because the compiled code gives no intermediate result whose
+exactness could be asked for. The compiled kernels are judged by mpmath, at angles next to quarter
 turns.
 """
 
@@ -17,7 +18,7 @@ import pytest
 import wavepe
 from cases import generator
 
-SOURCE = (Path(__file__).parent.parent / "csrc/kernels/angle.h").read_text()
+SOURCE = (Path(__file__).parent.parent / "csrc/kernels/angle.h").read_text("utf-8")
 PARTS = [float.fromhex(text) for text in re.findall(r"#define PIO2_\d (\S+)", SOURCE)]
 ROUNDER = 1.5 * 2.0**52
 BITS = 400

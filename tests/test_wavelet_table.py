@@ -78,24 +78,24 @@ def test_grid_options():
 
 
 @pytest.mark.parametrize(
-    ("error", "args"),
+    ("error", "match", "args"),
     [
-        (ValueError, (0,)),
-        (ValueError, (-8,)),
-        (ValueError, (8, 0)),
-        (ValueError, (8, -2)),
-        (ValueError, (8, [])),
-        (ValueError, (8, [1.0, 2.0, 4.0])),
-        (TypeError, (8.0,)),
-        (TypeError, ("8",)),
-        (TypeError, (None,)),
-        (TypeError, (8, "ab")),
-        (TypeError, (8, 2, None)),
-        (TypeError, (8, 2, 1, True)),
+        (ValueError, "dim must be at least 1, got 0", (0,)),
+        (ValueError, "dim must be at least 1, got -8", (-8,)),
+        (ValueError, "scales must be at least 1, got 0", (8, 0)),
+        (ValueError, "scales must be at least 1, got -2", (8, -2)),
+        (ValueError, "scales must be a non-empty list", (8, [])),
+        (ValueError, "dim 8 is not divisible by the number of scales 3", (8, [1.0, 2.0, 4.0])),
+        (TypeError, r"dim must be an integer, got 8\.0", (8.0,)),
+        (TypeError, "dim must be an integer, got '8'", ("8",)),
+        (TypeError, "dim must be an integer, got None", (None,)),
+        (TypeError, "scales must be .* got 'ab'", (8, "ab")),
+        (TypeError, "min_scale must be a number, got None", (8, 2, None)),
+        (TypeError, "positional arguments", (8, 2, 1, True)),
     ],
 )
-def test_grid_errors(error, args):
-    with pytest.raises(error):
+def test_grid_errors(error, match, args):
+    with pytest.raises(error, match=match):
         wavepe.wavelet_grid(*args)
 
 
@@ -212,25 +212,33 @@ GOOD = {"offsets": 4, "scale": [1.0, 2.0], "shift": [0.0, 1.0]}
     ("error", "match", "changed"),
     [
         (ValueError, "ricker", {"kind": "mexican"}),
-        (TypeError, None, {"kind": None}),
+        (TypeError, "kind must be .*ricker.* got None", {"kind": None}),
         (ValueError, "-1", {"offsets": -1}),
-        (TypeError, None, {"offsets": 4.0}),
-        (TypeError, None, {"offsets": [0.0, 1.0]}),
-        (TypeError, None, {"offsets": "4"}),
-        (TypeError, None, {"offsets": None}),
-        (ValueError, None, {"offsets": np.zeros((2, 2), int)}),
+        (TypeError, r"offsets must be an integer, got 4\.0", {"offsets": 4.0}),
+        (TypeError, "offsets must hold integers, got dtype float64", {"offsets": [0.0, 1.0]}),
+        (TypeError, "offsets must be an integer, got '4'", {"offsets": "4"}),
+        (TypeError, "offsets must be an integer, got None", {"offsets": None}),
+        (
+            ValueError,
+            r"offsets must be a number or 1-D, got shape \(2, 2\)",
+            {"offsets": np.zeros((2, 2), int)},
+        ),
         (ValueError, "3", {"scale": [1.0, 2.0, 3.0]}),
         (ValueError, "3", {"shift": [1.0, 2.0, 3.0]}),
-        (ValueError, None, {"scale": [[1.0, 2.0]], "shift": [[1.0, 2.0]]}),
-        (TypeError, None, {"scale": [1j, 2j]}),
-        (TypeError, None, {"scale": ["a", "b"]}),
-        (TypeError, None, {"dtype": np.int32}),
-        (TypeError, None, {"dtype": np.complex64}),
+        (
+            ValueError,
+            r"scale and shift must be 1-D .* got \(1, 2\)",
+            {"scale": [[1.0, 2.0]], "shift": [[1.0, 2.0]]},
+        ),
+        (TypeError, "scale must hold real numbers, got dtype complex128", {"scale": [1j, 2j]}),
+        (TypeError, "scale must hold real numbers, got dtype <U1", {"scale": ["a", "b"]}),
+        (TypeError, "dtype must be float16, .* got int32", {"dtype": np.int32}),
+        (TypeError, "dtype must be float16, .* got complex64", {"dtype": np.complex64}),
         (ValueError, "4, 2", {"out": np.empty((4, 3), np.float32)}),
         (ValueError, "4, 2", {"out": np.empty((1, 4, 2), np.float32)}),
         (TypeError, "float64", {"out": np.empty((4, 2), np.float64)}),
-        (TypeError, None, {"out": [[0.0] * 2] * 4}),
-        (ValueError, None, {"out": np.broadcast_to(np.float32(0), (4, 2))}),
+        (TypeError, "out must be a NumPy array, got list", {"out": [[0.0] * 2] * 4}),
+        (ValueError, "out is read-only", {"out": np.broadcast_to(np.float32(0), (4, 2))}),
     ],
 )
 def test_table_errors(error, match, changed):
@@ -241,7 +249,7 @@ def test_table_errors(error, match, changed):
 
 
 def test_options_are_keywords_only():
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="positional arguments"):
         wavepe.wavelet_table(4, [1.0], [0.0], "ricker")
 
 

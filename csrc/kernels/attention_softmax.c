@@ -43,9 +43,13 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
     if (a->slope != 0) {
         V lane, slope = SPLAT((REAL)a->slope);
         for (int l = 0; l < LANES; l++) lane[l] = (REAL)l;
-        for (int64_t j = begin; j < end; j += LANES) {
-            V delta = (REAL)(i + a->offset - t->first_key - j) - lane;
-            STORE_REAL(s + j, 1, LANES, LOAD_REAL(s + j, 1, LANES) - slope * ABS(delta));
+        for (int64_t j = begin; j < end; j += 16) { /* far away delta rounds: at the same keys */
+            REAL delta = (REAL)(i + a->offset - t->first_key - j);
+            for (int u = 0; u < SUMS; u++) {
+                V by_lane = ABS(delta - (lane + (REAL)(u * LANES)));
+                REAL *at = s + j + u * LANES;
+                STORE_REAL(at, 1, LANES, LOAD_REAL(at, 1, LANES) - slope * by_lane);
+            }
         }
     }
     if (a->softcap != 0) {

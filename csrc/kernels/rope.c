@@ -1,8 +1,7 @@
 /* rope.c: rotary position embedding, both layouts. METHODS 2 [R].
  *
- * Included by variant.c once per storage type T, computing on lanes V of REAL. Pair (a, b) becomes
- * (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers, and a row's cos and
- * sin stay in the first-level cache while the inner loop walks the heads. */
+ * Pair (a, b) becomes (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers, and
+ * a row's cos and sin stay in the first-level cache while the inner loop walks the heads. */
 
 /* (a, b) rotated into (*ra, *rb). The fences keep the formula in one piece, where every caller's
  * compilation contracts the same product of each sum: a row's place must not change its bits. */

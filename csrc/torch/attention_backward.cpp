@@ -177,7 +177,8 @@ class Backward {
         int64_t bins = call.pairs();
         if (p_grad && call.table_per_head()) bins = call.key_heads;
         if (p_grad && !call.table_per_head()) {  // no more memory than q takes
-            const int64_t table = sizes.dp_rows * std::max<int64_t>(sizes.dk_cols, 1);
+            // no padded sizes, which depend on the variant, and so would the order of sums
+            const int64_t table = std::max<int64_t>(call.relative.rows * call.head_size, 1);
             bins =
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));

@@ -14,9 +14,9 @@ void *at(const array *x, int64_t i, int64_t j, int64_t k) {
 int64_t count_of(const array *x) { return x->shape[0] * x->shape[1] * x->shape[2]; }
 
 /* Runs its body for every element (i, j, k), n counting them. */
-#define EACH_ELEMENT(x)                                \
-    for (int64_t n = 0, i = 0; i < (x)->shape[0]; i++) \
-        for (int64_t j = 0; j < (x)->shape[1]; j++)    \
+#define EACH_ELEMENT(x)                                                    \
+    for (int64_t n = 0, i = 0; i < (count_of(x) ? (x)->shape[0] : 0); i++) \
+        for (int64_t j = 0; j < (x)->shape[1]; j++)                        \
             for (int64_t k = 0; k < (x)->shape[2]; k++, n++)
 
 wide get(const array *x, int64_t i, int64_t j, int64_t k) {
@@ -39,6 +39,12 @@ wide get(const array *x, int64_t i, int64_t j, int64_t k) {
         default:
             return *(const uint8_t *)from;
     }
+}
+
+wide *values_of(const array *x) {
+    wide *values = new_wides(count_of(x));
+    EACH_ELEMENT(x) values[n] = get(x, i, j, k);
+    return values;
 }
 
 void put(const array *x, int64_t i, int64_t j, int64_t k, wide value) {

@@ -157,7 +157,7 @@ static void make_subnormal(attention_call *c, wpe_attention *a) {
 /* ---- what the reference reads ---------------------------------------------------------------- */
 
 /* Dense; subnormals count as zero, and what is infinite as NaN: all that it reaches is NaN then. */
-static double *values_of(const array *x) {
+static double *doubles_of(const array *x) {
     double *to = scratch((size_t)count_of(x) * sizeof *to), *next = to;
     const wide least = x->type == WPE_F16 ? 0 : smallest_normal(x->type);
     for (int64_t i = 0; i < x->shape[0]; i++)
@@ -173,15 +173,15 @@ static void table_values(const attention_call *c, double **p, double **size) {
     const drawn_table *t = &c->table;
     const int64_t d = c->a[0].head_size, count = t->relative.rows * d;
     if (c->pass == WPE_DECODE) {
-        *p = *size = values_of(&t->dense);
+        *p = *size = doubles_of(&t->dense);
         return;
     }
     double *to = *p = scratch((size_t)count * sizeof **p);
     double *to_size = *size = scratch((size_t)count * sizeof **size);
     for (int z = t->relative.zone_count - 1; z >= 0; z--) {
         const int64_t rows = t->zones[z].rows, rank = t->zones[z].rank;
-        const double *left = values_of(&t->rows[z]);
-        const double *right = t->has_basis[z] ? values_of(&t->basis[z]) : NULL;
+        const double *left = doubles_of(&t->rows[z]);
+        const double *right = t->has_basis[z] ? doubles_of(&t->basis[z]) : NULL;
         for (int64_t x = 0; x < rows * d; x++, to++, to_size++) {
             *to = right ? 0 : left[x];
             *to_size = right ? 0 : fabs(left[x]);
@@ -195,13 +195,13 @@ static void table_values(const attention_call *c, double **p, double **size) {
 }
 
 static void read_heads(attention_call *c) {
-    double *p = NULL, *p_size = NULL, *k = values_of(&c->k), *v = values_of(&c->v);
+    double *p = NULL, *p_size = NULL, *k = doubles_of(&c->k), *v = doubles_of(&c->v);
     if (c->a[0].relative) table_values(c, &p, &p_size);
     for (int h = 0; h < c->heads; h++) {
         attention_head *head = &c->head[h];
         *head = (attention_head){.a = &c->a[h], .k = k, .v = v, .p = p, .p_size = p_size};
-        head->q = values_of(&c->q[h]);
-        head->r = c->has_r ? values_of(&c->r[h]) : head->q;
+        head->q = doubles_of(&c->q[h]);
+        head->r = c->has_r ? doubles_of(&c->r[h]) : head->q;
         head->heads = c->heads;
         head->unit = (double)unit_roundoff(c->own);
         head->tiny = (double)smallest_normal(c->own);
@@ -223,13 +223,13 @@ static void give_results(attention_call *c, int h) {
     }
     seal(&c->out[h]);
     seal(&c->lse[h]);
-    double *lse = values_of(&c->lse[h]);
+    double *lse = doubles_of(&c->lse[h]);
     for (int64_t i = 0; i < c->a[h].queries; i++)
         if (want->lse.value[i] == -INFINITY) lse[i] = -INFINITY;
     c->head[h].lse = lse;
-    c->head[h].out = values_of(&c->out[h]);
-    c->head[h].grad_out = values_of(&c->grad_out[h]);
-    c->head[h].grad_lse = c->has_grad_lse ? values_of(&c->grad_lse[h]) : NULL;
+    c->head[h].out = doubles_of(&c->out[h]);
+    c->head[h].grad_out = doubles_of(&c->grad_out[h]);
+    c->head[h].grad_lse = c->has_grad_lse ? doubles_of(&c->grad_lse[h]) : NULL;
 }
 
 static void compute_results(attention_call *c) {

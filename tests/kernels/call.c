@@ -12,8 +12,7 @@ enum { STACK = 1 << 16, SECONDS_OF_A_CALL = 120 };
 sigjmp_buf check_escape;
 static volatile sig_atomic_t in_call;
 
-/* Rounding and the treatment of subnormals, which a kernel must leave as they were. */
-static uint64_t processor_modes(void) {
+uint64_t processor_modes(void) {
 #if defined(__x86_64__)
     return __builtin_ia32_stmxcsr() & 0xffc0;
 #elif defined(__aarch64__)
@@ -25,7 +24,7 @@ static uint64_t processor_modes(void) {
 #endif
 }
 
-static void set_processor_modes(uint64_t modes) {
+void set_processor_modes(uint64_t modes) {
 #if defined(__x86_64__)
     __builtin_ia32_ldmxcsr((unsigned)modes);
 #elif defined(__aarch64__)

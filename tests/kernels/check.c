@@ -8,7 +8,9 @@
 #include <time.h>
 
 static const kernel_check *const suites[] = {
-    wavelet_checks, rope_table_checks, rope_checks, bias_checks, attention_checks, NULL,
+    wavelet_checks,  //
+    rope_table_checks, rope_checks,       bias_checks, attention_checks,
+    function_checks,   conversion_checks, NULL,
 };
 
 enum { MOST_CHECKS = 64, MOST_FAILURES = 3, LEAST_CASES = 20 };
@@ -45,6 +47,7 @@ static void run_case(int index, uint64_t seed, int64_t number) {
     const double begin = now();
     const int before = failures();
     seed_random(seed_of_case(seed, current.check->name, number));
+    draw_layouts();
     describe("not described yet");
     current.check->check();
     end_case();
@@ -77,9 +80,10 @@ static void run_all(uint64_t seed, double seconds) {
 
 static const char usage[] =
     "usage: check [--seconds S] [--seed N] [--kernel NAME] [--variant NAME] [--case K]\n"
-    "             [--bench] [--list]\n"
+    "             [--bench] [--list] [--self-test]\n"
     "Calls every kernel at its contract, with random arguments, and compares with references.\n"
-    "--case repeats one call; --bench prints cycles per element instead.\n";
+    "--case repeats one call; --bench prints cycles per element instead; --self-test shows that\n"
+    "planted faults are found.\n";
 
 static int run_benchmarks(void) {
     for (int i = 0; i < check_count; i++)
@@ -93,6 +97,7 @@ static int run_benchmarks(void) {
 }
 
 static void print_summary(int all, uint64_t seed) {
+    print_worst_ulps();
     print_counts(all);
     for (int i = 0; i < check_count; i++)
         printf("%-26s%12lld cases, %.0f a second%s\n", checks[i].check->name,
@@ -101,50 +106,59 @@ static void print_summary(int all, uint64_t seed) {
     printf("seed %llu: %d failures\n", (unsigned long long)seed, failures());
 }
 
-int main(int count, char **words) {
-    double seconds = 3;
-    uint64_t seed = (uint64_t)time(NULL);
-    int64_t one_case = -1;
-    const char *kernel = NULL, *variant = NULL;
-    int benchmark = 0, list = 0;
+static struct {
+    double seconds;
+    uint64_t seed;
+    int64_t one_case;
+    const char *kernel, *variant;
+    int benchmark, list, self_test;
+} options = {.seconds = 3, .one_case = -1};
+
+/* 0 where a word is not known, or its value is missing. */
+static int read_options(int count, char **words) {
     for (int i = 1; i < count; i++) {
-        const char *value = i + 1 < count ? words[i + 1] : "";
-        if (!strcmp(words[i], "--bench")) {
-            benchmark = 1;
-            continue;
-        }
-        if (!strcmp(words[i], "--list")) {
-            list = 1;
-            continue;
-        }
-        if (!strcmp(words[i], "--seconds"))
-            seconds = atof(value);
-        else if (!strcmp(words[i], "--seed"))
-            seed = strtoull(value, NULL, 10);
-        else if (!strcmp(words[i], "--kernel"))
-            kernel = value;
-        else if (!strcmp(words[i], "--variant"))
-            variant = value;
-        else if (!strcmp(words[i], "--case"))
-            one_case = strtoll(value, NULL, 10);
+        const char *word = words[i], *value = words[i + 1]; /* NULL behind the last one */
+        const int switches = !strcmp(word, "--bench")       ? options.benchmark = 1
+                             : !strcmp(word, "--list")      ? options.list = 1
+                             : !strcmp(word, "--self-test") ? options.self_test = 1
+                                                            : 0;
+        if (switches) continue;
+        if (!value) return 0;
+        if (!strcmp(word, "--seconds"))
+            options.seconds = atof(value);
+        else if (!strcmp(word, "--seed"))
+            options.seed = strtoull(value, NULL, 10);
+        else if (!strcmp(word, "--kernel"))
+            options.kernel = value;
+        else if (!strcmp(word, "--variant"))
+            options.variant = value;
+        else if (!strcmp(word, "--case"))
+            options.one_case = strtoll(value, NULL, 10);
         else
-            return fputs(usage, stderr), 2;
+            return 0;
         i++;
     }
+    return 1;
+}
+
+int main(int count, char **words) {
+    options.seed = (uint64_t)time(NULL);
+    if (!read_options(count, words)) return fputs(usage, stderr), 2;
     program_name = words[0];
-    list_checks(kernel);
-    if (list)
-        for (int i = 0; i < check_count; i++) puts(checks[i].check->name);
-    if (list) return 0;
-    if (!check_count) return fprintf(stderr, "no check is called %s\n", kernel), 2;
-    list_variants(variant);
-    if (benchmark) return run_benchmarks();
+    list_checks(options.kernel);
+    if (!check_count) return fprintf(stderr, "no check is called %s\n", options.kernel), 2;
+    for (int i = 0; options.list && i < check_count; i++) puts(checks[i].check->name);
+    if (options.list) return 0;
+    if (!list_variants(options.variant))
+        return fprintf(stderr, "there is no variant %s\n", options.variant), 2;
+    if (options.benchmark) return run_benchmarks();
     catch_signals();
-    printf("seed %llu\n", (unsigned long long)seed);
-    if (one_case >= 0)
-        for (int i = 0; i < check_count; i++) run_case(i, seed, one_case);
+    if (options.self_test) return self_test();
+    printf("seed %llu\n", (unsigned long long)options.seed);
+    if (options.one_case >= 0)
+        for (int i = 0; i < check_count; i++) run_case(i, options.seed, options.one_case);
     else
-        run_all(seed, seconds);
-    print_summary(!kernel && !variant && one_case < 0, seed);
+        run_all(options.seed, options.seconds);
+    print_summary(!options.kernel && !options.variant && options.one_case < 0, options.seed);
     return failures() > 0;
 }

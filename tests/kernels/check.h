@@ -40,8 +40,7 @@ typedef struct {
 
 /* Lists of checks, each ended by an entry without a name; check.c names them all. */
 extern const kernel_check wavelet_checks[], rope_table_checks[], rope_checks[], bias_checks[];
-extern const kernel_check function_checks[];
-extern const kernel_check attention_checks[];
+extern const kernel_check function_checks[], conversion_checks[], attention_checks[];
 
 /* ---- random draws ---------------------------------------------------------------------------- */
 
@@ -53,6 +52,9 @@ double random_normal(void);
 /* A size of least..most: 1 to 9, or next to 6, 8, 16, 32, 64, 96, 192 or a sum of two of them;
  * 0 is rare, where least is 0. */
 int64_t random_size(int64_t least, int64_t most);
+/* For the rows of an output without columns: now and then so many that nobody can count them. An
+ * input with such rows is not to be read: give it none. */
+int64_t random_empty(int64_t size);
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
@@ -93,6 +95,7 @@ void *at(const array *x, int64_t i, int64_t j, int64_t k);
 wide get(const array *x, int64_t i, int64_t j, int64_t k);
 void put(const array *x, int64_t i, int64_t j, int64_t k, wide value); /* rounds to the type */
 int64_t count_of(const array *x);
+wide *values_of(const array *x); /* row-major, until the case ends */
 
 /* Every element := random numbers of standard deviation `scale`. */
 void fill_normal(const array *x, double scale);

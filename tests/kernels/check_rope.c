@@ -28,7 +28,7 @@ static int64_t element_of(const wpe_rope_shape *s, int64_t pair, int second) {
 static void rope_reference(const rope_call *c, wide *want, wide *allowed) {
     const wpe_rope_shape *s = &c->shape;
     const wide unit = unit_roundoff(c->real), tiny = half_ulp(c->real, 0);
-    for (int64_t i = 0; i < s->outer; i++)
+    for (int64_t i = 0; s->head_size && i < s->outer; i++)
         for (int64_t j = 0; j < s->inner; j++) {
             const int64_t row = (i * s->inner + j) * s->head_size;
             for (int64_t e = 0; e < s->head_size; e++) want[row + e] = get(&c->x, i, j, e);
@@ -85,6 +85,7 @@ static void check_rope(void) {
     s->outer = random_size(0, 5);
     s->inner = random_size(0, 9);
     s->head_size = random_size(0, 400);
+    if (!s->head_size) s->outer = random_empty(s->outer);
     s->pairs = chance(0.6) ? s->head_size / 2 : random_int(0, s->head_size / 2);
     s->interleaved = chance(0.5) ? (int)random_int(1, 2) : 0;
     s->inverse = chance(0.5);

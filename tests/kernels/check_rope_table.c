@@ -58,55 +58,83 @@ static double random_frequency(double position) {
     return edges[random_int(0, 6)];
 }
 
-static void check_rope_table(void) {
-    const int type = chance(0.5) ? WPE_F32 : WPE_F64;
-    const int64_t n = random_size(0, 400);
-    array cosine = new_output(type, n, 1, 1), sine = new_output(type, n, 1, 1);
-    array position = new_input(WPE_F64, n, 1, 1), inv_freq = new_input(WPE_F64, n, 1, 1);
-    array factor = new_input(WPE_F64, n, 1, 1);
-    const int style = chance(0.8) ? (int)random_int(0, 3) : 4, plain = chance(0.5);
-    for (int64_t i = 0; i < n; i++) {
-        put(&position, i, 0, 0, random_position(style));
-        put(&factor, i, 0, 0, plain ? 1 : random_uniform(-2, 2));
-    }
-    for (int64_t i = 0; i < n; i++)
-        put(&inv_freq, i, 0, 0, random_frequency((double)get(&position, i, 0, 0)));
-    const array inputs[] = {position, inv_freq, factor};
-    for (int a = 0; a < 3; a++) seal(&inputs[a]);
-
-    wide *cos_want = new_wides(n), *sin_want = new_wides(n);
-    wide *cos_allowed = new_wides(n), *sin_allowed = new_wides(n);
-    for (int64_t i = 0; i < n; i++) {
-        const turn t = turn_of(get(&position, i, 0, 0), get(&inv_freq, i, 0, 0));
-        const wide times = get(&factor, i, 0, 0);
-        cos_want[i] = t.cosine * times;
-        sin_want[i] = t.sine * times;
-        cos_allowed[i] = allowed_of(type, &t, t.cosine, times);
-        sin_allowed[i] = allowed_of(type, &t, t.sine, times);
-    }
-    describe("positions of style %d, cos %s sin %s position %s inv_freq %s factor %s", style,
-             show(&cosine), show(&sine), show(&position), show(&inv_freq), show(&factor));
-    const wpe_kernels *k;
-    EACH_VARIANT(k) {
-        reset(&cosine);
-        reset(&sine);
-        if (!CALL(k, rope_table[type], cosine.data, sine.data, position.data, inv_freq.data,
-                  factor.data, n, cosine.stride[0], sine.stride[0], position.stride[0],
-                  inv_freq.stride[0], factor.stride[0]))
-            continue;
-        if (compare("cos", &cosine, cos_want, cos_allowed))
-            compare("sin", &sine, sin_want, sin_allowed);
-    }
-}
-
 typedef struct {
     int type;
     int64_t n;
     array cosine, sine, position, inv_freq, factor;
-} table_bench;
+} table_call;
+
+/* Elements begin..end-1, from the arrays as they lie. */
+static int call_on(const wpe_kernels *k, const table_call *c, int64_t begin, int64_t end) {
+    const array *const inputs[] = {&c->position, &c->inv_freq, &c->factor};
+    const double *from[3];
+    for (int a = 0; a < 3; a++) from[a] = at(inputs[a], begin, 0, 0);
+    return CALL(k, rope_table[c->type], at(&c->cosine, begin, 0, 0), at(&c->sine, begin, 0, 0),
+                from[0], from[1], from[2], end - begin, c->cosine.stride[0], c->sine.stride[0],
+                c->position.stride[0], c->inv_freq.stride[0], c->factor.stride[0]);
+}
+
+static table_call random_table(int style) {
+    table_call c = {.type = chance(0.5) ? WPE_F32 : WPE_F64, .n = random_size(0, 400)};
+    c.cosine = new_output(c.type, c.n, 1, 1);
+    c.sine = new_output(c.type, c.n, 1, 1);
+    c.position = new_input(WPE_F64, c.n, 1, 1);
+    c.inv_freq = new_input(WPE_F64, c.n, 1, 1);
+    c.factor = new_input(WPE_F64, c.n, 1, 1);
+    const int plain = chance(0.5);
+    for (int64_t i = 0; i < c.n; i++) {
+        put(&c.position, i, 0, 0, random_position(style));
+        put(&c.factor, i, 0, 0, plain ? 1 : random_uniform(-2, 2));
+    }
+    for (int64_t i = 0; i < c.n; i++)
+        put(&c.inv_freq, i, 0, 0, random_frequency((double)get(&c.position, i, 0, 0)));
+    seal(&c.position);
+    seal(&c.inv_freq);
+    seal(&c.factor);
+    return c;
+}
+
+static void check_rope_table(void) {
+    const int style = chance(0.8) ? (int)random_int(0, 3) : 4;
+    const table_call c = random_table(style);
+    wide *want[2] = {new_wides(c.n), new_wides(c.n)};
+    wide *allowed[2] = {new_wides(c.n), new_wides(c.n)};
+    for (int64_t i = 0; i < c.n; i++) {
+        const turn t = turn_of(get(&c.position, i, 0, 0), get(&c.inv_freq, i, 0, 0));
+        const wide factor = get(&c.factor, i, 0, 0), values[] = {t.cosine, t.sine};
+        for (int which = 0; which < 2; which++) {
+            want[which][i] = values[which] * factor;
+            allowed[which][i] = allowed_of(c.type, &t, values[which], factor);
+        }
+    }
+    const int64_t begin = random_int(0, c.n), end = random_int(begin, c.n);
+    char *bits = scratch((size_t)c.n * 8);
+    describe(
+        "positions of style %d, part %lld..%lld, cos %s sin %s position %s inv_freq %s factor %s",
+        style, (long long)begin, (long long)end, show(&c.cosine), show(&c.sine), show(&c.position),
+        show(&c.inv_freq), show(&c.factor));
+    const wpe_kernels *k;
+    EACH_VARIANT(k) {
+        own_rows(&c.cosine, 0, c.n);
+        own_rows(&c.sine, 0, c.n);
+        reset(&c.cosine);
+        reset(&c.sine);
+        if (!call_on(k, &c, 0, c.n) || !compare("cos", &c.cosine, want[0], allowed[0]) ||
+            !compare("sin", &c.sine, want[1], allowed[1]))
+            continue;
+        keep_bits(&c.cosine, bits);
+        own_rows(&c.cosine, begin, end);
+        own_rows(&c.sine, begin, end);
+        reset(&c.cosine);
+        reset(&c.sine);
+        if (call_on(k, &c, begin, end) && check_canaries("a part", &c.cosine) &&
+            check_canaries("a part", &c.sine))
+            compare_bits("a part", &c.cosine, bits);
+    }
+}
 
 static void call_table(const wpe_kernels *k, void *context) {
-    const table_bench *b = context;
+    const table_call *b = context;
     k->rope_table[b->type](b->cosine.data, b->sine.data, b->position.data, b->inv_freq.data,
                            b->factor.data, b->n, 1, 1, 0, 1, 0);
 }
@@ -114,7 +142,7 @@ static void call_table(const wpe_kernels *k, void *context) {
 static void bench_rope_table(void) {
     const int types[] = {WPE_F32, WPE_F64};
     for (int t = 0; t < 2; t++) {
-        table_bench b = {.type = types[t], .n = 64};
+        table_call b = {.type = types[t], .n = 64};
         b.cosine = new_dense(b.type, b.n, 1, 1);
         b.sine = new_dense(b.type, b.n, 1, 1);
         b.position = new_dense(WPE_F64, b.n, 1, 1);

@@ -48,6 +48,8 @@ int64_t random_size(int64_t least, int64_t most) {
     return random_int(least, most);
 }
 
+int64_t random_empty(int64_t size) { return chance(0.5) ? 1LL << 40 : size; }
+
 /* ---- types: significant bits, and the exponent of the smallest normal number ------------------
  */
 

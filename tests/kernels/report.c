@@ -21,14 +21,15 @@ enum { KNOWN = sizeof known / sizeof *known };
 static const wpe_kernels *variants[MOST_VARIANTS];
 static int count, taken;
 
-void list_variants(const char *only) {
+int list_variants(const char *only) {
     for (int i = 0; i < KNOWN; i++) {
         if (wpe_use_variant(known[i])) {
-            printf("not run: %s, which this CPU or this build lacks\n", known[i]);
+            if (!only) printf("not run: %s, which this CPU or this build lacks\n", known[i]);
             continue;
         }
         if (!only || !strcmp(only, known[i])) variants[count++] = wpe_current(wpe_get_dispatch());
     }
+    return count;
 }
 
 const wpe_kernels *take_variant(int index) {
@@ -36,6 +37,7 @@ const wpe_kernels *take_variant(int index) {
     return index < count ? variants[index] : NULL;
 }
 
+int variant_index(void) { return taken; }
 const char *current_variant(void) { return taken < count ? variants[taken]->name : "all variants"; }
 
 int same_arithmetic(const wpe_kernels *a, const wpe_kernels *b) {
@@ -45,7 +47,12 @@ int same_arithmetic(const wpe_kernels *a, const wpe_kernels *b) {
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static char description[2000];
-static int failed;
+static int failed, hushed;
+
+void hush(int quiet) {
+    hushed = quiet;
+    failed = 0;
+}
 
 void describe(const char *format, ...) {
     va_list arguments;
@@ -56,6 +63,8 @@ void describe(const char *format, ...) {
 
 void fail(const char *format, ...) {
     va_list arguments;
+    failed++;
+    if (hushed) return;
     va_start(arguments, format);
     printf("FAIL %s %s: ", current.check ? current.check->name : "", current_variant());
     vprintf(format, arguments);
@@ -64,7 +73,6 @@ void fail(const char *format, ...) {
            program_name, current.check ? current.check->name : "", (unsigned long long)current.seed,
            (long long)current.number);
     fflush(stdout);
-    failed++;
 }
 
 int failures(void) { return failed; }
