@@ -49,27 +49,36 @@ static void draw_runs(wpe_attention *a) {
     a->run_end = end.data;
 }
 
+/* Queries whose keys lie in another sequence than they do: without any key, or with few, between
+ * others that see some. */
+static void draw_narrow_runs(wpe_attention *a) {
+    a->offset = random_int(-40, 60);
+    a->causal = chance(0.8);
+    a->window = random_int(1, 40);
+    draw_runs(a);
+}
+
 static void draw_ranges(wpe_attention *a) {
     const int64_t m = a->queries, n = a->keys, far = INT64_C(1) << random_int(10, 60);
-    const int has_runs = chance(0.3);
     a->offset = chance(0.3)    ? n - m
                 : chance(0.03) ? (chance(0.5) ? far : -far)
                                : random_int(-m - 2, n + 2);
     a->causal = chance(0.6);
     int64_t least = a->offset - (n - 1), most = a->offset + m - 1; /* deltas */
-    if (a->causal && least < 0) least = 0;
     if (least < 0) least = 0;
     if (most < least) most = least;
-    /* A window and runs together leave queries without any key between others that see some. */
-    a->window = chance(has_runs ? 0.3 : 0.5) ? INT64_C(1) << 60
-                : chance(0.6)                ? least + random_size(0, 70)
-                                             : random_int(least, most + 2);
+    a->window = chance(0.5)   ? INT64_C(1) << 60
+                : chance(0.6) ? least + random_size(0, 70)
+                              : random_int(least, most + 2);
     a->end_key = n;
     if (chance(0.3)) {
         a->first_key = random_int(0, n);
         if (chance(0.6)) a->end_key = random_int(a->first_key, n);
     }
-    if (has_runs) draw_runs(a);
+    if (chance(0.2))
+        draw_narrow_runs(a);
+    else if (chance(0.2))
+        draw_runs(a);
 }
 
 /* ---- segments and masks ------------------------------------------------------------------------
