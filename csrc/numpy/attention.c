@@ -19,22 +19,6 @@ typedef struct {
     char *packed, *table, *workspace; /* memory */
 } attention_call;
 
-/* Entry `number`, in C order, of the array's first `axes` axes. */
-static char *entry_at(PyArrayObject *x, int axes, int64_t number) {
-    char *data = PyArray_DATA(x);
-    while (axes--) {
-        data += number % PyArray_DIM(x, axes) * PyArray_STRIDE(x, axes);
-        number /= PyArray_DIM(x, axes);
-    }
-    return data;
-}
-
-static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
-    npy_intp size = PyArray_ITEMSIZE(x);
-    return (wpe_matrix){entry_at(x, axes, number), PyArray_STRIDE(x, axes) / size,
-                        PyArray_STRIDE(x, axes + 1) / size};
-}
-
 /* Blocks are dealt from both ends: later ones see more keys, and so runs of units that threads
  * are given take about as long as each other. */
 static int64_t block_of(const attention_call *c, int64_t unit) {
@@ -95,7 +79,6 @@ static void read_arrays(attention_call *c) {
     a->offset = a->keys - a->queries;
     a->storage = storage_of(c->q);
     c->blocks = (a->queries + WPE_QUERY_BLOCK - 1) / WPE_QUERY_BLOCK;
-    c->kernels = &wpe_current(dispatch)->attention[a->storage == WPE_F64];
     if (!c->p) return;
     c->zone = (wpe_zone){.rows = PyArray_DIM(c->p, c->lead + 1), .rank = a->head_size};
     c->relative.rows = c->zone.rows;
@@ -122,22 +105,26 @@ static size_t share_memory(attention_call *c, char *memory) {
     return used;
 }
 
-/* attention(q, k, v, p, slopes, out, lse, scale, first, beyond, causal, window, begin, end) */
+/* attention(kernels, q, k, v, p, slopes, out, lse, scale, first, beyond, causal, window, begin,
+ * end)
+ */
 static PyObject *py_attention(PyObject *self, PyObject *args) {
     (void)self;
     attention_call c = {0};
+    const wpe_kernels *kernels;
     PyObject *p, *slopes;
     long long first, window, begin, end;
-    if (!PyArg_ParseTuple(args, "O!O!O!OOO!O!dLipLLL:attention", &PyArray_Type, &c.q, &PyArray_Type,
-                          &c.k, &PyArray_Type, &c.v, &p, &slopes, &PyArray_Type, &c.out,
-                          &PyArray_Type, &c.lse, &c.all.scale, &first, &c.relative.beyond,
-                          &c.all.causal, &window, &begin, &end))
+    if (!PyArg_ParseTuple(args, "O&O!O!O!OOO!O!dLipLLL:attention", to_kernels, &kernels,
+                          &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
+                          &slopes, &PyArray_Type, &c.out, &PyArray_Type, &c.lse, &c.all.scale,
+                          &first, &c.relative.beyond, &c.all.causal, &window, &begin, &end))
         return NULL;
     if (p != Py_None) c.p = (PyArrayObject *)p;
     if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
     c.relative.first_delta = first;
     c.all.window = window;
     read_arrays(&c);
+    c.kernels = &kernels->attention[c.all.storage == WPE_F64];
     size_t bytes = share_memory(&c, NULL);
     char *memory = aligned_alloc(64, bytes);
     if (!memory)

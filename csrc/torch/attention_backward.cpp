@@ -141,7 +141,7 @@ class Backward {
     // One key head after the other, its chunks side by side.
     void by_chunk(int64_t count) const {
         const int64_t table = sums.table_bytes();
-        const Memory keys(count * sums.keys_bytes()), tables(count * table, true);
+        const Memory keys(count, sums.keys_bytes()), tables(count, table, true);
         for (int64_t pair = 0; pair < call.pairs(); pair++) {
             const int64_t kv = pair / call.batch, b = pair % call.batch;
             const std::vector<Chunk> parts = chunks(b, count);
@@ -161,7 +161,7 @@ class Backward {
     // Packs the keys, which are not needed any more when results are stored.
     void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &keys,
                     const Memory &tables) const {
-        const Memory packed(call.bytes(sizes.packed));
+        const Memory packed(1, call.bytes(sizes.packed));
         run_tasks(call.tiles(), 0,
                   [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), WPE_BACKWARD); });
         run_tasks((int64_t)parts.size(), call.bytes(sizes.workspace),
@@ -183,7 +183,7 @@ class Backward {
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));
         }
-        const Memory tables(p_grad ? bins * sums.table_bytes() : 0, true);
+        const Memory tables(p_grad ? bins : 0, sums.table_bytes(), true);
         run_tasks(bins, packed + keys + call.bytes(sizes.workspace),
                   [&](int64_t bin, char *scratch) {
                       char *own = tables.at(p_grad ? bin * sums.table_bytes() : 0);
@@ -205,30 +205,23 @@ class Backward {
 };
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
-    Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse, Tensor q, Tensor k,
-    Tensor v, std::optional<Tensor> p, int64_t first, std::string beyond,
-    std::optional<Tensor> q_rel, std::optional<Tensor> slopes, bool causal,
-    std::optional<int64_t> window, std::optional<double> softcap, std::optional<double> scale,
-    std::optional<Tensor> offset, std::optional<Tensor> key_mask, std::optional<Tensor> segments,
-    std::optional<Tensor> mask, double dropout_p, std::optional<Tensor> seed,
-    std::optional<std::vector<Tensor>> zones, bool p_grad) {
+    Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse,
+    WPE_ATTENTION_PARAMETERS, bool p_grad) {
     WPE_CHECK(!p_grad || p, "the gradient of p is asked for, and there is no p");
     if (p_grad) zones.reset();
-    const Call call(
-        {q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
-         segments, mask, dropout_p, seed, zones.value_or(std::vector<Tensor>{})},
-        /*pack=*/true);
+    Call call({WPE_ATTENTION_NAMES});
     call.check_gradients(grad_out, grad_lse, out, lse);
-    if (grad_lse) grad_lse = torch::stable::contiguous(*grad_lse);
     Gradients result{new_like(q), new_like(k), new_like(v),
-                     p_grad ? new_like(*p) : torch::stable::new_empty(q, {0}),
-                     q_rel ? new_like(*q_rel) : torch::stable::new_empty(q, {0})};
+                     p_grad ? new_like(*p) : new_result(q, {0}),
+                     q_rel ? new_like(*q_rel) : new_result(q, {0})};
     if (p_grad) torch::stable::zero_(result.dp);
-    if (call.batch * call.heads * call.queries == 0 || call.keys == 0) {
+    if (call.empty() || call.keys == 0) {
         for (Tensor *t : {&result.dq, &result.dk, &result.dv, &result.dq_rel})
             torch::stable::zero_(*t);
-    } else {
-        lse = torch::stable::contiguous(lse);
+    } else if (call.head_size > 0 || call.value_size > 0) {
+        lse = dense(lse);  // as many heads and queries as memory holds
+        if (grad_lse) grad_lse = dense(*grad_lse);
+        call.read(/*pack=*/true);
         const Backward backward(call, grad_out, out, lse, grad_lse, result,
                                 p_grad && call.relative.rows > 0);
         // a table that no query reaches leaves q_rel without a gradient
@@ -247,7 +240,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
     m.def(
         "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse,"
-        " " WPE_ATTENTION_ARGUMENTS
+        " " WPE_ATTENTION_SCHEMA
         ", bool p_grad=False)"
         " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dp, Tensor dq_rel)");
 }

@@ -55,7 +55,7 @@ void check_table(const char *name, const char *x_name, const View &x, const Tens
                   (table.size(3) == 1 || table.size(3) == batch),
               name, " must be (L, h) or (1|B, L, h) with L = ", length, ", B = ", batch, "; got ",
               shape_of(tensor), " for ", x_name, " of shape ", shape_of(x.tensor));
-    WPE_CHECK(2 * table.size(1) <= d, name, " holds ", table.size(1), " pairs, ", x_name,
+    WPE_CHECK(table.size(1) <= d / 2, name, " holds ", table.size(1), " pairs, ", x_name,
               " has head size ", d, ": at most ", d / 2, " pairs fit");
 }
 
@@ -130,7 +130,8 @@ void rotate_on_cuda(const wpe_cuda_rope_tensor &first, const wpe_cuda_rope_tenso
 
 // Walks memory in order: positions outside and heads inside where x is stored token by token (a
 // row of cos and sin then serves all heads from the first-level cache), else the other way round.
-void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse) {
+void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse,
+            const wpe_kernels *kernels) {
     const int64_t d = x.size(1), length = x.size(2), heads = x.size(3), batch = x.size(4);
     if (!(batch && heads && length && d)) return;
     if (on_cuda(x.tensor))
@@ -153,7 +154,7 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
         .inverse = inverse,
     };
     const ScalarType type = x.tensor.scalar_type();
-    auto kernel = wpe_current(dispatch)->rope[kernel_dtype(type)];
+    auto kernel = kernels->rope[kernel_dtype(type)];
     const int64_t item = item_size(type), real = type == ScalarType::Double ? 8 : 4;
     char *const to = static_cast<char *>(out.tensor.mutable_data_ptr());
     const char *const from = static_cast<const char *>(x.tensor.const_data_ptr());
@@ -183,7 +184,8 @@ Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse)
     check_x("x", x);
     check_tables("x", x, cos, sin);
     Tensor out = new_like(x_in);
-    rotate(View(out), x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
+    rotate(View(out), x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse,
+           wpe_current(dispatch));
     return out;
 }
 
@@ -195,7 +197,7 @@ void rope_(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) 
         WPE_CHECK(x.sizes[i] < 2 || x.strides[i] != 0,
                   "rope_ cannot write to an expanded x: dimension ", i, " of size ", x.sizes[i],
                   " has stride 0; use rope, or x.contiguous()");
-    rotate(x, x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
+    rotate(x, x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse, wpe_current(dispatch));
 }
 
 std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor sin,
@@ -209,15 +211,16 @@ std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor 
     check_together("q", q_in, "k", k_in);
     const bool alike = k.size(1) == q.size(1) && k.size(2) == q.size(2) && k.size(4) == q.size(4);
     if (!alike) check_tables("k", k, cos, sin);
-    const Angles angles(q_in.scalar_type(), cos, sin);
     Tensor q_out = new_like(q_in), k_out = new_like(k_in);
+    const Angles angles(q_in.scalar_type(), cos, sin);
     if (on_cuda(q_in) && alike && q_in.numel() && k_in.numel()) {
         rotate_on_cuda(for_cuda(View(q_out), q), for_cuda(View(k_out), k), q, angles, interleaved,
                        inverse);
         return {q_out, k_out};
     }
-    rotate(View(q_out), q, angles, interleaved, inverse);
-    rotate(View(k_out), k, angles, interleaved, inverse);
+    const wpe_kernels *kernels = wpe_current(dispatch);
+    rotate(View(q_out), q, angles, interleaved, inverse, kernels);
+    rotate(View(k_out), k, angles, interleaved, inverse, kernels);
     return {q_out, k_out};
 }
 
