@@ -8,7 +8,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
-C_TESTS := $(wildcard tests/*.c)
+C_TESTS := $(wildcard tests/*.c tests/kernels/*.[ch])
 PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help

@@ -28,10 +28,10 @@ enum wpe_beyond { WPE_ZERO, WPE_EDGE };
 enum wpe_dtype { WPE_F16, WPE_BF16, WPE_F32, WPE_F64, WPE_DTYPES };
 
 /* psi((t - shift) / scale), element by element. METHODS 1 [W].
- * t - shift is rounded to the kernel's dtype; all else is double, and the result is rounded once.
- * Requires: kind is a wpe_kind; pointers to n elements of the kernel's dtype. `out` may be t, scale
- * or shift where they have its stride.
- * Writes: n elements of out. */
+ * t - shift is rounded to the kernel's dtype. All else is double, and the result is rounded once;
+ * but haar, which jumps, rounds its quotient to float where the dtype is not double. Requires: kind
+ * is a wpe_kind; pointers to n elements of the kernel's dtype. `out` may be t, scale or shift where
+ * they have its stride. Writes: n elements of out. */
 typedef void wpe_psi_fn(int kind, void *out, const void *t, const void *scale, const void *shift,
                         int64_t n, int64_t out_stride, int64_t t_stride, int64_t scale_stride,
                         int64_t shift_stride);

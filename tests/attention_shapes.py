@@ -12,8 +12,8 @@ BOUNDS = {
         "1 + the score's terms"
     ),
     "sum": Bound(
-        1 / 8, "of the same, for each term of the longest sum: a quarter of what n additions in "
-        "sequence can lose at worst, n / 2 units, and equal terms do lose"
+        1 / 2, "of the same, for each term of the longest sum: each addition in sequence rounds, "
+        "by a unit of the sum so far, which is half the whole one on average"
     ),
     "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
     "out": Bound(

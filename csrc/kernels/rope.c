@@ -1,7 +1,7 @@
 /* rope.c: rotary position embedding, both layouts. METHODS 2 [R].
  *
- * Pair (a, b) becomes (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers, and
- * a row's cos and sin stay in the first-level cache while the inner loop walks the heads. */
+ * Pair (a, b) becomes (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers,
+ * and a row's cos and sin stay in the first-level cache while the inner loop walks the heads. */
 
 /* (a, b) rotated into (*ra, *rb). The fences keep the formula in one piece, where every caller's
  * compilation contracts the same product of each sum: a row's place must not change its bits. */
@@ -88,7 +88,7 @@ static void NAME(rope)(void *out, const void *x, const void *cos, const void *si
     assert(s->outer >= 0 && s->inner >= 0 && s->pairs >= 0 && 2 * s->pairs <= s->head_size);
     assert(is_aligned(out, sizeof(T)) && is_aligned(x, sizeof(T)));
     assert(is_aligned(cos, sizeof(REAL)) && is_aligned(sin, sizeof(REAL)));
-    if (s->head_size == 0) return; /* rows without elements may be more than can be counted */
+    if (s->head_size == 0 || s->inner == 0) return; /* more rows than can be counted */
     int unit = s->out_stride[2] == 1 && s->x_stride[2] == 1 && s->cos_stride[2] == 1 &&
                s->sin_stride[2] == 1;
     if (unit && s->interleaved)
