@@ -85,7 +85,7 @@ static void check_rope(void) {
     s->outer = random_size(0, 5);
     s->inner = random_size(0, 9);
     s->head_size = random_size(0, 400);
-    if (!s->head_size || !s->inner) s->outer = random_empty(s->outer);
+    if (!s->head_size) s->outer = random_empty(s->outer);
     s->pairs = chance(0.6) ? s->head_size / 2 : random_int(0, s->head_size / 2);
     s->interleaved = chance(0.5) ? (int)random_int(1, 2) : 0;
     s->inverse = chance(0.5);
