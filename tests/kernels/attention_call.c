@@ -100,5 +100,5 @@ int prepare(const wpe_kernels *k, attention_call *c, packing how, prepared *to) 
     if (c->pass == WPE_DECODE) return 1;
     if (!pack_keys(k, c, &to->packed, how)) return 0;
     seal(&to->packed);
-    return 1;
+    return check_canaries("packed", &to->packed);
 }

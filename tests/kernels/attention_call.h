@@ -37,5 +37,8 @@ int prepare(const wpe_kernels *k, attention_call *c, packing how, prepared *to);
 
 void check_attention_backward(void);
 void check_attention_store(void);
+void bench_attention(void);
+void bench_attention_backward(void);
+void bench_attention_decode(void);
 
 #endif

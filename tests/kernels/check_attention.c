@@ -150,9 +150,9 @@ static void check_decode(void) {
 }
 
 const kernel_check attention_checks[] = {
-    {"attention", check_forward, NULL},
-    {"attention_backward", check_attention_backward, NULL},
-    {"attention_decode", check_decode, NULL},
+    {"attention", check_forward, bench_attention},
+    {"attention_backward", check_attention_backward, bench_attention_backward},
+    {"attention_decode", check_decode, bench_attention_decode},
     {"attention_store", check_attention_store, NULL},
     {NULL, NULL, NULL},
 };
