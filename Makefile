@@ -8,7 +8,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
-C_TESTS := $(wildcard tests/*.c)
+C_TESTS := $(wildcard tests/*.c tests/kernels/*.[ch])
 PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
@@ -44,6 +44,10 @@ test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 
 test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
+
+.PHONY: check-kernels
+check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
+	@$(MAKE) --silent --no-print-directory -C tests/kernels run
 
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .

@@ -2,8 +2,9 @@
 
 With nvcc, the CUDA kernels are compiled, too, and lie inside the torch module.
 WAVEPE_SANITIZE=1 builds all of it with AddressSanitizer and UndefinedBehaviorSanitizer,
-WAVEPE_EMULATE_CUDA=1 the CUDA kernels for the CPU (tests), WAVEPE_NVCC names another nvcc, or none:
-WAVEPE_NVCC= (the empty string).
+WAVEPE_EMULATE_CUDA=1 the CUDA kernels for the CPU (tests), WAVEPE_TEST_VARIANT=1 adds the variant
+avx2x2 (tests, see csrc/dispatch.c), WAVEPE_NVCC names another nvcc, or none: WAVEPE_NVCC= (the empty
+string).
 """
 
 import os
@@ -29,7 +30,7 @@ SANITIZE = [*SANITIZE.split(), "-g1", "-fno-omit-frame-pointer"]
 SANITIZE = SANITIZE if os.environ.get("WAVEPE_SANITIZE", "0") != "0" else []
 # gnu11, not c11: GCC's ISO modes switch FMA contraction off.
 C_FLAGS = ["-std=gnu11", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
-C_FLAGS += ["-O1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]
+C_FLAGS += ["-O1", "-DWPE_ASSERT=1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]
 CXX_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall"]
 CXX_FLAGS += ["-O0", *SANITIZE, "-DWPE_POISON"] if SANITIZE else ["-O2", "-g0"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -37,6 +38,9 @@ VARIANTS = {
     "portable": [],
     **({"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]} if X86 else {}),
 }
+TEST_VARIANT = X86 and os.environ.get("WAVEPE_TEST_VARIANT", "0") != "0"
+if TEST_VARIANT:
+    VARIANTS["avx2x2"] = ["-march=x86-64-v3", "-DVECTOR_BYTES=64", "-Wno-psabi"]
 LIMITED_API = ("Py_LIMITED_API", "0x030A0000")
 
 
@@ -51,7 +55,9 @@ def library(name, sources, flags=(), macros=()):
 
 
 # The archive that refers to the others comes first on the linker's line.
-LIBRARIES = [library("wpe_dispatch", ["csrc/dispatch.c"], macros=[("WPE_X86", "1")] if X86 else [])]
+MACROS = [("WPE_X86", "1")] * X86 + [("WPE_TEST_VARIANT", "1")] * TEST_VARIANT
+DISPATCH = "wpe_dispatch_test" if TEST_VARIANT else "wpe_dispatch"  # objects of their own
+LIBRARIES = [library(DISPATCH, ["csrc/dispatch.c"], macros=MACROS)]
 LIBRARIES += [
     library(f"wpe_{name}", ["csrc/kernels/variant.c"], flags, [("VARIANT", name)])
     for name, flags in VARIANTS.items()
@@ -165,7 +171,7 @@ class BuildExtensions(build_ext):
         nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None
         known = (nvcc and run_nvcc(nvcc, "--list-gpu-code")) or ""
         archs = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known.split()]
-        stamp = self.write_stamp(f"{nvcc} {known} {EMULATE}")
+        stamp = self.write_stamp(f"{nvcc} {known} {EMULATE} {TEST_VARIANT}")
         fatbin = self.compile_cuda(nvcc, archs, stamp) if archs else None
         numpy_side, *torch_side = self.extensions
         named = " ".join(f"sm_{arch}" for arch in archs) if fatbin else ""

@@ -3,7 +3,8 @@
 python -m benchmarks.attention_page --write | --check
 
 Times come from the newest results of `benchmarks.bench --full` with one and with two threads, the
-rest from attention-memory.json, attention-threads.json and training-step.json beside them.
+rest from attention-memory.json, attention-tails-*.json (one of each machine),
+attention-threads.json and training-step.json beside them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from . import attention_memory, attention_threads, training_step
+from . import attention_memory, attention_tails, attention_threads, training_step
 from .command import page_command
 from .readme import Missing, in_threads, replaced
 
@@ -83,13 +84,17 @@ def read(root: Path) -> dict[int, Rows]:
     return {threads: Rows(*newest[threads][2:]) for threads in THREADS}
 
 
-def kept(root: Path, module: ModuleType) -> dict:
-    """The results of one of the other measurements: attention-memory.json of attention_memory."""
+def kept(root: Path, module: ModuleType) -> list[dict]:
+    """The results of one of the other measurements, of one machine or of several:
+    attention-memory.json and attention-memory-*.json of attention_memory."""
     name = module.__name__.rpartition(".")[2]
-    path = RESULTS / f"{name.replace('_', '-')}.json"
-    if not (root / path).exists():
+    stem = name.replace("_", "-")
+    folder = root / RESULTS
+    paths = [*folder.glob(f"{stem}.json"), *sorted(folder.glob(f"{stem}-*.json"))]
+    if not paths:
+        path = RESULTS / f"{stem}.json"
         raise Missing(f"{path} is missing: python -m benchmarks.{name} --json {path}")
-    return json.loads((root / path).read_text("utf-8"))
+    return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
 # ------------------------------------------------------------------ tables
@@ -204,13 +209,19 @@ def updated(text: str, root: Path) -> str:
     for name, section in TIMES.items():
         text = replaced(text, name, section(by_threads), PAGE)
     for name, module in OTHERS.items():
-        results = kept(root, module)
-        text = replaced(text, name, with_date(module.table(results), results["environment"]), PAGE)
+        runs = kept(root, module)
+        tables = [with_date(module.table(run), run["environment"]) for run in runs]
+        text = replaced(text, name, "\n\n".join(tables), PAGE)
     return text
 
 
 TIMES = {"times": times, "rates": rates, "rivals": rivals, "others": others}
-OTHERS = {"threads": attention_threads, "memory": attention_memory, "step": training_step}
+OTHERS = {
+    "tails": attention_tails,
+    "threads": attention_threads,
+    "memory": attention_memory,
+    "step": training_step,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

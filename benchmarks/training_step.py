@@ -1,10 +1,10 @@
-"""A training step of the demo's Llama with wavelets, against stock Llama with RoPE and SDPA.
+"""A training step of the demo's Llama with wavelets, against one with ALiBi, and against stock Llama
+with RoPE and SDPA.
 
 `python -m benchmarks.training_step` prints the tables; `--json FILE` keeps the figures.
 
 The step is that of `wavepe compare`: forward, loss, backward, clipping of the gradients, AdamW.
-Both models have the same sizes and read the same random bytes; their steps take turns in one
-process.
+The models have the same sizes and read the same random bytes; their steps take turns in one process.
 Then torch's profiler says where each spends its time: self time of the operators, by kind; what is
 left of the step is Python and autograd between them. The profiler slows a step down, so shares
 come from it, times do not.
@@ -30,7 +30,7 @@ from .machine import surroundings
 from .memory import Allocator
 from .timing import take_turns
 
-WAVELETS, STOCK = "wavelets", "stock"
+WAVELETS, ALIBI, STOCK = "wavelets", "alibi", "stock"
 SPEC = "wavelet:scales=6"
 LONGER = (1024, 1)  # length, sequences per step: as many tokens as the demo's 128 x 8
 PROFILED_STEPS = 10
@@ -66,11 +66,11 @@ def demo_settings() -> Settings:
 
 
 def models(settings: Settings) -> dict[str, Any]:
-    """The demo's model with wavelets, and transformers' own of the same sizes."""
+    """The demo's models with wavelets and with ALiBi, and transformers' own of the same sizes."""
     ours = training.new_model(SPEC, 0, settings)
     same = {key: getattr(ours.config, key) for key in SAME}
     stock = LlamaForCausalLM(LlamaConfig(**same, attn_implementation="sdpa"))
-    return {WAVELETS: ours, STOCK: stock}
+    return {WAVELETS: ours, ALIBI: training.new_model(ALIBI, 0, settings), STOCK: stock}
 
 
 def steps(settings: Settings) -> dict[str, Callable[[], float]]:
@@ -117,10 +117,10 @@ def shares(step: Callable[[], Any], count: int = PROFILED_STEPS) -> dict[str, fl
 
 
 def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dict:
-    """The two steps at one size."""
+    """The steps at one size, and that with wavelets over each of the others."""
     calls = steps(settings)
     timings = take_turns(calls, repeats=repeats, budget=30, warm_up=3)
-    ours, stock = timings[WAVELETS], timings[STOCK]
+    ours, others = timings[WAVELETS], (ALIBI, STOCK)
     return {
         "length": settings.train_length,
         "batch": settings.batch,
@@ -129,8 +129,11 @@ def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dic
         "head_size": settings.head_dim,
         "seconds": {name: timing.summary() for name, timing in timings.items()},
         "ratio": {
-            "min": min(ours.seconds) / min(stock.seconds),
-            "rounds": ours.over(stock).median,
+            name: {
+                "min": min(ours.seconds) / min(timings[name].seconds),
+                "rounds": ours.over(timings[name]).median,
+            }
+            for name in others
         },
         "shares": {name: shares(call, profiled) for name, call in calls.items()},
     }
@@ -156,7 +159,7 @@ def table(results: dict) -> str:
         f"| sequences x length | | whole step | {' | '.join(KINDS)} | {BETWEEN} |",
         "|---|---|---:|" + "---:|" * (len(KINDS) + 1),
     ]
-    labels = {WAVELETS: f"`{results['encoding']}`", STOCK: "stock: RoPE, SDPA"}
+    labels = {WAVELETS: f"`{results['encoding']}`", ALIBI: "`alibi`", STOCK: "stock: RoPE, SDPA"}
     for row in results["rows"]:
         for name, label in labels.items():
             time, parts = row["seconds"][name]["min"], row["shares"][name]
@@ -165,7 +168,9 @@ def table(results: dict) -> str:
                 f"| {row['batch']} x {row['length']} | {label} | {1e3 * time:.1f} ms "
                 f"| {' | '.join(cells)} |"
             )
-        lines.append(f"| | ratio | {row['ratio']['min']:.2f} |" + " |" * (len(KINDS) + 1))
+        for name, ratio in row["ratio"].items():
+            label = f"wavelets / {name}"
+            lines.append(f"| | {label} | {ratio['min']:.2f} |" + " |" * (len(KINDS) + 1))
     return "\n".join(lines)
 
 

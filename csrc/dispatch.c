@@ -9,6 +9,9 @@ static const char *const kind_names[WPE_KINDS] = {"ricker", "gaussian", "morlet"
 extern const wpe_kernels wpe_kernels_portable;
 #ifdef WPE_X86
 extern const wpe_kernels wpe_kernels_avx2, wpe_kernels_avx512;
+#ifdef WPE_TEST_VARIANT /* vectors of 64 bytes compiled for AVX2: avx512's logic on any machine */
+extern const wpe_kernels wpe_kernels_avx2x2;
+#endif
 #endif
 
 const wpe_kernels *wpe_variant(int index) {
@@ -25,18 +28,28 @@ const wpe_kernels *wpe_variant(int index) {
 
 static wpe_dispatch dispatch = {NULL, kind_names};
 
+static void switch_to(const wpe_kernels *table) {
+    __atomic_store_n(&dispatch.current, table, __ATOMIC_RELEASE);
+}
+
 wpe_dispatch *wpe_get_dispatch(void) {
-    if (!dispatch.current)
-        for (int i = 0; wpe_variant(i); i++) dispatch.current = wpe_variant(i);
+    if (!wpe_current(&dispatch)) {
+        const wpe_kernels *best = NULL;
+        for (int i = 0; wpe_variant(i); i++) best = wpe_variant(i);
+        switch_to(best);
+    }
     return &dispatch;
 }
 
 int wpe_use_variant(const char *name) {
-    const wpe_kernels *table;
+    const wpe_kernels *table, *found = NULL;
     for (int i = 0; (table = wpe_variant(i)); i++)
-        if (!strcmp(table->name, name)) {
-            dispatch.current = table;
-            return 0;
-        }
-    return -1;
+        if (!strcmp(table->name, name)) found = table;
+#if defined(WPE_X86) && defined(WPE_TEST_VARIANT)
+    if (__builtin_cpu_supports("x86-64-v3") && !strcmp(wpe_kernels_avx2x2.name, name))
+        found = &wpe_kernels_avx2x2;
+#endif
+    if (!found) return -1;
+    switch_to(found);
+    return 0;
 }

@@ -8,8 +8,12 @@ from cases import SIZES, Bound
 BOUNDS = {
     "terms": Bound(
         8, "of the entry's own sum of terms' magnitudes: exp to four units, quotient and products "
-        "round once each, sums in lanes; a weight's relative error is its score's absolute one, so "
-        "each counts 1 + the score's terms"
+        "round once each; a weight's relative error is its score's absolute one, so each counts "
+        "1 + the score's terms"
+    ),
+    "sum": Bound(
+        1 / 2, "of the same, for each term of the longest sum: each addition in sequence rounds, "
+        "by a unit of the sum so far, which is half the whole one on average"
     ),
     "low": Bound(2, "of the error of rounding the exact result once, and what float32 has"),
     "out": Bound(
@@ -49,8 +53,9 @@ def largest(x):
     return x.max(initial=0.0)
 
 
-def rounding(size, unit, dtype):
-    """Allowed error of each entry in arithmetic of `dtype`; what is below the smallest normal may
-    be dropped."""
+def rounding(size, unit, dtype, terms):
+    """Allowed error of each entry, a sum of so many `terms` in arithmetic of `dtype`; what is below
+    the smallest normal may be dropped."""
     tiny = float(np.finfo(dtype).tiny)
-    return BOUNDS["terms"].units * (unit * size + tiny * (1 + largest(size)))
+    units = BOUNDS["terms"].units + BOUNDS["sum"].units * terms
+    return units * (unit * size + tiny * (1 + largest(size)))

@@ -91,24 +91,66 @@ def wavelet_table(offsets, scale, shift, kind="ricker", mirrored=None):
     return psi(kind, t, np.asarray(scale, np.float64), np.asarray(shift, np.float64))
 
 
+def wavelet_table_gradients(grad, offsets, scale, shift, kind="ricker", mirrored=None):
+    """Of sum(grad p): (d/da, sizes of its terms), and (d/db, sizes). With u = (t - b) / a it is
+    du/da = -u / a, du/db = -1 / a; morlet's cosine depends on b alone. Sizes count u's rounding."""
+    if mirrored is None:
+        mirrored = kind == "haar"
+    t = np.asarray(offsets, np.float64)[:, None] * (-1 if mirrored else 1)
+    u = np.clip((t - shift) / scale, -TAIL, TAIL)
+    bell = np.exp(-(u**2) / (2 if kind == "ricker" else 1))
+    turning, size, along = 1.0, 2 * np.abs(u), 0.0
+    if kind == "ricker":
+        turning, size = (u**2 - 3) / -2, np.abs(u) ** 3 + 3 * np.abs(u)
+    elif kind == "morlet":
+        turning, along = np.cos(t - shift), bell * np.sin(t - shift)
+    elif kind == "haar":
+        bell = 0.0 * u
+    by_u = -2 * u * bell * turning
+    size = np.abs(grad) * bell * (1 + u**2) * (size / np.abs(scale) + (kind == "morlet"))
+    by_scale, by_shift = grad * by_u * -u / scale, grad * (along - by_u / scale)
+    return [(by_scale.sum(0), (size * np.abs(u)).sum(0)), (by_shift.sum(0), size.sum(0))]
+
+
 # ------------------------------------------------------------------ relative bias [W]
 
 
+def relative_rows(m, keys, w, first, beyond):
+    """(m, keys) each: delta - first for delta = i + (keys - m) - j, and whether the table of w rows
+    has that row; with beyond="edge" it is the nearest one."""
+    first = max(-(2**61), min(2**61, first))  # further away nothing changes, and sums fit int64
+    row = np.arange(m)[:, None] + (keys - m) - np.arange(keys) - first
+    if beyond == "edge":
+        row = np.clip(row, 0, w - 1)
+    return row, (row >= 0) & (row < w)
+
+
 def relative_bias(q, p, keys, first=0, beyond="zero"):
-    """out[i, j] = q[i] . p[delta - first], delta = i + (keys - m) - j; the score term q_m . p_delta
-    of [W]."""
+    """out[i, j] = q[i] . p[delta - first]; the score term q_m . p_delta of [W]."""
     q, p = np.asarray(q, np.float64), np.asarray(p, np.float64)
     m, w = q.shape[-2], p.shape[-2]
-    out = np.zeros((*np.broadcast_shapes(q.shape[:-2], p.shape[:-2]), m, keys))
+    lead = np.broadcast_shapes(q.shape[:-2], p.shape[:-2])
+    row, inside = relative_rows(m, keys, w, first, beyond)
+    if not inside.any():
+        return np.zeros((*lead, m, keys))
     with np.errstate(all="ignore"):
-        for i in range(m):
-            for j in range(keys):
-                row = i + (keys - m) - j - first
-                if beyond == "edge":
-                    row = min(max(row, 0), w - 1)
-                if 0 <= row < w:
-                    out[..., i, j] = (q[..., i, :] * p[..., row, :]).sum(-1)
-    return out
+        products = np.broadcast_to(q @ np.swapaxes(p, -1, -2), (*lead, m, w))
+        of_rows = np.broadcast_to(np.where(inside, row, 0), (*lead, m, keys))
+        return np.where(inside, np.take_along_axis(products, of_rows, -1), 0.0)
+
+
+def relative_bias_gradients(grad, q, p, first=0, beyond="zero"):
+    """dq[i] = sum_j grad[i, j] p[row], dp[r] = sum of grad[i, j] q[i] over the i, j of row r, and
+    over what p is broadcast to."""
+    grad, q, p = (np.asarray(x, np.float64) for x in (grad, q, p))
+    (*lead, m, keys), w = grad.shape, p.shape[-2]
+    row, inside = relative_rows(m, keys, w, first, beyond)
+    i, j = np.nonzero(inside)
+    summed = np.zeros((m, w, *lead))  # of grad, by query and row
+    np.add.at(summed, (i, row[i, j]), np.moveaxis(grad, (-2, -1), (0, 1))[i, j])
+    summed = np.moveaxis(summed, (0, 1), (-2, -1))
+    grad_p = np.swapaxes(summed, -1, -2) @ q
+    return summed @ p, grad_p.sum(tuple(range(grad_p.ndim - p.ndim)))
 
 
 # ------------------------------------------------------------------ rotary [R]

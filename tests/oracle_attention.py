@@ -193,7 +193,8 @@ def of_out(grad_out, error, done, q, k, v, **options):
     """What an `error` of out, entry by entry, adds to each gradient by sum_l w_il dw_il, which is
     do_i . out_i."""
     size = (abs(grad_out) * error).sum(-1, keepdims=True)
-    ds = done.weights * size * (1 - done.tanh**2 + 2.0**-22)  # and the rounding of tanh
+    with np.errstate(invalid="ignore"):  # 2^-22: the rounding of tanh
+        ds = np.where(done.visible, done.weights * size * (1 - done.tanh**2 + 2.0**-22), 0.0)
     return through(ds, done, q, k, magnitudes=True, **options)
 
 
@@ -227,16 +228,20 @@ def summed(x, kv_heads):
 
 
 def table_gradients(ds, r, p, done):
-    """e[i, c] is the sum of ds over the pairs (i, j) that read row c; dr = e p, dp = e^T r."""
+    """e[i, c] is the sum of ds over the pairs (i, j) that read row c; dr = e p, dp = e^T r, summed
+    over the c that query i reads and the i that read row c: the others may be NaN."""
     batch, heads, m, n = ds.shape
-    e = np.zeros((batch, heads, m, p.shape[-2]))
+    e, read = np.zeros((batch, heads, m, p.shape[-2])), None
+    row, inside = (np.broadcast_to(x, ds.shape) for x in (done.row, done.inside))
     if e.size and n:
-        row = np.broadcast_to(done.row, ds.shape)
-        inside = np.broadcast_to(done.inside, ds.shape)
         b, h, i, _ = np.ogrid[:batch, :heads, :m, :n]
         np.add.at(e, (b, h, i, row), np.where(inside, ds, 0.0))
-    grad_p = (flip(e) @ r).sum(0)
-    return e @ p, grad_p.sum(0) if p.ndim == 2 else grad_p
+    if not all(np.isfinite(x).all() for x in (e, r, p)):
+        read = np.zeros(e.shape, bool)
+        pairs = np.nonzero(inside & done.visible)
+        read[(*pairs[:3], row[pairs])] = True
+    grad_p = weighted(flip(e), None if read is None else flip(read), r).sum(0)
+    return weighted(e, read, p), grad_p.sum(0) if p.ndim == 2 else grad_p
 
 
 def forward_sizes(done, v):

@@ -58,7 +58,7 @@ def test_wide_objects_use_fma(functions, variant, register):
     """An ISO mode or a lost flag would switch contraction off, at half the speed."""
     if not any(name.endswith(f"_{variant}") for name in functions):
         pytest.skip(f"this build holds no {variant}")
-    (text,) = functions[f"relative_bias_f32_{variant}"]
+    (text,) = functions[f"bias_rows_f32_{variant}"]  # the loops of relative_bias
     assert len(re.findall(rf"vfmadd\w+ps .*%{register}", text)) >= 12
 
 

@@ -1,244 +1,27 @@
-"""Seeded random calls of every NumPy function: a right result, or ValueError or TypeError; never
-anything else."""
+"""Seeded random calls of the NumPy functions on every variant (fuzz.py): a right result, or
+ValueError or TypeError; never anything else. And what `make fuzz` says of a failure."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fuzz
+import fuzz_numpy
 import numpy as np
-import oracle
 import pytest
-import test_relative_bias
-import test_rope
-import test_rope_table
-import test_wavelet
-import test_wavelet_table
 import wavepe
-from cases import LAYOUTS, Guard, assert_same_bits, generator, lay_out, turn
+from cases import generator
+from fuzz_draw import NONSENSE, pick
 
-CASES = 250
+FUZZ = Path(fuzz.__file__)
+CALLS = 80 if fuzz.SANITIZED else 250
 REFUSED = (ValueError, TypeError)
-# Values no argument takes, whatever it is.
-NONSENSE = (None, "x", object(), 1j, {}, b"1", np.array("x"), np.array([None, 1]))
 
 
-def pick(rng, *choices):
-    return choices[rng.integers(len(choices))]
-
-
-def some_layout(rng, a):
-    return lay_out(a, pick(rng, *LAYOUTS)) if a.ndim else a
-
-
-def shape(rng, *tail, most=3):
-    return (*(int(n) for n in rng.integers(0, 4, rng.integers(0, most))), *tail)
-
-
-def spoil(rng, arguments, keys, extra=()):
-    """One argument made nonsense, or one of the given (name, value) pairs: bad by the contract, to
-    be refused."""
-    if len(extra) and rng.random() < 0.6:
-        name, value = extra[rng.integers(len(extra))]
-    else:
-        name, value = pick(rng, *keys), pick(rng, *NONSENSE)
-    return arguments | {name: value}
-
-
-def relative_bias_case(rng):
-    m, keys, w, d = (int(n) for n in rng.integers(0, 40, 4))
-    w = max(w, 1)
-    lead = shape(rng)
-    dtype = pick(rng, np.float32, np.float64)
-    q = some_layout(rng, rng.normal(size=(*lead, m, d)).astype(dtype))
-    p = some_layout(
-        rng, rng.normal(size=(*lead[int(rng.integers(0, len(lead) + 1)) :], w, d)).astype(dtype)
-    )
-    good = {
-        "q": q,
-        "p": p,
-        "keys": keys,
-        "first": int(rng.integers(-50, 50)),
-        "beyond": pick(rng, "zero", "edge"),
-    }
-    bad = [
-        ("p", np.ones((w, d + 1), dtype)),
-        ("q", np.ones(d, dtype)),
-        ("keys", -1),
-        ("keys", 2.5),
-        ("first", 0.5),
-        ("beyond", "both"),
-        ("out", np.empty((*lead, m, keys + 1), dtype)),
-        ("out", np.empty((*lead, m, keys), np.int32)),
-    ]
-    return good, bad, ("q", "p", "keys", "first", "beyond", "out")
-
-
-def call_relative_bias(a):
-    a = dict(a)
-    return wavepe.relative_bias(a.pop("q"), a.pop("p"), a.pop("keys"), **a)
-
-
-def check_relative_bias(got, a):
-    test_relative_bias.check(got, a["q"], a["p"], a["keys"], a["first"], a["beyond"])
-
-
-def rope_case(rng):
-    n, h, rest = int(rng.integers(0, 9)), int(rng.integers(1, 40)), int(rng.integers(0, 20))
-    lead = shape(rng, n)
-    x = some_layout(
-        rng, rng.normal(size=(*lead, 2 * h + rest)).astype(pick(rng, np.float32, np.float64))
-    )
-    of_table = lead[int(rng.integers(0, len(lead) + 1)) :]
-    cos, sin = (
-        some_layout(rng, a) for a in turn(rng, (*of_table, h), pick(rng, np.float32, np.float64))
-    )
-    good = {
-        "x": x,
-        "cos": cos,
-        "sin": sin,
-        "interleaved": bool(rng.integers(2)),
-        "inverse": bool(rng.integers(2)),
-    }
-    wide = np.ones((*of_table, h + rest + 1), np.float32)
-    bad = [
-        ("cos", wide),
-        ("sin", wide),
-        ("x", np.ones(2 * h - 1, np.float32)),
-        ("x", np.ones((5, 2 * h), np.int64)),
-        ("cos", np.ones((7, *lead, h), np.float32)),
-        ("out", np.empty((*x.shape[:-1], x.shape[-1] + 1), x.dtype)),
-        ("out", np.empty(x.shape, np.int16)),
-    ]
-    return good, bad, ("x", "cos", "sin")
-
-
-def call_rope(a):
-    a = dict(a)
-    return wavepe.rope(a.pop("x"), a.pop("cos"), a.pop("sin"), **a)
-
-
-def check_rope(got, a):
-    test_rope.check(got, a["x"], a["cos"], a["sin"], a["interleaved"], a["inverse"])
-
-
-def rope_table_case(rng):
-    h = int(rng.integers(0, 7))
-    sections = [int(n) for n in rng.multinomial(h, [0.3, 0.3, 0.4])] if rng.integers(2) else None
-    positions = rng.integers(-(2**24), 2**24, shape(rng, *([3] if sections else []), most=2))
-    positions = some_layout(rng, np.asarray(positions))
-    good = {
-        "positions": positions,
-        "inv_freq": some_layout(rng, rng.uniform(0, 1, h)),
-        "attention_factor": pick(rng, 1.0, 0.5, 1.25),
-        "sections": sections,
-    }
-    bad = [
-        ("inv_freq", np.ones((h, 1))),
-        ("sections", [h + 1]),
-        ("sections", [h, 0, 0, 0, 0, 0, 0]),
-        ("precision", "half"),
-        ("dtype", np.int8),
-    ]
-    return good, bad, ("positions", "inv_freq", "attention_factor", "precision")
-
-
-def call_rope_table(a):
-    a = dict(a)
-    return wavepe.rope_table(a.pop("positions"), a.pop("inv_freq"), **a)
-
-
-def check_rope_table(got, a):
-    want = oracle.rope_table(a["positions"], a["inv_freq"], a["attention_factor"], a["sections"])
-    test_rope_table.check(got, want)
-
-
-def wavelet_table_case(rng):
-    dim, w = int(rng.integers(0, 20)), int(rng.integers(0, 20))
-    offsets = w if rng.integers(2) else some_layout(rng, rng.integers(-300, 300, w))
-    good = {
-        "offsets": offsets,
-        "scale": some_layout(rng, rng.uniform(0.5, 99, dim)),
-        "shift": some_layout(rng, rng.uniform(-9, 9, dim)),
-        "kind": pick(rng, *oracle.KINDS),
-        "mirrored": pick(rng, None, False, True),
-        "dtype": pick(rng, np.float32, np.float64),
-    }
-    bad = [
-        ("offsets", -1),
-        ("offsets", 1.5),
-        ("offsets", np.ones(3)),
-        ("offsets", np.ones((2, 2), int)),
-        ("scale", np.ones(dim + 2)),
-        ("shift", np.ones((dim, 1))),
-        ("kind", "daubechies"),
-        ("dtype", np.uint8),
-        ("out", np.empty((w, dim + 1), np.float32)),
-    ]
-    return good, bad, ("offsets", "scale", "shift", "kind")
-
-
-def call_wavelet_table(a):
-    a = dict(a)
-    return wavepe.wavelet_table(a.pop("offsets"), a.pop("scale"), a.pop("shift"), **a)
-
-
-def check_wavelet_table(got, a):
-    test_wavelet_table.check(
-        got, *(a[k] for k in ("offsets", "scale", "shift", "kind", "mirrored", "dtype"))
-    )
-
-
-def psi_case(rng):
-    dtype = pick(rng, np.float16, np.float32, np.float64)
-    n = int(rng.integers(1, 80))
-    t, scale, shift = (some_layout(rng, a) for a in test_wavelet.inputs(rng, n, dtype))
-    good = {"kind": pick(rng, *oracle.KINDS), "t": t, "scale": scale, "shift": shift}
-    bad = [
-        ("t", np.ones(n + 1)[: n + 1 if n > 1 else 0]),
-        ("out", np.empty(n + 1)),
-        ("out", np.empty(n, np.int8)),
-    ]
-    bad = [
-        (name, value) for name, value in bad if n > 1 or (name == "out" and value.dtype == np.int8)
-    ]
-    return good, bad, ("t", "scale", "shift")
-
-
-def call_psi(a):
-    a = dict(a)
-    return getattr(wavepe, a.pop("kind"))(a.pop("t"), a.pop("scale"), a.pop("shift"), **a)
-
-
-def check_psi(got, a):
-    test_wavelet.check(a["kind"], got, a["t"], a["scale"], a["shift"], a["t"].dtype)
-
-
-FUNCTIONS = {
-    "psi": (psi_case, call_psi, check_psi),
-    "relative_bias": (relative_bias_case, call_relative_bias, check_relative_bias),
-    "rope": (rope_case, call_rope, check_rope),
-    "rope_table": (rope_table_case, call_rope_table, check_rope_table),
-    "wavelet_table": (wavelet_table_case, call_wavelet_table, check_wavelet_table),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_good_and_bad_input(variant, name):
-    case, call, check = FUNCTIONS[name]
-    rng = generator("fuzz", name)
-    for number in range(CASES):
-        good, bad, keys = case(rng)
-        got = call(good)
-        check(got, good)
-        if not isinstance(got, tuple):
-            guard = Guard(
-                got.shape,
-                got.dtype,
-                pick(rng, "contiguous", "sliced", "negative", "fortran", "offset"),
-            )
-            if name != "rope_table":
-                call(good | {"out": guard.out})
-                guard.check(f"{name} {number}")
-                assert_same_bits(guard.out, got)
-        spoilt = spoil(rng, good, keys, bad)
-        with np.errstate(all="ignore"), pytest.raises(REFUSED):
-            call(spoilt)
+@pytest.mark.parametrize("name", fuzz_numpy.TARGETS)
+def test_random_calls(every_variant, name):
+    fuzz.make_calls(name, range(CALLS))
 
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "rope_frequencies", "wavelet_grid", "sinusoidal"])
@@ -262,11 +45,86 @@ def test_random_arguments_of_the_small_functions(name):
         np.ones((2, 2)),
     )
     kept = 0
-    for _ in range(CASES):
+    for _ in range(250):
         args = [pick(rng, *values) for _ in range(rng.integers(1, 4))]
         try:
             getattr(wavepe, name)(*args)
         except REFUSED:
             continue
         kept += 1
-    assert kept < CASES
+    assert 0 < kept < 250
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrong_rope(monkeypatch):
+    """A function whose first element is wrong on one variant, where there is an element."""
+    target = fuzz.target_of("rope")
+    right = target.call
+
+    def call(arguments):
+        found = right(arguments)
+        if found.size and wavepe.variant() == "portable":
+            found[(0,) * found.ndim] += 1
+        return found
+
+    monkeypatch.setattr(target, "call", call)
+
+
+def test_a_failure_says_what_repeats_it(wrong_rope):
+    with pytest.raises(fuzz.Failure) as caught:
+        fuzz.make_calls("rope", range(20), seed="failing")
+    said = str(caught.value)
+    assert "on portable: AssertionError" in said
+    assert re.search(r"^    x = float\d\d\(.*\) strides", said, re.M)
+    number = re.search(r"again: python tests/fuzz.py --seed failing --call rope:(\d+)", said)[1]
+    with pytest.raises(fuzz.Failure) as again:
+        fuzz.make_call("rope", int(number), "failing")
+    assert str(again.value) == said
+
+
+def test_an_accepted_bad_argument_is_a_failure(monkeypatch):
+    monkeypatch.setattr(fuzz.target_of("rope"), "refuse", lambda arguments: None)
+    with pytest.raises(fuzz.Failure, match="accepted a bad argument"):
+        fuzz.make_call("rope", 0, "failing")
+
+
+def test_the_command_repeats_a_call_and_counts_calls():
+    once = ("--functions", "psi,rope", "--workers", "2", "--minutes", "0.03", "--seed", "7")
+    for arguments in (("--call", "rope:3", "--seed", "7"), once):
+        done = subprocess.run(
+            [sys.executable, str(FUZZ), *arguments], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    first, *counts, last = done.stdout.splitlines()
+    assert first.startswith(f"seed 7, variants {', '.join(fuzz.variants())}:")
+    made = [int(line.split()[0]) for line in counts]
+    assert [line.split()[1:] for line in counts] == [["calls", "of", n] for n in ("psi", "rope")]
+    assert min(made) > 0
+    assert last == f"seed 7: 0 failures in {sum(made)} calls"
+
+
+def test_a_crash_says_which_call_it_was(monkeypatch, capfd):
+    """Workers that end, here at their third call, are counted and replaced."""
+
+    def start(seed, names, first, step, seconds, place):
+        code = (
+            "import os, fuzz; target = fuzz.target_of('rope')\n"
+            "def judge(a, right=target.judge, made=[]):\n"
+            "    made.append(1)\n"
+            "    return right(a) if len(made) < 3 else os._exit(9)\n"
+            "target.judge = judge\n"
+            f"fuzz.work({seed!r}, {names!r}, {first}, {step}, {seconds}, {str(place)!r})"
+        )
+        return subprocess.Popen([sys.executable, "-c", code], cwd=FUZZ.parent)
+
+    monkeypatch.setattr(fuzz, "start", start)
+    monkeypatch.setattr(fuzz, "ENOUGH", 2)
+    count, failures = fuzz.run_workers("7", ["rope"], 60, 1)
+    assert failures == 2
+    assert count["rope"] == 4
+    said = capfd.readouterr().out
+    assert "FAILED rope:2: the process ended with 9" in said
+    assert "--seed 7 --call rope:5" in said

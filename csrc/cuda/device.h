@@ -20,7 +20,9 @@
         name(const __grid_constant__ Params a)
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
-/* Written out: of a copied struct nvcc makes four accesses of four bytes here and there. */
+/* Written out: of a copied struct nvcc makes four accesses of four bytes here and there. The load
+ * is neither volatile nor a barrier: nvcc may move it across stores. That is safe in place, too, as
+ * each store depends on the loads of what it overwrites (rope.cu). */
 typedef uint4 Word16;
 DEVICE Word16 load_word(const Word16 *from) {
     Word16 w;

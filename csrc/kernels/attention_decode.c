@@ -22,23 +22,24 @@ static void NAME(dots)(REAL *s, const REAL *x, wpe_matrix m, int storage, int64_
     for (int64_t j = begin; j < end; j += DECODE_KEYS) {
         V sum[DECODE_KEYS] = {0};
         int64_t c = 0;
-#define DOT(storage, T, type)                                                          \
-    case storage: {                                                                    \
-        const T *row[DECODE_KEYS]; /* rows past the end repeat the last: not stored */ \
-        for (int k = 0; k < DECODE_KEYS; k++)                                          \
-            row[k] = (const T *)m.data + smaller(j + k, end - 1) * m.row;              \
-        for (; m.col == 1 && c + LANES <= d; c += LANES) {                             \
-            V factor = LOAD_REAL(x + c, 1, LANES);                                     \
-            _Pragma("GCC unroll 16") for (int k = 0; k < DECODE_KEYS; k++) sum[k] +=   \
-                factor * LOAD_FROM(type)(row[k] + c, 1, LANES);                        \
-        }                                                                              \
-        for (; c < d; c += LANES) {                                                    \
-            int lanes = (int)smaller(LANES, d - c);                                    \
-            V factor = LOAD_REAL(x + c, 1, lanes);                                     \
-            for (int k = 0; k < DECODE_KEYS; k++)                                      \
-                sum[k] += factor * LOAD_FROM(type)(row[k] + c * m.col, m.col, lanes);  \
-        }                                                                              \
-        break;                                                                         \
+#define DOT(storage, type)                                                                        \
+    case storage: {                                                                               \
+        const type *row[DECODE_KEYS]; /* rows past the end repeat the last: not stored */         \
+        for (int k = 0; k < DECODE_KEYS; k++)                                                     \
+            row[k] = (const type *)m.data + smaller(j + k, end - 1) * m.row_stride;               \
+        for (; m.col_stride == 1 && c + LANES <= d; c += LANES) {                                 \
+            V factor = LOAD_REAL(x + c, 1, LANES);                                                \
+            _Pragma("GCC unroll 16") for (int k = 0; k < DECODE_KEYS; k++) sum[k] +=              \
+                factor * PASTE2(load_, type)(row[k] + c, 1, LANES);                               \
+        }                                                                                         \
+        for (; c < d; c += LANES) {                                                               \
+            int lanes = (int)smaller(LANES, d - c);                                               \
+            V factor = LOAD_REAL(x + c, 1, lanes);                                                \
+            for (int k = 0; k < DECODE_KEYS; k++)                                                 \
+                sum[k] +=                                                                         \
+                    factor * PASTE2(load_, type)(row[k] + c * m.col_stride, m.col_stride, lanes); \
+        }                                                                                         \
+        break;                                                                                    \
     }
         switch (storage) { EACH_STORAGE(DOT) }
 #undef DOT
@@ -54,22 +55,22 @@ static void NAME(dots)(REAL *s, const REAL *x, wpe_matrix m, int storage, int64_
 static void NAME(decode_table)(REAL *s, const wpe_attention *a, const REAL *r, wpe_matrix table,
                                int64_t key, int64_t begin, int64_t end) {
     const wpe_relative *p = a->relative;
-    int64_t zero = a->offset - p->first - key; /* row of the tile's first key */
+    int64_t zero = a->offset - p->first_delta - key; /* row of the tile's first key */
     int64_t inside = larger(zero - (p->rows - 1), begin), outside = smaller(zero + 1, end);
     inside = smaller(inside, end); /* keys before it lie past the table's last row */
     outside = larger(outside, inside);
     if (inside < outside) {
-        wpe_matrix falling = {NAME(element)(table, a->storage, zero - inside, 0), -table.row,
-                              table.col};
+        wpe_matrix falling = {NAME(element)(table, a->storage, zero - inside, 0), -table.row_stride,
+                              table.col_stride};
         NAME(dots)(s + inside, r, falling, a->storage, 0, outside - inside, a->head_size, 1);
     }
     if (p->beyond != WPE_EDGE) return;
-    REAL far = 0, near = 0;
-    wpe_matrix last = {NAME(element)(table, a->storage, p->rows - 1, 0), 0, table.col};
-    NAME(dots)(&far, r, last, a->storage, 0, 1, a->head_size, 0);
-    NAME(dots)(&near, r, table, a->storage, 0, 1, a->head_size, 0);
-    for (int64_t j = begin; j < inside; j++) s[j] += far;
-    for (int64_t j = outside; j < end; j++) s[j] += near;
+    REAL of_last_row = 0, of_first_row = 0;
+    wpe_matrix last = {NAME(element)(table, a->storage, p->rows - 1, 0), 0, table.col_stride};
+    NAME(dots)(&of_last_row, r, last, a->storage, 0, 1, a->head_size, 0);
+    NAME(dots)(&of_first_row, r, table, a->storage, 0, 1, a->head_size, 0);
+    for (int64_t j = begin; j < inside; j++) s[j] += of_last_row;
+    for (int64_t j = outside; j < end; j++) s[j] += of_first_row;
 }
 
 /* out += sum of weight[j] * row j of v, a row of weight 0 that is hidden left out: 0 * NaN. */
@@ -78,18 +79,20 @@ static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attenti
     for (int64_t x = 0; x < a->value_size; x += CHUNK) {
         int64_t cols = smaller(CHUNK, a->value_size - x);
         V sum[CHUNK / LANES] = {0};
-#define ADD(storage, T, type)                                                                     \
+#define ADD(storage, type)                                                                        \
     case storage:                                                                                 \
         for (int64_t j = begin; j < end; j++) {                                                   \
             if (weight[j] == 0 && !unmasked(a, 0, key + j)) continue;                             \
-            const T *row = (const T *)a->v.data + (key + j) * a->v.row + x * a->v.col;            \
-            if (cols == CHUNK && a->v.col == 1) {                                                 \
+            const type *row =                                                                     \
+                (const type *)a->v.data + (key + j) * a->v.row_stride + x * a->v.col_stride;      \
+            if (cols == CHUNK && a->v.col_stride == 1) {                                          \
                 _Pragma("GCC unroll 32") for (int c = 0; c < CHUNK / LANES; c++) sum[c] +=        \
-                    weight[j] * LOAD_FROM(type)(row + c * LANES, 1, LANES);                       \
+                    weight[j] * PASTE2(load_, type)(row + c * LANES, 1, LANES);                   \
             } else {                                                                              \
                 for (int64_t c = 0; c < cols; c += LANES)                                         \
-                    sum[c / LANES] += weight[j] * LOAD_FROM(type)(row + c * a->v.col, a->v.col,   \
-                                                                  (int)smaller(LANES, cols - c)); \
+                    sum[c / LANES] += weight[j] * PASTE2(load_, type)(                            \
+                                                      row + c * a->v.col_stride, a->v.col_stride, \
+                                                      (int)smaller(LANES, cols - c));             \
             }                                                                                     \
         }                                                                                         \
         break;
@@ -102,22 +105,22 @@ static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attenti
     }
 }
 
-static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
-                                   void *lse_, void *workspace) {
-    REAL *lse = lse_, max = -(REAL)INFINITY, sum = 0, keep[WPE_KEY_BLOCK];
+static NOINLINE void NAME(decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
+                                  REAL *lse, void *workspace) {
+    REAL max = -(REAL)INFINITY, sum = 0, keep[WPE_KEY_BLOCK];
     MEMORY memory = {workspace, 0};
     BLOCK b;
     TILE t;
-    NAME(block_memory)(&b, a, &memory);
+    NAME(block_memory)(&b, a, WPE_DECODE, &memory);
     REAL *o = NAME(take)(&memory, b.padded_dv);
     NAME(begin_block)(&b, 0, 1);
-    b.cols = 0;
     memset(o, 0, (size_t)b.padded_dv * sizeof(REAL));
-    for (int64_t j = round_down(b.keys.begin, WPE_KEY_BLOCK); j < b.keys.end; j += WPE_KEY_BLOCK) {
+    for (int64_t j = round_down(b.key_range.begin, WPE_KEY_BLOCK); j < b.key_range.end;
+         j += WPE_KEY_BLOCK) {
         if (NAME(other_segments)(&b, j)) continue;
         NAME(begin_tile)(&t, &b, j);
         int64_t begin = t.exact[0].begin, end = t.exact[0].end;
-        wpe_matrix keys = {NAME(element)(a->k, a->storage, j, 0), a->k.row, a->k.col};
+        wpe_matrix keys = {NAME(element)(a->k, a->storage, j, 0), a->k.row_stride, a->k.col_stride};
         NAME(dots)(t.s, b.q, keys, a->storage, begin, end, a->head_size, 0);
         if (a->relative) NAME(decode_table)(t.s, a, b.r, table, j, begin, end);
         NAME(adjust_row)(&b, &t, 0);
@@ -130,5 +133,12 @@ static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe
         NAME(decode_values)(o, t.s, a, j, begin, end);
     }
     *lse = NAME(finish_row)(o, b.padded_dv, max, sum);
-    NAME(attention_store)(out, a->storage, o, 1, a->value_size, b.padded_dv, 1, 0);
+    NAME(store_rows)(out, a->storage, o, 1, a->value_size, b.padded_dv, 1, 0);
+}
+
+static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
+                                   void *lse, void *workspace) {
+    check_attention(a);
+    assert(a->queries == 1 && (!a->relative || table.data) && is_aligned(workspace, 64));
+    FLUSHED(NAME(decode)(a, table, out, lse, workspace));
 }

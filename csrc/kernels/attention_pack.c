@@ -4,89 +4,6 @@
  * Panels of a matrix B (depth, cols): (cols / PANEL, depth, PANEL), zero-filled. Keys are padded to
  * STEP, so that what is summed in 16 fixed lanes begins at the same key in every variant. */
 
-#define STEP  (PANEL < 16 ? 16 : PANEL)
-#define CHUNK 64 /* elements converted at once */
-
-/* Memory that is handed out piece by piece; without a base, only counted. */
-typedef struct {
-    REAL *base;
-    int64_t used;
-} NAME(memory);
-#define MEMORY NAME(memory)
-
-INLINE REAL *NAME(take)(MEMORY *memory, int64_t count) {
-    REAL *piece = memory->base ? memory->base + memory->used : NULL;
-    memory->used += count;
-    return piece;
-}
-
-/* Whether a sum of x * 0 says that some x was NaN or Inf. */
-INLINE int NAME(is_not_zero)(V check) {
-    REAL sum = 0;
-    for (int l = 0; l < LANES; l++) sum += check[l];
-    return sum != 0; /* a NaN is */
-}
-
-INLINE int NAME(any_not_finite)(const REAL *x, int64_t count) { /* count: whole vectors */
-    V check = {0};
-    for (int64_t i = 0; i < count; i += LANES) check += LOAD_REAL(x + i, 1, LANES) * 0;
-    return NAME(is_not_zero)(check);
-}
-
-/* dst[0..count) = factor * src, from storage. */
-static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stride, int64_t count,
-                           REAL factor) {
-    int64_t x = 0;
-#define READ(storage, T, type)                                                                     \
-    case storage:                                                                                  \
-        for (; stride == 1 && x + LANES <= count; x += LANES)                                      \
-            STORE_REAL(dst + x, 1, LANES, factor * LOAD_FROM(type)((const T *)src + x, 1, LANES)); \
-        for (; x < count; x += LANES) {                                                            \
-            int lanes = (int)smaller(LANES, count - x);                                            \
-            V value = LOAD_FROM(type)((const T *)src + x * stride, stride, lanes);                 \
-            STORE_REAL(dst + x, 1, lanes, factor * value);                                         \
-        }                                                                                          \
-        break;
-    switch (storage) { EACH_STORAGE(READ) }
-#undef READ
-}
-
-static void NAME(write_row)(void *dst, int storage, int64_t stride, const REAL *src,
-                            int64_t count) {
-#define WRITE(storage, T, type)                                                                 \
-    case storage:                                                                               \
-        for (int64_t x = 0; x < count; x += LANES) {                                            \
-            int lanes = (int)smaller(LANES, count - x);                                         \
-            STORE_TO(type)((T *)dst + x * stride, stride, lanes, LOAD_REAL(src + x, 1, lanes)); \
-        }                                                                                       \
-        break;
-    switch (storage) { EACH_STORAGE(WRITE) }
-#undef WRITE
-}
-
-static const char *NAME(element)(wpe_matrix m, int storage, int64_t row, int64_t col) {
-    int64_t size = storage == WPE_F64 ? 8 : storage == WPE_F32 ? 4 : 2;
-    return (const char *)m.data + (row * m.row + col * m.col) * size;
-}
-
-static wpe_matrix_out NAME(from_row)(wpe_matrix_out m, int storage, int64_t row) {
-    wpe_matrix rows = {m.data, m.row, m.col};
-    m.data = (void *)NAME(element)(rows, storage, row, 0);
-    return m;
-}
-
-/* Rows begin..begin+count-1 times factor, `stride` elements apart, zero-filled to `rows` rows. */
-static void NAME(load_rows)(REAL *dst, int64_t stride, wpe_matrix m, int storage, int64_t begin,
-                            int64_t count, int64_t rows, int64_t cols, REAL factor) {
-    for (int64_t r = 0; r < rows; r++, dst += stride) {
-        int64_t filled = r < count ? cols : 0;
-        if (filled)
-            NAME(read_row)(dst, NAME(element)(m, storage, begin + r, 0), storage, m.col, cols,
-                           factor);
-        memset(dst + filled, 0, (size_t)(stride - filled) * sizeof(REAL));
-    }
-}
-
 /* Panels of M: rows begin..end-1 of the panels' `depth` rows; columns padded. Returns whether any
  * element is NaN or Inf. */
 static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storage, int64_t begin,
@@ -96,7 +13,7 @@ static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storag
     for (int64_t r = begin; r < end; r++)
         for (int64_t x = 0; x < cols; x += CHUNK) {
             int64_t count = smaller(CHUNK, cols - x), padded = round_up(count, PANEL);
-            NAME(read_row)(chunk, NAME(element)(m, storage, r, x), storage, m.col, count, 1);
+            NAME(read_row)(chunk, NAME(element)(m, storage, r, x), storage, m.col_stride, count, 1);
             for (int64_t c = count; c < padded; c++) chunk[c] = 0;
             for (int64_t c = 0; c < padded; c += PANEL) {
                 REAL *dst = panels + ((x + c) / PANEL * depth + r) * PANEL;
@@ -135,8 +52,8 @@ static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t 
             int64_t count = smaller(CHUNK, depth - k0);
             for (int l = 0; l < LANES; l++)
                 if (c + l < end)
-                    NAME(read_row)(chunk[l], NAME(element)(m, storage, c + l, k0), storage, m.col,
-                                   count, 1);
+                    NAME(read_row)(chunk[l], NAME(element)(m, storage, c + l, k0), storage,
+                                   m.col_stride, count, 1);
                 else
                     memset(chunk[l], 0, sizeof chunk[l]);
             REAL *dst = panels + c / PANEL * depth * PANEL + k0 * PANEL + c % PANEL;
@@ -150,25 +67,31 @@ static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t 
         }
 }
 
+/* A table's rows from the last to the first: columns of scores rise with the key. */
+INLINE wpe_matrix NAME(reversed)(wpe_matrix m, int storage, int64_t rows) {
+    return (wpe_matrix){NAME(element)(m, storage, rows - 1, 0), -m.row_stride, m.col_stride};
+}
+
 /* ---- keys and values of one key head ------------------------------------------------------- */
 
 /* What attention_pack makes. not_finite: per key tile, whether its values (backward: keys or
  * values) hold NaN or Inf. */
 typedef struct {
-    REAL *keys_t, *values, *values_t, *keys; /* the last two for backward; then no `values` */
+    REAL *keys_t, *values;     /* K^T, V; backward has no V, but */
+    REAL *values_t, *key_rows; /* V^T, K */
     REAL *not_finite;
     int64_t size;
 } NAME(packed);
 #define PACKED NAME(packed)
 
-static PACKED NAME(packed_parts)(const wpe_attention *a, void *base, int backward) {
+static PACKED NAME(packed_parts)(const wpe_attention *a, void *base, enum wpe_pass pass) {
     int64_t n = round_up(a->keys, STEP), d = a->head_size, dv = a->value_size;
     MEMORY memory = {base, 0};
     PACKED p = {0};
     p.keys_t = NAME(take)(&memory, n * d);
-    if (backward) {
+    if (pass == WPE_BACKWARD) {
         p.values_t = NAME(take)(&memory, n * dv);
-        p.keys = NAME(take)(&memory, n * round_up(d, PANEL));
+        p.key_rows = NAME(take)(&memory, n * round_up(d, PANEL));
     } else {
         p.values = NAME(take)(&memory, n * round_up(dv, PANEL));
     }
@@ -177,17 +100,17 @@ static PACKED NAME(packed_parts)(const wpe_attention *a, void *base, int backwar
     return p;
 }
 
-static void NAME(attention_pack)(const wpe_attention *a, void *memory, int backward, int64_t begin,
-                                 int64_t end) {
-    PACKED p = NAME(packed_parts)(a, memory, backward);
+static NOINLINE void NAME(pack_keys)(const wpe_attention *a, void *memory, enum wpe_pass pass,
+                                     int64_t begin, int64_t end) {
+    PACKED p = NAME(packed_parts)(a, memory, pass);
     int64_t n = round_up(a->keys, STEP);
     for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
         int64_t last = smaller(j + WPE_KEY_BLOCK, end), padded = last == a->keys ? n : last;
         int not_finite;
         NAME(pack_columns)(p.keys_t, a->k, a->storage, j, last, padded, a->head_size);
-        if (backward) {
+        if (pass == WPE_BACKWARD) {
             NAME(pack_columns)(p.values_t, a->v, a->storage, j, last, padded, a->value_size);
-            not_finite = NAME(pack_rows)(p.keys, n, a->k, a->storage, j, last, a->head_size);
+            not_finite = NAME(pack_rows)(p.key_rows, n, a->k, a->storage, j, last, a->head_size);
             not_finite |= NAME(any_not_finite)(p.values_t + j * a->value_size,
                                                (round_up(last, PANEL) - j) * a->value_size);
         } else {
@@ -197,6 +120,14 @@ static void NAME(attention_pack)(const wpe_attention *a, void *memory, int backw
     }
 }
 
+static void NAME(attention_pack)(const wpe_attention *a, void *packed, enum wpe_pass pass,
+                                 int64_t begin, int64_t end) {
+    assert(pass != WPE_DECODE && is_aligned(packed, 64));
+    assert(begin >= 0 && begin < end && end <= a->keys && begin % WPE_KEY_BLOCK == 0);
+    assert(end % WPE_KEY_BLOCK == 0 || end == a->keys);
+    FLUSHED(NAME(pack_keys)(a, packed, pass, begin, end));
+}
+
 /* ---- zones of a table ---------------------------------------------------------------------- */
 
 static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t head_size) {
@@ -204,41 +135,29 @@ static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t hea
     return r * rank + k * rows + k * head_size + d * rank;
 }
 
-/* The rows are reversed by a negative stride: columns of scores rise with the key. */
-static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
-                                      wpe_matrix rows, wpe_matrix basis) {
+static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
+                                     wpe_matrix rows, wpe_matrix basis) {
     REAL *scores = memory, *gradient = scores + round_up(zone->rows, PANEL) * zone->rank;
-    wpe_matrix reversed = {NAME(element)(rows, storage, zone->rows - 1, 0), -rows.row, rows.col};
-    NAME(pack_columns)(scores, reversed, storage, 0, zone->rows, round_up(zone->rows, PANEL),
+    wpe_matrix falling = NAME(reversed)(rows, storage, zone->rows);
+    NAME(pack_columns)(scores, falling, storage, 0, zone->rows, round_up(zone->rows, PANEL),
                        zone->rank);
-    NAME(pack_rows)(gradient, zone->rows, reversed, storage, 0, zone->rows, zone->rank);
+    zone->not_finite =
+        NAME(pack_rows)(gradient, zone->rows, falling, storage, 0, zone->rows, zone->rank);
     zone->scores = scores;
     zone->gradient = gradient;
     zone->basis = zone->transposed_basis = NULL;
     if (!basis.data) return;
     REAL *u = gradient + round_up(zone->rank, PANEL) * zone->rows;
     REAL *ut = u + round_up(zone->rank, PANEL) * head_size;
-    NAME(pack_rows)(u, head_size, basis, storage, 0, head_size, zone->rank);
+    zone->not_finite |= NAME(pack_rows)(u, head_size, basis, storage, 0, head_size, zone->rank);
     NAME(pack_columns)(ut, basis, storage, 0, head_size, round_up(head_size, PANEL), zone->rank);
     zone->basis = u;
     zone->transposed_basis = ut;
 }
 
-/* ---- results ------------------------------------------------------------------------------- */
-
-static void NAME(attention_store)(wpe_matrix_out out, int storage, const void *x, int64_t rows,
-                                  int64_t cols, int64_t stride, int64_t parts, int64_t part) {
-    REAL chunk[CHUNK];
-    for (int64_t r = 0; r < rows; r++) {
-        wpe_matrix row = {NAME(from_row)(out, storage, r).data, 0, out.col};
-        for (int64_t c = 0; c < cols; c += CHUNK) {
-            int64_t count = smaller(CHUNK, cols - c);
-            const REAL *from = (const REAL *)x + r * stride + c;
-            for (int64_t k = 0; k < count; k++) chunk[k] = parts ? from[k] : 0;
-            for (int64_t i = 1; i < parts; i++)
-                for (int64_t k = 0; k < count; k++) chunk[k] += from[i * part + k];
-            NAME(write_row)((void *)NAME(element)(row, storage, 0, c), storage, out.col, chunk,
-                            count);
-        }
-    }
+static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
+                                      wpe_matrix rows, wpe_matrix basis) {
+    assert(zone->rows > 0 && zone->rank >= 0 && head_size >= 0 && is_aligned(memory, 64));
+    assert(basis.data || zone->rank == head_size);
+    FLUSHED(NAME(pack_zone)(zone, memory, storage, head_size, rows, basis));
 }

@@ -2,27 +2,21 @@
 #ifndef WAVEPE_ATTENTION_RANGE_H
 #define WAVEPE_ATTENTION_RANGE_H
 
-#include "../wavepe.h"
-#include "simd.h"
+#include "template.h"
 
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-INLINE int64_t round_down(int64_t x, int64_t step) { return x / step * step; }
-
-/* The keys that query i may see, but for masks and segments; neither bound ever falls with i. */
+/* Return the keys that query i may see, but for masks and segments. Neither bound falls with i;
+ * where there is none, both are equal, and one of the keys or past them. */
 INLINE wpe_range keys_of(const wpe_attention *a, int64_t i) {
     int64_t position = i + a->offset;
     wpe_range seen = {a->first_key, a->end_key};
     if (a->causal) seen.end = smaller(seen.end, position + 1);
     seen.begin = larger(seen.begin, position - a->window + 1);
-    if (a->run_first) {
-        seen.begin = larger(seen.begin, a->run_first[i]);
+    if (a->run_begin) {
+        seen.begin = larger(seen.begin, a->run_begin[i]);
         seen.end = smaller(seen.end, a->run_end[i]);
     }
     seen.end = larger(seen.end, a->first_key);
-    seen.begin =
-        smaller(seen.begin, seen.end); /* empty: begin = end, one of the keys or past them */
+    seen.begin = smaller(seen.begin, seen.end);
     return seen;
 }
 
@@ -30,9 +24,27 @@ INLINE wpe_range keys_of(const wpe_attention *a, int64_t i) {
 INLINE int unmasked(const wpe_attention *a, int64_t i, int64_t j) {
     return !((a->segments && a->segments[i] != a->segments[j]) ||
              (a->key_mask && !a->key_mask[j * a->key_mask_stride]) ||
-             (a->mask && !a->mask[i * a->mask_row + j * a->mask_col]));
+             (a->mask && !a->mask[i * a->mask_row_stride + j * a->mask_col_stride]));
 }
 
-INLINE int has_masks(const wpe_attention *a) { return a->segments || a->key_mask || a->mask; }
+/* What every kernel of attention requires of its head. */
+INLINE void check_attention(const wpe_attention *a) {
+    const int64_t limit = INT64_C(1) << 61;
+    assert(a->queries >= 0 && a->keys >= 0 && a->head_size >= 0 && a->value_size >= 0);
+    assert(a->offset >= -limit && a->offset <= limit && a->window >= 0 && a->window <= limit);
+    assert(a->first_key >= 0 && a->first_key <= a->end_key && a->end_key <= a->keys);
+    assert(isfinite(a->scale) && isfinite(a->slope) && isfinite(a->softcap) && a->softcap >= 0);
+    assert(!a->run_begin == !a->run_end && (!a->segments || a->queries == a->keys));
+    assert(!a->relative || (a->relative->rows > 0 && a->relative->first_delta >= -limit &&
+                            a->relative->first_delta <= limit));
+    assert(a->drop_below <= UINT64_C(1) << 32);
+    (void)a, (void)limit;
+}
+
+INLINE void check_blocks(const wpe_attention *a, int64_t begin, int64_t end) {
+    assert(begin >= 0 && begin <= end && end <= a->queries && begin % WPE_QUERY_BLOCK == 0);
+    assert(end % WPE_QUERY_BLOCK == 0 || end == a->queries);
+    (void)a, (void)begin, (void)end;
+}
 
 #endif

@@ -37,15 +37,19 @@ static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_
 /* Scores of a tile become what softmax sees: slope and softcap applied, -inf where hidden. */
 static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
     const wpe_attention *a = b->a;
-    REAL *s = t->s + row * t->row;
+    REAL *s = t->s + row * t->row_stride;
     int64_t begin = t->part[row / GROUP].begin, end = t->part[row / GROUP].end;
     int64_t i = b->begin + row;
     if (a->slope != 0) {
         V lane, slope = SPLAT((REAL)a->slope);
         for (int l = 0; l < LANES; l++) lane[l] = (REAL)l;
-        for (int64_t j = begin; j < end; j += LANES) {
-            V delta = (REAL)(i + a->offset - t->key - j) - lane;
-            STORE_REAL(s + j, 1, LANES, LOAD_REAL(s + j, 1, LANES) - slope * ABS(delta));
+        for (int64_t j = begin; j < end; j += 16) { /* far away delta rounds: at the same keys */
+            REAL delta = (REAL)(i + a->offset - t->first_key - j);
+            for (int u = 0; u < SUMS; u++) {
+                V by_lane = ABS(delta - (lane + (REAL)(u * LANES)));
+                REAL *at = s + j + u * LANES;
+                STORE_REAL(at, 1, LANES, LOAD_REAL(at, 1, LANES) - slope * by_lane);
+            }
         }
     }
     if (a->softcap != 0) {
@@ -53,23 +57,23 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
         for (int64_t j = begin; j < end; j += LANES)
             STORE_REAL(s + j, 1, LANES, cap * TANH(LOAD_REAL(s + j, 1, LANES) / cap));
     }
-    int64_t first = smaller(larger(b->seen[row].begin - t->key, begin), end);
-    int64_t last = larger(smaller(b->seen[row].end - t->key, end), first);
+    int64_t first = smaller(larger(b->seen[row].begin - t->first_key, begin), end);
+    int64_t last = larger(smaller(b->seen[row].end - t->first_key, end), first);
     for (int64_t j = begin; j < first; j++) s[j] = -(REAL)INFINITY;
     for (int64_t j = last; j < end; j++) s[j] = -(REAL)INFINITY;
     if (a->segments && first < last) { /* a padding row has no segment */
-        const int64_t *id = a->segments + t->key, mine = a->segments[i];
+        const int64_t *id = a->segments + t->first_key, mine = a->segments[i];
         for (int64_t j = first; j < last; j++) s[j] = id[j] == mine ? s[j] : -(REAL)INFINITY;
     }
     if (a->key_mask) {
-        const uint8_t *seen = a->key_mask + t->key * a->key_mask_stride;
+        const uint8_t *seen = a->key_mask + t->first_key * a->key_mask_stride;
         for (int64_t j = first; j < last; j++)
             s[j] = seen[j * a->key_mask_stride] ? s[j] : -(REAL)INFINITY;
     }
     if (a->mask) {
-        const uint8_t *seen = a->mask + i * a->mask_row + t->key * a->mask_col;
+        const uint8_t *seen = a->mask + i * a->mask_row_stride + t->first_key * a->mask_col_stride;
         for (int64_t j = first; j < last; j++)
-            s[j] = seen[j * a->mask_col] ? s[j] : -(REAL)INFINITY;
+            s[j] = seen[j * a->mask_col_stride] ? s[j] : -(REAL)INFINITY;
     }
 }
 
@@ -127,8 +131,8 @@ INLINE void NAME(gradient_row)(REAL *s, REAL *dw, int64_t begin, int64_t end, RE
             weight *= kept;
         }
         V ds = w * (of_weight - row_term);
-        __typeof__(w != w) some = w != 0; /* hidden: 0, though of_weight may overflow */
-        ds = (V)((__typeof__(some))ds & some);
+        __typeof__(w != w) counts = w != 0; /* hidden: 0, though of_weight may overflow */
+        ds = (V)((__typeof__(counts))ds & counts);
         if (inverse_cap != 0) {
             V t = MAX(score * inverse_cap, SPLAT((REAL)-1)); /* hidden: -inf, and w is 0 */
             ds *= 1 - t * t;

@@ -1,8 +1,7 @@
 /* rope.c: rotary position embedding, both layouts. METHODS 2 [R].
  *
- * Included by variant.c once per storage type T, computing on lanes V of REAL. Pair (a, b) becomes
- * (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers, and a row's cos and
- * sin stay in the first-level cache while the inner loop walks the heads. */
+ * Pair (a, b) becomes (a cos - b sin, b cos + a sin). Bounded by memory: one pass, in registers,
+ * and a row's cos and sin stay in the first-level cache while the inner loop walks the heads. */
 
 /* (a, b) rotated into (*ra, *rb). The fences keep the formula in one piece, where every caller's
  * compilation contracts the same product of each sum: a row's place must not change its bits. */
@@ -19,7 +18,8 @@ INLINE void NAME(rotate)(V a, V b, V c, V s, V *ra, V *rb) {
 /* Pairs i .. h-1 of a row, where elements have strides or a vector would not be full. */
 INLINE void NAME(rope_rest)(T *out, const T *x, const REAL *cos, const REAL *sin,
                             const wpe_rope_shape *s, int64_t i, REAL sign) {
-    const int64_t h = s->pairs, o = s->out[2], e = s->x[2], cs = s->cos[2], sn = s->sin[2];
+    const int64_t h = s->pairs, o = s->out_stride[2], e = s->x_stride[2], cs = s->cos_stride[2],
+                  sn = s->sin_stride[2];
     const int64_t step = s->interleaved ? 2 : 1, mate = s->interleaved ? 1 : h; /* a, its b */
     for (; i < h; i += LANES) {
         const int count = h - i < LANES ? (int)(h - i) : LANES;
@@ -68,7 +68,7 @@ INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
         }
     if (i < h) NAME(rope_rest)(out, x, cos, sin, s, i, sign);
     if (out != x)
-        for (i = 2 * h; i < s->head_size; i++) out[i * s->out[2]] = x[i * s->x[2]];
+        for (i = 2 * h; i < s->head_size; i++) out[i * s->out_stride[2]] = x[i * s->x_stride[2]];
 }
 
 INLINE void NAME(rope_rows)(T *out, const T *x, const REAL *cos, const REAL *sin,
@@ -76,14 +76,21 @@ INLINE void NAME(rope_rows)(T *out, const T *x, const REAL *cos, const REAL *sin
     REAL sign = s->inverse ? -1 : 1;
     for (int64_t i = 0; i < s->outer; i++)
         for (int64_t j = 0; j < s->inner; j++)
-            NAME(rope_row)(out + i * s->out[0] + j * s->out[1], x + i * s->x[0] + j * s->x[1],
-                           cos + i * s->cos[0] + j * s->cos[1], sin + i * s->sin[0] + j * s->sin[1],
-                           s, unit, interleaved, sign);
+            NAME(rope_row)(out + i * s->out_stride[0] + j * s->out_stride[1],
+                           x + i * s->x_stride[0] + j * s->x_stride[1],
+                           cos + i * s->cos_stride[0] + j * s->cos_stride[1],
+                           sin + i * s->sin_stride[0] + j * s->sin_stride[1], s, unit, interleaved,
+                           sign);
 }
 
 static void NAME(rope)(void *out, const void *x, const void *cos, const void *sin,
                        const wpe_rope_shape *s) {
-    int unit = s->out[2] == 1 && s->x[2] == 1 && s->cos[2] == 1 && s->sin[2] == 1;
+    assert(s->outer >= 0 && s->inner >= 0 && s->pairs >= 0 && 2 * s->pairs <= s->head_size);
+    assert(is_aligned(out, sizeof(T)) && is_aligned(x, sizeof(T)));
+    assert(is_aligned(cos, sizeof(REAL)) && is_aligned(sin, sizeof(REAL)));
+    if (s->head_size == 0 || s->inner == 0) return; /* more rows than can be counted */
+    int unit = s->out_stride[2] == 1 && s->x_stride[2] == 1 && s->cos_stride[2] == 1 &&
+               s->sin_stride[2] == 1;
     if (unit && s->interleaved)
         NAME(rope_rows)(out, x, cos, sin, s, 1, 1);
     else if (unit)

@@ -1,12 +1,13 @@
 /* rope_table.c: cos and sin of position * inv_freq. METHODS 2 [R].
  *
- * Included by variant.c once per storage type T. A float32 product drifts with the position (1e-3
- * at 10^4, nonsense at 10^8); here the product is exact and cos, sin are rounded once. */
+ * A float32 product drifts with the position (1e-3 at 10^4, nonsense at 10^8); here the product is
+ * exact and cos, sin are rounded once. */
 
 static void NAME(rope_table)(void *cos, void *sin, const double *position, const double *inv_freq,
                              const double *factor, int64_t n, int64_t cos_stride,
                              int64_t sin_stride, int64_t position_stride, int64_t inv_freq_stride,
                              int64_t factor_stride) {
+    assert(n >= 0 && is_aligned(cos, sizeof(T)) && is_aligned(sin, sizeof(T)));
     T *c_out = cos, *s_out = sin;
     for (int64_t i = 0; i < n; i += F64_LANES) {
         int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;

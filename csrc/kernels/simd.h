@@ -9,7 +9,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "wavepe needs GCC 12 or newer, or clang: __builtin_shufflevector and _Float16 on x86"
+#endif
+
+#ifdef VECTOR_BYTES /* a test-only variant sets it, see dispatch.c */
+#elif defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX2__)
 #define VECTOR_BYTES 32
@@ -19,7 +24,10 @@
 #define F32_LANES (VECTOR_BYTES / 4)
 #define F64_LANES (VECTOR_BYTES / 8)
 #define INLINE    static inline __attribute__((always_inline))
+#define NOINLINE  __attribute__((noinline))
 
+typedef float f32;
+typedef double f64;
 typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef double f64v __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
@@ -79,7 +87,7 @@ INLINE void store_full_bf16(bf16 *p, f32v v) {
     memcpy(p, &half, sizeof half);
 }
 
-#if defined(__F16C__) && !defined(__clang__)
+#if defined(__F16C__) && !defined(__clang__) && (VECTOR_BYTES == 32 || defined(__AVX512F__))
 /* GCC would convert lane by lane: name its instruction. 4: round as the processor is told to. */
 typedef short s16h __attribute__((vector_size(VECTOR_BYTES / 2)));
 #if VECTOR_BYTES == 64
@@ -119,7 +127,7 @@ INLINE void store_wide_full_f32(float *p, f64v v) {
 }
 
 INLINE f64v load_wide_full_f16(const f16 *p) {
-    f64v v;
+    f64v v = {0};
     for (int l = 0; l < F64_LANES; l++) v[l] = (double)p[l];
     return v;
 }
@@ -171,6 +179,8 @@ DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l
 
 /* ---- interleaved pairs: (a0 b0 a1 b1 ...) of 2 * LANES elements as (a0 a1 ...), (b0 b1 ...) -- */
 
+enum { two_a_lane_f16, two_a_lane_bf16 = 1, two_a_lane_f32 = 0, two_a_lane_f64 = 0 };
+
 #if VECTOR_BYTES == 64
 #define EVENS_16 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define ODDS_16  1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
@@ -191,14 +201,14 @@ DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l
 #define HIGH_2  1, 3
 
 #if VECTOR_BYTES == 64
-#define F32_ORDER(which) which##_16
-#define F64_ORDER(which) which##_8
+#define order_f32(which) which##_16
+#define order_f64(which) which##_8
 #elif VECTOR_BYTES == 32
-#define F32_ORDER(which) which##_8
-#define F64_ORDER(which) which##_4
+#define order_f32(which) which##_8
+#define order_f64(which) which##_4
 #else
-#define F32_ORDER(which) which##_4
-#define F64_ORDER(which) which##_2
+#define order_f32(which) which##_4
+#define order_f64(which) which##_2
 #endif
 
 #define DEFINE_LOAD_PAIRS(type, T, V, LANES, ORDER)                   \
@@ -227,13 +237,13 @@ INLINE void load_pairs_f32(const float *p, f32v *a, f32v *b) {
     *b = __builtin_shufflevector(x, y, 1, 3, 9, 11, 5, 7, 13, 15);
 }
 #else
-DEFINE_LOAD_PAIRS(f32, float, f32v, F32_LANES, F32_ORDER)
+DEFINE_LOAD_PAIRS(f32, float, f32v, F32_LANES, order_f32)
 #endif
-DEFINE_STORE_PAIRS(f32, float, f32v, F32_LANES, F32_ORDER)
-DEFINE_LOAD_PAIRS(f64, double, f64v, F64_LANES, F64_ORDER)
-DEFINE_STORE_PAIRS(f64, double, f64v, F64_LANES, F64_ORDER)
-DEFINE_LOAD_PAIRS(f16, f16, f32v, F32_LANES, F32_ORDER)
-DEFINE_STORE_PAIRS(f16, f16, f32v, F32_LANES, F32_ORDER)
+DEFINE_STORE_PAIRS(f32, float, f32v, F32_LANES, order_f32)
+DEFINE_LOAD_PAIRS(f64, double, f64v, F64_LANES, order_f64)
+DEFINE_STORE_PAIRS(f64, double, f64v, F64_LANES, order_f64)
+DEFINE_LOAD_PAIRS(f16, f16, f32v, F32_LANES, order_f32)
+DEFINE_STORE_PAIRS(f16, f16, f32v, F32_LANES, order_f32)
 
 /* A pair of bf16 fills a 32-bit lane: nothing to shuffle (little endian). */
 INLINE void load_pairs_bf16(const bf16 *p, f32v *a, f32v *b) {
@@ -249,7 +259,9 @@ INLINE void store_pairs_bf16(bf16 *p, f32v a, f32v b) {
 
 /* A point that the compiler moves no arithmetic on these four across, and where it contracts no
  * product into an FMA. Costs nothing: each stays in its register. */
-#if defined(__x86_64__)
+#if VECTOR_BYTES == 64 && !defined(__AVX512F__) /* the test-only variant's are in no register */
+#define FENCE4(a, b, c, d) __asm__("" : "+m"(a), "+m"(b), "+m"(c), "+m"(d))
+#elif defined(__x86_64__)
 #define FENCE4(a, b, c, d) __asm__("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d))
 #elif defined(__aarch64__)
 #define FENCE4(a, b, c, d) __asm__("" : "+w"(a), "+w"(b), "+w"(c), "+w"(d))

@@ -1,7 +1,6 @@
 /* wavelet.c: mother wavelets element by element, and tables of them. METHODS 1 [W].
  *
- * Included by variant.c once per storage type T (see there). All arithmetic is double: speed is
- * bounded by exp, and the result is the rounded exact one. */
+ * All arithmetic is double: speed is bounded by exp, and the result is the rounded exact one. */
 
 INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T *shift, int64_t n,
                            int64_t out_stride, int64_t t_stride, int64_t scale_stride,
@@ -23,6 +22,9 @@ INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T
 static void NAME(psi)(int kind, void *out, const void *t, const void *scale, const void *shift,
                       int64_t n, int64_t out_stride, int64_t t_stride, int64_t scale_stride,
                       int64_t shift_stride) {
+    assert(kind >= 0 && kind < WPE_KINDS && n >= 0 && is_aligned(out, sizeof(T)));
+    assert(is_aligned(t, sizeof(T)) && is_aligned(scale, sizeof(T)) &&
+           is_aligned(shift, sizeof(T)));
     switch (kind) {
 #define CASE(KIND)                                                                        \
     case KIND:                                                                            \
@@ -34,7 +36,7 @@ static void NAME(psi)(int kind, void *out, const void *t, const void *scale, con
     }
 }
 
-enum { NAME(TILE) = 64 }; /* rows that stay in the first-level cache while columns pass */
+enum { NAME(table_rows) = 64 }; /* rows that stay in the first-level cache while columns pass */
 
 /* Rows of F64_LANES columns or fewer. `inverse`: 1 / a, where it gives the same u as the division;
  * a division takes as long as all the rest of a tail. */
@@ -44,22 +46,24 @@ INLINE void NAME(table_columns)(int kind, T *out, const double *t, f64v a, f64v 
     for (int64_t r = 0; r < rows; r++) {
         f64v distance = splat_f64(t[r]) - b;
         f64v u = inverse ? distance * *inverse : psi_quotient(distance, a);
-        STORE_WIDE(out + r * s->out_row, s->out_col, count, psi_at(kind, distance, u, 0));
+        STORE_WIDE(out + r * s->out_row_stride, s->out_col_stride, count,
+                   psi_at(kind, distance, u, 0));
     }
 }
 
 INLINE void NAME(table_loop)(int kind, int sign, T *out, const int64_t *offsets,
                              const double *scale, const double *shift, const wpe_wavelet_shape *s) {
-    for (int64_t r = 0; r < s->rows; r += NAME(TILE)) {
-        const int64_t rows = s->rows - r < NAME(TILE) ? s->rows - r : NAME(TILE);
-        double t[NAME(TILE)];
-        for (int64_t i = 0; i < rows; i++) t[i] = sign * (double)offsets[(r + i) * s->offsets];
+    for (int64_t r = 0; r < s->rows; r += NAME(table_rows)) {
+        const int64_t rows = s->rows - r < NAME(table_rows) ? s->rows - r : NAME(table_rows);
+        double t[NAME(table_rows)];
+        for (int64_t i = 0; i < rows; i++)
+            t[i] = sign * (double)offsets[(r + i) * s->offsets_stride];
         for (int64_t c = 0; c < s->cols; c += F64_LANES) {
             const int count = s->cols - c < F64_LANES ? (int)(s->cols - c) : F64_LANES;
-            f64v a = load_wide_f64(scale + c * s->scale, s->scale, count);
-            f64v b = load_wide_f64(shift + c * s->shift, s->shift, count);
+            f64v a = load_wide_f64(scale + c * s->scale_stride, s->scale_stride, count);
+            f64v b = load_wide_f64(shift + c * s->shift_stride, s->shift_stride, count);
             f64v inverse = 1.0 / a;
-            T *at = out + r * s->out_row + c * s->out_col;
+            T *at = out + r * s->out_row_stride + c * s->out_col_stride;
             if (count == F64_LANES && all_lanes(is_power_of_two_f64(a)))
                 NAME(table_columns)(kind, at, t, a, b, &inverse, rows, F64_LANES, s);
             else
@@ -71,6 +75,9 @@ INLINE void NAME(table_loop)(int kind, int sign, T *out, const int64_t *offsets,
 static void NAME(wavelet_table)(int kind, int sign, void *out, const int64_t *offsets,
                                 const double *scale, const double *shift,
                                 const wpe_wavelet_shape *s) {
+    assert(kind >= 0 && kind < WPE_KINDS && (sign == 1 || sign == -1));
+    assert(s->rows >= 0 && s->cols >= 0 && is_aligned(out, sizeof(T)));
+    if (s->cols == 0) return; /* rows without elements may be more than can be counted */
     switch (kind) {
 #define CASE(KIND)                                                   \
     case KIND:                                                       \

@@ -5,12 +5,13 @@ INLINE void NAME(backward_loop)(int kind, int sign, double *grad_scale, double *
                                 const double *shift, const wpe_wavelet_shape *s) {
     for (int64_t c = 0; c < s->cols; c += F64_LANES) {
         int count = s->cols - c < F64_LANES ? (int)(s->cols - c) : F64_LANES;
-        f64v a = load_wide_f64(scale + c * s->scale, s->scale, count);
-        f64v b = load_wide_f64(shift + c * s->shift, s->shift, count);
+        f64v a = load_wide_f64(scale + c * s->scale_stride, s->scale_stride, count);
+        f64v b = load_wide_f64(shift + c * s->shift_stride, s->shift_stride, count);
         f64v by_scale = {0}, by_shift = {0};
         for (int64_t r = 0; r < s->rows; r++) {
-            f64v distance = splat_f64(sign * (double)offsets[r * s->offsets]) - b;
-            f64v g = load_wide_f64(grad + r * s->out_row + c * s->out_col, s->out_col, count);
+            f64v distance = splat_f64(sign * (double)offsets[r * s->offsets_stride]) - b;
+            f64v g = load_wide_f64(grad + r * s->out_row_stride + c * s->out_col_stride,
+                                   s->out_col_stride, count);
             f64v d_scale, d_shift;
             psi_gradient(kind, distance, a, &d_scale, &d_shift);
             by_scale += g * d_scale;
@@ -24,6 +25,8 @@ INLINE void NAME(backward_loop)(int kind, int sign, double *grad_scale, double *
 static void NAME(wavelet_backward)(int kind, int sign, double *grad_scale, double *grad_shift,
                                    const double *grad, const int64_t *offsets, const double *scale,
                                    const double *shift, const wpe_wavelet_shape *s) {
+    assert(kind >= 0 && kind < WPE_KINDS && (sign == 1 || sign == -1));
+    assert(s->rows >= 0 && s->cols >= 0);
     switch (kind) {
 #define CASE(KIND)                                                                               \
     case KIND:                                                                                   \

@@ -19,22 +19,6 @@ typedef struct {
     char *packed, *table, *workspace; /* memory */
 } attention_call;
 
-/* Entry `number`, in C order, of the array's first `axes` axes. */
-static char *entry_at(PyArrayObject *x, int axes, int64_t number) {
-    char *data = PyArray_DATA(x);
-    while (axes--) {
-        data += number % PyArray_DIM(x, axes) * PyArray_STRIDE(x, axes);
-        number /= PyArray_DIM(x, axes);
-    }
-    return data;
-}
-
-static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
-    npy_intp size = PyArray_ITEMSIZE(x);
-    return (wpe_matrix){entry_at(x, axes, number), PyArray_STRIDE(x, axes) / size,
-                        PyArray_STRIDE(x, axes + 1) / size};
-}
-
 /* Blocks are dealt from both ends: later ones see more keys, and so runs of units that threads
  * are given take about as long as each other. */
 static int64_t block_of(const attention_call *c, int64_t unit) {
@@ -50,7 +34,7 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
         int64_t head = unit / c->blocks, key_head = head / c->group;
         wpe_attention a = c->all;
         wpe_matrix to = matrix_at(c->out, c->lead + 1, head), table = {NULL, 0, 0};
-        wpe_matrix_out out = {(void *)to.data, to.row, to.col};
+        wpe_matrix_out out = {(void *)to.data, to.row_stride, to.col_stride};
         void *lse = entry_at(c->lse, c->lead + 1, head);
         a.q = matrix_at(c->q, c->lead + 1, head);
         a.k = matrix_at(c->k, c->lead, key_head);
@@ -61,7 +45,8 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
             c->kernels->decode(&a, table, out, lse, c->workspace);
             continue;
         }
-        if (key_head != keys_packed && a.keys) c->kernels->pack(&a, c->packed, 0, 0, a.keys);
+        if (key_head != keys_packed && a.keys)
+            c->kernels->pack(&a, c->packed, WPE_FORWARD, 0, a.keys);
         keys_packed = key_head;
         if (c->p && table.data != table_packed)
             c->kernels->pack_zone(&c->zone, c->table, a.storage, a.head_size, table,
@@ -94,7 +79,6 @@ static void read_arrays(attention_call *c) {
     a->offset = a->keys - a->queries;
     a->storage = storage_of(c->q);
     c->blocks = (a->queries + WPE_QUERY_BLOCK - 1) / WPE_QUERY_BLOCK;
-    c->kernels = &dispatch->current->attention[a->storage == WPE_F64];
     if (!c->p) return;
     c->zone = (wpe_zone){.rows = PyArray_DIM(c->p, c->lead + 1), .rank = a->head_size};
     c->relative.rows = c->zone.rows;
@@ -106,10 +90,10 @@ static void read_arrays(attention_call *c) {
 /* Shares out memory from *memory on; returns the bytes it takes. */
 static size_t share_memory(attention_call *c, char *memory) {
     const wpe_attention *a = &c->all;
-    wpe_attention_sizes sizes = c->kernels->sizes(a, 0);
     int pack = a->queries != 1;
+    wpe_attention_sizes sizes = c->kernels->sizes(a, pack ? WPE_FORWARD : WPE_DECODE);
     int64_t elements[] = {
-        pack ? sizes.packed : 0,
+        sizes.packed,
         pack && c->p ? c->kernels->zone_size(c->zone.rows, c->zone.rank, a->head_size) : 0,
         sizes.workspace};
     char **parts[] = {&c->packed, &c->table, &c->workspace};
@@ -121,22 +105,26 @@ static size_t share_memory(attention_call *c, char *memory) {
     return used;
 }
 
-/* attention(q, k, v, p, slopes, out, lse, scale, first, beyond, causal, window, begin, end) */
+/* attention(kernels, q, k, v, p, slopes, out, lse, scale, first, beyond, causal, window, begin,
+ * end)
+ */
 static PyObject *py_attention(PyObject *self, PyObject *args) {
     (void)self;
     attention_call c = {0};
+    const wpe_kernels *kernels;
     PyObject *p, *slopes;
     long long first, window, begin, end;
-    if (!PyArg_ParseTuple(args, "O!O!O!OOO!O!dLipLLL:attention", &PyArray_Type, &c.q, &PyArray_Type,
-                          &c.k, &PyArray_Type, &c.v, &p, &slopes, &PyArray_Type, &c.out,
-                          &PyArray_Type, &c.lse, &c.all.scale, &first, &c.relative.beyond,
-                          &c.all.causal, &window, &begin, &end))
+    if (!PyArg_ParseTuple(args, "O&O!O!O!OOO!O!dLipLLL:attention", to_kernels, &kernels,
+                          &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
+                          &slopes, &PyArray_Type, &c.out, &PyArray_Type, &c.lse, &c.all.scale,
+                          &first, &c.relative.beyond, &c.all.causal, &window, &begin, &end))
         return NULL;
     if (p != Py_None) c.p = (PyArrayObject *)p;
     if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
-    c.relative.first = first;
+    c.relative.first_delta = first;
     c.all.window = window;
     read_arrays(&c);
+    c.kernels = &kernels->attention[c.all.storage == WPE_F64];
     size_t bytes = share_memory(&c, NULL);
     char *memory = aligned_alloc(64, bytes);
     if (!memory)

@@ -1,7 +1,9 @@
-/* module.c: wavepe._numpy, the kernels as NumPy ufuncs and generalised ufuncs, and attention.c.
+/* module.c: wavepe._numpy, the kernels as NumPy ufuncs and generalised ufuncs, and two that are
+ * plain functions: attention.c and relative_bias.c.
  *
- * NumPy broadcasts, casts, allocates and releases the GIL; a loop here only translates byte
- * strides to element strides and calls the kernel table. Values are checked in Python. */
+ * For ufuncs NumPy broadcasts, casts, allocates and releases the GIL; a loop here only translates
+ * byte strides to element strides and calls the kernel table, and cannot fail. Values are checked
+ * in Python. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -50,9 +52,9 @@ static int any_zero(const char *scale, npy_intp n, npy_intp stride, int dtype) {
     static void psi_loop_##type(char **args, const npy_intp *n, const npy_intp *steps,             \
                                 void *data) {                                                      \
         LOOP_BEGIN                                                                                 \
-        dispatch->current->psi[DTYPE]((int)(intptr_t)data, args[3], args[0], args[1], args[2], *n, \
-                                      steps[3] / size, steps[0] / size, steps[1] / size,           \
-                                      steps[2] / size);                                            \
+        wpe_current(dispatch)->psi[DTYPE]((int)(intptr_t)data, args[3], args[0], args[1], args[2], \
+                                          *n, steps[3] / size, steps[0] / size, steps[1] / size,   \
+                                          steps[2] / size);                                        \
         LOOP_END                                                                                   \
         if (any_zero(args[1], *n, steps[1], DTYPE)) feraiseexcept(FE_INVALID);                     \
     }
@@ -66,31 +68,31 @@ PSI_LOOP(f64, WPE_F64, 8)
                                        void *data) {                                               \
         (void)data;                                                                                \
         LOOP_BEGIN                                                                                 \
-        dispatch->current->rope_table[DTYPE](args[3], args[4], (const double *)args[0],            \
-                                             (const double *)args[1], (const double *)args[2], *n, \
-                                             steps[3] / size, steps[4] / size, steps[0] / 8,       \
-                                             steps[1] / 8, steps[2] / 8);                          \
+        wpe_current(dispatch)->rope_table[DTYPE](args[3], args[4], (const double *)args[0],        \
+                                                 (const double *)args[1], (const double *)args[2], \
+                                                 *n, steps[3] / size, steps[4] / size,             \
+                                                 steps[0] / 8, steps[1] / 8, steps[2] / 8);        \
         LOOP_END                                                                                   \
     }
 ROPE_TABLE_LOOP(f32, WPE_F32, 4)
 ROPE_TABLE_LOOP(f64, WPE_F64, 8)
 
 /* wavelet_table (w),(d),(d),(),()->(w,d): offsets, scale, shift, kind, sign */
-#define WAVELET_TABLE_LOOP(type, DTYPE, size)                                                   \
-    static void wavelet_table_loop_##type(char **args, const npy_intp *dims,                    \
-                                          const npy_intp *steps, void *data) {                  \
-        (void)data;                                                                             \
-        const npy_intp *core = steps + 6; /* offsets, scale, shift, out row, out column */      \
-        wpe_wavelet_shape shape = {dims[1],     dims[2],     core[3] / size, core[4] / size,    \
-                                   core[0] / 8, core[1] / 8, core[2] / 8};                      \
-        LOOP_BEGIN                                                                              \
-        for (npy_intp i = 0; i < dims[0]; i++)                                                  \
-            dispatch->current->wavelet_table[DTYPE](                                            \
-                (int)scalar_at(args[3] + i * steps[3]), (int)scalar_at(args[4] + i * steps[4]), \
-                args[5] + i * steps[5], (const int64_t *)(args[0] + i * steps[0]),              \
-                (const double *)(args[1] + i * steps[1]),                                       \
-                (const double *)(args[2] + i * steps[2]), &shape);                              \
-        LOOP_END                                                                                \
+#define WAVELET_TABLE_LOOP(type, DTYPE, size)                                                      \
+    static void wavelet_table_loop_##type(char **args, const npy_intp *dims,                       \
+                                          const npy_intp *steps, void *data) {                     \
+        (void)data;                                                                                \
+        const npy_intp *core = steps + 6; /* offsets, scale, shift, out row, out column */         \
+        wpe_wavelet_shape shape = {dims[1],     dims[2],     core[3] / size, core[4] / size,       \
+                                   core[0] / 8, core[1] / 8, core[2] / 8};                         \
+        wpe_wavelet_table_fn *kernel = wpe_current(dispatch)->wavelet_table[DTYPE];                \
+        LOOP_BEGIN                                                                                 \
+        for (npy_intp i = 0; i < dims[0]; i++)                                                     \
+            kernel((int)scalar_at(args[3] + i * steps[3]), (int)scalar_at(args[4] + i * steps[4]), \
+                   args[5] + i * steps[5], (const int64_t *)(args[0] + i * steps[0]),              \
+                   (const double *)(args[1] + i * steps[1]),                                       \
+                   (const double *)(args[2] + i * steps[2]), &shape);                              \
+        LOOP_END                                                                                   \
     }
 WAVELET_TABLE_LOOP(f16, WPE_F16, 2)
 WAVELET_TABLE_LOOP(f32, WPE_F32, 4)
@@ -112,7 +114,7 @@ static void rope_loop(int dtype, npy_intp size, npy_intp real, char **args, cons
                             (int)scalar_at(args[3]),
                             (int)scalar_at(args[4])};
     LOOP_BEGIN
-    dispatch->current->rope[dtype](args[5], args[0], args[1], args[2], &shape);
+    wpe_current(dispatch)->rope[dtype](args[5], args[0], args[1], args[2], &shape);
     LOOP_END
 }
 #define ROPE_LOOP(type, DTYPE, size, real)                                                 \
@@ -126,53 +128,39 @@ ROPE_LOOP(bf16, WPE_BF16, 2, 4)
 ROPE_LOOP(f32, WPE_F32, 4, 4)
 ROPE_LOOP(f64, WPE_F64, 8, 8)
 
-/* relative_bias (m,d),(w,d),(),()->(m,n): q, p, first, beyond */
-static void relative_bias_loop(int dtype, npy_intp size, char **args, const npy_intp *dims,
-                               const npy_intp *steps) {
-    const npy_intp *core = steps + 5; /* q row, q column, p row, p column, out row, out column */
-    const wpe_kernels *kernels = dispatch->current;
-    wpe_bias_shape shape = {.queries = dims[1],
-                            .keys = dims[4],
-                            .rows = dims[3],
-                            .head_size = dims[2],
-                            .out_row = core[4] / size,
-                            .out_col = core[5] / size,
-                            .q_row = core[0] / size,
-                            .q_col = core[1] / size};
-    size_t bytes = (size_t)kernels->packed_size[dtype](shape.rows, shape.head_size) * size;
-    void *packed = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    if (!packed) {
-        NPY_ALLOW_C_API_DEF
-        NPY_ALLOW_C_API
-        PyErr_NoMemory();
-        NPY_DISABLE_C_API
-        return;
-    }
-    const char *packed_from = NULL;
-    LOOP_BEGIN
-    for (npy_intp i = 0; i < dims[0]; i++) {
-        const char *p = args[1] + i * steps[1];
-        if (p != packed_from)
-            kernels->pack_table[dtype](packed, p, shape.rows, shape.head_size, core[2] / size,
-                                       core[3] / size);
-        packed_from = p;
-        shape.shift = shape.keys - shape.queries - scalar_at(args[2] + i * steps[2]);
-        shape.beyond = (int)scalar_at(args[3] + i * steps[3]);
-        kernels->relative_bias[dtype](args[4] + i * steps[4], args[0] + i * steps[0], packed,
-                                      &shape, 0, shape.queries);
-    }
-    LOOP_END
-    free(packed);
-}
-#define RELATIVE_BIAS_LOOP(type, DTYPE, size)                                  \
-    static void relative_bias_loop_##type(char **args, const npy_intp *dims,   \
-                                          const npy_intp *steps, void *data) { \
-        (void)data;                                                            \
-        relative_bias_loop(DTYPE, size, args, dims, steps);                    \
-    }
-RELATIVE_BIAS_LOOP(f32, WPE_F32, 4)
-RELATIVE_BIAS_LOOP(f64, WPE_F64, 8)
+/* ---- plain functions: their arrays, and the kernels of a whole call ------------------------- */
 
+/* Entry `number`, in C order, of the array's first `axes` axes. */
+static char *entry_at(PyArrayObject *x, int axes, int64_t number) {
+    char *data = PyArray_DATA(x);
+    while (axes--) {
+        data += number % PyArray_DIM(x, axes) * PyArray_STRIDE(x, axes);
+        number /= PyArray_DIM(x, axes);
+    }
+    return data;
+}
+
+static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
+    npy_intp size = PyArray_ITEMSIZE(x);
+    return (wpe_matrix){entry_at(x, axes, number), PyArray_STRIDE(x, axes) / size,
+                        PyArray_STRIDE(x, axes + 1) / size};
+}
+
+static const char kernels_name[] = "wavepe._numpy.kernels";
+
+/* The kernels in use, for all that one call of a Python function does: a thread may switch them
+ * meanwhile, and what one variant packs another cannot read. */
+static PyObject *py_kernels(PyObject *self, PyObject *args) {
+    (void)self, (void)args;
+    return PyCapsule_New((void *)wpe_current(dispatch), kernels_name, NULL);
+}
+
+static int to_kernels(PyObject *capsule, void *kernels) {
+    *(const wpe_kernels **)kernels = PyCapsule_GetPointer(capsule, kernels_name);
+    return *(const wpe_kernels **)kernels != NULL;
+}
+
+#include "relative_bias.c"
 #include "attention.c"
 
 /* ---- registration -------------------------------------------------------------------------- */
@@ -227,11 +215,6 @@ static PyUFuncGenericFunction rope_bf16_loops[] = {(PyUFuncGenericFunction)rope_
 static char rope_bf16_types[] = {NPY_UINT16, NPY_FLOAT, NPY_FLOAT,
                                  NPY_INT64,  NPY_INT64, NPY_UINT16};
 
-static PyUFuncGenericFunction relative_bias_loops[] = {
-    (PyUFuncGenericFunction)relative_bias_loop_f32, (PyUFuncGenericFunction)relative_bias_loop_f64};
-static char relative_bias_types[] = {NPY_FLOAT,  NPY_FLOAT,  NPY_INT64, NPY_INT64, NPY_FLOAT,
-                                     NPY_DOUBLE, NPY_DOUBLE, NPY_INT64, NPY_INT64, NPY_DOUBLE};
-
 static void *no_data[3]; /* loops that need none */
 
 static int add_ufunc(PyObject *module, const char *name, PyObject *ufunc) {
@@ -264,9 +247,7 @@ static int exec_module(PyObject *module) {
         add_ufunc(module, "wavelet_table",
                   GUFUNC(wavelet_table, 3, 5, "(w),(d),(d),(),()->(w,d)")) < 0 ||
         add_ufunc(module, "rope", GUFUNC(rope, 3, 5, "(d),(h),(h),(),()->(d)")) < 0 ||
-        add_ufunc(module, "rope_bf16", GUFUNC(rope_bf16, 1, 5, "(d),(h),(h),(),()->(d)")) < 0 ||
-        add_ufunc(module, "relative_bias",
-                  GUFUNC(relative_bias, 2, 4, "(m,d),(w,d),(),()->(m,n)")) < 0)
+        add_ufunc(module, "rope_bf16", GUFUNC(rope_bf16, 1, 5, "(d),(h),(h),(),()->(d)")) < 0)
         return -1;
     if (PyModule_AddIntConstant(module, "ATTENTION_QUERY_BLOCK", WPE_QUERY_BLOCK) < 0) return -1;
     PyObject *capsule = PyCapsule_New((void *)dispatch, "wavepe._numpy._dispatch", NULL);
@@ -287,14 +268,15 @@ static PyObject *py_variants(PyObject *self, PyObject *args) {
 
 static PyObject *py_variant(PyObject *self, PyObject *args) {
     (void)self, (void)args;
-    return PyUnicode_FromString(dispatch->current->name);
+    return PyUnicode_FromString(wpe_current(dispatch)->name);
 }
 
 static PyObject *py_use_variant(PyObject *self, PyObject *name) {
     (void)self;
-    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
     if (!text) return NULL;
-    return PyBool_FromLong(wpe_use_variant(text) == 0);
+    return PyBool_FromLong((size_t)size == strlen(text) && wpe_use_variant(text) == 0);
 }
 
 static PyObject *py_compiler(PyObject *self, PyObject *args) {
@@ -322,7 +304,9 @@ static PyMethodDef methods[] = {{"variants", py_variants, METH_NOARGS, NULL},
                                 {"compiler", py_compiler, METH_NOARGS, NULL},
                                 {"flags", py_flags, METH_NOARGS, NULL},
                                 {"cuda_archs", py_cuda_archs, METH_NOARGS, NULL},
+                                {"kernels", py_kernels, METH_NOARGS, NULL},
                                 {"attention", py_attention, METH_VARARGS, NULL},
+                                {"relative_bias", py_relative_bias, METH_VARARGS, NULL},
                                 {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};
 static struct PyModuleDef definition = {

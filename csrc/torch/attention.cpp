@@ -7,7 +7,7 @@ namespace wavepe {
 namespace {
 
 void decode(const Call &call, const Heads &out, char *lse) {
-    run_tasks(call.batch * call.heads, call.bytes(call.sizes(0).workspace),
+    run_tasks(call.batch * call.heads, call.bytes(call.sizes(WPE_DECODE).workspace),
               [&](int64_t task, char *scratch) {
                   const int64_t b = task / call.heads, h = task % call.heads;
                   const wpe_attention a = call.head(b, h);
@@ -24,12 +24,12 @@ void forward_blocks(const Call &call, const Heads &out, char *lse, int64_t b, in
 
 // Enough key heads: each is packed and used by one thread.
 void forward_by_key_head(const Call &call, const Heads &out, char *lse) {
-    const wpe_attention_sizes sizes = call.sizes(0);
+    const wpe_attention_sizes sizes = call.sizes(WPE_FORWARD);
     const int64_t packed_bytes = call.bytes(sizes.packed);
     run_tasks(call.pairs(), packed_bytes + call.bytes(sizes.workspace),
               [&](int64_t t, char *scratch) {
                   const int64_t b = t / call.key_heads, kv = t % call.key_heads;
-                  if (call.keys) call.pack_keys(b, kv, scratch, 0);
+                  if (call.keys) call.pack_keys(b, kv, scratch, WPE_FORWARD);
                   for (int64_t h = kv * call.group; h < (kv + 1) * call.group; h++)
                       forward_blocks(call, out, lse, b, h, scratch, 0, call.queries,
                                      scratch + packed_bytes);
@@ -38,13 +38,13 @@ void forward_by_key_head(const Call &call, const Heads &out, char *lse) {
 
 // Few: all are packed first, then blocks of queries are dealt out, the longest first.
 void forward_by_block(const Call &call, const Heads &out, char *lse) {
-    const wpe_attention_sizes sizes = call.sizes(0);
+    const wpe_attention_sizes sizes = call.sizes(WPE_FORWARD);
     const int64_t packed_bytes = call.bytes(sizes.packed), tiles = call.tiles();
-    const Memory packed(call.pairs() * packed_bytes);
+    const Memory packed(call.pairs(), packed_bytes);
     run_tasks(call.pairs() * tiles, 0, [&](int64_t t, char *) {
         const int64_t pair = t / tiles;
         call.pack_tile(pair / call.key_heads, pair % call.key_heads, t % tiles,
-                       packed.at(pair * packed_bytes), 0);
+                       packed.at(pair * packed_bytes), WPE_FORWARD);
     });
     const int64_t blocks = ceil_div(call.queries, WPE_QUERY_BLOCK), heads = call.batch * call.heads;
     run_tasks(blocks * heads, call.bytes(sizes.workspace), [&](int64_t t, char *scratch) {
@@ -56,23 +56,13 @@ void forward_by_block(const Call &call, const Heads &out, char *lse) {
     });
 }
 
-std::tuple<Tensor, Tensor> attention_forward(
-    Tensor q, Tensor k, Tensor v, std::optional<Tensor> p, int64_t first, std::string beyond,
-    std::optional<Tensor> q_rel, std::optional<Tensor> slopes, bool causal,
-    std::optional<int64_t> window, std::optional<double> softcap, std::optional<double> scale,
-    std::optional<Tensor> offset, std::optional<Tensor> key_mask, std::optional<Tensor> segments,
-    std::optional<Tensor> mask, double dropout_p, std::optional<Tensor> seed,
-    std::optional<std::vector<Tensor>> zones) {
-    const bool decodes = q.dim() == 4 && q.size(2) == 1;
-    const Call call(
-        {q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
-         segments, mask, dropout_p, seed, zones.value_or(std::vector<Tensor>{})},
-        /*pack=*/!decodes);
-    Tensor out =
-        torch::stable::new_empty(q, {call.batch, call.heads, call.queries, call.value_size});
-    Tensor lse =
-        torch::stable::new_empty(q, {call.batch, call.heads, call.queries}, call.own_type());
-    if (call.batch * call.heads * call.queries == 0) return {out, lse};
+std::tuple<Tensor, Tensor> attention_forward(WPE_ATTENTION_PARAMETERS) {
+    Call call({WPE_ATTENTION_NAMES});
+    const bool decodes = call.queries == 1;
+    Tensor out = new_result(q, {call.batch, call.heads, call.queries, call.value_size});
+    Tensor lse = new_result(q, {call.batch, call.heads, call.queries}, call.own_type());
+    if (call.empty()) return {out, lse};
+    call.read(/*pack=*/!decodes);
     const int64_t threads = torch::stable::get_num_threads();
     char *rows = at_mutable(lse, 0);
     if (decodes)
@@ -87,7 +77,7 @@ std::tuple<Tensor, Tensor> attention_forward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
-    m.def("attention_forward(" WPE_ATTENTION_ARGUMENTS ") -> (Tensor out, Tensor lse)");
+    m.def("attention_forward(" WPE_ATTENTION_SCHEMA ") -> (Tensor out, Tensor lse)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {

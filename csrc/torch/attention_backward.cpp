@@ -16,9 +16,9 @@ struct Sums {
     int64_t tables;
 
     Sums(const Call &call, const wpe_attention_sizes &sizes, bool p_grad)
-        : dk(call.bytes(sizes.keys * sizes.head_size)),
-          dv(call.bytes(sizes.keys * sizes.value_size)),
-          dp(p_grad ? call.bytes(sizes.table * sizes.head_size) : 0),
+        : dk(call.bytes(sizes.dk_rows * sizes.dk_cols)),
+          dv(call.bytes(sizes.dk_rows * sizes.dv_cols)),
+          dp(p_grad ? call.bytes(sizes.dp_rows * sizes.dk_cols) : 0),
           tables(call.table_per_head() ? call.group : 1) {}
     int64_t keys_bytes() const { return dk + dv; }
     int64_t table_bytes() const { return dp * tables; }
@@ -55,7 +55,7 @@ class Backward {
           dr(call.has_q_rel() ? Heads(to.dq_rel) : Heads()),
           dp(to.dp),
           p_grad(p_grad),
-          sizes(call.sizes(1)),
+          sizes(call.sizes(WPE_BACKWARD)),
           sums(call, sizes, p_grad),
           blocks(ceil_div(call.queries, WPE_QUERY_BLOCK)) {}
 
@@ -70,8 +70,8 @@ class Backward {
         std::vector<int64_t> cost(blocks + 1);
         std::vector<wpe_range> seen(blocks);
         for (int64_t i = 0; i < blocks; i++) {
-            seen[i] = call.kernels->keys(&a, i * WPE_QUERY_BLOCK,
-                                         std::min((i + 1) * WPE_QUERY_BLOCK, call.queries));
+            seen[i] = call.kernels->seen_keys(&a, i * WPE_QUERY_BLOCK,
+                                              std::min((i + 1) * WPE_QUERY_BLOCK, call.queries));
             cost[i + 1] = cost[i] + seen[i].end - seen[i].begin + WPE_QUERY_BLOCK;
         }
         std::vector<Chunk> result;
@@ -83,7 +83,7 @@ class Backward {
             const int64_t end = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
             // a tile at least, so that neither bound ever falls
             const int64_t last = std::max(end, first + WPE_KEY_BLOCK);
-            result.push_back({begin, i, {first, std::min(last, sizes.keys)}});
+            result.push_back({begin, i, {first, std::min(last, sizes.dk_rows)}});
         }
         return result;
     }
@@ -91,10 +91,9 @@ class Backward {
     void run_chunk(int64_t b, int64_t kv, const Chunk &chunk, const void *packed, char *keys,
                    char *tables, char *scratch) const {
         const int64_t first = chunk.keys.begin, rows = chunk.keys.end - first;
-        std::memset(keys + call.bytes(first * sizes.head_size), 0,
-                    call.bytes(rows * sizes.head_size));
-        std::memset(keys + sums.dk + call.bytes(first * sizes.value_size), 0,
-                    call.bytes(rows * sizes.value_size));
+        std::memset(keys + call.bytes(first * sizes.dk_cols), 0, call.bytes(rows * sizes.dk_cols));
+        std::memset(keys + sums.dk + call.bytes(first * sizes.dv_cols), 0,
+                    call.bytes(rows * sizes.dv_cols));
         for (int64_t i = chunk.begin; i < chunk.end; i++)
             for (int64_t g = 0; g < call.group; g++) {
                 const int64_t h = kv * call.group + g, begin = i * WPE_QUERY_BLOCK;
@@ -124,11 +123,11 @@ class Backward {
         const int64_t part = call.elements(sums.keys_bytes()), rows = end - begin;
         keys += first * sums.keys_bytes();
         call.kernels->store(dk.result(b, kv, begin), call.storage,
-                            keys + call.bytes(begin * sizes.head_size), rows, call.head_size,
-                            sizes.head_size, last - first, part);
+                            keys + call.bytes(begin * sizes.dk_cols), rows, call.head_size,
+                            sizes.dk_cols, last - first, part);
         call.kernels->store(dv.result(b, kv, begin), call.storage,
-                            keys + sums.dk + call.bytes(begin * sizes.value_size), rows,
-                            call.value_size, sizes.value_size, last - first, part);
+                            keys + sums.dk + call.bytes(begin * sizes.dv_cols), rows,
+                            call.value_size, sizes.dv_cols, last - first, part);
     }
 
     // The tables of key head kv, or the one of all: sums over `parts` buffers `part` bytes apart.
@@ -136,13 +135,13 @@ class Backward {
         for (int64_t g = 0; g < sums.tables; g++)
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
                                 tables + g * sums.dp, call.relative.rows, call.head_size,
-                                sizes.head_size, parts, call.elements(part));
+                                sizes.dk_cols, parts, call.elements(part));
     }
 
     // One key head after the other, its chunks side by side.
     void by_chunk(int64_t count) const {
         const int64_t table = sums.table_bytes();
-        const Memory keys(count * sums.keys_bytes()), tables(count * table, true);
+        const Memory keys(count, sums.keys_bytes()), tables(count, table, true);
         for (int64_t pair = 0; pair < call.pairs(); pair++) {
             const int64_t kv = pair / call.batch, b = pair % call.batch;
             const std::vector<Chunk> parts = chunks(b, count);
@@ -162,9 +161,9 @@ class Backward {
     // Packs the keys, which are not needed any more when results are stored.
     void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &keys,
                     const Memory &tables) const {
-        const Memory packed(call.bytes(sizes.packed));
+        const Memory packed(1, call.bytes(sizes.packed));
         run_tasks(call.tiles(), 0,
-                  [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), 1); });
+                  [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), WPE_BACKWARD); });
         run_tasks((int64_t)parts.size(), call.bytes(sizes.workspace),
                   [&](int64_t c, char *scratch) {
                       run_chunk(b, kv, parts[c], packed.at(0), keys.at(c * sums.keys_bytes()),
@@ -178,20 +177,21 @@ class Backward {
         int64_t bins = call.pairs();
         if (p_grad && call.table_per_head()) bins = call.key_heads;
         if (p_grad && !call.table_per_head()) {  // no more memory than q takes
-            const int64_t table = sizes.table * std::max<int64_t>(sizes.head_size, 1);
+            // no padded sizes, which depend on the variant, and so would the order of sums
+            const int64_t table = std::max<int64_t>(call.relative.rows * call.head_size, 1);
             bins =
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));
         }
-        const Memory tables(p_grad ? bins * sums.table_bytes() : 0, true);
+        const Memory tables(p_grad ? bins : 0, sums.table_bytes(), true);
         run_tasks(bins, packed + keys + call.bytes(sizes.workspace),
                   [&](int64_t bin, char *scratch) {
                       char *own = tables.at(p_grad ? bin * sums.table_bytes() : 0);
                       for (int64_t t = call.pairs() * bin / bins;
                            t < call.pairs() * (bin + 1) / bins; t++) {
                           const int64_t kv = t / call.batch, b = t % call.batch;
-                          if (call.keys) call.pack_keys(b, kv, scratch, 1);
-                          const std::vector<Chunk> all{{0, blocks, {0, sizes.keys}}};
+                          if (call.keys) call.pack_keys(b, kv, scratch, WPE_BACKWARD);
+                          const std::vector<Chunk> all{{0, blocks, {0, sizes.dk_rows}}};
                           run_chunk(b, kv, all[0], scratch, scratch + packed, own,
                                     scratch + packed + keys);
                           store_keys(b, kv, scratch + packed, all, 0, call.keys);
@@ -205,30 +205,23 @@ class Backward {
 };
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
-    Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse, Tensor q, Tensor k,
-    Tensor v, std::optional<Tensor> p, int64_t first, std::string beyond,
-    std::optional<Tensor> q_rel, std::optional<Tensor> slopes, bool causal,
-    std::optional<int64_t> window, std::optional<double> softcap, std::optional<double> scale,
-    std::optional<Tensor> offset, std::optional<Tensor> key_mask, std::optional<Tensor> segments,
-    std::optional<Tensor> mask, double dropout_p, std::optional<Tensor> seed,
-    std::optional<std::vector<Tensor>> zones, bool p_grad) {
+    Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse,
+    WPE_ATTENTION_PARAMETERS, bool p_grad) {
     WPE_CHECK(!p_grad || p, "the gradient of p is asked for, and there is no p");
     if (p_grad) zones.reset();
-    const Call call(
-        {q, k, v, p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset, key_mask,
-         segments, mask, dropout_p, seed, zones.value_or(std::vector<Tensor>{})},
-        /*pack=*/true);
+    Call call({WPE_ATTENTION_NAMES});
     call.check_gradients(grad_out, grad_lse, out, lse);
-    if (grad_lse) grad_lse = torch::stable::contiguous(*grad_lse);
     Gradients result{new_like(q), new_like(k), new_like(v),
-                     p_grad ? new_like(*p) : torch::stable::new_empty(q, {0}),
-                     q_rel ? new_like(*q_rel) : torch::stable::new_empty(q, {0})};
+                     p_grad ? new_like(*p) : new_result(q, {0}),
+                     q_rel ? new_like(*q_rel) : new_result(q, {0})};
     if (p_grad) torch::stable::zero_(result.dp);
-    if (call.batch * call.heads * call.queries == 0 || call.keys == 0) {
+    if (call.empty() || call.keys == 0) {
         for (Tensor *t : {&result.dq, &result.dk, &result.dv, &result.dq_rel})
             torch::stable::zero_(*t);
-    } else {
-        lse = torch::stable::contiguous(lse);
+    } else if (call.head_size > 0 || call.value_size > 0) {
+        lse = dense(lse);  // as many heads and queries as memory holds
+        if (grad_lse) grad_lse = dense(*grad_lse);
+        call.read(/*pack=*/true);
         const Backward backward(call, grad_out, out, lse, grad_lse, result,
                                 p_grad && call.relative.rows > 0);
         // a table that no query reaches leaves q_rel without a gradient
@@ -247,7 +240,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
     m.def(
         "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse,"
-        " " WPE_ATTENTION_ARGUMENTS
+        " " WPE_ATTENTION_SCHEMA
         ", bool p_grad=False)"
         " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dp, Tensor dq_rel)");
 }

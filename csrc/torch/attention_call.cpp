@@ -10,12 +10,6 @@ std::string shapes_of(const Tensor &q, const Tensor &k, const Tensor &v) {
     return text("q ", shape_of(q), ", k ", shape_of(k), ", v ", shape_of(v));
 }
 
-void check_same_dtype(const Tensor &q, const char *name, const Tensor &x) {
-    check_cpu(name, x);
-    WPE_CHECK(x.scalar_type() == q.scalar_type(), "q and ", name, " must have one dtype, got ",
-              name_of(q.scalar_type()), " and ", name_of(x.scalar_type()));
-}
-
 // A tensor over (B|1, n).
 void check_over_keys(const char *name, const Tensor &x, int64_t batch, int64_t keys) {
     check_cpu(name, x);
@@ -31,7 +25,7 @@ const uint8_t *bool_data(const char *name, const Tensor &x) {
 
 }  // namespace
 
-Call::Call(AttentionArguments arguments, bool pack) : given(std::move(arguments)) {
+Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     check_tensors();
     batch = given.q.size(0);
     heads = given.q.size(1);
@@ -41,33 +35,30 @@ Call::Call(AttentionArguments arguments, bool pack) : given(std::move(arguments)
     keys = given.k.size(2);
     value_size = given.v.size(3);
     group = key_heads ? heads / key_heads : 1;
-    // Expanded tensors may be larger than memory: no product of sizes below may wrap.
-    const int64_t limit = int64_t{1} << 31, longest = int64_t{1} << 40;
-    WPE_CHECK(batch < limit && heads < limit && queries < longest && keys < longest &&
-                  head_size < (1 << 20) && value_size < (1 << 20),
-              "q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
-    check_options();
     storage = kernel_dtype(given.q.scalar_type());
-    kernels = &dispatch->current->attention[is_double()];
+    kernels = &wpe_current(dispatch)->attention[is_double()];
+    check_sizes();
+    check_options();
+}
+
+void Call::read(bool pack) {
     q = Heads(given.q);
     k = Heads(given.k);
     v = Heads(given.v);
     if (given.q_rel) r = Heads(*given.q_rel);
-    slope.assign(heads, 0);
     if (given.slopes) {
-        const Tensor wide = torch::stable::contiguous(as_type(*given.slopes, ScalarType::Double));
+        const Tensor wide = dense(as_type(*given.slopes, ScalarType::Double));
         const double *data = wide.const_data_ptr<double>();
-        std::copy(data, data + heads, slope.begin());
+        slope.assign(data, data + heads);
     }
     if (given.dropout_p > 0) {
-        const Tensor wide = torch::stable::contiguous(as_type(*given.seed, ScalarType::Long));
+        const Tensor wide = dense(as_type(*given.seed, ScalarType::Long));
         seed = (uint64_t)*wide.const_data_ptr<int64_t>();
     }
     read_offsets();
     read_key_mask();
     if (given.segments) read_segments();
-    if (given.p && given.p->size(given.p->dim() - 2) > 0 && batch * queries * keys > 0)
-        pack_tables(pack);
+    if (given.p && given.p->size(given.p->dim() - 2) > 0 && keys > 0) read_tables(pack);
 }
 
 void Call::check_tensors() const {
@@ -103,12 +94,39 @@ void Call::check_tensors() const {
     }
 }
 
+// No size of a head's memory may wrap; what is multiplied by a number of heads is Memory's to
+// check.
+void Call::check_sizes() const {
+    const int64_t longest = std::max(queries, keys), largest = std::max(head_size, value_size);
+    WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
+                  head_bytes(queries + keys) < ADDRESS_SPACE,
+              "q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
+}
+
 void Call::check_options() const {
     if (given.slopes) {
         check_cpu("slopes", *given.slopes);
         check_float("slopes", *given.slopes);
         WPE_CHECK(given.slopes->dim() == 1 && given.slopes->size(0) == heads, "slopes must be (",
                   heads, "), got ", shape_of(*given.slopes));
+    }
+    if (given.offset) {
+        const Tensor &by_row = *given.offset;
+        check_cpu("offset", by_row);
+        check_integer("offset", by_row);
+        WPE_CHECK(by_row.dim() == 0 ||
+                      (by_row.dim() == 1 && (by_row.size(0) == batch || by_row.size(0) == 1)),
+                  "offset must be an int, () or (", batch, "), got ", shape_of(by_row));
+    }
+    if (given.key_mask) {
+        check_over_keys("key_mask", *given.key_mask, batch, keys);
+        bool_data("key_mask", *given.key_mask);
+    }
+    if (given.segments) {
+        check_over_keys("segments", *given.segments, batch, keys);
+        check_integer("segments", *given.segments);
+        WPE_CHECK(queries == keys, "segments need m = n, got ", queries, " queries and ", keys,
+                  " keys");
     }
     if (given.mask) {
         const Tensor &m = *given.mask;
@@ -124,69 +142,65 @@ void Call::check_options() const {
               given.window.value_or(0));
     WPE_CHECK(!given.scale || std::isfinite(*given.scale), "scale must be finite, got ",
               given.scale.value_or(0));
-    // of float32: its inverse must be a normal number, too
+    // of float32: its inverse must be a normal number, too; as in ops/_attention_checks.py
     const double most = given.q.scalar_type() == ScalarType::Double ? 1e300 : 1e30;
     const double cap = given.softcap.value_or(1);
     WPE_CHECK(cap >= 1 / most && cap <= most, "softcap must lie in ", 1 / most, "..", most,
               ", got ", cap);
     WPE_CHECK(given.dropout_p >= 0 && given.dropout_p <= 1, "dropout_p must lie in 0..1, got ",
               given.dropout_p);
-    if (given.dropout_p > 0) {
-        WPE_CHECK(given.seed, "dropout needs a seed");
-        check_cpu("seed", *given.seed);
-        check_integer("seed", *given.seed);
-        WPE_CHECK(given.seed->numel() == 1, "seed must hold one element, got ",
-                  shape_of(*given.seed));
-    }
+    if (given.dropout_p > 0) check_seed();
+}
+
+void Call::check_seed() const {
+    WPE_CHECK(given.seed, "dropout needs a seed");
+    check_cpu("seed", *given.seed);
+    check_integer("seed", *given.seed);
+    WPE_CHECK(given.seed->numel() == 1, "seed must hold one element, got ", shape_of(*given.seed));
 }
 
 void Call::read_offsets() {
-    offset.assign(std::max<int64_t>(batch, 1), keys - queries);
+    offset.assign(batch, keys - queries);
     if (!given.offset) return;
-    const Tensor &by_row = *given.offset;
-    check_cpu("offset", by_row);
-    check_integer("offset", by_row);
-    WPE_CHECK(by_row.dim() == 0 ||
-                  (by_row.dim() == 1 && (by_row.size(0) == batch || by_row.size(0) == 1)),
-              "offset must be an int, () or (", batch, "), got ", shape_of(by_row));
-    const Tensor wide = exact_double("offset", by_row);
-    const double *data = wide.const_data_ptr<double>();
-    for (int64_t b = 0; b < batch; b++) offset[b] = (int64_t)data[wide.numel() > 1 ? b : 0];
+    const Tensor values = exact_double("offset", *given.offset);
+    const double *data = values.const_data_ptr<double>();
+    for (int64_t b = 0; b < batch; b++) offset[b] = (int64_t)data[values.numel() > 1 ? b : 0];
+}
+
+// What the mask says of keys 0..keys-1.
+KeyMask read_keys(const uint8_t *seen, int64_t stride, int64_t keys) {
+    KeyMask of{nullptr, 0, 0, keys};
+    const int64_t given = stride ? keys : std::min<int64_t>(keys, 1);  // the others repeat it
+    int64_t count = 0;
+    for (int64_t j = 0; j < given; j++) count += seen[j * stride] != 0;
+    if (given && !count) of.first = keys;
+    if (!stride || !count) return of;
+    while (!seen[of.first * stride]) of.first++;
+    while (!seen[(of.end - 1) * stride]) of.end--;
+    if (count == of.end - of.first) return of;  // padding at the ends: a range
+    of.data = seen;
+    of.stride = stride;
+    return of;
 }
 
 void Call::read_key_mask() {
-    key_mask.assign(std::max<int64_t>(batch, 1), KeyMask{nullptr, 0, 0, keys});
+    key_mask.assign(batch, KeyMask{nullptr, 0, 0, keys});
     if (!given.key_mask) return;
     const Tensor &m = *given.key_mask;
-    check_over_keys("key_mask", m, batch, keys);
     const uint8_t *data = bool_data("key_mask", m);
-    const int64_t row = m.size(0) > 1 ? m.stride(0) : 0, col = m.stride(1);
-    for (int64_t b = 0; b < batch; b++) {
-        KeyMask &of = key_mask[b];
-        const uint8_t *seen = data + b * row;
-        int64_t count = 0;
-        for (int64_t j = 0; j < keys; j++) count += seen[j * col] != 0;
-        while (of.first < keys && !seen[of.first * col]) of.first++;
-        while (of.end > of.first && !seen[(of.end - 1) * col]) of.end--;
-        if (count == of.end - of.first) continue;  // padding at the ends: a range
-        of.data = seen;
-        of.stride = col;
-    }
+    const int64_t row = m.size(0) > 1 ? m.stride(0) : 0;
+    for (int64_t b = 0; b < batch; b++)
+        key_mask[b] = b && !row ? key_mask[0] : read_keys(data + b * row, m.stride(1), keys);
 }
 
 // Segments that are runs of keys are ranges, too.
 void Call::read_segments() {
-    check_over_keys("segments", *given.segments, batch, keys);
-    check_integer("segments", *given.segments);
-    WPE_CHECK(queries == keys, "segments need m = n, got ", queries, " queries and ", keys,
-              " keys");
-    const Tensor ids = torch::stable::contiguous(as_type(*given.segments, ScalarType::Long));
-    const int64_t *id = ids.const_data_ptr<int64_t>();
-    const int64_t rows = ids.size(0);
-    segment.assign(id, id + rows * keys);
-    run_first.resize(rows * keys);
+    segments = dense(as_type(*given.segments, ScalarType::Long));
+    const int64_t *id = segments.const_data_ptr<int64_t>();
+    const int64_t rows = segments.size(0);
+    run_begin.resize(rows * keys);
     run_end.resize(rows * keys);
-    bool runs = true;
+    runs = true;
     for (int64_t b = 0; b < rows && runs; b++) {
         std::unordered_set<int64_t> met;
         for (int64_t j = 0, end; j < keys && runs; j = end) {
@@ -194,14 +208,10 @@ void Call::read_segments() {
             for (end = j; end < keys && row[end] == row[j]; end++) {
             }
             runs = met.insert(row[j]).second;
-            std::fill(&run_first[b * keys + j], &run_first[b * keys + end - 1] + 1, j);
+            std::fill(&run_begin[b * keys + j], &run_begin[b * keys + end - 1] + 1, j);
             std::fill(&run_end[b * keys + j], &run_end[b * keys + end - 1] + 1, end);
         }
     }
-    if (runs)
-        segment.clear();
-    else
-        run_first.clear();
 }
 
 wpe_attention Call::head(int64_t b, int64_t h) const {
@@ -230,16 +240,16 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.key_mask_stride = seen.stride;
     if (given.segments) {
         const int64_t row = given.segments->size(0) > 1 ? b * keys : 0;
-        a.segments = segment.empty() ? nullptr : segment.data() + row;
-        a.run_first = run_first.empty() ? nullptr : run_first.data() + row;
-        a.run_end = run_first.empty() ? nullptr : run_end.data() + row;
+        if (!runs) a.segments = segments.const_data_ptr<int64_t>() + row;
+        if (runs) a.run_begin = run_begin.data() + row;
+        if (runs) a.run_end = run_end.data() + row;
     }
     if (given.mask) {
         const Tensor &m = *given.mask;
         a.mask = static_cast<const uint8_t *>(m.const_data_ptr()) +
                  (m.size(0) > 1 ? b * m.stride(0) : 0) + (m.size(1) > 1 ? h * m.stride(1) : 0);
-        a.mask_row = m.stride(2);
-        a.mask_col = m.stride(3);
+        a.mask_row_stride = m.stride(2);
+        a.mask_col_stride = m.stride(3);
     }
     if (given.dropout_p > 0) {
         a.seed = seed;
@@ -250,112 +260,15 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     return a;
 }
 
-void Call::pack_keys(int64_t b, int64_t kv, void *packed, int backward) const {
+void Call::pack_keys(int64_t b, int64_t kv, void *packed, wpe_pass pass) const {
     const wpe_attention a = head(b, kv * group);
-    kernels->pack(&a, packed, backward, 0, keys);
+    kernels->pack(&a, packed, pass, 0, keys);
 }
 
-void Call::pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, int backward) const {
+void Call::pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, wpe_pass pass) const {
     const wpe_attention a = head(b, kv * group);
     const int64_t begin = tile * WPE_KEY_BLOCK;
-    kernels->pack(&a, packed, backward, begin, std::min(begin + WPE_KEY_BLOCK, keys));
-}
-
-// ---- the table ---------------------------------------------------------------------------------
-
-wpe_matrix Call::table(int64_t h) const {
-    if (!relative.rows) return {nullptr, 0, 0};
-    const Tensor &p = *given.p;
-    const int64_t n = p.dim(), row = p.stride(n - 2);
-    return {at(p, (n > 2 ? h * p.stride(0) : 0) + first_row * row), row, last_stride(p)};
-}
-
-wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
-    const int64_t n = dp.dim(), row = dp.stride(n - 2);
-    const int64_t last = first_row + relative.rows - 1;
-    return {at_mutable(dp, (n > 2 ? h * dp.stride(0) : 0) + last * row), -row, last_stride(dp)};
-}
-
-// The rows that some query can reach.
-void Call::pack_tables(bool pack) {
-    const Tensor &p = *given.p;
-    const int64_t rows = p.size(p.dim() - 2), limit = int64_t{1} << 60;
-    const int64_t first = std::clamp(given.first, -limit, limit);
-    relative.beyond = beyond_code(given.beyond);
-    const auto [low, high] = std::minmax_element(offset.begin(), offset.begin() + batch);
-    int64_t nearest = *low - (keys - 1), farthest = *high + queries - 1;
-    if (given.causal) nearest = std::max<int64_t>(nearest, 0);
-    if (given.window) farthest = std::min(farthest, *given.window - 1);
-    int64_t begin = std::clamp<int64_t>(nearest - first, 0, rows);
-    int64_t end = std::clamp<int64_t>(farthest + 1 - first, 0, rows);
-    if (relative.beyond == WPE_EDGE) {  // the nearest row of what is out of reach stays
-        begin = std::min(begin, rows - 1);
-        end = std::max(end, begin + 1);
-    }
-    if (begin >= end) return;
-    if (!given.zones.empty()) {
-        begin = 0;
-        end = rows;
-    }
-    first_row = begin;
-    relative.first = first + begin;
-    relative.rows = end - begin;
-    if (!pack) return tables.push_back(relative);
-    if (!given.zones.empty()) return pack_zones();
-    const int64_t count = p.dim() == 3 ? heads : 1;
-    const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size));
-    const int64_t each = (size + 63) / 64 * 64;
-    packed = std::make_unique<Memory>(count * each);
-    zones.assign(count, wpe_zone{});
-    tables.assign(count, relative);
-    for (int64_t h = 0; h < count; h++) {
-        zones[h].rows = relative.rows;
-        zones[h].rank = head_size;
-        kernels->pack_zone(&zones[h], packed->at(h * each), storage, head_size, table(h),
-                           {nullptr, 0, 0});
-        tables[h].zone_count = 1;
-        tables[h].zones = &zones[h];
-    }
-}
-
-// Zones come in rising delta; kernels want them in falling delta.
-void Call::pack_zones() {
-    const std::vector<Tensor> &parts = given.zones;
-    WPE_CHECK(parts.size() % 2 == 0 && given.p->dim() == 2,
-              "zones must be pairs of tensors beside a table (w, d), got ", parts.size());
-    int64_t rows = 0, size = 0;
-    for (size_t z = 0; z < parts.size(); z += 2) {
-        const Tensor &c = parts[z], &u = parts[z + 1];
-        check_same_dtype(given.q, "zones", c);
-        check_same_dtype(given.q, "zones", u);
-        const bool full = u.numel() == 0;
-        WPE_CHECK(c.dim() == 2 &&
-                      (full ? c.size(1) == head_size
-                            : u.dim() == 2 && u.size(0) == head_size && u.size(1) == c.size(1)),
-                  "a zone must be (rows, rank) and (", head_size, ", rank), got ", shape_of(c),
-                  " and ", shape_of(u));
-        rows += c.size(0);
-        size += bytes(kernels->zone_size(c.size(0), c.size(1), head_size)) + 64;
-    }
-    WPE_CHECK(rows == relative.rows, "zones have ", rows, " rows, p has ", relative.rows);
-    packed = std::make_unique<Memory>(size);
-    int64_t used = 0;
-    for (size_t z = parts.size(); z > 0; z -= 2) {
-        const Tensor &c = parts[z - 2], &u = parts[z - 1];
-        if (!c.size(0)) continue;
-        wpe_zone zone{};
-        zone.rows = c.size(0);
-        zone.rank = c.size(1);
-        wpe_matrix basis{nullptr, 0, 0};
-        if (u.numel()) basis = {at(u, 0), u.stride(0), u.stride(1)};
-        kernels->pack_zone(&zone, packed->at(used), storage, head_size,
-                           {at(c, 0), c.stride(0), c.stride(1)}, basis);
-        used += (bytes(kernels->zone_size(zone.rows, zone.rank, head_size)) + 63) / 64 * 64;
-        zones.push_back(zone);
-    }
-    relative.zone_count = (int)zones.size();
-    relative.zones = zones.data();
-    tables.assign(1, relative);
+    kernels->pack(&a, packed, pass, begin, std::min(begin + WPE_KEY_BLOCK, keys));
 }
 
 // ---- backward's own arguments ------------------------------------------------------------------

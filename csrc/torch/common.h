@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -39,11 +40,12 @@ std::string text(const Args &...args) {
 #define WPE_CHECK(condition, ...) \
     if (!(condition)) throw std::runtime_error(wavepe::text("wavepe: ", __VA_ARGS__))
 
-inline std::string shape_of(const Tensor &x) {
+inline std::string shape_of(const int64_t *sizes, size_t dim) {
     std::string out = "(";
-    for (int64_t i = 0; i < x.dim(); i++) out += (i ? ", " : "") + std::to_string(x.size(i));
+    for (size_t i = 0; i < dim; i++) out += (i ? ", " : "") + std::to_string(sizes[i]);
     return out + ")";
 }
+inline std::string shape_of(const Tensor &x) { return shape_of(x.sizes().data(), x.dim()); }
 
 inline const char *name_of(ScalarType type) {
     switch (type) {
@@ -163,13 +165,67 @@ inline void check_integer(const char *name, const Tensor &x) {
               name_of(x.scalar_type()));
 }
 
-inline Tensor as_type(const Tensor &x, ScalarType type) {
-    return x.scalar_type() == type ? x : torch::stable::to(x, type);
+// ---- sizes
+// --------------------------------------------------------------------------------------- Expanded
+// tensors have strides of 0, and sizes up to 2^63: a binding allocates its results before it reads
+// what else is given, and no product of sizes may wrap.
+
+// No process has so many bytes of memory.
+constexpr int64_t ADDRESS_SPACE = int64_t{1} << 48;
+
+// The product of sizes, or the largest number where it does not fit.
+template <typename Sizes>
+int64_t product_of(const Sizes &sizes) {
+    int64_t result = 1;
+    for (int64_t size : sizes)
+        if (size == 0) return 0;
+    for (int64_t size : sizes)
+        if (__builtin_mul_overflow(result, size, &result)) return INT64_MAX;
+    return result;
+}
+inline int64_t product(std::initializer_list<int64_t> sizes) { return product_of(sizes); }
+
+// make(), which allocates a tensor: of torch's own errors, its stable ABI keeps the place alone.
+template <typename Make>
+Tensor allocate(const int64_t *sizes, size_t dim, ScalarType type, const Make &make) {
+    try {
+        return make();
+    } catch (const std::exception &) {
+        throw std::runtime_error(text("wavepe: out of memory: a tensor of shape ",
+                                      shape_of(sizes, dim), ", ", name_of(type)));
+    }
 }
 
-// Integers as double, which holds them exactly within +-2^53; 2^53 + 1 has become 2^53 already.
-inline Tensor exact_double(const char *name, const Tensor &x) {
-    const Tensor wide = torch::stable::contiguous(as_type(x, ScalarType::Double));
+inline Tensor new_result(const Tensor &like, const std::vector<int64_t> &sizes, ScalarType type) {
+    return allocate(sizes.data(), sizes.size(), type,
+                    [&] { return torch::stable::new_empty(like, sizes, type); });
+}
+inline Tensor new_result(const Tensor &like, const std::vector<int64_t> &sizes) {
+    return new_result(like, sizes, like.scalar_type());
+}
+
+inline Tensor as_type(const Tensor &x, ScalarType type) {
+    if (x.scalar_type() == type) return x;
+    return allocate(x.sizes().data(), x.dim(), type, [&] { return torch::stable::to(x, type); });
+}
+
+inline Tensor dense(const Tensor &x) {
+    return allocate(x.sizes().data(), x.dim(), x.scalar_type(),
+                    [&] { return torch::stable::contiguous(x); });
+}
+
+// x without the repeats along dimensions of stride 0: all values that it holds.
+inline Tensor distinct(Tensor x) {
+    for (int64_t i = x.dim(); i-- > 0;)
+        if (x.size(i) > 1 && x.stride(i) == 0) x = torch::stable::select(x, i, 0);
+    return x;
+}
+
+// The distinct values of a tensor of integers as double, which holds them exactly within +-2^53;
+// 2^53 + 1 has become 2^53 already.
+inline Tensor exact_double(const char *name, const Tensor &given) {
+    const Tensor x = distinct(given);
+    const Tensor wide = dense(as_type(x, ScalarType::Double));
     const double *value = wide.const_data_ptr<double>();
     const int64_t count = wide.numel();
     bool at_the_edge = false;
@@ -179,7 +235,7 @@ inline Tensor exact_double(const char *name, const Tensor &x) {
         at_the_edge |= std::abs(value[i]) == 0x1p53;
     }
     if (!at_the_edge) return wide;
-    const Tensor integers = torch::stable::contiguous(as_type(x, ScalarType::Long));
+    const Tensor integers = dense(as_type(x, ScalarType::Long));
     const int64_t *integer = integers.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < count; i++)
         WPE_CHECK(integer[i] == (int64_t)value[i], name, " must lie within +-2^53, got ",
@@ -192,24 +248,26 @@ inline Tensor exact_double(const char *name, const Tensor &x) {
 // which is what counts for one token.
 inline Tensor new_like(const Tensor &x) {
     const auto sizes = x.sizes(), strides = x.strides();
-    int64_t dense = 1;
+    int64_t filled = 1;
     for (size_t found = 0; found < sizes.size(); found++)
         for (size_t i = 0; i < sizes.size(); i++)
-            if (sizes[i] != 1 && strides[i] == dense) {
-                dense *= sizes[i];
+            if (sizes[i] != 1 && strides[i] == filled) {
+                filled *= sizes[i];
                 break;
             }
-    if (dense != x.numel()) return torch::stable::empty_like(x);
-    int32_t dtype, device = aoti_torch_device_type_cpu(), index = 0;
-    AtenTensorHandle handle;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-    if (!x.is_cpu()) {
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &index));
-    }
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-        (int64_t)sizes.size(), sizes.data(), strides.data(), dtype, device, index, &handle));
-    return Tensor(handle);
+    return allocate(sizes.data(), sizes.size(), x.scalar_type(), [&] {
+        if (filled != x.numel()) return torch::stable::empty_like(x);
+        int32_t dtype, device = aoti_torch_device_type_cpu(), index = 0;
+        AtenTensorHandle handle;
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+        if (!x.is_cpu()) {
+            STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
+            STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &index));
+        }
+        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+            (int64_t)sizes.size(), sizes.data(), strides.data(), dtype, device, index, &handle));
+        return Tensor(handle);
+    });
 }
 
 // The kernels' names end with the dtype.
@@ -222,6 +280,19 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int64_t last_size(const Tensor &x) { return x.size(x.dim() - 1); }
 inline int64_t last_stride(const Tensor &x) { return x.stride(x.dim() - 1); }
+
+// The rows of a table, the first of them that of delta = first, which the deltas nearest..farthest
+// read. With beyond="edge" it holds rows, and one at least is read.
+inline wpe_range reached_rows(int64_t rows, int64_t first, int64_t nearest, int64_t farthest,
+                              int beyond) {
+    wpe_range read = {std::clamp<int64_t>(nearest - first, 0, rows),
+                      std::clamp<int64_t>(farthest + 1 - first, 0, rows)};
+    if (beyond == WPE_EDGE) {  // the nearest row of what is out of reach stays
+        read.begin = std::min(read.begin, rows - 1);
+        read.end = std::max(read.end, read.begin + 1);
+    }
+    return read;
+}
 
 inline int beyond_code(const std::string &beyond) {
     WPE_CHECK(beyond == "zero" || beyond == "edge", "unknown beyond '", beyond,
@@ -239,14 +310,14 @@ inline char *at_mutable(const Tensor &x, int64_t elements) {
 // Sizes and strides of all but the last `core` dimensions; offset(b) of the b-th of their product.
 struct Batch {
     std::vector<int64_t> sizes, strides;
-    int64_t count = 1;
+    int64_t count;
 
     Batch(const Tensor &x, int64_t core) {
         for (int64_t i = 0; i < x.dim() - core; i++) {
             sizes.push_back(x.size(i));
             strides.push_back(x.stride(i));
-            count *= x.size(i);
         }
+        count = product_of(sizes);
     }
     int64_t offset(int64_t b) const {
         int64_t sum = 0;

@@ -36,24 +36,25 @@ struct Packed {
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
     int64_t bytes_each;
 
-    Packed(const Tensor &p, const wpe_kernels *kernels, int dtype) {
-        const int64_t n = p.dim(), rows = p.size(n - 2), d = p.size(n - 1),
-                      tables = Batch(p, 2).count;
-        // An expanded p may be larger than memory can be: no product below may wrap.
-        const int64_t padding = 4096;  // of rows to whole panels, and of bytes
-        int64_t bytes;
-        WPE_CHECK(!__builtin_mul_overflow(rows + padding, d * item_size(p.scalar_type()), &bytes) &&
-                      !__builtin_mul_overflow(bytes + padding, tables + 1, &bytes),
+    // Of the rows `read` of each table.
+    Packed(const Tensor &p, wpe_range read, const wpe_kernels *kernels, int dtype) {
+        const int64_t n = p.dim(), rows = read.end - read.begin, d = p.size(n - 1),
+                      tables = n > 2 ? p.size(0) : 1, item = item_size(p.scalar_type());
+        const int64_t padding = 64;  // of rows to whole panels, and of bytes
+        WPE_CHECK(product({tables, rows + padding, d, item}) < ADDRESS_SPACE &&
+                      product({tables, padding}) < ADDRESS_SPACE,
                   "p of shape ", shape_of(p), " is too large");
-        bytes_each = kernels->packed_size[dtype](rows, d) * item_size(p.scalar_type());
-        bytes_each = (bytes_each + 63) / 64 * 64;
-        memory.reset(static_cast<char *>(std::aligned_alloc(64, tables * bytes_each + 64)));
+        bytes_each = kernels->packed_size[dtype](rows, d) * item;
+        bytes_each = (bytes_each + padding - 1) / padding * padding;
+        memory.reset(
+            static_cast<char *>(std::aligned_alloc(padding, tables * bytes_each + padding)));
         WPE_CHECK(memory, "out of memory: ", tables * bytes_each, " bytes for p of shape ",
                   shape_of(p));
         for (int64_t h = 0; h < tables; h++)
-            kernels->pack_table[dtype](memory.get() + h * bytes_each,
-                                       at(p, n > 2 ? h * p.stride(0) : 0), rows, d, p.stride(n - 2),
-                                       p.stride(n - 1));
+            kernels->pack_table[dtype](
+                memory.get() + h * bytes_each,
+                at(p, (n > 2 ? h * p.stride(0) : 0) + read.begin * p.stride(n - 2)), rows, d,
+                p.stride(n - 2), p.stride(n - 1));
     }
     const char *table(int64_t head) const { return memory.get() + head * bytes_each; }
 };
@@ -61,11 +62,12 @@ struct Packed {
 // Runs skew or unskew over the leading dimensions of x.
 Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
                     bool transposed) {
-    Tensor out = torch::stable::new_empty(x, with_last(x, transposed ? rows : keys));
-    const Tensor dense = torch::stable::contiguous(x);
+    Tensor out = new_result(x, with_last(x, transposed ? rows : keys));
+    if (out.numel() == 0) return out;
+    const Tensor from = dense(x);
     wpe_cuda_skew a{};
     a.out = out.mutable_data_ptr();
-    a.in = dense.const_data_ptr();
+    a.in = from.const_data_ptr();
     a.batch = Batch(x, 2).count;
     a.queries = x.size(x.dim() - 2);
     a.keys = keys;
@@ -96,33 +98,34 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
     check_rows("rows of p", p.size(p.dim() - 2), code);
 
-    Tensor out = torch::stable::new_empty(q, with_last(q, keys));
+    Tensor out = new_result(q, with_last(q, keys));
+    if (out.numel() == 0) return out;
+    const int64_t queries = q.size(q.dim() - 2), of_first_row = bounded(first);
+    const wpe_range read =
+        reached_rows(p.size(p.dim() - 2), of_first_row, 1 - queries, keys - 1, code);
     wpe_bias_shape shape{};
-    shape.queries = q.size(q.dim() - 2);
+    shape.queries = queries;
     shape.keys = keys;
-    shape.rows = p.size(p.dim() - 2);
+    shape.rows = read.end - read.begin;
     shape.head_size = last_size(q);
-    shape.shift = keys - shape.queries - bounded(first);
-    shape.out_row = keys;
-    shape.out_col = 1;
-    shape.q_row = q.stride(q.dim() - 2);
-    shape.q_col = last_stride(q);
+    shape.shift = keys - queries - (of_first_row + read.begin);
+    shape.out_row_stride = keys;
+    shape.out_col_stride = 1;
+    shape.q_row_stride = q.stride(q.dim() - 2);
+    shape.q_col_stride = last_stride(q);
     shape.beyond = code;
-    const Batch batch(q, 2);
-    if (!(batch.count && shape.queries && keys)) return out;
-
-    const wpe_kernels *kernels = dispatch->current;
+    const wpe_kernels *kernels = wpe_current(dispatch);
     const int dtype = kernel_dtype(q.scalar_type());
-    const Packed packed(p, kernels, dtype);
-    const int64_t block = 48, blocks = (shape.queries + block - 1) / block;
-    const int64_t grain = 1 + (1 << 20) / (block * (shape.rows * shape.head_size + keys) + 1);
+    const Packed packed(p, read, kernels, dtype);
+    const Batch batch(q, 2);
+    const int64_t block = WPE_BIAS_BLOCK, blocks = ceil_div(queries, block);
+    const int64_t grain = 1 + (1 << 20) / (block * (shape.rows * shape.head_size + keys));
     torch::stable::parallel_for(0, batch.count * blocks, grain, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
             const int64_t b = task / blocks, i = task % blocks * block;
-            kernels->relative_bias[dtype](at_mutable(out, b * shape.queries * keys),
-                                          at(q, batch.offset(b)),
-                                          packed.table(heads > 1 ? b % heads : 0), &shape, i,
-                                          std::min(i + block, shape.queries));
+            kernels->relative_bias[dtype](
+                at_mutable(out, b * queries * keys), at(q, batch.offset(b)),
+                packed.table(heads > 1 ? b % heads : 0), &shape, i, std::min(i + block, queries));
         }
     });
     return out;
@@ -132,24 +135,27 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
 Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
                 bool transposed) {
     if (on_cuda(x)) return skew_on_cuda(x, rows, keys, first, code, transposed);
-    Tensor out = torch::stable::new_empty(x, with_last(x, transposed ? rows : keys));
+    Tensor out = new_result(x, with_last(x, transposed ? rows : keys));
+    if (out.numel() == 0) return out;
+    const int64_t queries = x.size(x.dim() - 2);
+    WPE_CHECK(!transposed || x.numel() < ADDRESS_SPACE, "skewed of shape ", shape_of(x),
+              " is too large");  // its columns may be added up to few
     wpe_skew_shape shape{};
-    shape.queries = x.size(x.dim() - 2);
+    shape.queries = queries;
     shape.keys = keys;
     shape.rows = rows;
-    shape.shift = keys - shape.queries - bounded(first);
+    shape.shift = keys - queries - bounded(first);
     shape.beyond = code;
     const int64_t row = x.stride(x.dim() - 2), col = last_stride(x);
-    shape.skewed_row = transposed ? row : keys;
-    shape.skewed_col = transposed ? col : 1;
-    shape.t_row = transposed ? rows : row;
-    shape.t_col = transposed ? 1 : col;
+    shape.skewed_row_stride = transposed ? row : keys;
+    shape.skewed_col_stride = transposed ? col : 1;
+    shape.t_row_stride = transposed ? rows : row;
+    shape.t_col_stride = transposed ? 1 : col;
     const Batch batch(x, 2);
-    const int64_t out_size = shape.queries * last_size(out);
-    if (!(batch.count && out_size)) return out;
-    const wpe_kernels *kernels = dispatch->current;
+    const int64_t out_size = queries * last_size(out);
+    const wpe_kernels *kernels = wpe_current(dispatch);
     const int dtype = kernel_dtype(x.scalar_type());
-    const int64_t grain = 1 + 32768 / (shape.queries * (rows + keys) + 1);
+    const int64_t grain = 1 + 32768 / (queries * (transposed ? keys + rows : keys));
     torch::stable::parallel_for(0, batch.count, grain, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; b++) {
             char *to = at_mutable(out, b * out_size);

@@ -55,7 +55,7 @@ void check_table(const char *name, const char *x_name, const View &x, const Tens
                   (table.size(3) == 1 || table.size(3) == batch),
               name, " must be (L, h) or (1|B, L, h) with L = ", length, ", B = ", batch, "; got ",
               shape_of(tensor), " for ", x_name, " of shape ", shape_of(x.tensor));
-    WPE_CHECK(2 * table.size(1) <= d, name, " holds ", table.size(1), " pairs, ", x_name,
+    WPE_CHECK(table.size(1) <= d / 2, name, " holds ", table.size(1), " pairs, ", x_name,
               " has head size ", d, ": at most ", d / 2, " pairs fit");
 }
 
@@ -130,7 +130,8 @@ void rotate_on_cuda(const wpe_cuda_rope_tensor &first, const wpe_cuda_rope_tenso
 
 // Walks memory in order: positions outside and heads inside where x is stored token by token (a
 // row of cos and sin then serves all heads from the first-level cache), else the other way round.
-void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse) {
+void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse,
+            const wpe_kernels *kernels) {
     const int64_t d = x.size(1), length = x.size(2), heads = x.size(3), batch = x.size(4);
     if (!(batch && heads && length && d)) return;
     if (on_cuda(x.tensor))
@@ -145,15 +146,15 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
         .inner = inner,
         .head_size = d,
         .pairs = angles.pairs,
-        .out = {out.stride(back_outer), out.stride(back_inner), out.stride(1)},
-        .x = {x.stride(back_outer), x.stride(back_inner), x.stride(1)},
-        .cos = {cos_outer, cos.position - cos_outer, cos.pair},
-        .sin = {sin_outer, sin.position - sin_outer, sin.pair},
+        .out_stride = {out.stride(back_outer), out.stride(back_inner), out.stride(1)},
+        .x_stride = {x.stride(back_outer), x.stride(back_inner), x.stride(1)},
+        .cos_stride = {cos_outer, cos.position - cos_outer, cos.pair},
+        .sin_stride = {sin_outer, sin.position - sin_outer, sin.pair},
         .interleaved = interleaved,
         .inverse = inverse,
     };
     const ScalarType type = x.tensor.scalar_type();
-    auto kernel = dispatch->current->rope[kernel_dtype(type)];
+    auto kernel = kernels->rope[kernel_dtype(type)];
     const int64_t item = item_size(type), real = type == ScalarType::Double ? 8 : 4;
     char *const to = static_cast<char *>(out.tensor.mutable_data_ptr());
     const char *const from = static_cast<const char *>(x.tensor.const_data_ptr());
@@ -164,10 +165,10 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
             const int64_t b = begin / outer, i = begin % outer;
             wpe_rope_shape part = shape;
             part.outer = std::min(end - begin, outer - i);
-            kernel(to + (b * out.stride(4) + i * shape.out[0]) * item,
-                   from + (b * x.stride(4) + i * shape.x[0]) * item,
-                   c + (b * cos.batch + i * shape.cos[0]) * real,
-                   s + (b * sin.batch + i * shape.sin[0]) * real, &part);
+            kernel(to + (b * out.stride(4) + i * shape.out_stride[0]) * item,
+                   from + (b * x.stride(4) + i * shape.x_stride[0]) * item,
+                   c + (b * cos.batch + i * shape.cos_stride[0]) * real,
+                   s + (b * sin.batch + i * shape.sin_stride[0]) * real, &part);
             begin += part.outer;
         }
     };
@@ -183,7 +184,8 @@ Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse)
     check_x("x", x);
     check_tables("x", x, cos, sin);
     Tensor out = new_like(x_in);
-    rotate(View(out), x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
+    rotate(View(out), x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse,
+           wpe_current(dispatch));
     return out;
 }
 
@@ -195,7 +197,7 @@ void rope_(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) 
         WPE_CHECK(x.sizes[i] < 2 || x.strides[i] != 0,
                   "rope_ cannot write to an expanded x: dimension ", i, " of size ", x.sizes[i],
                   " has stride 0; use rope, or x.contiguous()");
-    rotate(x, x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse);
+    rotate(x, x, Angles(x_in.scalar_type(), cos, sin), interleaved, inverse, wpe_current(dispatch));
 }
 
 std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor sin,
@@ -209,15 +211,16 @@ std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor 
     check_together("q", q_in, "k", k_in);
     const bool alike = k.size(1) == q.size(1) && k.size(2) == q.size(2) && k.size(4) == q.size(4);
     if (!alike) check_tables("k", k, cos, sin);
-    const Angles angles(q_in.scalar_type(), cos, sin);
     Tensor q_out = new_like(q_in), k_out = new_like(k_in);
+    const Angles angles(q_in.scalar_type(), cos, sin);
     if (on_cuda(q_in) && alike && q_in.numel() && k_in.numel()) {
         rotate_on_cuda(for_cuda(View(q_out), q), for_cuda(View(k_out), k), q, angles, interleaved,
                        inverse);
         return {q_out, k_out};
     }
-    rotate(View(q_out), q, angles, interleaved, inverse);
-    rotate(View(k_out), k, angles, interleaved, inverse);
+    const wpe_kernels *kernels = wpe_current(dispatch);
+    rotate(View(q_out), q, angles, interleaved, inverse, kernels);
+    rotate(View(k_out), k, angles, interleaved, inverse, kernels);
     return {q_out, k_out};
 }
 

@@ -35,8 +35,8 @@ std::vector<Section> read_sections(const std::optional<std::vector<int64_t>> &se
 void table_on_cuda(const Tensor &cos, const Tensor &sin, const Tensor &positions,
                    const Tensor &inv_freq, double factor, const std::vector<Section> &runs,
                    int64_t rows, int64_t axes, bool hf) {
-    const Tensor m = torch::stable::contiguous(as_type(positions, ScalarType::Long));
-    const Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
+    const Tensor m = dense(as_type(positions, ScalarType::Long));
+    const Tensor f = dense(as_type(inv_freq, ScalarType::Double));
     for (const Section &run : runs) {
         wpe_cuda_rope_table a{};
         a.cos = cos.mutable_data_ptr();
@@ -55,6 +55,15 @@ void table_on_cuda(const Tensor &cos, const Tensor &sin, const Tensor &positions
         cuda::launch(std::string("rope_table") + suffix_of(cos.scalar_type()),
                      {rows * (run.end - run.begin)}, &a, positions.get_device_index());
     }
+}
+
+// The distinct values of inv_freq as double.
+Tensor finite_double(const Tensor &inv_freq) {
+    const Tensor wide = dense(as_type(distinct(inv_freq), ScalarType::Double));
+    const double *value = wide.const_data_ptr<double>();
+    for (int64_t i = 0; i < wide.numel(); i++)
+        WPE_CHECK(std::isfinite(value[i]), "inv_freq must be finite, got ", value[i]);
+    return wide;
 }
 
 std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double attention_factor,
@@ -81,27 +90,25 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
         sizes.push_back(positions.size(i));
     const int64_t rows = Batch(positions, sections ? 1 : 0).count;
     sizes.push_back(pairs);
-    if (on_cuda(positions)) {
-        Tensor cos = torch::stable::new_empty(positions, sizes, type);
-        Tensor sin = torch::stable::new_empty(positions, sizes, type);
+    // 16-bit results are made from double, by torch; those of a GPU by its kernel
+    const bool on_gpu = on_cuda(positions);
+    const ScalarType made = on_gpu || type == ScalarType::Float ? type : ScalarType::Double;
+    Tensor cos = new_result(positions, sizes, made), sin = new_result(positions, sizes, made);
+    if (on_gpu) {
         table_on_cuda(cos, sin, positions, inv_freq, attention_factor, runs, rows, axes,
                       precision == "hf");
         return {cos, sin};
     }
-    const Tensor m = exact_double("positions", positions);
-    const Tensor f = torch::stable::contiguous(as_type(inv_freq, ScalarType::Double));
-    // 16-bit results are made from double, by torch
-    const ScalarType made = type == ScalarType::Float ? type : ScalarType::Double;
-    Tensor cos = torch::stable::new_empty(positions, sizes, made);
-    Tensor sin = torch::stable::new_empty(positions, sizes, made);
-
+    Tensor m = exact_double("positions", positions);
+    Tensor f = finite_double(inv_freq);
+    if (cos.numel() == 0) return {as_type(cos, type), as_type(sin, type)};
+    if (m.numel() != positions.numel()) m = dense(as_type(positions, ScalarType::Double));
+    if (f.numel() != pairs) f = dense(as_type(inv_freq, ScalarType::Double));
     const double *position = m.const_data_ptr<double>(), *frequency = f.const_data_ptr<double>();
-    for (int64_t i = 0; i < pairs; i++)
-        WPE_CHECK(std::isfinite(frequency[i]), "inv_freq must be finite, got ", frequency[i]);
-    auto kernel = dispatch->current->rope_table[kernel_dtype(made)];
+    auto kernel = wpe_current(dispatch)->rope_table[kernel_dtype(made)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
-        std::vector<double> product(exact ? 0 : pairs);
+        std::vector<double> angle(exact ? 0 : pairs);
         const double one = 1;
         for (int64_t r = begin; r < end; r++)
             for (const Section &run : runs) {
@@ -109,9 +116,9 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
                 const double *at_frequency = frequency + run.begin;
                 if (!exact) {  // Hugging Face's float32 product, then its exact cos and sin
                     for (int64_t i = run.begin; i < run.end; i++)
-                        product[i] = (float)*at_position * (float)frequency[i];
+                        angle[i] = (float)*at_position * (float)frequency[i];
                     at_position = &one;
-                    at_frequency = product.data() + run.begin;
+                    at_frequency = angle.data() + run.begin;
                 }
                 kernel(at_mutable(cos, r * pairs + run.begin),
                        at_mutable(sin, r * pairs + run.begin), at_position, at_frequency,

@@ -50,15 +50,15 @@ struct Wavelets {
         a.shift = shift.const_data_ptr<double>();
         a.rows = shape.rows;
         a.cols = shape.cols;
-        a.offsets_stride = shape.offsets;
-        a.scale_stride = shape.scale;
-        a.shift_stride = shape.shift;
+        a.offsets_stride = shape.offsets_stride;
+        a.scale_stride = shape.scale_stride;
+        a.shift_stride = shape.shift_stride;
         a.kind = kind;
         a.sign = sign;
         return a;
     }
     const int64_t *offset(int64_t row) const {
-        return reinterpret_cast<const int64_t *>(at(offsets, row * shape.offsets));
+        return reinterpret_cast<const int64_t *>(at(offsets, row * shape.offsets_stride));
     }
 };
 
@@ -67,7 +67,7 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
     const Wavelets w(offsets, scale, shift, kind, mirrored);
     const ScalarType type = scale.scalar_type();
     if (on_cuda(scale)) {
-        Tensor out = torch::stable::new_empty(scale, {w.shape.rows, w.shape.cols});
+        Tensor out = new_result(scale, {w.shape.rows, w.shape.cols});
         wpe_cuda_wavelet a = w.for_cuda();
         a.out = out.mutable_data_ptr();
         cuda::launch(std::string("wavelet_table") + suffix_of(type), {a.rows * a.cols}, &a,
@@ -76,8 +76,8 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
     }
     const ScalarType made = type == ScalarType::BFloat16 ? ScalarType::Double : type;
     const int64_t rows = w.shape.rows, cols = w.shape.cols;
-    Tensor out = torch::stable::new_empty(scale, {rows, cols}, made);
-    auto kernel = dispatch->current->wavelet_table[kernel_dtype(made)];
+    Tensor out = new_result(scale, {rows, cols}, made);
+    auto kernel = wpe_current(dispatch)->wavelet_table[kernel_dtype(made)];
     torch::stable::parallel_for(0, rows, 1 + 8192 / (cols + 1), [&](int64_t begin, int64_t end) {
         wpe_wavelet_shape part = w.shape;
         part.rows = end - begin;
@@ -116,13 +116,14 @@ std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, T
     check_float("grad", grad);
     WPE_CHECK(grad.dim() == 2 && grad.size(0) == w.shape.rows && grad.size(1) == w.shape.cols,
               "grad must be (", w.shape.rows, ", ", w.shape.cols, "), got ", shape_of(grad));
+    WPE_CHECK(grad.numel() < ADDRESS_SPACE, "grad of shape ", shape_of(grad), " is too large");
     Tensor g = as_type(grad, ScalarType::Double);
     if (on_cuda(scale)) return gradients_on_cuda(w, g, scale, shift);
-    w.shape.out_row = g.stride(0);
-    w.shape.out_col = g.stride(1);
-    Tensor by_scale = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
-    Tensor by_shift = torch::stable::new_empty(scale, {w.shape.cols}, ScalarType::Double);
-    dispatch->current->wavelet_backward(
+    w.shape.out_row_stride = g.stride(0);
+    w.shape.out_col_stride = g.stride(1);
+    Tensor by_scale = new_result(scale, {w.shape.cols}, ScalarType::Double);
+    Tensor by_shift = new_result(scale, {w.shape.cols}, ScalarType::Double);
+    wpe_current(dispatch)->wavelet_backward(
         w.kind, w.sign, by_scale.mutable_data_ptr<double>(), by_shift.mutable_data_ptr<double>(),
         g.const_data_ptr<double>(), w.offset(0), w.scale.const_data_ptr<double>(),
         w.shift.const_data_ptr<double>(), &w.shape);

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _checks, _numpy, _threads
-from ._relative_bias import BEYOND
+from ._relative_bias import BEYOND, reached_rows
 
 _FAR = 2**60  # further than any key; sums with it do not overflow
 _Arrays = dict[str, np.ndarray]
@@ -141,8 +142,9 @@ def _check_sizes(arrays: _Arrays) -> None:
         raise ValueError(f"q, k and p must have one head size, got {_listed(arrays)}")
     if k[-2] != v[-2]:
         raise ValueError(f"k and v must hold as many keys, got {_listed(arrays)}")
-    # The size of the kernels' scratch memory must not overflow.
-    if (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + 2**8) >= 2**56:
+    # The size of the kernels' scratch memory must not overflow; as csrc/torch/attention_call.cpp.
+    largest, elements = max(q[-1], v[-1]), (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + 2**8)
+    if largest >= 2**20 or elements >= 2**45:
         raise MemoryError(f"attention of {_listed(arrays)} needs more memory than there is")
 
 
@@ -162,11 +164,7 @@ def _reachable(
     if edge and rows == 0:
         raise ValueError('beyond="edge" needs a table of at least one row, p has none')
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1
-    begin = max(0, min(nearest - first, rows))
-    end = max(0, min(farthest + 1 - first, rows))
-    if edge:  # the nearest row of what is out of reach stays
-        begin = min(begin, rows - 1)
-        end = max(end, begin + 1)
+    begin, end = reached_rows(rows, first, edge, nearest, farthest)
     return p[..., begin:end, :], max(-_FAR, min(_FAR, first)) + begin
 
 
@@ -204,6 +202,8 @@ def _run(
     (queries, d), (keys, dv) = q.shape[-2:], v.shape[-2:]
     out = np.empty((*lead, queries, dv), q.dtype)
     lse = np.empty(out.shape[:-1], np.float64 if q.dtype == np.float64 else np.float32)
+    if not lse.size:
+        return out, lse
 
     def split(x: np.ndarray, *rest: int) -> np.ndarray:
         """A view (..., key heads, query heads of each, *rest)."""
@@ -221,11 +221,11 @@ def _run(
     )
     blocks = -(-queries // _numpy.ATTENTION_QUERY_BLOCK)
     work = lse.size * keys * (d + dv) // 8  # as much as rotating so many elements
-    if lse.size:
-        _threads.run(
-            lambda units: _numpy.attention(*operands, *options, units.start, units.stop),
-            _threads.cut(lse.size // queries * blocks, work),
-        )
+    call = functools.partial(_numpy.attention, _numpy.kernels(), *operands, *options)
+    _threads.run(
+        lambda units: call(units.start, units.stop),
+        _threads.cut(lse.size // queries * blocks, work),
+    )
     return out, lse
 
 

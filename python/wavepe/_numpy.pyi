@@ -5,7 +5,6 @@ haar: ufunc
 morlet: ufunc
 ricker: ufunc
 
-relative_bias: ufunc
 rope: ufunc
 rope_bf16: ufunc
 rope_table: ufunc
@@ -13,7 +12,18 @@ wavelet_table: ufunc
 
 ATTENTION_QUERY_BLOCK: int
 
+def kernels() -> object: ...
+def relative_bias(
+    kernels: object,
+    q: ndarray,
+    p: ndarray,
+    out: ndarray,
+    first: int,
+    beyond: int,
+    /,
+) -> None: ...
 def attention(
+    kernels: object,
     q: ndarray,
     k: ndarray,
     v: ndarray,
@@ -33,6 +43,6 @@ def attention(
 def compiler() -> str: ...
 def flags() -> str: ...
 def cuda_archs() -> str: ...
-def use_variant(name: str, /) -> None: ...
+def use_variant(name: str, /) -> bool: ...
 def variant() -> str: ...
 def variants() -> list[str]: ...

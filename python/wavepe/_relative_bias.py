@@ -56,17 +56,45 @@ def relative_bias(
     dtype = np.result_type(q.dtype, p.dtype, np.float32)
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"q and p must be float32 or float64, got {q.dtype} and {p.dtype}")
-    queries = q.shape[-2]
+    queries, rows, d = q.shape[-2], p.shape[-2], q.shape[-1]
     out = _checks.out_array(out, (*batch, queries, keys), dtype)
-    overlap = np.may_share_memory(out, q) or np.may_share_memory(out, p)
-    result = np.empty_like(out) if overlap else out  # all of q and p is read until the end
+    if out.size == 0:
+        return out
+    begin, end = reached_rows(rows, first, edge, 1 - queries, keys - 1)
+    # The size of the packed table must not overflow.
+    if (end - begin + 2**6) * d >= 2**45:
+        raise MemoryError(f"p {p.dtype} {p.shape} needs more memory than there is")
+    q, p = (_ready(x, batch, dtype) for x in (q, p[..., begin:end, :]))
+    apart = out.flags.aligned and not any(np.may_share_memory(out, x) for x in (q, p))
+    result = out if apart else np.empty_like(out)  # all of q and p is read until the end
+    kernels = _numpy.kernels()
 
     def part(i: slice) -> None:  # its last query stands queries - i.stop before the last key
-        shifted = first + (queries - i.stop)
-        _numpy.relative_bias(q[..., i, :], p, shifted, edge, out=result[..., i, :])
+        shifted = first + begin + (queries - i.stop)
+        _numpy.relative_bias(kernels, q[..., i, :], p, result[..., i, :], shifted, edge)
 
-    work = out.size * q.shape[-1] // 8  # as much as rotating so many elements
+    work = out.size * d // 8  # as much as rotating so many elements
     _threads.run(part, _threads.cut(queries, work))
-    if overlap:
+    if result is not out:
         out[...] = result
     return out
+
+
+def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) -> tuple[int, int]:
+    """Begin and end of the rows that the deltas nearest..farthest read; row 0 is that of first.
+
+    With beyond="edge" the table holds rows, and one at least is read.
+    """
+    begin = max(0, min(nearest - first, rows))
+    end = max(0, min(farthest + 1 - first, rows))
+    if edge:  # the nearest row of what is out of reach stays
+        begin = min(begin, rows - 1)
+        end = max(end, begin + 1)
+    return begin, max(begin, end)
+
+
+def _ready(x: np.ndarray, batch: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """x as the kernels read it: of their dtype, aligned, with the result's leading axes."""
+    x = x.astype(dtype, copy=False)
+    x = x if x.flags.aligned else x.copy()
+    return np.broadcast_to(x, (*batch, *x.shape[-2:]))

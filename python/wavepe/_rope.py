@@ -73,6 +73,8 @@ def rope(
             )
     flags = _checks.flag("interleaved", interleaved), _checks.flag("inverse", inverse)
     out = np.empty_like(x) if out is None else _checks.out_array(out, x.shape, x.dtype)
+    if not out.size:
+        return out
     if bfloat16:  # NumPy hands foreign dtypes to no loop of ours: the same bits as integers
         _rotate(_numpy.rope_bf16, x.view(np.uint16), cos, sin, flags, out.view(np.uint16))
     else:
@@ -138,24 +140,27 @@ def rope_table(
     (cos, sin) : arrays (..., h)
     """
     positions = _checks.position_array("positions", positions)
-    inv_freq = _checks.real_array("inv_freq", inv_freq).astype(np.float64)
+    inv_freq = _checks.real_array("inv_freq", inv_freq)
     if inv_freq.ndim != 1:
         raise ValueError(f"inv_freq must be 1-D (pairs,), got shape {inv_freq.shape}")
-    if not np.all(np.isfinite(inv_freq)):
+    if not np.all(np.isfinite(_checks.distinct(inv_freq))):
         raise ValueError("inv_freq must be finite")
     factor = _checks.finite("attention_factor", attention_factor)
     precision = _checks.choice("precision", precision, ("exact", "hf"))
     dtype = np.dtype(dtype)
     if dtype not in (np.float16, np.float32, np.float64):
         raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
-    per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections).astype(np.float64)
+    per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections)
+    shape: tuple[int, ...] = np.broadcast_shapes(per_pair.shape, inv_freq.shape)
+    real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
+    cos, sin = (np.empty(shape, real) for _ in range(2))
+    if not cos.size:
+        return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
+    per_pair, inv_freq = per_pair.astype(np.float64), inv_freq.astype(np.float64)
     if precision == "hf":
         inv_freq = (per_pair.astype(np.float32) * inv_freq.astype(np.float32)).astype(np.float64)
         per_pair = 1.0
-    real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
     angles = np.broadcast_arrays(per_pair, inv_freq)
-    shape: tuple[int, ...] = angles[0].shape
-    cos, sin = (np.empty(shape, real) for _ in range(2))
     loop = (None,) * 3 + (real,) * 2
 
     def part(i: slice) -> None:

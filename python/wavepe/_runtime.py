@@ -30,7 +30,8 @@ def use_variant(name: str) -> None:
     The environment variable WAVEPE_VARIANT does the same at import. ValueError for a variant that
     this build does not hold or this CPU does not run.
     """
-    _numpy.use_variant(_checks.choice("variant", name, variants()))
+    if not isinstance(name, str) or not _numpy.use_variant(name):
+        _checks.choice("variant", name, variants())
 
 
 def build_info() -> dict:

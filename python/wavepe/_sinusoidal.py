@@ -32,15 +32,18 @@ def sinusoidal(
     float64 array (..., dim)
         Exact to float64 rounding for integer positions within +-2^31.
     """
-    positions = _checks.real_array("positions", positions).astype(np.float64)
+    positions = _checks.real_array("positions", positions)
     dim = _checks.integer("dim", dim, 0)
     if dim % 2:
         raise ValueError(f"dim must be even, got {dim}")
     theta = _checks.positive("theta", theta)
-    if not np.all(np.isfinite(positions)):
+    if not np.all(np.isfinite(_checks.distinct(positions))):
         raise ValueError("positions must be finite")
-    inv_freq = rope_frequencies(dim, theta)[0] if dim else np.empty(0)
     out = _checks.out_array(out, (*positions.shape, dim), np.float64)
+    if not out.size:
+        return out
+    inv_freq, _ = rope_frequencies(dim, theta)
+    positions = positions.astype(np.float64, copy=False)
     double = (None,) * 3 + (np.float64,) * 2
     pairs = (out[..., 1::2], out[..., 0::2])  # cos, sin
     _numpy.rope_table(positions[..., None], inv_freq, 1.0, out=pairs, signature=double)

@@ -140,6 +140,8 @@ def wavelet_table(
         raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
     mirrored = kind == "haar" if mirrored is None else _checks.flag("mirrored", mirrored)
     out = _checks.out_array(out, (offsets.size, scale.size), dtype)
+    if not out.size:
+        return out
     sign = -1 if mirrored else 1
     scale, shift = (a.astype(np.float64, copy=False) for a in (scale, shift))
     if kind not in KINDS:

@@ -3,6 +3,7 @@ sees them, and all that the kernel checks, for fake tensors and the composition.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -116,8 +117,17 @@ def check_arguments(
         check(False, f"dropout_p must lie in 0..1, got {dropout_p}")
     if window is not None and window < 0:
         check(False, f"window must not be negative, got {window}")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        check(False, f"softcap must be above 0 and finite, got {softcap}")
+    if scale is not None and not -math.inf < scale < math.inf:
+        check(False, f"scale must be finite, got {scale}")
+    if softcap is not None:
+        _check_softcap(softcap, q.dtype)
+
+
+def _check_softcap(softcap: float, dtype: torch.dtype) -> None:
+    # of float32: its inverse must be a normal number, too; as in csrc/torch/attention_call.cpp
+    most = 1e300 if dtype == torch.float64 else 1e30
+    if not 1 / most <= softcap <= most:
+        check(False, f"softcap must lie in {1 / most:g}..{most:g}, got {float(softcap):g}")
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:

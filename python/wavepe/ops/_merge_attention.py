@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ._common import check, check_device, check_dtype, check_tensors
 
+_MOST_PARTS = 2**20  # of one tensor, which may be expanded to 2^60 of them
+
 
 def merge_attention(
     outs: Iterable[Tensor] | Tensor, lses: Iterable[Tensor] | Tensor
@@ -79,6 +81,8 @@ def _parts(name: str, given: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
     if isinstance(given, Tensor):
         if given.dim() == 0:
             check(False, f"{name} must be a sequence of tensors, or one with the parts on axis 0")
+        if given.shape[0] > _MOST_PARTS:
+            check(False, f"{name} of shape {tuple(given.shape)} holds more than 2^20 parts")
         return given.unbind()
     try:
         return tuple(given)

@@ -7,8 +7,10 @@ product r wide. The bases are taken from the table's values, never from a rule a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -111,8 +113,9 @@ class RelativeTable:
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":
             check(values.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
-        whole = _trimmed(values, beyond)
-        values = values[..., whole, :].copy()
+        with _says_too_large(values.shape):
+            whole = _trimmed(values, beyond)
+            values = values[..., whole, :].copy()
         values.flags.writeable = False
         first = first + whole.start if values.shape[-2] else 0
         largest = float(np.abs(values).max(initial=0.0))
@@ -245,7 +248,8 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             not torch._C._functorch.is_functorch_wrapped_tensor(p),
             "relative_table needs the values of p: make it outside of torch.func's transforms",
         )
-        return p.detach().to("cpu", torch.float64).numpy()
+        with _says_too_large(tuple(p.shape)):
+            return p.detach().to("cpu", torch.float64).numpy()
     check(not isinstance(p, RelativeTable), "p is a RelativeTable already")
     if isinstance(p, tuple) and any(isinstance(x, str) for x in p):  # (p, first, beyond)
         check(
@@ -258,10 +262,21 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
         raise RuntimeError(f"wavepe: {error}") from None
 
 
+@contextlib.contextmanager
+def _says_too_large(shape: tuple[int, ...]) -> Iterator[None]:
+    """RuntimeError where NumPy raises one of two errors: for an expanded p of up to 2^60 rows."""
+    try:
+        yield
+    except (MemoryError, ValueError) as error:
+        raise RuntimeError(f"wavepe: p of shape {shape} is too large: {error}") from None
+
+
 def _trimmed(p: np.ndarray, beyond: str, negligible: float = 0.0) -> slice:
     """The rows without those at both ends that `beyond` gives as well; NaN is never dropped."""
     heads_and_columns = tuple(axis for axis in range(p.ndim) if axis != p.ndim - 2)
     w = p.shape[-2]
+    if not p.size:
+        return slice(0, min(w, 1) if beyond == "edge" else 0)
     if beyond == "edge":
         repeats = (p[..., 1:, :] == p[..., :-1, :]).all(heads_and_columns)
         changes = np.flatnonzero(~repeats)  # between row i and i + 1

@@ -142,9 +142,9 @@ def _(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool |
 def _sampled_backward(
     grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> tuple[Tensor, Tensor]:
-    (given,) = _float64(grad)
     own: Any = registered(kind)
     with _as_torch_raises():
+        (given,) = _float64(grad)
         arrays = _arrays(offsets, scale, shift, mirrored)
         by_scale, by_shift = table_gradients(own, given, *arrays)
     return _like(scale, by_scale), _like(shift, by_shift)
@@ -184,7 +184,7 @@ def _as_torch_raises() -> Iterator[None]:
     """What the NumPy side finds wrong, as torch's operators raise it."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, MemoryError) as error:
         raise RuntimeError(f"wavepe: {error}") from error
 
 

@@ -1,0 +1,123 @@
+"""What the tails of wavelets cost: attention and relative_bias with them, over without.
+
+`python -m benchmarks.attention_tails` prints the table; `--json FILE` keeps it.
+
+Far from its centre a wavelet is a subnormal number, and each one would cost an Intel CPU about 150
+cycles. wavepe's kernels count subnormals as zero. So its time should not depend on whether the table
+holds the tails, or zeros wherever an element is below 2^-100. Both take turns, in one process; the
+ratio is the quotient of their fastest times, and the median of the quotients round by round stands
+beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import wavepe.ops as ops
+from torch import Tensor
+
+from .attention_inputs import Inputs, sdpa
+from .bench_attention import trained, with_gradients
+from .command import add_json, keep, new_parser
+from .machine import surroundings
+from .memory import Allocator
+from .timing import take_turns
+
+SIZES = ((8, 128, 32), (8, 128, 64), (8, 512, 64), (4, 1024, 64))
+SMALLEST = 2.0**-100
+AIM = 1.1
+
+
+def without_tails(p: Tensor) -> Tensor:
+    return p.where(p.abs() >= SMALLEST, 0.0)
+
+
+def calls_of(x: Inputs) -> dict[tuple[str, bool, str], Callable | None]:
+    """(kind, gradients, which table) -> call; the plain attention of PyTorch as ("sdpa", ...)."""
+    q, k, v = x.q, x.k, x.v
+    leaves = trained(x, "q", "k", "v")
+    calls: dict[tuple[str, bool, str], Callable | None] = {}
+    for which, p in (("tails", x.p.clone()), ("zeros", without_tails(x.p))):
+        known, learned = ops.relative_table(p), p.clone().requires_grad_()
+        for kind, table in (("constant table", known), ("tensor", p)):
+
+            def attend(q, k, v, table=table):
+                return ops.attention(q, k, v, p=table)
+
+            calls[kind, False, which] = lambda attend=attend: attend(q, k, v)
+            calls[kind, True, which] = with_gradients(attend, leaves, x.grad)
+        calls["tensor, with its gradient", True, which] = with_gradients(
+            lambda q, k, v, p: ops.attention(q, k, v, p=p), (*leaves, learned), x.grad
+        )
+        calls["relative_bias", False, which] = lambda p=p: ops.relative_bias(q, p, x.length)
+    calls["sdpa", False, ""] = lambda: sdpa(q, k, v)
+    calls["sdpa", True, ""] = with_gradients(sdpa, leaves, x.grad)
+    return calls
+
+
+def rows_of(x: Inputs, repeats: int) -> list[dict]:
+    """One row for each kind, forward and with gradients."""
+    timings = take_turns(calls_of(x), repeats=repeats, budget=20, warm_up=2)
+    rows = []
+    for kind, gradients, which in timings:
+        if which != "tails":
+            continue
+        tails, zeros = (timings[kind, gradients, of] for of in ("tails", "zeros"))
+        plain = timings["sdpa", gradients, ""]
+        rows.append(
+            {
+                "kind": kind,
+                "gradients": gradients,
+                "size": x.size,
+                "seconds": {"tails": tails.summary(), "zeros": zeros.summary()},
+                "ratio": min(tails.seconds) / min(zeros.seconds),
+                "rounds": tails.over(zeros).median,
+                "over_sdpa": min(tails.seconds) / min(plain.seconds),
+            }
+        )
+    return rows
+
+
+def measure(repeats: int, sizes: Sequence[tuple[int, int, int]] = SIZES) -> dict:
+    """All rows, ready for JSON; one thread."""
+    before, allocator = torch.get_num_threads(), Allocator()
+    about = {**surroundings("wavepe", "torch"), "threads": 1}
+    try:
+        torch.set_num_threads(1)
+        allocator.enter("warm")
+        rows = [row for size in sizes for row in rows_of(Inputs.make(*size), repeats)]
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
+    return {"environment": about, "aim": AIM, "rows": rows}
+
+
+def table(results: dict) -> str:
+    """The ratios as Markdown: time with tails over without, a row for each size."""
+    found = {(row["size"], row["kind"], row["gradients"]): row["ratio"] for row in results["rows"]}
+    columns = list(dict.fromkeys(key[1:] for key in found))
+    heads = [f"{kind}, {('forward', 'with gradients')[gradients]}" for kind, gradients in columns]
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for size in dict.fromkeys(key[0] for key in found):
+        cells = [f"{found[(size, *column)]:.2f}" for column in columns]
+        lines.append(f"| {size} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0"""
+    parser = new_parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=41, help="rounds (default 41)")
+    add_json(parser)
+    parser.add_argument("--quick", action="store_true", help="a tiny size: a check, no figures")
+    args = parser.parse_args(argv)
+    results = measure(args.repeats, ((2, 48, 16),) if args.quick else SIZES)
+    print(table(results))
+    keep(results, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+// attention_table.cpp: the table of relative positions, or its zones, packed for the kernels.
+#include "attention.h"
+
+namespace wavepe {
+
+wpe_matrix Call::table(int64_t h) const {
+    if (!relative.rows) return {nullptr, 0, 0};
+    const Tensor &p = *given.p;
+    const int64_t n = p.dim(), row = p.stride(n - 2);
+    return {at(p, (n > 2 ? h * p.stride(0) : 0) + first_row * row), row, last_stride(p)};
+}
+
+wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
+    const int64_t n = dp.dim(), row = dp.stride(n - 2);
+    const int64_t last = first_row + relative.rows - 1;
+    return {at_mutable(dp, (n > 2 ? h * dp.stride(0) : 0) + last * row), -row, last_stride(dp)};
+}
+
+// The rows that some query can reach.
+void Call::read_tables(bool pack) {
+    const Tensor &p = *given.p;
+    const int64_t rows = p.size(p.dim() - 2), limit = int64_t{1} << 60;
+    const int64_t first = std::clamp(given.first, -limit, limit);
+    const auto [low, high] = std::minmax_element(offset.begin(), offset.end());
+    int64_t nearest = *low - (keys - 1), farthest = *high + queries - 1;
+    if (given.causal) nearest = std::max<int64_t>(nearest, 0);
+    if (given.window) farthest = std::min(farthest, *given.window - 1);
+    relative.beyond = beyond_code(given.beyond);
+    wpe_range read = reached_rows(rows, first, nearest, farthest, relative.beyond);
+    if (read.begin >= read.end) return;
+    if (has_zones()) read = {0, rows};
+    first_row = read.begin;
+    relative.first_delta = first + read.begin;
+    relative.rows = read.end - read.begin;
+    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
+              "p of shape ", shape_of(p), " is too large");
+    if (!pack)
+        tables.push_back(relative);
+    else if (has_zones())
+        pack_zones();
+    else
+        pack_tables();
+}
+
+void Call::pack_tables() {
+    const int64_t count = table_per_head() ? heads : 1;
+    const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size));
+    const int64_t each = ceil_div(size, 64) * 64;
+    packed = std::make_unique<Memory>(count, each);
+    zones.assign(count, wpe_zone{});
+    tables.assign(count, relative);
+    for (int64_t h = 0; h < count; h++) {
+        zones[h].rows = relative.rows;
+        zones[h].rank = head_size;
+        kernels->pack_zone(&zones[h], packed->at(h * each), storage, head_size, table(h),
+                           {nullptr, 0, 0});
+        tables[h].zone_count = 1;
+        tables[h].zones = &zones[h];
+    }
+}
+
+// Zones come in rising delta; kernels want them in falling delta.
+void Call::pack_zones() {
+    const std::vector<Tensor> &parts = *given.zones;
+    WPE_CHECK(parts.size() % 2 == 0 && given.p->dim() == 2,
+              "zones must be pairs of tensors beside a table (w, d), got ", parts.size());
+    int64_t rows = 0, size = 0;
+    for (size_t z = 0; z < parts.size(); z += 2) {
+        const Tensor &c = parts[z], &u = parts[z + 1];
+        check_same_dtype(given.q, "zones", c);
+        check_same_dtype(given.q, "zones", u);
+        const bool full = u.numel() == 0;
+        WPE_CHECK(c.dim() == 2 &&
+                      (full ? c.size(1) == head_size
+                            : u.dim() == 2 && u.size(0) == head_size && u.size(1) == c.size(1)) &&
+                      c.size(1) <= head_size,
+                  "a zone must be (rows, rank) and (", head_size,
+                  ", rank), with at most that rank,"
+                  " got ",
+                  shape_of(c), " and ", shape_of(u));
+        WPE_CHECK(c.size(0) <= relative.rows - rows, "zones have more rows than the ",
+                  relative.rows, " of p");
+        rows += c.size(0);
+        size += bytes(kernels->zone_size(c.size(0), c.size(1), head_size)) + 64;
+    }
+    WPE_CHECK(rows == relative.rows, "zones have ", rows, " rows, p has ", relative.rows);
+    packed = std::make_unique<Memory>(1, size);
+    int64_t used = 0;
+    for (size_t z = parts.size(); z > 0; z -= 2) {
+        const Tensor &c = parts[z - 2], &u = parts[z - 1];
+        if (!c.size(0)) continue;
+        wpe_zone zone{};
+        zone.rows = c.size(0);
+        zone.rank = c.size(1);
+        wpe_matrix basis{nullptr, 0, 0};
+        if (u.numel()) basis = {at(u, 0), u.stride(0), u.stride(1)};
+        kernels->pack_zone(&zone, packed->at(used), storage, head_size,
+                           {at(c, 0), c.stride(0), c.stride(1)}, basis);
+        used += (bytes(kernels->zone_size(zone.rows, zone.rank, head_size)) + 63) / 64 * 64;
+        zones.push_back(zone);
+    }
+    relative.zone_count = (int)zones.size();
+    relative.zones = zones.data();
+    tables.assign(1, relative);
+}
+
+}  // namespace wavepe

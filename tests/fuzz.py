@@ -1,0 +1,245 @@
+"""Random calls of every function, on every variant, against one reference.
+
+    python tests/fuzz.py --minutes 10               a new seed each time, which is printed
+    python tests/fuzz.py --minutes 10 --seed 7      the same calls again, as far as time allows
+    python tests/fuzz.py --seed 7 --call rope:153   one call
+
+A call follows from seed, function and number alone. The tests make calls of the seed "suite".
+"""
+
+import argparse
+import collections
+import importlib
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small operators, one process a core
+
+import fuzz_numpy
+import wavepe
+from cases import EMULATED, generator, using
+from fuzz_draw import described
+from variants import WIDE, all_of_them
+
+HERE = Path(__file__).parent
+OPS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
+NAMES = list(fuzz_numpy.TARGETS)
+if importlib.util.find_spec("torch") and wavepe.build_info()["torch"]:
+    NAMES += [f"ops.{name}" for name in OPS]
+
+# Calls of a round: attention has the most ways to go wrong.
+OFTEN = {"ops.attention": 8, "attention": 2}
+ENOUGH = 20  # failures, after which more of them tell nothing
+SANITIZED = "-fsanitize" in wavepe.build_info()["flags"]
+
+
+class Failure(AssertionError):
+    """What went wrong in a call, and how to make it again."""
+
+
+def variants():
+    return [wavepe.variant()] if EMULATED else all_of_them()  # CUDA's kernels have no variants
+
+
+def target_of(name):
+    """Loads torch for its operators alone, as that takes seconds."""
+    if name in fuzz_numpy.TARGETS:
+        return fuzz_numpy.TARGETS[name]
+    module = importlib.import_module("fuzz_attention" if name == "ops.attention" else "fuzz_ops")
+    return module.TARGETS[name]
+
+
+def make_call(name, number, seed):
+    """One call on every variant, against what the oracle says; and a call that must be refused."""
+    target, rng = target_of(name), generator("fuzz", seed, name, number)
+    arguments = target.draw(rng)
+    variant = "-"
+    try:
+        exact = target.judge(arguments)
+        wide = None
+        for variant in variants():
+            with using(variant):
+                found = target.call(arguments)
+            target.check(found, exact, arguments)
+            if variant in WIDE and hasattr(target, "same"):
+                if wide is not None:
+                    target.same(wide, found, arguments)
+                wide = found
+        refused(target, target.spoilt(rng, arguments))
+    except Exception as error:
+        given = "\n".join(f"    {k} = {described(x)}" for k, x in arguments.items())
+        options = " --sanitize" if SANITIZED else ""
+        raise Failure(
+            f"{name}, call {number} of seed {seed}, on {variant}: {type(error).__name__}: {error}\n"
+            f"{given}\n"
+            f"  again: python tests/fuzz.py --seed {seed} --call {name}:{number}{options}"
+        ) from error
+
+
+def refused(target, arguments):
+    try:
+        target.refuse(arguments)
+    except target.refused:
+        return
+    given = {k: described(x) for k, x in arguments.items()}
+    raise AssertionError(f"accepted a bad argument: {given}")
+
+
+def make_calls(name, numbers, seed="suite"):
+    """For the tests: the first failure ends it."""
+    for number in numbers:
+        make_call(name, number, seed)
+
+
+# ---- many calls, in several processes ------------------------------------------------------------
+
+
+def work(seed, names, first, step, seconds, place):
+    """Rounds first, first + step, ... until the time is up. The call in progress stands in `place`,
+    in case it ends the process; the counts at the end."""
+    until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
+    turn = first
+    with open(place, "w") as file:
+        while time.monotonic() < until and failures < ENOUGH:
+            for name in names:
+                often = OFTEN.get(name, 1)
+                for number in range(turn * often, turn * often + often):
+                    say(file, {"call": f"{name}:{number}", "turn": turn, "count": count})
+                    failures += attempt(name, number, seed)
+                    count[name] += 1
+            turn += step
+        say(file, {"failures": failures, "turn": turn, "count": count})
+
+
+def say(file, value):
+    file.seek(0)
+    file.write(json.dumps(value))
+    file.truncate()
+    file.flush()
+
+
+def attempt(name, number, seed):
+    """1 if the call fails, which is printed."""
+    try:
+        make_call(name, number, seed)
+    except Failure as failure:
+        print(f"\nFAILED {failure}", flush=True)
+        return 1
+    return 0
+
+
+def run_workers(seed, names, seconds, workers):
+    """(counts, failures) of all processes; one that dies is reported and replaced."""
+    until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder, str(i)) for i in range(workers)]
+        running = [start(seed, names, i, workers, seconds, places[i]) for i in range(workers)]
+        while running:
+            for i, process in enumerate(running):
+                if process is None or process.poll() is None:
+                    continue
+                last = json.loads(places[i].read_text() or "{}")
+                count.update(last.get("count", {}))
+                failures += last.get("failures", 0)
+                running[i] = None
+                if "failures" in last:
+                    continue
+                failures += 1
+                report_death(process.returncode, seed, last)
+                left = until - time.monotonic()
+                if "turn" in last and left > 0 and failures < ENOUGH:
+                    running[i] = start(
+                        seed, names, last["turn"] + workers, workers, left, places[i]
+                    )
+            if not any(running):
+                break
+            time.sleep(0.1)
+    return count, failures
+
+
+def start(seed, names, first, step, seconds, place):
+    work = json.dumps([seed, names, first, step, seconds, str(place)])
+    return subprocess.Popen([sys.executable, "-X", "faulthandler", __file__, "--work", work])
+
+
+def report_death(code, seed, last):
+    call = last.get("call")
+    print(f"\nFAILED {call or 'the start'}: the process ended with {code}", flush=True)
+    if call:
+        options = " --sanitize" if SANITIZED else ""
+        print(f"  again: python tests/fuzz.py --seed {seed} --call {call}{options}", flush=True)
+
+
+def run_properties(seed, seconds):
+    """The property tests, whose examples hypothesis then draws with this seed; 1 if one fails."""
+    files = [p for p in sorted(HERE.glob("test_*.py")) if "from hypothesis" in p.read_text()]
+    options = ("-q", "-p", "no:cacheprovider", "-m", "hypothesis")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *map(str, files)],
+            env={**os.environ, "WAVEPE_HYPOTHESIS_SEED": str(seed)},
+            cwd=HERE.parent,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return 0
+    print(done.stdout.splitlines()[-1], f"(property tests, WAVEPE_HYPOTHESIS_SEED={seed})")
+    if done.returncode:
+        print(done.stdout[-6000:])
+    return int(done.returncode != 0)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**9)))
+    parser.add_argument("--call", metavar="FUNCTION:NUMBER", help="make this one call")
+    parser.add_argument("--functions", default=",".join(NAMES), help="only these; of %(default)s")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--sanitize", action="store_true", help="on the build of the sanitizers")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main():
+    given = arguments()
+    if given.work:
+        return work(*json.loads(given.work))
+    if given.sanitize and not SANITIZED:
+        import sanitizer_build
+
+        return subprocess.run(
+            [sys.executable, *sys.argv], env=sanitizer_build.environment()
+        ).returncode
+    if given.call:
+        name, _, number = given.call.partition(":")
+        return attempt(name, int(number), given.seed)
+    names = given.functions.split(",")
+    print(f"seed {given.seed}, variants {', '.join(variants())}: {', '.join(names)}", flush=True)
+    seconds, failures = 60 * given.minutes, 0
+    if not SANITIZED and seconds > 120:
+        began = time.monotonic()
+        failures += run_properties(given.seed, seconds / 4)
+        seconds -= time.monotonic() - began
+    count, failed = run_workers(given.seed, names, seconds, given.workers)
+    failures += failed
+    for name in names:
+        print(f"{count[name]:9} calls of {name}")
+    print(f"seed {given.seed}: {failures} failures in {sum(count.values())} calls")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

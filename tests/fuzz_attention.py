@@ -1,0 +1,294 @@
+"""Random calls of ops.attention, forward and backward, against the oracle."""
+
+import math
+
+import numpy as np
+from attention_cases import (
+    F32,
+    F64,
+    FLOATING,
+    LOW,
+    Shape,
+    attention,
+    compare,
+    incoming,
+    judge,
+    ops,
+    run,
+    same,
+    slopes,
+    tensor,
+    torch,
+)
+from fuzz_draw import (
+    BLOCKS,
+    chance,
+    length,
+    near,
+    pick,
+    spoil_rows,
+    strided,
+    width,
+)
+
+PAIRS = 200_000  # of a query and a key, of all heads: the oracle takes 50 ms for them
+
+
+# ---- shapes and options --------------------------------------------------------------------------
+
+
+def draw_shape(rng):
+    """A third of them small; of the others some decode, some are longer than usual."""
+    small, how, m, n = chance(rng, 0.35), rng.random(), length(rng), length(rng)
+    if small:
+        m, n = (int(x) for x in rng.integers(0, 25, 2))
+    if how < 0.6:
+        n = m
+    elif how < 0.68:
+        m, n = 1, n if small else length(rng, 2000)
+    elif how < 0.74:
+        m = int(rng.integers(1, 17))
+    elif how < 0.76:
+        m, n = near(rng, BLOCKS, 600, 5), near(rng, BLOCKS, 800, 5)
+    d, dv = (min(width(rng), 24 if small else 256) for _ in range(2))
+    return Shape(*draw_heads(rng, m * n), m, n, d, dv)
+
+
+def draw_heads(rng, pairs):
+    """(batch, heads, key heads) of so many pairs each. The batch comes before the heads: each row
+    of it may have an offset, a padding and segments of its own."""
+    batch, kv_heads, group = (int(x) for x in rng.integers(1, (4, 3, 4)))
+    most = max(1, PAIRS // max(pairs, 1))
+    batch = min(batch, most)
+    kv_heads = min(kv_heads, max(1, most // batch))
+    group = min(group, max(1, most // batch // kv_heads))
+    return batch, kv_heads * group, kv_heads
+
+
+def draw_options(rng, s):
+    """Any number of the options of each kind; NumPy arrays and numbers."""
+    found = {"causal": chance(rng, 0.7)}
+    if chance(rng, 0.5):
+        found |= draw_table(rng, s)
+    for options in (RANGES, OTHERS):
+        names = [name for name in options if name != "segments" or s.m == s.n]
+        for at in rng.permutation(len(names))[: rng.integers(len(names) + 1)]:
+            found[names[at]] = options[names[at]](rng, s)
+    return found
+
+
+def draw_table(rng, s):
+    """p, first, beyond and q_rel. Rows of every delta, of a few, beside all of them, or none."""
+    beyond = pick(rng, "zero", "edge")
+    w = pick(rng, s.m + s.n, s.n, length(rng), int(rng.integers(0, 13)), 2 * (s.m + s.n) + 5)
+    w = max(w, int(beyond == "edge"))
+    first = pick(rng, 0, 0, 1 - s.m, -(w // 2), int(rng.integers(-s.m - 9, s.n + 9)), 10**6)
+    p = rng.normal(size=(*([s.heads] if chance(rng, 0.3) else []), w, s.d))
+    if chance(rng, 0.3):  # tails as wavelets have them: far rows count as zero
+        p *= np.exp2(-pick(rng, 0.02, 0.3, 1.0) * np.abs(np.arange(w) + first))[:, None]
+    found = {"p": p, "first": first, "beyond": beyond}
+    if chance(rng, 0.25):
+        found["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, s.d))
+    return found
+
+
+def draw_offset(rng, s):
+    """Beside the default or anywhere, often some way after it, seldom far from all keys; one for
+    all rows of the batch or one for each."""
+    how, last = rng.random(), s.n - s.m
+    if how < 0.05:
+        return 2**40
+    if how < 0.25:
+        rows = last + rng.integers(-9, 10, s.batch)
+    elif how < 0.5:
+        rows = rng.integers(-s.m - 3, s.n + 4, s.batch)
+    else:
+        rows = last + rng.integers(0, s.m // 2 + 1, s.batch)
+    if chance(rng, 0.3):
+        return int(rows[0])
+    return rows[: pick(rng, 1, s.batch, s.batch)].astype(pick(rng, np.int32, np.int64))
+
+
+def draw_window(rng, s):
+    small = int(rng.integers(0, 40))
+    return pick(rng, small, small, small, near(rng, BLOCKS, 420, 2), int(rng.integers(0, s.n + 2)))
+
+
+def draw_key_mask(rng, s):
+    """Padding at one end or both, holes, everything or nothing; a row of its own for each of the
+    batch, or one for all."""
+    batch = pick(rng, 1, s.batch, s.batch)
+    seen, at = np.ones((batch, s.n), bool), np.arange(s.n)
+    for row in seen:
+        how, (low, high) = rng.integers(6), np.sort(rng.integers(0, s.n + 1, 2))
+        if how in (0, 2):
+            row &= at >= low
+        if how in (1, 2):
+            row &= at < high
+        if how == 3:
+            row &= rng.random(s.n) < rng.random()
+        if how == 4:  # a hole between two ends
+            row &= (at < low) | (at >= high)
+        if how == 5:
+            row &= chance(rng, 0.5)
+    return seen
+
+
+def draw_segments(rng, s):
+    """A few long segments, which may begin where groups of queries do, or many short ones; ids that
+    rise or come back; or no runs at all."""
+    batch, n = pick(rng, 1, s.batch, s.batch), s.n
+    ids = np.zeros((batch, n), np.int64)
+    for row in ids:
+        how, block = rng.integers(6), pick(rng, 1, 1, *BLOCKS)
+        if how == 0:
+            row[:] = np.cumsum(rng.random(n) < 0.2)
+        elif how == 1:
+            row[:] = rng.integers(-1, 3, n)
+        else:
+            for cut in rng.integers(0, n + 1, rng.integers(1, 5)):
+                row[cut // block * block :] += 1
+        if how == 2:
+            row[:] = rng.permutation(8)[row % 8] % pick(rng, 2, 8)
+    return ids.astype(pick(rng, np.int32, np.int64))
+
+
+def draw_mask(rng, s):
+    shape = (pick(rng, 1, s.batch), pick(rng, 1, s.heads), s.m, s.n)
+    mask = rng.random(shape) < pick(rng, rng.random(), 0.02, 0.98)
+    if chance(rng, 0.3):
+        low, high = np.sort(rng.integers(0, s.m + 1, 2))
+        mask[:, :, low:high] = chance(rng, 0.3)
+    return mask
+
+
+# Which keys a query sees: together they make the kernels' ranges, some of them empty.
+RANGES = {
+    "window": draw_window,
+    "offset": draw_offset,
+    "key_mask": draw_key_mask,
+    "segments": draw_segments,
+}
+OTHERS = {
+    "slopes": lambda rng, s: slopes(s) * pick(rng, 1.0, -0.5),
+    "softcap": lambda rng, s: float(pick(rng, rng.uniform(0.3, 6), 30.0)),
+    "scale": lambda rng, s: float(pick(rng, rng.normal(), rng.normal(), 0.0)),
+    "mask": draw_mask,
+    "dropout_p": lambda rng, s: pick(rng, 0.1, 0.5, 0.9, 1.0),
+}
+
+
+# ---- constant tables -----------------------------------------------------------------------------
+
+
+def constant_table(rng, p, first, beyond):
+    """A `RelativeTable` of random rows, which it keeps, or of smooth ones, where it finds zones."""
+    if chance(rng, 0.6) and p.shape[-1]:
+        delta = (np.arange(p.shape[-2]) + first)[:, None]
+        width, at = rng.uniform(1, 90, p.shape[-1]), rng.uniform(-20, 60, p.shape[-1])
+        p = np.broadcast_to(np.exp(-(((delta - at) / width) ** 2)), p.shape)
+    return ops.relative_table(p, first, beyond)
+
+
+def rows_of(table, q):
+    """(p, first) that the kernel works with: the zones' products, if there are zones; when decoding
+    the rows themselves."""
+    p, first, zones = table.tensors(q.dtype, "cpu")
+    if q.shape[2] == 1:
+        zones = []
+    pairs = zip(zones[::2], zones[1::2], strict=True)
+    rows = [c.double() @ u.double().T if u.numel() else c.double() for c, u in pairs]
+    return (torch.cat(rows) if rows else p), first
+
+
+# ---- the function --------------------------------------------------------------------------------
+
+
+class Attention:
+    """ops.attention: out, lse and the gradients of some of q, k, v, p and q_rel."""
+
+    refused = (RuntimeError,)
+    function = staticmethod(attention)
+    rounds_out = True  # between forward and backward
+
+    def draw(self, rng):
+        dtype = pick(rng, F32, F32, F32, F32, F32, F64, *LOW)
+        s = draw_shape(rng)
+        given = {
+            "q": rng.normal(size=(s.batch, s.heads, s.m, s.d)),
+            "k": rng.normal(size=(s.batch, s.kv_heads, s.n, s.d)),
+            "v": rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv)),
+            **draw_options(rng, s),
+        }
+        spoilt = None
+        if chance(rng, 0.1):
+            spoilt = pick(rng, *(name for name in FLOATING if name in given))
+            spoilt += pick(rng, " nan", " nan", " inf", " -inf")
+            spoil_rows(rng, given[spoilt.split()[0]], float(spoilt.split()[1]))
+        constant = "p" in given and not spoilt and chance(rng, 0.25)
+        if constant:
+            given["p"] = constant_table(rng, *(given.pop(x) for x in ("p", "first", "beyond")))
+        given = {name: tensor(x, dtype) for name, x in given.items()}
+        given = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in given.items()}
+        grads = tuple(strided(rng, x) for x in incoming(rng, given))
+        grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
+        if constant and s.m == 1:  # out by the rows, gradients by the zones, each rounded
+            grads = ()
+        wanted = FLOATING if chance(rng, 0.8) else tuple(n for n in FLOATING if chance(rng, 0.5))
+        wanted = tuple(n for n in wanted if n in given and not (n == "p" and constant)) or ("q",)
+        return given | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
+
+    def call(self, arguments):
+        given, grads, wanted, _ = self._parts(arguments)
+        return run(self.function, given, *grads, wanted=wanted)
+
+    def judge(self, arguments):
+        """With Inf in an argument: as if it were NaN. Where that gives NaN, nothing is said."""
+        given, grads, _, spoilt = self._parts(arguments)
+        if spoilt and "inf" in spoilt:
+            for name in FLOATING:
+                if name in given:
+                    given[name] = given[name].masked_fill(given[name].isinf(), math.nan)
+        if not isinstance(given.get("p"), (torch.Tensor, type(None))):
+            given["beyond"] = given["p"].beyond
+            given["p"], given["first"] = rows_of(given["p"], given["q"])
+        with np.errstate(invalid="ignore"):
+            return judge(given, *grads)
+
+    def check(self, found, exact, arguments):
+        if arguments["spoilt"] and "inf" in arguments["spoilt"]:
+            nan = {name: torch.from_numpy(np.isnan(exact.values[name])) for name in found}
+            found = {name: x.masked_fill(nan[name], math.nan) for name, x in found.items()}
+        compare(found, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
+
+    def same(self, one, other, arguments):
+        """AVX2's results and AVX-512's have the same bits, but when decoding."""
+        if arguments["q"].shape[2] > 1:
+            same(one, other)
+
+    def spoilt(self, rng, arguments):
+        """One tensor on the meta device, of another kind of numbers, or with a size too large."""
+        tensors = [n for n, x in arguments.items() if isinstance(x, torch.Tensor) and x.dim()]
+        name, how = pick(rng, *tensors), rng.integers(3)
+        x = arguments[name]
+        if how == 0:
+            x = x.to("meta")
+        elif how == 1:
+            x = x.long() if x.is_floating_point() else x.float()
+        else:
+            axis = 2 if name == "v" else -1
+            size = [3 if a == axis % x.dim() else n for a, n in enumerate(x.shape)]
+            x = torch.cat([x, x.new_zeros(size)], axis)
+        return arguments | {name: x}
+
+    def refuse(self, arguments):
+        given, *_ = self._parts(arguments)
+        self.function(**given)
+
+    @staticmethod
+    def _parts(arguments):
+        given = dict(arguments)
+        return given, *(given.pop(name) for name in ("grads", "wanted", "spoilt"))
+
+
+TARGETS = {"ops.attention": Attention()}

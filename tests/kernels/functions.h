@@ -1,0 +1,31 @@
+/* functions.h: the functions inside the kernels (simd.h, simd_math.h, angle.h) as functions of
+ * arrays. functions.c is compiled once per variant. */
+#ifndef WAVEPE_CHECK_FUNCTIONS_H
+#define WAVEPE_CHECK_FUNCTIONS_H
+
+#include <stdint.h>
+
+#include "wavepe.h"
+
+/* Every n is a multiple of 64. The f16 and bf16 are their bits. */
+typedef struct {
+    void (*exp_f64)(double *out, const double *x, int64_t n);
+    void (*tanh_f64)(double *out, const double *x, int64_t n);
+    void (*exp_f32)(float *out, const float *x, int64_t n);
+    void (*tanh_f32)(float *out, const float *x, int64_t n);
+    void (*max_f64)(double *out, const double *a, const double *b, int64_t n);
+    void (*max_f32)(float *out, const float *a, const float *b, int64_t n);
+    void (*sincos)(double *sine, double *cosine, const double *hi, const double *lo, int64_t n);
+
+    /* In whole vectors, element by element as strides and tails are, and in pairs. */
+    void (*widen_f16[3])(float *out, const uint16_t *x, int64_t n);
+    void (*widen_bf16[3])(float *out, const uint16_t *x, int64_t n);
+    void (*narrow_f16[3])(uint16_t *out, const float *x, int64_t n);
+    void (*narrow_bf16[3])(uint16_t *out, const float *x, int64_t n);
+    void (*narrow_double_f16[2])(uint16_t *out, const double *x, int64_t n);
+    void (*narrow_double_f32[2])(float *out, const double *x, int64_t n);
+} check_functions;
+
+const check_functions *functions_of(const wpe_kernels *k);
+
+#endif
