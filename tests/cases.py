@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import wavepe
+from wavepe import _wavelet_registered
+from wavepe.encodings import base
 
 # Around every block size a kernel may have: 2, 4, 8, 16, 32 and 64 lanes, one less, one more, and
 # odd tails.
@@ -203,6 +205,12 @@ def using(name):
         yield name
     finally:
         wavepe.use_variant(before)
+
+
+def forget_registrations(monkeypatch):
+    """Wavelets and encodings registered from now on are forgotten with the test."""
+    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    monkeypatch.setattr(base, "_known", dict(base._known))
 
 
 def generator(*key):

@@ -9,8 +9,7 @@ import oracle
 import pytest
 import wavepe
 import wavepe.analysis as analysis
-from cases import assert_within
-from wavepe import _wavelet_registered
+from cases import assert_within, forget_registrations
 
 
 def turn(angle):
@@ -129,7 +128,7 @@ def test_shapes_of_the_transform():
 
 
 def test_a_registered_wavelet(monkeypatch):
-    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    forget_registrations(monkeypatch)
     wavepe.register_wavelet("test_analysis_triangle", lambda u: np.maximum(1 - np.abs(u), 0))
     got = analysis.wavelet_transform([1.0, 10.0, 100.0], [4.0], [1.0], "test_analysis_triangle")
     assert_within(got, [(0.75 + 10 + 75) / 2], 1e-12)

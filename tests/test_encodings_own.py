@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import wavepe
 import wavepe.encodings
+from cases import forget_registrations
 from wavepe.encodings import (
     ALiBi,
     Encoding,
@@ -22,7 +23,7 @@ from wavepe.encodings import (
 @pytest.fixture
 def own(monkeypatch):
     """A register that forgets what the test adds."""
-    monkeypatch.setattr(base, "_known", dict(base._known))
+    forget_registrations(monkeypatch)
 
 
 def test_own_encoding(own):

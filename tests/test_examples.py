@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import forget_registrations
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe
-from wavepe import _wavelet_registered
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CUSTOM = EXAMPLES / "custom_wavelet.py"
@@ -74,7 +74,7 @@ def test_it_runs(name, tmp_path):
 
 def test_five_lines_register_the_wavelet(monkeypatch):
     """Imports, function and registration, as the file has them."""
-    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    forget_registrations(monkeypatch)
     code = CUSTOM.read_text("utf-8").split('"""', 2)[2].partition("def main")[0]
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) == 5

@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from cases import forget_registrations
 from fairseq_cases import (
     DIM,
     ENCODINGS,
@@ -20,7 +21,7 @@ from fairseq_cases import (
     tokens,
     torch,
 )
-from wavepe.encodings import Encoding, base, register_encoding
+from wavepe.encodings import Encoding, register_encoding
 
 pytestmark = MARKS
 
@@ -70,7 +71,7 @@ def test_values(spec):
 
 
 def test_an_encoding_of_ones_own(monkeypatch):
-    monkeypatch.setattr(base, "_known", dict(base._known))
+    forget_registrations(monkeypatch)
 
     @register_encoding
     @dataclasses.dataclass(frozen=True)
@@ -200,7 +201,7 @@ def test_only_relative_encodings_learn(monkeypatch):
         def slopes(self, heads):
             return np.ones(heads)
 
-    monkeypatch.setattr(base, "_known", dict(base._known))
+    forget_registrations(monkeypatch)
     register_encoding(Learned)
     with pytest.raises(ValueError, match="only relative encodings can be learned"):
         model("learned_slope")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import forget_registrations
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -141,7 +142,8 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
     assert done.stdout == "WavePELlamaForCausalLM shaw:clip=3\n", done.stderr
 
 
-def test_the_command_says_what_stays_behind(tmp_path, capsys):
+def test_the_command_says_what_stays_behind(tmp_path, capsys, monkeypatch):
+    forget_registrations(monkeypatch)
     source = stock(tmp_path / "source")
     (source / "model.gguf").touch()
     (source / "own.py").write_text(

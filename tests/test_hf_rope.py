@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from cases import forget_registrations
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -246,7 +247,7 @@ def test_bare_rope_of_the_own_type_takes_the_scaling(tmp_path):
 
 
 def test_own_rotary_encoding_takes_the_scaling(monkeypatch):
-    monkeypatch.setattr(wavepe.encodings.base, "_known", dict(wavepe.encodings.base._known))
+    forget_registrations(monkeypatch)
 
     @wavepe.register_encoding
     @dataclasses.dataclass(frozen=True)

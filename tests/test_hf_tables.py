@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from cases import forget_registrations
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -10,7 +11,7 @@ pytest.importorskip("transformers")
 import numpy as np
 import wavepe.hf
 from hf_model import HEAD, LENGTH, close, logits, patched_tiny, reference, tokens
-from wavepe.encodings import Encoding, base
+from wavepe.encodings import Encoding
 
 WAVELET = "wavelet:scales=4"
 
@@ -34,7 +35,7 @@ def test_tables_grow_and_are_shared():
 
 @pytest.mark.parametrize("beyond", ["zero", "edge"])
 def test_a_table_of_ones_own_may_begin_and_end_anywhere(monkeypatch, beyond):
-    monkeypatch.setattr(base, "_known", dict(base._known))
+    forget_registrations(monkeypatch)
     rows = np.random.default_rng(0).normal(size=(3, HEAD)).astype(np.float32)
 
     @wavepe.register_encoding

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import oracle_rope
 import pytest
-from cases import load_torch
+from cases import forget_registrations, load_torch
 
 torch, ops = load_torch()
 
@@ -257,11 +257,7 @@ def test_what_is_learned_gets_a_gradient(spec):
 @pytest.fixture
 def own(monkeypatch):
     """A register that forgets."""
-    from wavepe import _wavelet_registered
-    from wavepe.encodings import base
-
-    monkeypatch.setattr(base, "_known", dict(base._known))
-    monkeypatch.setattr(_wavelet_registered, "_known", dict(_wavelet_registered._known))
+    forget_registrations(monkeypatch)
 
 
 def test_every_entry_point_of_ones_own(own):

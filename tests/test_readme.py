@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cases import forget_registrations
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -25,6 +26,7 @@ def test_example(code, monkeypatch, tmp_path):
     needed = [m for m in ("torch", "transformers", "pywt", "accelerate", "peft") if m in code]
     for module in needed + ["torch", "transformers"] * ("wavepe.hf" in code):
         pytest.importorskip(module)
+    forget_registrations(monkeypatch)
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

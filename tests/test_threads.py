@@ -1,5 +1,7 @@
 """set_num_threads: more threads, the same bits; and who may not share memory."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -136,3 +138,105 @@ def test_callers_in_threads_of_their_own():
 def test_bad_numbers(n, error):
     with pytest.raises(error, match="n must be"):
         wavepe.set_num_threads(n)
+
+
+# ------------------------------------------------------------------ other processes and threads
+
+FORKED = """
+import os
+import numpy as np, wavepe
+from wavepe import _threads
+
+_threads.PIECE = 16
+wavepe.set_num_threads(4)
+x = np.random.default_rng(0).normal(size=(64, 8))
+
+
+def call():
+    rotated = wavepe.rope(x, x[:, :4], x[:, 4:])
+    return rotated.tobytes() + wavepe.attention(x, x, x, p=x).tobytes()
+
+
+want = call()
+child = os.fork()
+if child == 0:
+    os._exit(call() != want)
+print(os.waitpid(child, 0)[1], call() == want)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_after_threads():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert done.stdout == "0 True\n", done.stderr
+
+
+def test_another_thread_changes_the_variant(pools):
+    """A call that has begun goes on with tables and packed memory that fit each other."""
+    rng = generator("changes")
+    q, p = (rng.normal(size=(200, 33)).astype(np.float32) for _ in range(2))
+    functions = (
+        lambda: wavepe.attention(q, q, q, p=p),
+        lambda: wavepe.relative_bias(q, p, 200),
+        lambda: wavepe.rope(q, p[:, :16], p[:, 16:32]),
+    )
+    expected = [function() for function in functions]
+    before, wrong = wavepe.variant(), []
+    wavepe.set_num_threads(2)
+
+    def work():
+        for _ in range(20):
+            for number, function in enumerate(functions):
+                if not np.allclose(function(), expected[number], rtol=1e-4, atol=1e-4):
+                    wrong.append(number)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    while worker.is_alive():
+        for name in wavepe.variants():
+            wavepe.use_variant(name)
+    wavepe.use_variant(before)
+    assert pools
+    assert not wrong
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np, wavepe
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+wavepe.set_num_threads(int(sys.argv[1]))
+x = np.random.default_rng(0).normal(size=(2000, 64)).astype(np.float32)
+want = wavepe.attention(x, x, x)
+within = False
+
+
+def interrupt():
+    while not within:
+        time.sleep(0)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+thread = threading.Thread(target=interrupt)
+thread.start()
+sys.setswitchinterval(1e9)  # it can only run where a call lets it
+try:
+    within = True
+    while True:
+        wavepe.attention(x, x, x)
+except KeyboardInterrupt:
+    sys.setswitchinterval(0.005)
+    thread.join()
+    print(np.array_equal(wavepe.attention(x, x, x), want))
+    raise
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_ctrl_c_in_a_long_call(threads):
+    """KeyboardInterrupt once the kernel is done, and calls go on as before."""
+    command = [sys.executable, "-c", INTERRUPTED, threads]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+    assert done.returncode == -signal.SIGINT

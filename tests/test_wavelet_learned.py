@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from wavepe import _wavelet_registered
+from cases import forget_registrations
 
 KINDS = ("ricker", "gaussian", "morlet")
 SPEC = "wavelet:scales=4,learned=true"
@@ -18,7 +18,7 @@ PLAIN = "wavelet:scales=4"
 @pytest.fixture(autouse=True)
 def register(monkeypatch):
     """register_wavelet, with a register that forgets what the test adds."""
-    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    forget_registrations(monkeypatch)
     return wavepe.register_wavelet
 
 
@@ -423,9 +423,7 @@ def test_a_registered_wavelet_learns_in_a_model(register, torch, hf):
 def test_learned_encodings_of_other_entries_are_refused(torch, hf, monkeypatch):
     import dataclasses
 
-    from wavepe.encodings import ALiBi, base
-
-    monkeypatch.setattr(base, "_known", dict(base._known))
+    from wavepe.encodings import ALiBi
 
     @wavepe.register_encoding
     @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import assert_same_bits, assert_within, generator
+from cases import assert_same_bits, assert_within, forget_registrations, generator
 from wavepe import _wavelet_registered
 
 SCALES = np.array([0.7, 1.0, 3.0, 2.0**40, -5.0])
@@ -19,7 +19,7 @@ OFFSETS = np.array([-9, -1, 0, 1, 2, 40, 2**31])
 @pytest.fixture(autouse=True)
 def register(monkeypatch):
     """register_wavelet, with a register that forgets what the test adds."""
-    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    forget_registrations(monkeypatch)
     return wavepe.register_wavelet
 
 
@@ -413,7 +413,7 @@ def test_a_checkpoint_of_a_wavelet_that_is_not_registered(register, hf, tmp_path
 
     register("own", lopsided)
     patched_tiny("wavelet:kind=own,scales=4").save_pretrained(tmp_path)
-    monkeypatch.setattr(_wavelet_registered, "_known", {})
+    forget_registrations(monkeypatch)
     with pytest.raises(ValueError, match="unknown wavelet kind 'own'"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
