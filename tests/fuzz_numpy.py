@@ -58,6 +58,12 @@ class Function:
             assert_same_bits(guard.out, got, f"out {layout}")
         return got
 
+    def same(self, one, other, arguments):
+        """AVX2 gives AVX-512's bits."""
+        pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
+        for a, b in pairs:
+            assert_same_bits(a, b, "another wide variant")
+
     def spoilt(self, rng, arguments):
         """One argument made nonsense, or one that the contract refuses."""
         bad = self.bad(arguments)
@@ -374,10 +380,16 @@ class Attention(Function):
         return wavepe.attention(**arguments, return_lse=True)
 
     def judge(self, a):
-        return judge_attention(**a)
+        """Of long sums the bound grows, as in fuzz_attention.py."""
+        values, sizes = judge_attention(**a)
+        return values, tuple(size * (1 + a["k"].shape[-2] / 32) for size in sizes)
 
     def check(self, got, exact, a):
         compare_attention(got, exact, a["q"].dtype)
+
+    def same(self, one, other, arguments):
+        if arguments["q"].shape[-2] > 1:  # decoding sums over lanes
+            super().same(one, other, arguments)
 
     def bad(self, a):
         d = a["q"].shape[-1]

@@ -1,25 +1,21 @@
-"""The tests of the kernels again, on a build with AddressSanitizer and UndefinedBehaviorSanitizer.
-
-What they find ends the process, so the tests run in a process of their own. The build stays in
-build/sanitizer, where a later run compiles only what has changed.
+"""The tests of the kernels again, on a build with AddressSanitizer and UndefinedBehaviorSanitizer
+(sanitizer_build.py). What these find ends the process, so the tests run in a process of their own.
 """
 
-import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import sanitizer_build
 import wavepe
-from cases import compiler
+from sanitizer_build import ROOT
+from variants import TEST_ONLY, of_this_cpu
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
-BUILD = ROOT / "build" / "sanitizer"
 KERNELS = (
     "attention",
     "attention_bits",
@@ -46,52 +42,22 @@ table = np.ones((2, 33), np.float32)
 """
 
 
-def runtimes() -> list[str]:
-    """The libraries that must be in the process before Python's own allocations."""
-    found = []
-    for name in ("libasan.so", "libubsan.so"):
-        command = [*compiler(), f"-print-file-name={name}"]
-        path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-        if not os.path.isabs(path):
-            pytest.skip(f"{shlex.join(compiler())} has no {name}: not GCC, or without sanitizers")
-        found.append(path)
-    return found
-
-
-@pytest.fixture(scope="module")
-def sanitized() -> dict[str, str]:
+@pytest.fixture(scope="session")
+def sanitized():
     """The environment in which `import wavepe` brings the sanitized build."""
-    if not (ROOT / "setup.py").is_file():
-        pytest.skip("not run from a source tree")
-    if not shutil.which(compiler()[0]):
-        pytest.skip(f"no compiler {compiler()[0]}")
-    preload = runtimes()
-    library = BUILD / "lib"
-    for module in library.rglob("*.py"):  # one that has gone would stay there
-        module.unlink()
-    places = (f"--build-base={BUILD}", f"--build-lib={library}")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build", "--parallel=2", *places],
-        cwd=ROOT,
-        env={**os.environ, "WAVEPE_SANITIZE": "1", "WAVEPE_EMULATE_CUDA": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {
-        **os.environ,
-        "PYTHONPATH": str(library),
-        "LD_PRELOAD": " ".join(preload),
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-    }
+    try:
+        return sanitizer_build.environment()
+    except sanitizer_build.Unavailable as reason:
+        pytest.skip(str(reason))
 
 
-def run_tests(names: list[str], environment: dict[str, str]) -> None:
+def run_tests(names, environment, folder):
     # -s: the report of a sanitizer would end with the process, in pytest's buffer
+    results = folder / "results.xml"
     options = ("-q", "-s", "-p", "no:cacheprovider", "-k", f"not ({' or '.join(LEFT_OUT)})")
+    files = [str(ROOT / "tests" / name) for name in names]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *(str(ROOT / "tests" / name) for name in names)],
+        [sys.executable, "-m", "pytest", *options, f"--junitxml={results}", *files],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -100,27 +66,41 @@ def run_tests(names: list[str], environment: dict[str, str]) -> None:
     )
     report = re.search("ERROR: AddressSanitizer|runtime error:", done.stderr)
     start = max(report.start() - 200, 0) if report else 0
-    said = f"{done.stdout[-4000:]}\n{done.stderr[start:][:2500]}"
-    assert done.returncode == 0, said
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 100, said
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[start:][:2500]}"
+    check_results(ElementTree.parse(results), names)
 
 
-def test_numpy_side(sanitized):
-    run_tests(NUMPY_TESTS, sanitized)
+def check_results(results, names):
+    """Each test passed or said why it did not run, each file has some that passed, and they ran on
+    every variant."""
+    cases = list(results.iter("testcase"))
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    passed = [case for case in cases if case not in skipped]
+    (suite,) = results.iter("testsuite")
+    assert int(suite.get("tests")) == len(passed) + len(skipped)
+    assert not [case.get("name") for case in passed if case.find("failure") is not None]
+    of_files = {case.get("classname").split(".")[1] for case in passed}
+    assert of_files == {name.removesuffix(".py") for name in names}
+    properties = [p for case in passed for p in case.iter("property") if p.get("name") == "variant"]
+    assert {p.get("value") for p in properties} == {*of_this_cpu(), TEST_ONLY}
 
 
-def test_torch_side(sanitized):
+def test_numpy_side(sanitized, tmp_path):
+    run_tests(NUMPY_TESTS, sanitized, tmp_path)
+
+
+def test_torch_side(sanitized, tmp_path):
     if not wavepe.build_info()["torch"]:
         pytest.skip("wavepe was built without torch")
-    run_tests(sorted(path.name for path in ROOT.glob("tests/test_ops_*.py")), sanitized)
+    run_tests(sorted(path.name for path in ROOT.glob("tests/test_ops_*.py")), sanitized, tmp_path)
 
 
-def test_cuda_kernels_emulated(sanitized):
+def test_cuda_kernels_emulated(sanitized, tmp_path):
     """The operators that have CUDA kernels, whose sources run here one thread after the other: no
     GPU is involved, so nothing is said of races or of what a GPU computes otherwise."""
     if not wavepe.build_info()["torch"]:
         pytest.skip("wavepe was built without torch")
-    run_tests(EMULATED_TESTS, sanitized | {"WAVEPE_TEST_EMULATED": "1"})
+    run_tests(EMULATED_TESTS, sanitized | {"WAVEPE_TEST_EMULATED": "1"}, tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--emulated"],
         cwd=ROOT,
