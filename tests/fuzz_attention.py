@@ -204,15 +204,6 @@ def rows_of(table, q):
     return (torch.cat(rows) if rows else p), first
 
 
-def grown(sizes, given):
-    """Sizes for the bound of long sums: of N terms that are alike, as those of expanded tensors,
-    the roundings do not cancel, and 8 units become 8 + N / 4 (N / 2 if summed in sequence)."""
-    (batch, heads, m, _), (_, kv_heads, n, _) = given["q"].shape, given["k"].shape
-    queries = m * heads // max(kv_heads, 1)
-    terms = {"k": n + queries, "v": n + queries, "p": n + queries * kv_heads * batch}
-    return {name: size * (1 + terms.get(name, n) / 32) for name, size in sizes.items()}
-
-
 # ---- the function --------------------------------------------------------------------------------
 
 
@@ -267,10 +258,10 @@ class Attention:
             given["p"], given["first"] = rows_of(given["p"], given["q"])
         with np.errstate(invalid="ignore"):
             exact = judge(given, *grads)
-        sizes = grown(exact.sizes, given)
         if constant:  # the terms of a zone's product are larger than the rows that they make
-            sizes = {name: np.full_like(x, largest(x)) for name, x in sizes.items()}
-        return exact._replace(sizes=sizes)
+            sizes = {name: np.full_like(x, largest(x)) for name, x in exact.sizes.items()}
+            exact = exact._replace(sizes=sizes)
+        return exact
 
     def check(self, found, exact, arguments):
         if arguments["spoilt"] and "inf" in arguments["spoilt"]:
