@@ -171,35 +171,6 @@ def test_a_fork_after_threads():
     assert done.stdout == "0 True\n", done.stderr
 
 
-def test_another_thread_changes_the_variant(pools):
-    """A call that has begun goes on with tables and packed memory that fit each other."""
-    rng = generator("changes")
-    q, p = (rng.normal(size=(200, 33)).astype(np.float32) for _ in range(2))
-    functions = (
-        lambda: wavepe.attention(q, q, q, p=p),
-        lambda: wavepe.relative_bias(q, p, 200),
-        lambda: wavepe.rope(q, p[:, :16], p[:, 16:32]),
-    )
-    expected = [function() for function in functions]
-    before, wrong = wavepe.variant(), []
-    wavepe.set_num_threads(2)
-
-    def work():
-        for _ in range(20):
-            for number, function in enumerate(functions):
-                if not np.allclose(function(), expected[number], rtol=1e-4, atol=1e-4):
-                    wrong.append(number)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    while worker.is_alive():
-        for name in wavepe.variants():
-            wavepe.use_variant(name)
-    wavepe.use_variant(before)
-    assert pools
-    assert not wrong
-
-
 INTERRUPTED = """
 import os, signal, sys, threading, time
 import numpy as np, wavepe
