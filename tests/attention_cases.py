@@ -271,7 +271,8 @@ def judge(arguments, grad_out=None, grad_lse=None):
             of_out = oracle.of_out(grad_out, error, done, **given)
     batch, heads, m, n = done.weights.shape
     of_key = m * heads // max(arguments["k"].shape[1], 1)
-    terms = dict.fromkeys(exact, n) | {"k": of_key, "v": of_key, "p": batch * heads * m}
+    terms = dict.fromkeys(exact, n)  # a weight's sum, and then those over queries
+    terms |= {"k": n + of_key, "v": n + of_key, "p": n + batch * heads * m}
     return Exact(exact, sizes, of_out, terms)
 
 
