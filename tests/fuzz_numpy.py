@@ -380,9 +380,7 @@ class Attention(Function):
         return wavepe.attention(**arguments, return_lse=True)
 
     def judge(self, a):
-        """Of long sums the bound grows, as in fuzz_attention.py."""
-        values, sizes = judge_attention(**a)
-        return values, tuple(size * (1 + a["k"].shape[-2] / 32) for size in sizes)
+        return judge_attention(**a)
 
     def check(self, got, exact, a):
         compare_attention(got, exact, a["q"].dtype)
