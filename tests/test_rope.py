@@ -20,7 +20,6 @@ from cases import (
     using,
 )
 from checks import check_rope as check
-from checks import rope_bound  # noqa: F401 (of fuzz_numpy.py)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
