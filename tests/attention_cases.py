@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import oracle_attention as oracle
 import pytest
-from attention_options import COMBINED, OPTIONS, slopes, table  # noqa: F401 (of other modules)
+from attention_options import OPTIONS
 from attention_shapes import BOUNDS, LEADS, Shape, rounding
 from cases import assert_same_bits, assert_within, generator, load_torch
 
