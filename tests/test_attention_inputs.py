@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import wavepe
+from attention_arrays import DECODING, Shape, call, check, compare, draw, judge
 from cases import (
     INTEGERS,
     LAYOUTS,
@@ -18,7 +19,6 @@ from cases import (
     generator,
     lay_out,
 )
-from test_attention import DECODING, Shape, call, check, compare, draw, judge
 
 SHAPE = Shape(2, 4, 2, 7, 9, 5, 6)
 

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 import wavepe
 import wavepe.hf
 from hf_model import LENGTH, VOCABULARY, logits, tiny, tiny_config, tokens
-from test_rope_frequencies import LONG, ORIGINAL, SHORT
+from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf.families import TRANSFORMERS_5
 from wavepe.hf.theta import set_theta

@@ -97,9 +97,12 @@ def test_a_table_of_many_rows(variant):
     rows[-6:] = P
     want = wavepe.attention(Q, K, K, p=P, first=1)
     assert_same_bits(wavepe.attention(Q, K, K, p=rows, first=7 - FAR), want)
+    bias = wavepe.relative_bias(Q, P, 5, first=1)
+    assert_same_bits(wavepe.relative_bias(Q, rows, 5, first=7 - FAR), bias)
     torch, ops = load_torch()
     q, k, p = (torch.from_numpy(x) for x in (Q[None], K[None], rows))
     assert_same_bits(ops.attention(q, k, k, p=p, first=7 - FAR)[0].numpy(), want)
+    assert_same_bits(ops.relative_bias(q, p, 5, first=7 - FAR)[0].numpy(), bias)
 
 
 # ------------------------------------------------------------------ memory that ends
