@@ -2,13 +2,13 @@
 
 import mmap
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import wavepe
 from cases import assert_same_bits, generator, load_torch
+from processes import output
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or sys.maxsize < 2**32,
@@ -169,10 +169,6 @@ def test_the_end_of_memory_is_an_error(side):
     if side == "torch":
         load_torch()
     # glibc then keeps no memory of a call for the next one
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", SWEEP, side]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = output("-c", SWEEP, side, MALLOC_MMAP_THRESHOLD_="65536").splitlines()
     assert len(lines) == 8
     assert [line for line in lines if not line.endswith(": refused: right")] == []
