@@ -5,15 +5,15 @@ OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
 OLDEST_HF := transformers==4.56.2
 BIN    := .venv/bin
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-# setuptools warns of every editable package that is not one folder
-EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
+# setuptools warns of every editable package that is not one folder; the tests have a variant of theirs
+EDITABLE := WAVEPE_TEST_VARIANT=1 PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
 C_TESTS := $(wildcard tests/*.c tests/kernels/*.[ch])
 PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo test test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo test fuzz test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ fairseq-demo: .venv-fairseq/built ## train one fairseq language model per positi
 
 test: .venv/built ## all tests, those of the kernels with sanitizers too
 	$(BIN)/python -m pytest -q $(PARALLEL)
+
+fuzz: .venv/built ## random calls of every function on every variant: MINUTES=10, SEED=7, SANITIZE=1
+	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED)) \
+	    $(if $(filter-out 0,$(SANITIZE)),--sanitize)
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
