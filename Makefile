@@ -30,6 +30,10 @@ fairseq-demo: .venv-fairseq/built ## train one fairseq language model per positi
 test: .venv/built ## all tests, those of the kernels with sanitizers too
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
+fuzz: .venv/built ## random calls of every function on every variant: MINUTES=10, SEED=7, SANITIZE=1
+	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED)) \
+	    $(if $(filter-out 0,$(SANITIZE)),--sanitize)
+
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
 
@@ -44,10 +48,6 @@ test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 
 test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
-
-fuzz: .venv/built ## random calls of every function, on every variant: MINUTES=10, SEED=7, SANITIZE=1
-	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) \
-	    $(if $(SEED),--seed $(SEED)) $(if $(SANITIZE),--sanitize)
 
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run

@@ -47,7 +47,8 @@ def pytest_terminal_summary(terminalreporter):
             ran.update({value for name, value in report.user_properties if name == "variant"})
     if ran:
         known = (*KNOWN, TEST_ONLY)
-        tested = [f"{name} ({ran[name]} tests)" for name in known if ran[name]]
+        tests = {name: f"{ran[name]} test{'s' * (ran[name] > 1)}" for name in known}
+        tested = [f"{name} ({tests[name]})" for name in known if ran[name]]
         others = [f"{name} ({why_not(name)})" for name in known if not ran[name]]
         terminalreporter.write_line(f"variants tested: {', '.join(tested)}")
         terminalreporter.write_line(f"variants not tested: {', '.join(others) or 'none'}")

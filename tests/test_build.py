@@ -53,13 +53,25 @@ def test_portable_objects_hold_no_wider_instruction(functions):
     assert not offending
 
 
-@pytest.mark.parametrize(("variant", "register"), [("avx2", "ymm"), ("avx512", "zmm")])
+@pytest.mark.parametrize(
+    ("variant", "register"), [("avx2", "ymm"), ("avx2x2", "ymm"), ("avx512", "zmm")]
+)
 def test_wide_objects_use_fma(functions, variant, register):
     """An ISO mode or a lost flag would switch contraction off, at half the speed."""
     if not any(name.endswith(f"_{variant}") for name in functions):
         pytest.skip(f"this build holds no {variant}")
     (text,) = functions[f"bias_rows_f32_{variant}"]  # the loops of relative_bias
     assert len(re.findall(rf"vfmadd\w+ps .*%{register}", text)) >= 12
+
+
+@pytest.mark.parametrize("variant", ["avx2", "avx2x2"])
+def test_objects_for_avx2_hold_no_avx512(functions, variant):
+    """The test-only variant too, whose vectors are as long as AVX-512's."""
+    texts = [text for n, texts in functions.items() if n.endswith(f"_{variant}") for text in texts]
+    if not texts:
+        pytest.skip(f"this build holds no {variant}")
+    evex = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3\d)|%k[0-7]")
+    assert not [text[:200] for text in texts if evex.search(text)]
 
 
 def test_import_needs_numpy_alone():
@@ -98,6 +110,7 @@ def test_source_distribution_is_complete(tmp_path):
     with tarfile.open(tmp_path / done.stdout.splitlines()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     patterns = ("csrc/**/*", "python/wavepe/**/*.py*", "tests/*.py", "benchmarks/*.py")
+    patterns += ("tests/**/*.[ch]", "tests/**/Makefile")
     tree = [path for pattern in patterns for path in ROOT.glob(pattern) if path.suffix != ".pyc"]
     needed = {str(path.relative_to(ROOT)) for path in tree if path.is_file()}
     assert "python/wavepe/_numpy.pyi" in needed

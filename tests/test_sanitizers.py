@@ -33,6 +33,8 @@ EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 # Left out: what compiles, traces or differentiates numerically calls no other kernel code.
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
 LEFT_OUT += ("composed", "composition", "is_the_hash")
+# torch's conversion of a string argument keeps a copy: pytorch/pytorch#191340, mended after 2.13
+STRING_OF_TORCH = "torch::stable::detail::ToImpl<std::"
 OUT_OF_BOUNDS = """
 import numpy as np, wavepe
 def short(*shape):  # one element less than its shape says
@@ -112,6 +114,34 @@ def test_cuda_kernels_emulated(sanitized, tmp_path):
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[:2500]}"
     assert done.stdout.count("  ok  ") > 10
     assert done.stdout.splitlines()[-1].startswith("no GPU")
+
+
+def leaks(environment, code):
+    """LeakSanitizer's reports of what a process that runs the code never freed."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint('came to the end')"],
+        cwd=ROOT / "tests",
+        env=environment | sanitizer_build.leaks() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if "LeakSanitizer has encountered a fatal error" in done.stderr:
+        pytest.skip("LeakSanitizer may not trace processes here")
+    assert "came to the end" in done.stdout, done.stderr[-4000:]
+    return re.findall(r"^Direct leak of .*?(?=\n\n)", done.stderr, re.M | re.S)
+
+
+def test_no_call_leaks(sanitized):
+    code = "import fuzz\nfor name in fuzz.NAMES:\n    fuzz.make_calls(name, range(25))"
+    ours = [report for report in leaks(sanitized, code) if "wavepe/_" in report]
+    found = [report for report in ours if STRING_OF_TORCH not in report]
+    assert not found, "\n\n".join(found)
+
+
+def test_a_leak_would_be_found(sanitized):
+    found = leaks(sanitized, "import ctypes\nctypes.CDLL(None).malloc(54321)")
+    assert sum("leak of 54321 byte(s) in 1 object" in report for report in found) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-import conftest
 import numpy as np
 import pytest
 import wavepe
 from cases import assert_same_bits, generator, turn, using
+from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu
+
+HERE = Path(__file__).parent
 
 
 def run(code, **environment):
@@ -28,7 +31,7 @@ def test_variants_are_known_and_portable_is_always_there():
     names = wavepe.variants()
     assert "portable" in names
     assert len(set(names)) == len(names)
-    assert set(names) <= set(conftest.KNOWN)
+    assert set(names) <= set(KNOWN)
     assert wavepe.variant() in names
 
 
@@ -36,7 +39,7 @@ def test_default_is_the_widest():
     done = run("import wavepe; print(wavepe.variant(), *wavepe.variants())")
     assert done.returncode == 0, done.stderr
     chosen, *names = done.stdout.split()
-    assert chosen == max(names, key=conftest.KNOWN.index)
+    assert chosen == max(names, key=KNOWN.index)
 
 
 def test_use_variant_switches():
@@ -62,11 +65,24 @@ def test_names_are_text(bad):
         wavepe.use_variant(bad)
 
 
-def test_a_variant_this_machine_lacks_is_refused():
-    missing = [name for name in conftest.KNOWN if name not in wavepe.variants()]
-    for name in missing:
+@pytest.mark.parametrize("name", [*KNOWN, TEST_ONLY])
+def test_a_variant_runs_or_is_refused(name):
+    """Those listed run; any other known one is refused by its name, but the test-only one, which
+    some builds take."""
+    before = wavepe.variant()
+    if name in wavepe.variants() or (name == TEST_ONLY and name in all_of_them()):
+        with using(name):
+            assert wavepe.variant() == name
+    else:
         with pytest.raises(ValueError, match=name):
             wavepe.use_variant(name)
+    assert wavepe.variant() == before
+
+
+def test_what_this_cpu_runs_is_listed():
+    """A build without a variant that the CPU runs would be slow, and its tests would pass."""
+    assert set(of_this_cpu()) <= set(wavepe.variants())
+    assert TEST_ONLY not in wavepe.variants()
 
 
 @pytest.mark.parametrize("name", wavepe.variants())
@@ -86,7 +102,7 @@ def test_bad_environment_is_no_crash_and_not_silent():
 def test_build_info():
     info = wavepe.build_info()
     assert info["version"] == wavepe.__version__
-    assert set(wavepe.variants()) <= set(info["variants"]) <= set(conftest.KNOWN)
+    assert set(wavepe.variants()) <= set(info["variants"]) <= set(KNOWN)
     assert isinstance(info["torch"], bool)
     assert isinstance(info["cuda_archs"], list)
     assert isinstance(info["compiler"], str)
@@ -119,30 +135,101 @@ def test_calls_leave_the_rounding_mode_and_subnormals_alone(variant):
     assert (1.0 + 2.0**-53, 1.0 - 2.0**-54) == (1.0, 1.0)
 
 
-def test_variants_agree_to_a_few_roundings():
-    """Not the judge (that is the oracle), but a switch that does nothing would pass every other
-    test."""
+def results(name):
+    """Sums of products, on one variant: out of the portable one they come without FMA."""
     rng = generator("agree")
     x, p, (cos, sin) = rng.normal(size=(9, 66)), rng.normal(size=(9, 66)), turn(rng, (9, 33), float)
-    results = {}
-    for name in wavepe.variants():
-        with using(name):
-            results[name] = (
-                wavepe.rope(x, cos, sin),
-                wavepe.relative_bias(x, p, 9),
-                wavepe.morlet(x, 3.0, 0.0),
-            )
-    for name, arrays in results.items():
-        for a, b in zip(arrays, results["portable"], strict=True):
+    with using(name):
+        return (
+            wavepe.rope(x, cos, sin),
+            wavepe.relative_bias(x, p, 9),
+            wavepe.morlet(x, 3.0, 0.0),
+            wavepe.attention(x[:1], x, p, causal=False),
+        )
+
+
+def test_variants_agree_to_a_few_roundings():
+    """Not the judge (that is the oracle)."""
+    for name in all_of_them():
+        for a, b in zip(results(name), results("portable"), strict=True):
             assert np.allclose(a, b, rtol=0, atol=1e-12), name
 
 
-@pytest.mark.skipif("avx512" not in wavepe.variants(), reason="no avx512 on this machine")
-def test_avx2_and_avx512_agree_bit_for_bit():
+@pytest.mark.skipif("avx2" not in wavepe.variants(), reason="one variant on this machine")
+def test_variants_are_not_one_another():
+    """A switch that did nothing would pass every other test: without FMA, and over other lanes,
+    some sums end in other bits."""
+    bits = {name: b"".join(x.tobytes() for x in results(name)) for name in all_of_them()}
+    assert bits["portable"] != bits["avx2"]
+    if "avx512" in bits:
+        assert bits["avx2"] != bits["avx512"]
+
+
+@pytest.mark.parametrize("other", [TEST_ONLY, "avx512"])
+def test_wide_variants_agree_bit_for_bit(other):
+    if not {"avx2", other} <= set(all_of_them()):
+        pytest.skip(f"this build or CPU has no {other}")
     rng = generator("bit for bit")
     for dtype in (np.float32, np.float64):
         q, p = rng.normal(size=(17, 97)).astype(dtype), rng.normal(size=(33, 97)).astype(dtype)
         with using("avx2"):
             want = wavepe.relative_bias(q, p, 20)
-        with using("avx512"):
+        with using(other):
             assert_same_bits(wavepe.relative_bias(q, p, 20), want)
+
+
+# ---- what a run of the tests says of variants ----------------------------------------------------
+
+
+def run_pytest(*arguments, code="", **environment):
+    """`pytest` on the tests of this folder, after some code."""
+    options = ["-q", "-p", "no:cacheprovider", *arguments]
+    script = f"import sys; sys.path.insert(0, {str(HERE)!r})\n{code}\nimport pytest\n"
+    script += f"sys.exit(pytest.main({options!r}))"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("WAVEPE_", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+ONE = f"{HERE / 'test_variants.py'}::test_calls_leave_the_rounding_mode_and_subnormals_alone"
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_the_last_lines_say_which_variants_ran(workers):
+    pytest.importorskip("xdist")
+    code, said = run_pytest(ONE, *workers)
+    assert code == 0, said
+    tested = [name for name in KNOWN if name in wavepe.variants()]
+    if "avx512" not in tested and TEST_ONLY in all_of_them():
+        tested.append(TEST_ONLY)
+    *_, ran, not_run, _ = said.strip().splitlines()
+    assert ran == "variants tested: " + ", ".join(f"{name} (1 test)" for name in tested)
+    assert not_run.startswith("variants not tested: ")
+    assert set(re.findall(r"(\w+) \(", not_run)) == {*KNOWN, TEST_ONLY} - set(tested)
+
+
+def test_a_variant_that_this_cpu_runs_and_the_build_lacks_fails_the_run():
+    code = "import variants; variants.runs = lambda name: name != 'portable'"
+    status, said = run_pytest(ONE, code=code)
+    assert status == pytest.ExitCode.USAGE_ERROR
+    listed = ", ".join(of_this_cpu())
+    assert f"this CPU runs {listed}, and this build of wavepe lacks portable" in said
+    assert "passed" not in said
+
+
+def test_required_variants():
+    assert run_pytest(ONE, WAVEPE_REQUIRE="portable")[0] == 0
+    status, said = run_pytest(ONE, WAVEPE_REQUIRE="portable, sse9")
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "unknown variants ['sse9']" in said
+    missing = {*KNOWN, TEST_ONLY} - set(all_of_them())
+    for name in missing:
+        status, said = run_pytest(ONE, WAVEPE_REQUIRE=name)
+        assert status == pytest.ExitCode.USAGE_ERROR
+        assert f"WAVEPE_REQUIRE asks for {name}" in said
