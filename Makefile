@@ -5,15 +5,15 @@ OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
 OLDEST_HF := transformers==4.56.2
 BIN    := .venv/bin
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
-# setuptools warns of every editable package that is not one folder; the tests have a variant of theirs
-EDITABLE := WAVEPE_TEST_VARIANT=1 PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
+# setuptools warns of every editable package that is not one folder; avx2x2 is a variant for tests
+EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip install --quiet --editable
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
 C_TESTS := $(wildcard tests/*.c tests/kernels/*.[ch])
 PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo test fuzz test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo fuzz check-kernels test test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,6 @@ test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
 
-.PHONY: check-kernels
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run
 

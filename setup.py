@@ -3,8 +3,8 @@
 With nvcc, the CUDA kernels are compiled, too, and lie inside the torch module.
 WAVEPE_SANITIZE=1 builds all of it with AddressSanitizer and UndefinedBehaviorSanitizer,
 WAVEPE_EMULATE_CUDA=1 the CUDA kernels for the CPU (tests), WAVEPE_TEST_VARIANT=1 adds the variant
-avx2x2 (tests, see csrc/dispatch.c), WAVEPE_NVCC names another nvcc, or none: WAVEPE_NVCC= (the empty
-string).
+avx2x2 (tests, see csrc/dispatch.c), WAVEPE_NVCC names another nvcc, or none: WAVEPE_NVCC= (the
+empty string).
 """
 
 import os

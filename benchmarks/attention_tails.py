@@ -3,10 +3,10 @@
 `python -m benchmarks.attention_tails` prints the table; `--json FILE` keeps it.
 
 Far from its centre a wavelet is a subnormal number, and each one would cost an Intel CPU about 150
-cycles. wavepe's kernels count subnormals as zero. So its time should not depend on whether the table
-holds the tails, or zeros wherever an element is below 2^-100. Both take turns, in one process; the
-ratio is the quotient of their fastest times, and the median of the quotients round by round stands
-beside it.
+cycles. wavepe's kernels count subnormals as zero. So its time should not depend on whether the
+table holds the tails, or zeros wherever an element is below 2^-100. Both take turns, in one
+process; the ratio is the quotient of their fastest times, and the median of the quotients round by
+round stands beside it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A training step of the demo's Llama with wavelets, against one with ALiBi, and against stock Llama
-with RoPE and SDPA.
+"""A training step of the demo's Llama with wavelets, against ALiBi and stock Llama's RoPE and SDPA.
 
 `python -m benchmarks.training_step` prints the tables; `--json FILE` keeps the figures.
 
 The step is that of `wavepe compare`: forward, loss, backward, clipping of the gradients, AdamW.
-The models have the same sizes and read the same random bytes; their steps take turns in one process.
+The models have the same sizes and read the same random bytes; their steps take turns in one
+process.
 Then torch's profiler says where each spends its time: self time of the operators, by kind; what is
 left of the step is Python and autograd between them. The profiler slows a step down, so shares
 come from it, times do not.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import oracle_attention as oracle
 import pytest
-import wavepe
+from attention_options import OPTIONS
 from attention_shapes import BOUNDS, LEADS, Shape, rounding
 from cases import assert_same_bits, assert_within, generator, load_torch
 
@@ -36,129 +36,6 @@ FEW = [
     Shape(1, 2, 2, 5, 70, 3, 31),
     Shape(2, 6, 2, 37, 41, 24, 20),
 ]
-
-
-# ---- options: a function of a random generator and a Shape ---------------------------------------
-
-
-def table(rng, s, w, per_head=False):
-    return rng.normal(size=(*([s.heads] if per_head else []), w, s.d))
-
-
-def relative(rng, s, w=None, *, per_head=False, q_rel=False, **rest):
-    w = max(1, s.n // 2) if w is None else w
-    given = {"p": table(rng, s, w, per_head), **rest}
-    if q_rel:
-        given["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, s.d))
-    return given
-
-
-def both_sides(rng, s, **rest):
-    """A table of every delta of a model that is not causal, without its outermost ones."""
-    w = max(1, s.m + s.n - 3)
-    return relative(rng, s, w, first=s.n - s.m - (w // 2), causal=False, **rest)
-
-
-def per_row(rng, s):
-    return rng.integers(-s.m, s.n + 3, s.batch)
-
-
-def keys_seen(rng, s, batch=None):
-    return rng.random((batch or s.batch, s.n)) < 0.6
-
-
-def pairs_seen(rng, s, batch=None, heads=None):
-    return rng.random((batch or s.batch, heads or s.heads, s.m, s.n)) < 0.5
-
-
-def packed(rng, s):
-    return np.cumsum(rng.random((s.batch, s.n)) < 0.2, -1)
-
-
-def slopes(s):
-    return wavepe.alibi_slopes(s.heads)
-
-
-def everything(rng, s, **rest):
-    found = relative(rng, s, s.n // 2 + 1, per_head=True, q_rel=True, first=-2, beyond="edge")
-    found |= {"slopes": slopes(s), "window": s.n // 2 + 2, "softcap": 3.0, "scale": 0.4}
-    found |= {"key_mask": keys_seen(rng, s), "mask": pairs_seen(rng, s, 1, 1)}
-    return found | {"offset": per_row(rng, s), "dropout_p": 0.2} | rest
-
-
-OPTIONS = {
-    "plain": lambda rng, s: {},
-    "every key": lambda rng, s: {"causal": False},
-    "window": lambda rng, s: {"window": max(1, s.n // 3)},
-    "window of nothing": lambda rng, s: {"window": 0},
-    "window, future too": lambda rng, s: {"window": s.n // 4, "causal": False},
-    "softcap": lambda rng, s: {"softcap": 1.5},
-    "scale": lambda rng, s: {"scale": -0.7},
-    "scale 0": lambda rng, s: {"scale": 0.0},
-    "slopes": lambda rng, s: {"slopes": slopes(s)},
-    "slopes, both sides": lambda rng, s: {"slopes": slopes(s), "causal": False},
-    "table": lambda rng, s: relative(rng, s),
-    "table per head": lambda rng, s: relative(rng, s, per_head=True),
-    "table, q_rel": lambda rng, s: relative(rng, s, q_rel=True),
-    "table, q_rel, per head": lambda rng, s: relative(rng, s, per_head=True, q_rel=True),
-    "table from 2": lambda rng, s: relative(rng, s, first=2),
-    "table from -3": lambda rng, s: relative(rng, s, first=-3),
-    "table longer": lambda rng, s: relative(rng, s, 2 * (s.m + s.n)),
-    "table of 1 row": lambda rng, s: relative(rng, s, 1, beyond="edge"),
-    "table, both sides": lambda rng, s: both_sides(rng, s),
-    "table, both sides, edge": lambda rng, s: both_sides(rng, s, beyond="edge"),
-    "table, both sides, per head": lambda rng, s: both_sides(rng, s, per_head=True, q_rel=True),
-    "edge": lambda rng, s: relative(rng, s, beyond="edge"),
-    "edge from 2, per head": lambda rng, s: relative(rng, s, per_head=True, first=2, beyond="edge"),
-    "edge of q_rel, causal no": lambda rng, s: relative(
-        rng, s, 5, first=-2, beyond="edge", q_rel=True, causal=False
-    ),
-    "table out of reach": lambda rng, s: relative(rng, s, first=10**6),
-    "edge far above": lambda rng, s: relative(rng, s, first=10**6, beyond="edge"),
-    "edge far below": lambda rng, s: relative(rng, s, first=-(10**6), beyond="edge"),
-    "offset": lambda rng, s: {"offset": 3},
-    "offset below 0": lambda rng, s: relative(rng, s, offset=-2, first=-1, beyond="edge"),
-    "offset far": lambda rng, s: relative(rng, s, offset=2**40, first=2**40 - 2),
-    "offset far below": lambda rng, s: relative(
-        rng, s, offset=-(2**40), first=2 - 2**40, causal=False
-    ),
-    "offset of rows": lambda rng, s: {"offset": per_row(rng, s)},
-    "offset of rows, table": lambda rng, s: relative(rng, s, offset=per_row(rng, s)),
-    "offset of rows, edge": lambda rng, s: both_sides(
-        rng, s, offset=per_row(rng, s).astype(np.int32), beyond="edge"
-    ),
-    "offset of one": lambda rng, s: {"offset": np.array([1]), "window": 5},
-    "key_mask": lambda rng, s: {"key_mask": keys_seen(rng, s)},
-    "key_mask of all": lambda rng, s: {"key_mask": keys_seen(rng, s, 1), "causal": False},
-    "key_mask of nothing": lambda rng, s: {"key_mask": np.zeros((s.batch, s.n), bool)},
-    "segments": lambda rng, s: {"segments": packed(rng, s)},
-    "segments, both sides": lambda rng, s: both_sides(rng, s, segments=packed(rng, s) % 3),
-    "segments of one row": lambda rng, s: {
-        "segments": packed(rng, s)[:1].astype(np.int32), "window": 4
-    },
-    "mask": lambda rng, s: {"mask": pairs_seen(rng, s), "causal": False},
-    "mask of rows": lambda rng, s: {"mask": pairs_seen(rng, s, heads=1)},
-    "mask of heads": lambda rng, s: relative(rng, s, mask=pairs_seen(rng, s, batch=1)),
-    "mask of all": lambda rng, s: {"mask": pairs_seen(rng, s, 1, 1), "causal": False},
-    "dropout": lambda rng, s: {"dropout_p": 0.3},
-    "dropout, table": lambda rng, s: relative(rng, s, per_head=True, dropout_p=0.5),
-    "dropout of all": lambda rng, s: {"dropout_p": 1.0},
-    "shaw": lambda rng, s: relative(rng, s, 9, first=-4, beyond="edge", causal=False),
-    "transformer_xl": lambda rng, s: relative(rng, s, s.n, per_head=True, q_rel=True),
-    "packed training": lambda rng, s: relative(
-        rng, s, segments=packed(rng, s), slopes=slopes(s), window=s.n // 2, dropout_p=0.1
-    ),
-    "batched decoding": lambda rng, s: relative(
-        rng, s, s.n, offset=per_row(rng, s), key_mask=keys_seen(rng, s), softcap=5.0
-    ),
-    "softcap, slopes, scale": lambda rng, s: {
-        "softcap": 2.0, "slopes": slopes(s), "scale": 1.3
-    },
-    "everything": everything,
-    "everything, both sides": lambda rng, s: everything(rng, s, causal=False),
-}  # fmt: skip
-
-COMBINED = ("plain", "table", "edge from 2, per head", "everything", "everything, both sides")
 
 
 # ---- inputs -------------------------------------------------------------------------------------
@@ -271,7 +148,8 @@ def judge(arguments, grad_out=None, grad_lse=None):
             of_out = oracle.of_out(grad_out, error, done, **given)
     batch, heads, m, n = done.weights.shape
     of_key = m * heads // max(arguments["k"].shape[1], 1)
-    terms = dict.fromkeys(exact, n) | {"k": of_key, "v": of_key, "p": batch * heads * m}
+    terms = dict.fromkeys(exact, n)  # a weight's sum, and then those over queries
+    terms |= {"k": n + of_key, "v": n + of_key, "p": n + batch * heads * m}
     return Exact(exact, sizes, of_out, terms)
 
 

@@ -220,6 +220,11 @@ def generator(*key):
     return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 
 
+def wavelets(d=128, w=2048, scales=8, first=0, dtype=np.float64, **options):
+    offsets = np.arange(first, first + w)
+    return wavepe.wavelet_table(offsets, *wavepe.wavelet_grid(d, scales), dtype=dtype, **options)
+
+
 def turn(rng, shape, dtype=np.float32):
     """cos and sin of random angles, as a rotary table of any shape."""
     angle = rng.uniform(-math.pi, math.pi, shape)

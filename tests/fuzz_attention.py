@@ -15,10 +15,10 @@ from attention_cases import (
     judge,
     ops,
     run,
-    slopes,
     tensor,
     torch,
 )
+from attention_options import slopes
 from attention_shapes import largest
 from fuzz_draw import (
     BLOCKS,

@@ -10,6 +10,8 @@ import math
 import numpy as np
 import oracle
 import wavepe
+from attention_arrays import compare as compare_attention
+from attention_arrays import judge as judge_attention
 from cases import (
     BOUNDS,
     OUT_LAYOUTS,
@@ -21,6 +23,7 @@ from cases import (
     ulp,
     unit,
 )
+from checks import rope_bound
 from fuzz_draw import (
     NONSENSE,
     chance,
@@ -32,9 +35,6 @@ from fuzz_draw import (
     trailing,
     width,
 )
-from test_attention import compare as compare_attention
-from test_attention import judge as judge_attention
-from test_rope import rope_bound
 
 SPECIAL = (math.nan, math.inf, -math.inf)
 FAR = 2**24  # positions up to which rope_table promises an ulp

@@ -4,139 +4,16 @@ What inputs may be is in test_attention_inputs.py, what may not change a bit in
 test_attention_bits.py, torch's operator in test_attention_torch.py.
 """
 
-import functools
 import math
 
 import numpy as np
-import oracle_attention as oracle
 import pytest
 import wavepe
-from attention_shapes import BOUNDS, LARGE, SHAPES, Shape, rounding
-from cases import assert_same_bits, assert_within, generator, ulp, unit
+from attention_arrays import DECODING, OPTIONS, call, check, compare, draw, problem
+from attention_shapes import LARGE, SHAPES, Shape
+from cases import assert_same_bits, generator
 
 nan, inf = math.nan, math.inf
-
-DECODING = [Shape(2, 4, 2, 1, n, d, dv) for n, d, dv in ((1, 1, 1), (33, 17, 9), (500, 64, 65))]
-
-
-def table(rng, s, w=None, *, heads=1, **rest):
-    return {"p": rng.normal(size=(heads, max(1, s.n // 2) if w is None else w, s.d)), **rest}
-
-
-def both_sides(rng, s, **rest):
-    """A table of every delta of a model that is not causal, without its outermost ones."""
-    w = max(1, s.m + s.n - 3)
-    return table(rng, s, w, first=s.n - s.m - (w // 2), causal=False, **rest)
-
-
-def slopes(s, **rest):
-    return {"slopes": wavepe.alibi_slopes(max(s.heads, 1))[: s.heads], **rest}
-
-
-OPTIONS = {
-    "plain": lambda rng, s: {},
-    "every key": lambda rng, s: {"causal": False},
-    "window": lambda rng, s: {"window": max(1, s.n // 3)},
-    "window of nothing": lambda rng, s: {"window": 0},
-    "window, future too": lambda rng, s: {"window": s.n // 4, "causal": False},
-    "scale": lambda rng, s: {"scale": -0.7},
-    "slopes": lambda rng, s: slopes(s),
-    "slopes, both sides": lambda rng, s: slopes(s, causal=False),
-    "table": lambda rng, s: table(rng, s),
-    "table per head": lambda rng, s: table(rng, s, heads=s.heads),
-    "table from 2": lambda rng, s: table(rng, s, first=2),
-    "table from -3": lambda rng, s: table(rng, s, first=-3),
-    "table longer": lambda rng, s: table(rng, s, 2 * (s.m + s.n)),
-    "table in a window": lambda rng, s: table(rng, s, s.n, window=s.n // 3 + 1),
-    "table of one row": lambda rng, s: table(rng, s, 1, beyond="edge"),
-    "table, both sides": lambda rng, s: both_sides(rng, s),
-    "table, both sides, edge": lambda rng, s: both_sides(rng, s, beyond="edge", heads=s.heads),
-    "edge from 2, per head": lambda rng, s: table(rng, s, first=2, beyond="edge", heads=s.heads),
-    "table out of reach": lambda rng, s: table(rng, s, first=10**6),
-    "edge far above": lambda rng, s: table(rng, s, first=10**6, beyond="edge"),
-    "edge far below": lambda rng, s: table(rng, s, first=-(10**6), beyond="edge"),
-    "shaw": lambda rng, s: table(rng, s, 9, first=-4, beyond="edge", causal=False),
-    "everything": lambda rng, s: (
-        slopes(s, window=s.n // 2 + 2, scale=0.4)
-        | table(rng, s, s.n // 2 + 1, heads=s.heads, first=-2, beyond="edge")
-    ),
-}
-
-
-def draw(rng, shape, option="plain", dtype=np.float32):
-    """Arguments by name."""
-    s = Shape(*shape)
-    q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
-    k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
-    v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
-    given = {"q": q, "k": k, "v": v} | OPTIONS[option](rng, s)
-    return given | {name: given[name].astype(dtype) for name in "qkvp" if name in given}
-
-
-def judge(q, k, v, *, p=None, slopes=None, **options):
-    """(out, lse) and the sizes of their terms; leading axes broadcast, the last is the heads."""
-
-    def whole(x, lead):
-        return None if x is None else np.broadcast_to(x, (*lead, *x.shape[-2:])).astype(float)
-
-    slopes = None if slopes is None else np.asarray(slopes)[..., None, None]
-    of_q = np.broadcast_shapes(*(x.shape[:-2] for x in (q, p, slopes) if x is not None)) or (1,)
-    of_k = np.broadcast_shapes(k.shape[:-2], v.shape[:-2]) or (1,)
-    batch = np.broadcast_shapes(of_q[:-1], of_k[:-1])
-    heads = of_k[-1] if of_q[-1] == 1 else of_q[-1]
-    q, p, slopes = (whole(x, (*batch, heads)) for x in (q, p, slopes))
-    k, v = (whole(x, (*batch, of_k[-1])) for x in (k, v))
-    out, of_out = np.zeros((2, *batch, heads, q.shape[-2], v.shape[-1]))
-    lse, of_lse = np.zeros((2, *batch, heads, q.shape[-2]))
-    for b in np.ndindex(batch):
-        given = {} if p is None else {"p": p[b]}
-        given |= {} if slopes is None else {"slopes": slopes[b][:, 0, 0]}
-        done = oracle.forward(q[b][None], k[b][None], v[b][None], **given, **options)
-        size = oracle.forward_sizes(done, v[b][None])
-        out[b], lse[b] = done.out[0], done.lse[0]
-        of_out[b], of_lse[b] = size["out"][0], size["lse"][0]
-    terms = k.shape[-2]
-    return (out, lse), (of_out, of_lse), (terms, terms)
-
-
-def bound(exact, size, terms, dtype):
-    low = np.dtype(dtype).itemsize == 2
-    work = np.float32 if low else dtype
-    wide = rounding(size, unit(work), work, terms)
-    if not low:
-        return wide
-    half = ulp(exact, dtype) / 2 if dtype == np.float16 else np.ldexp(0.5, np.frexp(exact)[1] - 8)
-    return BOUNDS["low"].units * half + wide
-
-
-def compare(got, exact, dtype, what=""):
-    wide = np.float64 if dtype == np.float64 else np.float32
-    kinds = (dtype, wide)
-    for name, x, value, size, terms, kind in zip(("out", "lse"), got, *exact, kinds, strict=True):
-        assert x.dtype == kind, f"{what}: {name} is {x.dtype}"
-        shape = x.shape or (1,)
-        shape = x.shape if len(x.shape) == value.ndim else (1, *x.shape)
-        x = x.astype(np.float64).reshape(shape)
-        assert_within(x, value, bound(value, size, terms, kind), f"{what}: {name}")
-
-
-def call(given):
-    return wavepe.attention(**given, return_lse=True)
-
-
-def check(given, what=""):
-    """The results of a call, held against the oracle."""
-    got = call(given)
-    compare(got, judge(**given), given["q"].dtype, what)
-    return got
-
-
-@functools.cache
-def problem(option, shape, dtype):
-    """Arguments and what the oracle says: the same for every variant."""
-    given = draw(generator("grid", option), shape, option, dtype)
-    return given, judge(**given)
-
 
 # ---- values ------------------------------------------------------------------------------------
 
@@ -295,7 +172,7 @@ def test_nan_of_a_table_row_reaches_its_deltas(variant):
     for n in (12, 150):
         given = draw(generator("table row"), Shape(1, 2, 1, n, n, 8, 8), "table")
         clean = wavepe.attention(**given)
-        given["p"][:, 5] = nan
+        given["p"][5] = nan
         got = wavepe.attention(**given)
         assert_same_bits(got[:, :, :5], clean[:, :, :5])
         assert np.isnan(got[:, :, 5:]).all()

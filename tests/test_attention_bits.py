@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 import wavepe
+from attention_arrays import Shape, call, draw
 from cases import assert_same_bits, generator
-from test_attention import Shape, call, draw
 
 
 def test_later_tokens_change_no_earlier_output(variant):

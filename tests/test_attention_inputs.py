@@ -2,12 +2,12 @@
 
 import itertools
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import wavepe
+from attention_arrays import DECODING, Shape, call, check, compare, draw, judge
 from cases import (
     INTEGERS,
     LAYOUTS,
@@ -18,7 +18,7 @@ from cases import (
     generator,
     lay_out,
 )
-from test_attention import DECODING, Shape, call, check, compare, draw, judge
+from processes import python
 
 SHAPE = Shape(2, 4, 2, 7, 9, 5, 6)
 
@@ -190,7 +190,7 @@ except MemoryError as error:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan maps terabytes")
 def test_memory_is_linear_and_its_end_an_error():
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    done = python("-c", LIMITED)
     lines = done.stdout.splitlines()
     assert lines[0] == "(8192, 4) True", done.stderr
     assert lines[1].startswith("attention needs ")

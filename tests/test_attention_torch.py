@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import wavepe
+from attention_arrays import DECODING, OPTIONS, call, draw
+from attention_shapes import LARGE, SHAPES
 from cases import LAYOUTS, assert_same_bits, generator, lay_out, load_torch
-from test_attention import DECODING, LARGE, OPTIONS, SHAPES, call, draw
 
 torch, ops = load_torch()
 
@@ -17,8 +18,6 @@ def of_torch(given):
         for name, x in given.items()
         if isinstance(x, np.ndarray)
     }
-    if "p" in tensors and tensors["p"].shape[0] == 1:
-        tensors["p"] = tensors["p"][0]
     return ops.attention(**given | tensors, return_lse=True)
 
 
@@ -47,8 +46,6 @@ def test_same_bits_of_bfloat16(variant):
             given = draw(generator("torch bf16"), shape, option, bfloat16)
             wide = {name: x.astype(np.float32) for name, x in given.items() if name in "qkvp"}
             wide = {name: torch.from_numpy(x).bfloat16() for name, x in wide.items()}
-            if "p" in wide and len(wide["p"]) == 1:
-                wide["p"] = wide["p"][0]
             if "slopes" in given:
                 wide["slopes"] = torch.from_numpy(given["slopes"])
             out, lse = call(given)

@@ -5,12 +5,12 @@ import importlib
 import json
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import output
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("rich")  # README's tables come from the command line's own
@@ -274,10 +274,7 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
     if not allocator.control:
         pytest.skip("this C library's malloc cannot be told")
     # in a process of its own: here, other tests have left their marks on the heap
-    words = [sys.executable, "-c", PAGE_FAULTS]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    pages = json.loads(done.stdout)
+    pages = json.loads(output("-c", PAGE_FAULTS, cwd=ROOT))
     # a huge page is 2 MiB; warm memory is there except for malloc's own bookkeeping
     assert pages["fresh small"] >= 2
     assert pages["fresh large"] >= 20

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import wavepe
+from processes import output, python
 from wavepe.cli import main
 from wavepe.cli.environment import cpu_name, version_of
 
@@ -92,10 +93,8 @@ def test_compare_names_the_command_for_a_missing_part(capsys, monkeypatch, tmp_p
 
 
 def test_as_a_module():
-    command = [sys.executable, "-m", "wavepe"]
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"wavepe {wavepe.__version__}\n"
-    wrong = subprocess.run([*command, "swap"], capture_output=True, text=True, check=False)
+    assert output("-m", "wavepe", "--version") == f"wavepe {wavepe.__version__}\n"
+    wrong = python("-m", "wavepe", "swap")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1
 
@@ -114,7 +113,7 @@ def test_submodules_are_there_when_they_are_used():
         'assert "nn" in dir(wavepe); wavepe.analysis.rope_matrix(1, 4, 10.0); '
         'assert "torch" not in sys.modules'
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    output("-c", code)
     if wavepe.build_info()["torch"]:
         assert wavepe.nn.Rotary(8).theta == 10000
     with pytest.raises(AttributeError, match="has no attribute"):
@@ -123,7 +122,4 @@ def test_submodules_are_there_when_they_are_used():
 
 def test_the_numpy_front_end_loads_no_framework():
     program = "import sys, wavepe.cli; print([m for m in ('torch', 'rich') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert output("-c", program) == "[]\n"

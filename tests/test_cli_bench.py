@@ -1,15 +1,14 @@
 """`wavepe bench`, from this installation and from one that is no source tree."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import wavepe
 from cases import load_torch
+from processes import output
 from wavepe.cli import main
 
 load_torch()
@@ -52,20 +51,12 @@ def test_from_an_installed_package(tmp_path):
     """The files that an installation gets, and this build's modules among them."""
     if not (ROOT / "setup.py").is_file():
         pytest.skip("not run from a source tree")
-    command = [sys.executable, "setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}"]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
     for name in ("_numpy", "_torch"):
         shutil.copy(Path(sys.modules[f"wavepe.{name}"].__file__), tmp_path / "wavepe")
     held = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {"wavepe/py.typed", "wavepe/_numpy.pyi", "wavepe/benchmarks/bench_rope.py"} <= held
     assert not [name for name in held if Path(name).suffix not in (".py", ".pyi", ".typed", ".so")]
-    done = subprocess.run(
-        [sys.executable, "-m", "wavepe", "bench", *QUICK],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ops.wavelet_table" in done.stdout
-    assert "(no commit)" in done.stdout  # so it is not the repository's
+    shown = output("-m", "wavepe", "bench", *QUICK, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "ops.wavelet_table" in shown
+    assert "(no commit)" in shown  # so it is not the repository's

@@ -6,12 +6,11 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -237,8 +236,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def stopped(number, text, out):
-    command = [sys.executable, "-c", STOPPED, str(int(number)), *arguments(text, out)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python("-c", STOPPED, int(number), *arguments(text, out))
     assert (out / "training" / "rope-theta-10000-seed0.pt").exists()
     assert [run[0] for run in figures(out)] == SPECS[:1]
     return done

@@ -3,13 +3,12 @@
 import dataclasses
 import hashlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import wavepe
+from processes import output
 from wavepe.encodings import known_encodings
 
 PAGE = (Path(__file__).parent.parent / "docs" / "encodings.md").read_text("utf-8")
@@ -125,8 +124,7 @@ def digest(encoding):
 def deterministic(encoding):
     if getattr(encoding, "learned", False):
         return False
-    arguments = [sys.executable, "-c", DIGEST, str(Path(__file__).parent), str(encoding)]
-    other = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
+    other = output("-c", DIGEST, Path(__file__).parent, encoding).strip()
     return digest(type(encoding).from_dict(encoding.to_dict())) == digest(encoding) == other
 
 

@@ -9,7 +9,7 @@ import pytest
 import wavepe
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rope_frequencies import LONG, MINIMAL, ORIGINAL, SHORT
+from rope_cases import LONG, MINIMAL, ORIGINAL, SHORT
 from wavepe.encodings import RoPE
 
 LENGTHS = {"length": 300, "trained_length": 100}

@@ -3,15 +3,13 @@
 import ast
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import forget_registrations
+from processes import output, python
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -23,12 +21,7 @@ CUSTOM = EXAMPLES / "custom_wavelet.py"
 
 
 def run(*args, folder):
-    command = [sys.executable, *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env={**os.environ, "COLUMNS": "100"}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output(*args, cwd=folder, COLUMNS="100")
 
 
 # They need minutes, other packages or both: test_fairseq_demo.py, test_examples_hf.py,
@@ -109,6 +102,6 @@ def test_the_command_in_its_text_trains(tmp_path):
     load = "import sys, wavepe.hf; from transformers import AutoModelForCausalLM as Auto; "
     load += "Auto.from_pretrained(sys.argv[1])"
     folder = out / "checkpoints" / "wavelet-kind-dog-scales-6-seed0"
-    done = subprocess.run([sys.executable, "-c", load, folder], capture_output=True, text=True)
+    done = python("-c", load, folder)
     assert done.returncode != 0
     assert "ValueError: unknown wavelet kind 'dog'" in done.stderr

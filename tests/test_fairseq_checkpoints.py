@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from fairseq_cases import (
     train,
     without_plugin,
 )
+from processes import python
 
 pytestmark = MARKS
 
@@ -88,8 +87,7 @@ def test_a_process_without_the_plugin_refuses_a_checkpoint_with_pos_enc(tmp_path
         "    cli_main()\n"
     )
     line = [corpus(), *COMMON, "--max-tokens", "1024", "--gen-subset", "valid", "--path", ""]
-    line = [sys.executable, "-c", script, f"{stock.path},{own.path}", *line]
-    ended = subprocess.run(line, capture_output=True, text=True)
+    ended = python("-c", script, f"{stock.path},{own.path}", *line)
     assert f"Perplexity: {evaluate(stock.path)['perplexity']:.2f}" in ended.stdout
     assert ended.stdout.count("Perplexity") == 1
     assert ended.returncode == 1

@@ -3,7 +3,6 @@ fairseq's own commands take."""
 
 import importlib.metadata
 import runpy
-import subprocess
 import sys
 
 import pytest
@@ -22,6 +21,7 @@ from fairseq_cases import (
     torch,
     without_plugin,
 )
+from processes import python
 from wavepe.fairseq.model import WavePELanguageModel
 
 pytestmark = MARKS
@@ -35,8 +35,7 @@ COMMANDS = {
 
 
 def run(script, *given):
-    line = [sys.executable, "-W", "ignore", "-c", script, *map(str, given)]
-    return subprocess.run(line, capture_output=True, text=True)
+    return python("-W", "ignore", "-c", script, *given)
 
 
 def test_installed_scripts():

@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 import io
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -22,6 +21,7 @@ from fairseq_cases import (
     torch,
     train,
 )
+from processes import python
 from wavepe.fairseq import compat
 
 pytestmark = MARKS
@@ -42,7 +42,7 @@ def original(module, name):
 
 @pytest.mark.skipif(not NEEDS_SHIM, reason="no such defaults, or a Python that takes them")
 def test_fairseq_is_not_imported_without_the_shim():
-    ended = subprocess.run([sys.executable, "-c", "import fairseq"], capture_output=True, text=True)
+    ended = python("-c", "import fairseq")
     assert ended.returncode == 1
     assert "ValueError: mutable default" in ended.stderr
 

@@ -2,13 +2,11 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 for needed in ("fairseq", "rich", "matplotlib"):
     if importlib.util.find_spec(needed) is None:
@@ -27,12 +25,8 @@ TINY = [
 
 
 def demo(out, text, *more):
-    return subprocess.run(
-        [sys.executable, DEMO, "--out", out, "--data", text, *TINY, *more],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "120", "PYTHONWARNINGS": "ignore"},
-    )
+    words = (DEMO, "--out", out, "--data", text, *TINY, *more)
+    return python(*words, COLUMNS="120", PYTHONWARNINGS="ignore")
 
 
 def figures(out):

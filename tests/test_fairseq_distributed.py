@@ -1,9 +1,6 @@
 """Two processes of torchrun on the CPU: one run, the same as one process with twice the batches."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from fairseq_cases import (
@@ -17,6 +14,7 @@ from fairseq_cases import (
     torch,
     train,
 )
+from processes import output
 
 pytestmark = MARKS
 
@@ -36,12 +34,9 @@ SPEC = ("--pos-enc", "wavelet:learned=true", *NO_DROPOUT)
 def two_processes(folder, *lines):
     script = folder / "trainings.py"
     script.write_text(SCRIPT)
-    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    line += ["--standalone", str(script), json.dumps(lines)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    ended = subprocess.run(line, capture_output=True, text=True, env=env, timeout=300)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
-    return ended.stdout
+    line = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return output(*line, script, json.dumps(lines), **environment)
 
 
 def largest_difference(state, other):

@@ -1,8 +1,6 @@
 """What wavepe.hf.convert refuses before it writes anything, and `wavepe convert`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from cases import forget_registrations
@@ -11,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from convert_cases import change, load, read, refused, stock
+from processes import python
 from wavepe.cli import main
 from wavepe.hf import conversion, convert
 
@@ -138,7 +137,7 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
         "load it in Python:",
     ]
     script = f"{last.strip()}\nprint(type(model).__name__, model.config.position_encoding)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = python("-c", script)
     assert done.stdout == "WavePELlamaForCausalLM shaw:clip=3\n", done.stderr
 
 

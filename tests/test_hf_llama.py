@@ -1,8 +1,6 @@
 """The model type wavepe_llama: configurations and checkpoints that keep their encoding."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -24,6 +22,7 @@ from hf_model import (
     tiny_config,
     tokens,
 )
+from processes import output
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -127,8 +126,7 @@ for cls in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
 import wavepe.hf
 print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
 """
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    out = output("-c", script, tmp_path)
     assert "wavepe_llama" in out
     assert 'attn_implementation="wavepe"` is not supported' in out
     assert out.endswith("WavePELlamaForCausalLM\n")

@@ -1,8 +1,6 @@
 """Putting encodings into stock Llamas and taking them out; what is refused."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 
@@ -21,6 +19,7 @@ from hf_model import (
     tiny_config,
     tokens,
 )
+from processes import output, python
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -386,14 +385,14 @@ def test_patch_llama_does_not_nest(all_llamas):
 
 def test_what_is_missing_is_named():
     script = "import sys; sys.modules['transformers'] = None; import wavepe.hf"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    run = python("-c", script)
     assert run.returncode != 0
     assert 'pip install "wavepe[hf]"' in run.stderr
 
 
 def test_import_of_wavepe_alone_brings_neither_torch_nor_transformers():
     script = "import sys, wavepe; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    output("-c", script)
 
 
 def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):

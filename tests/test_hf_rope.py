@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
-from test_rope_frequencies import LONG, ORIGINAL, SHORT
+from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config, StaticCache
 from wavepe.encodings import RoPE
 from wavepe.hf.families import TRANSFORMERS_5

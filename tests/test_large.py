@@ -2,13 +2,13 @@
 
 import mmap
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import wavepe
 from cases import assert_same_bits, generator, load_torch
+from processes import output
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or sys.maxsize < 2**32,
@@ -97,9 +97,12 @@ def test_a_table_of_many_rows(variant):
     rows[-6:] = P
     want = wavepe.attention(Q, K, K, p=P, first=1)
     assert_same_bits(wavepe.attention(Q, K, K, p=rows, first=7 - FAR), want)
+    bias = wavepe.relative_bias(Q, P, 5, first=1)
+    assert_same_bits(wavepe.relative_bias(Q, rows, 5, first=7 - FAR), bias)
     torch, ops = load_torch()
     q, k, p = (torch.from_numpy(x) for x in (Q[None], K[None], rows))
     assert_same_bits(ops.attention(q, k, k, p=p, first=7 - FAR)[0].numpy(), want)
+    assert_same_bits(ops.relative_bias(q, p, 5, first=7 - FAR)[0].numpy(), bias)
 
 
 # ------------------------------------------------------------------ memory that ends
@@ -166,10 +169,6 @@ def test_the_end_of_memory_is_an_error(side):
     if side == "torch":
         load_torch()
     # glibc then keeps no memory of a call for the next one
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", SWEEP, side]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = output("-c", SWEEP, side, MALLOC_MMAP_THRESHOLD_="65536").splitlines()
     assert len(lines) == 8
     assert [line for line in lines if not line.endswith(": refused: right")] == []

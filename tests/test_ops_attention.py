@@ -9,7 +9,6 @@ import numpy as np
 import oracle_attention as oracle
 import pytest
 from attention_cases import (
-    COMBINED,
     F64,
     FEW,
     OPTIONS,
@@ -24,6 +23,7 @@ from attention_cases import (
     run,
     torch,
 )
+from attention_options import COMBINED
 from attention_shapes import LARGE, SHAPES
 from cases import generator
 

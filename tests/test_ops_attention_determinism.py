@@ -1,8 +1,6 @@
 """The bits of ops.attention: the same for any number of threads, in every run, for AVX2 and
 AVX-512; and what the encodings promise: causality, and lengths that contain one another."""
 
-import contextlib
-
 import pytest
 import wavepe
 from attention_cases import (
@@ -18,6 +16,7 @@ from attention_cases import (
     torch,
 )
 from cases import generator, using
+from tensors import threads
 
 CASES = [
     (Shape(1, 1, 1, 700, 700, 16, 16), "plain"),
@@ -31,16 +30,6 @@ CASES = [
     (Shape(1, 1, 1, 5, 5, 8, 8), "everything"),
     (Shape(1, 2, 2, 400, 400, 16, 16), "table, both sides, per head"),
 ]
-
-
-@contextlib.contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def case(number, dtype=torch.float32):

@@ -2,7 +2,6 @@
 
 import pytest
 from attention_cases import (
-    COMBINED,
     F64,
     FEW,
     LOW,
@@ -15,6 +14,7 @@ from attention_cases import (
     grid,
     torch,
 )
+from attention_options import COMBINED
 from attention_shapes import SHAPES
 from cases import generator
 

@@ -22,6 +22,7 @@ from attention_cases import (
     torch,
 )
 from cases import generator
+from tensors import LAYOUTS, REPEATED
 
 nan, inf = math.nan, math.inf
 
@@ -29,29 +30,10 @@ nan, inf = math.nan, math.inf
 # ---- strides ------------------------------------------------------------------------------------
 
 
-def expanded(x):
-    """The first entry of the first axis everywhere, with stride 0."""
-    return x[:1].expand(x.shape)
-
-
-LAYOUTS = {
-    "first axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
-    "heads last": lambda x: (
-        x.transpose(-2, -3).contiguous().transpose(-2, -3) if x.dim() > 2 else x
-    ),
-    "columns": lambda x: x.mT.contiguous().mT,
-    "every second": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "rows apart": lambda x: x.repeat_interleave(3, -2)[..., ::3, :],
-    "offset": lambda x: torch.cat([x.new_ones(1), x.flatten()])[1:].view(x.shape),
-    "expanded": expanded,
-    "part of a wider": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *REPEATED])
 def test_any_strides(variant, layout):
     rng = generator("strides")
-    lay = LAYOUTS[layout]
+    lay = (LAYOUTS | REPEATED)[layout]
     for shape in (Shape(2, 4, 2, 19, 37, 24, 20), Shape(2, 2, 1, 1, 40, 16, 16)):
         arguments = draw(rng, shape, OPTIONS["everything"])
         grad_out, grad_lse = incoming(rng, arguments)
@@ -61,7 +43,7 @@ def test_any_strides(variant, layout):
             want = run(attention, plain, grad_out, grad_lse)
             same(run(attention, laid, grad_out, grad_lse), want, f"{layout} {names}")
         # of the gradients that come in; q, k and v of one projection
-        if layout != "expanded":
+        if layout in LAYOUTS:
             want = run(attention, arguments, grad_out, grad_lse)
             same(run(attention, arguments, lay(grad_out), grad_lse.mT.contiguous().mT), want)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import wavepe
-from cases import generator, load_torch
+from cases import generator, load_torch, wavelets
 
 torch, ops = load_torch()
 
@@ -20,11 +20,6 @@ WAVELETS = {  # METHODS 1: the published sets of scales, as many as divide each 
     "32": [2.0**i for i in range(32)],
     "one": [128.0],
 }
-
-
-def wavelets(d=128, w=2048, scales=8, first=0, dtype=np.float64, **options):
-    offsets = np.arange(first, first + w)
-    return wavepe.wavelet_table(offsets, *wavepe.wavelet_grid(d, scales), dtype=dtype, **options)
 
 
 def ranks(zones):

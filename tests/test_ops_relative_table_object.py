@@ -8,11 +8,9 @@ import pickle
 
 import numpy as np
 import pytest
-from cases import compiled_once, generator, lay_out, load_torch, recording_backend
+from cases import compiled_once, generator, lay_out, load_torch, recording_backend, wavelets
 
 torch, ops = load_torch()
-
-from test_ops_relative_table import wavelets
 
 
 def test_attributes():

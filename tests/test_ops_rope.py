@@ -3,60 +3,21 @@ input."""
 
 import itertools
 
-import numpy as np
-import oracle
 import pytest
 import wavepe
 from cases import (
     SIZES,
     assert_same_bits,
-    assert_within,
     compiled_once,
     generator,
     load_torch,
     not_emulated,
     recording_backend,
-    turn,
 )
-from test_rope import rope_bound
+from tensors import FORMS, assert_threads_agree, each_form, laid_out, normal, table
+from tensors import check_rope as check
 
 torch, ops = load_torch()
-
-FORMS = list(itertools.product((False, True), repeat=2))
-each_form = pytest.mark.parametrize(("interleaved", "inverse"), FORMS)
-LOW = {torch.bfloat16: 8, torch.float16: 11}
-
-
-def table(rng, *shape, dtype=torch.float32):
-    return tuple(torch.from_numpy(a).to(dtype) for a in turn(rng, shape, np.float64))
-
-
-def normal(rng, *shape, dtype=torch.float32):
-    return torch.from_numpy(rng.normal(size=shape)).to(dtype)
-
-
-def numbers(*tensors):
-    return tuple(t.detach().double().numpy() for t in tensors)
-
-
-def check(got, x, cos, sin, interleaved=False, inverse=False, what=""):
-    """cos and sin are read as float32 (float64 for float64 x); (B, L, h) tables serve every
-    head."""
-    assert got.dtype == x.dtype
-    assert got.shape == x.shape
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = numbers(cos.to(wide), sin.to(wide))
-    if cos.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]
-    got, x64 = numbers(got, x)
-    exact = oracle.rope(x64, cos, sin, interleaved, inverse)
-    kind = np.float64 if wide == torch.float64 else np.float32
-    bound = rope_bound(x64, cos.astype(kind), sin.astype(kind), interleaved, kind)
-    if x.dtype in LOW:
-        smallest = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}[x.dtype]
-        spacing = np.maximum(np.ldexp(1.0, np.frexp(exact)[1] - LOW[x.dtype]), smallest)
-        bound = bound + spacing * (bound > 0)  # twice the error of rounding the exact result
-    assert_within(got, exact, bound, f"{x.dtype}{tuple(x.shape)} {what}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -85,24 +46,10 @@ def test_types_of_x_and_table(variant, dtype, of_table):
             assert torch.equal(got, again), "the table is read as float32"
 
 
-def views(rng, dtype=torch.float32):
-    """(name, x) of shape (2, 3, 5, 18) in every memory layout a model may hand over."""
-    yield "contiguous", normal(rng, 2, 3, 5, 18, dtype=dtype)
-    yield "heads inside", normal(rng, 2, 5, 3, 18, dtype=dtype).transpose(1, 2)
-    yield "batch inside", normal(rng, 3, 5, 18, 2, dtype=dtype).permute(3, 0, 1, 2)
-    yield "d outside", normal(rng, 18, 2, 3, 5, dtype=dtype).permute(1, 2, 3, 0)
-    yield "fused qkv", normal(rng, 2, 5, 3, 3, 18, dtype=dtype)[:, :, 1].transpose(1, 2)
-    yield "every second d", normal(rng, 2, 3, 5, 36, dtype=dtype)[..., ::2]
-    yield "every third row", normal(rng, 2, 3, 15, 18, dtype=dtype)[:, :, 1::3]
-    yield "offset", normal(rng, 1 + 2 * 3 * 5 * 18, dtype=dtype)[1:].view(2, 3, 5, 18)
-    yield "one head", normal(rng, 2, 1, 5, 18, dtype=dtype).expand(2, 3, 5, 18)
-    yield "one number", normal(rng, 1, 1, 1, 1, dtype=dtype).expand(2, 3, 5, 18)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_strides_and_dense_outputs(variant, dtype):
     rng = generator("strides")
-    for name, x in views(rng, dtype):
+    for name, x in laid_out(normal(rng, 2, 3, 5, 18, dtype=dtype)):
         for h, interleaved in itertools.product((4, 9), (False, True)):
             cos, sin = table(rng, 5, h)
             got = ops.rope(x, cos, sin, interleaved=interleaved)
@@ -222,7 +169,7 @@ def test_gradcheck(variant, interleaved, inverse):
 def test_gradient_is_the_inverse_rotation(variant, dtype, interleaved, inverse):
     rng = generator("low grad")
     cos, sin = table(rng, 5, 8)
-    for name, x in views(rng, dtype):
+    for name, x in laid_out(normal(rng, 2, 3, 5, 18, dtype=dtype)):
         x.requires_grad_()
         grad = normal(rng, 2, 3, 5, 18, dtype=dtype)
         y = ops.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
@@ -241,24 +188,14 @@ def test_gradient_of_an_expanded_upstream():
 # ------------------------------------------------------------------ framework
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8])
-def test_bits_do_not_depend_on_threads(variant, threads):
+def test_bits_do_not_depend_on_threads(variant):
     rng = generator("threads")
     x, k, (cos, sin) = normal(rng, 3, 5, 301, 34), normal(rng, 3, 2, 301, 34), table(rng, 301, 17)
-    before, results = torch.get_num_threads(), []
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            results.append(
-                (
-                    ops.rope(x, cos, sin),
-                    ops.rope_(x.clone(), cos, sin),
-                    *ops.rope_qk(x, k, cos, sin),
-                )
-            )
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for call in (
+        lambda: [ops.rope(x, cos, sin), ops.rope_(x.clone(), cos, sin)],
+        lambda: ops.rope_qk(x, k, cos, sin),
+    ):
+        assert_threads_agree(call, 2, 3, 8)
 
 
 OPCHECKS = [

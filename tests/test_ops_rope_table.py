@@ -12,6 +12,7 @@ from cases import (
     not_emulated,
     recording_backend,
 )
+from tensors import assert_threads_agree
 
 torch, ops = load_torch()
 
@@ -106,16 +107,8 @@ def test_compiles_whole_for_any_length():
     assert compiled_once(backend)
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_bits_do_not_depend_on_threads(variant, threads):
-    positions, before, results = torch.arange(5000) * 977, torch.get_num_threads(), []
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            results.append(ops.rope_table(positions, FREQ))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+def test_bits_do_not_depend_on_threads(variant):
+    assert_threads_agree(lambda: ops.rope_table(torch.arange(5000) * 977, FREQ), 2, 5)
 
 
 def test_autocast_keeps_the_type_and_meta_the_shape():

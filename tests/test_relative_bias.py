@@ -3,40 +3,21 @@
 import itertools
 
 import numpy as np
-import oracle
 import pytest
 import wavepe
 from cases import (
-    BOUNDS,
     LAYOUTS,
     OUT_LAYOUTS,
     SIZES,
     Guard,
     assert_same_bits,
-    assert_within,
     generator,
     lay_out,
-    unit,
 )
+from checks import check_relative_bias as check
 
 each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 each_beyond = pytest.mark.parametrize("beyond", ["zero", "edge"])
-
-
-def flushed(x):
-    """As the kernel reads it: subnormals are zero."""
-    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, 0, x)
-
-
-def check(got, q, p, keys, first=0, beyond="zero", what=""):
-    q, p = flushed(np.asarray(q)), flushed(np.asarray(p))
-    exact = oracle.relative_bias(q, p, keys, first, beyond)
-    terms = oracle.relative_bias(np.abs(q), np.abs(p), keys, first, beyond)
-    assert got.dtype == q.dtype
-    bound = BOUNDS["relative_bias"].units * (q.shape[-1] + 1) * unit(q.dtype) * terms
-    bound = bound + q.shape[-1] * float(np.finfo(q.dtype).tiny)  # so is each sum
-    what = f"q {q.dtype}{q.shape} p {p.shape} keys={keys} first={first} {beyond} {what}"
-    assert_within(got, exact, bound, what)
 
 
 def pair(rng, m, w, d, dtype=np.float32):

@@ -7,7 +7,6 @@ import oracle
 import pytest
 import wavepe
 from cases import (
-    BOUNDS,
     LAYOUTS,
     OUT_LAYOUTS,
     SIZES,
@@ -17,10 +16,10 @@ from cases import (
     generator,
     lay_out,
     turn,
-    ulp,
     unit,
     using,
 )
+from checks import check_rope as check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,28 +27,6 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 each_form = pytest.mark.parametrize(
     ("interleaved", "inverse"), list(itertools.product((False, True), repeat=2))
 )
-
-
-def rope_bound(x, cos, sin, interleaved, dtype):
-    """Allowed error; 0 where dims are only copied. float16: float32 arithmetic, then twice one
-    rounding's error."""
-    dtype = np.dtype(dtype)
-    wide = np.result_type(cos, sin).itemsize > max(dtype.itemsize, 4)
-    bound = BOUNDS["rope_wide_table" if wide else "rope"]
-    terms = oracle.rope_terms(x, cos, sin, interleaved)
-    size = bound.units * unit(np.float32 if dtype == np.float16 else dtype) * terms
-    tiny = 3 * float(np.finfo(dtype).smallest_subnormal) * (terms > 0)
-    if dtype == np.float16:
-        size = size + ulp(oracle.rope(x, cos, sin, interleaved), dtype) * (terms > 0)
-    return size + tiny
-
-
-def check(got, x, cos, sin, interleaved=False, inverse=False, what=""):
-    exact = oracle.rope(x, cos, sin, interleaved, inverse)
-    assert got.dtype == x.dtype
-    assert got.shape == x.shape
-    bound = rope_bound(x, cos, np.negative(sin) if inverse else sin, interleaved, x.dtype)
-    assert_within(got, exact, bound, f"{x.dtype}{x.shape} table {cos.dtype}{cos.shape} {what}")
 
 
 @each_dtype

@@ -11,8 +11,9 @@ import oracle
 import pytest
 import wavepe
 from cases import INTEGERS, assert_same_bits, generator, load_torch
-from test_ops_rope import check, normal
-from test_rope_table import check as check_table
+from checks import check_rope_table as check_table
+from tensors import check_rope as check
+from tensors import normal
 
 torch, ops = load_torch()
 

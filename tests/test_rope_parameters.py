@@ -10,7 +10,7 @@ import wavepe
 from cases import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rope_frequencies import LONG, MINIMAL, ORIGINAL, SHORT, frequencies, minimal
+from rope_cases import LONG, MINIMAL, ORIGINAL, SHORT, frequencies, minimal
 from wavepe import _rope_frequencies
 
 # ------------------------------------------------------------------ keys and their precedence

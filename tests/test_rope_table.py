@@ -9,16 +9,9 @@ import oracle
 import pytest
 import wavepe
 from cases import BOUNDS, INTEGERS, SIZES, assert_same_bits, assert_within, generator, ulp, unit
+from checks import check_rope_table as check
 
 BOTH = ("exact", "hf")
-
-
-def check(got, want, dtype=np.float32, ulps=BOUNDS["rope_table"].units / 2, what=""):
-    assert isinstance(got, tuple)
-    assert len(got) == 2
-    for name, a, b in zip(("cos", "sin"), got, want, strict=True):
-        assert a.dtype == dtype
-        assert_within(a, b, ulps * ulp(b, dtype), f"{name} {what}")
 
 
 def far_positions(rng):

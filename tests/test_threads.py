@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import wavepe
 from cases import assert_same_bits, generator, lay_out, turn
+from processes import python
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -90,7 +89,7 @@ wavepe.set_num_threads(4)
 x, cos, sin = np.ones((64, 8)), np.zeros((64, 4)), np.ones((64, 4))
 atexit.register(lambda: print(wavepe.rope(x, cos, sin)[0, 0]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert (done.stdout, done.stderr) == ("-1.0\n", "")
 
 
@@ -143,7 +142,6 @@ def test_bad_numbers(n, error):
 # ------------------------------------------------------------------ other processes and threads
 
 FORKED = """
-import os
 import numpy as np, wavepe
 from wavepe import _threads
 
@@ -167,37 +165,8 @@ print(os.waitpid(child, 0)[1], call() == want)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_fork_after_threads():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    done = python("-c", FORKED)
     assert done.stdout == "0 True\n", done.stderr
-
-
-def test_another_thread_changes_the_variant(pools):
-    """A call that has begun goes on with tables and packed memory that fit each other."""
-    rng = generator("changes")
-    q, p = (rng.normal(size=(200, 33)).astype(np.float32) for _ in range(2))
-    functions = (
-        lambda: wavepe.attention(q, q, q, p=p),
-        lambda: wavepe.relative_bias(q, p, 200),
-        lambda: wavepe.rope(q, p[:, :16], p[:, 16:32]),
-    )
-    expected = [function() for function in functions]
-    before, wrong = wavepe.variant(), []
-    wavepe.set_num_threads(2)
-
-    def work():
-        for _ in range(20):
-            for number, function in enumerate(functions):
-                if not np.allclose(function(), expected[number], rtol=1e-4, atol=1e-4):
-                    wrong.append(number)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    while worker.is_alive():
-        for name in wavepe.variants():
-            wavepe.use_variant(name)
-    wavepe.use_variant(before)
-    assert pools
-    assert not wrong
 
 
 INTERRUPTED = """
@@ -235,8 +204,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("threads", ["1", "4"])
 def test_ctrl_c_in_a_long_call(threads):
     """KeyboardInterrupt once the kernel is done, and calls go on as before."""
-    command = [sys.executable, "-c", INTERRUPTED, threads]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python("-c", INTERRUPTED, threads)
     assert done.stdout == "True\n", done.stderr
     assert done.stderr.endswith("KeyboardInterrupt\n")
     assert done.returncode == -signal.SIGINT

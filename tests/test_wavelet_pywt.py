@@ -1,13 +1,11 @@
 """Kinds that PyWavelets samples, against the cascade written out by hand."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import wavepe
 from cases import assert_same_bits, assert_within
 from numpy.testing import assert_array_equal
+from processes import output
 
 pywt = pytest.importorskip("pywt")
 
@@ -227,8 +225,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    first, second, third = run.stdout.splitlines()
+    first, second, third = output("-c", script).splitlines()
     assert first == """the wavelet 'db4' needs PyWavelets: pip install "wavepe[pywt]\""""
     assert "'sym2'" in second
     assert "unknown wavelet kind 'mexican'" in third

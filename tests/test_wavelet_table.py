@@ -12,25 +12,10 @@ from cases import (
     assert_same_bits,
     assert_within,
     generator,
-    psi_bound,
-    ulp,
 )
+from checks import check_wavelet_table as check
 
 each_kind = pytest.mark.parametrize("kind", oracle.KINDS)
-
-
-def check(got, offsets, scale, shift, kind, mirrored, dtype):
-    """Evaluated in float64, rounded once: half an ulp of the result and what float64 itself may
-    lose."""
-    exact = oracle.wavelet_table(offsets, scale, shift, kind, mirrored)
-    assert got.dtype == dtype
-    t = np.array(range(offsets) if isinstance(offsets, int) else [int(o) for o in offsets], float)
-    flip = (kind == "haar") if mirrored is None else mirrored
-    u = ((-t if flip else t)[:, None] - shift) / scale
-    bound = psi_bound(kind, u, np.float64)
-    if dtype != np.float64:
-        bound = bound + ulp(exact, dtype) * 0.5
-    assert_within(got, exact, bound, f"{kind} mirrored={mirrored} {np.dtype(dtype)}")
 
 
 # ------------------------------------------------------------------ wavelet_grid

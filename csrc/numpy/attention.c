@@ -13,7 +13,7 @@ typedef struct {
     int lead;
     int64_t group, blocks; /* query heads of a key head; blocks of queries of a head */
     const wpe_attention_kernels *kernels;
-    wpe_attention all; /* what does not differ from head to head */
+    wpe_attention common; /* what does not differ from head to head */
     wpe_relative relative;
     wpe_zone zone;
     char *packed, *table, *workspace; /* memory */
@@ -32,7 +32,7 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
     LOOP_BEGIN
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t head = unit / c->blocks, key_head = head / c->group;
-        wpe_attention a = c->all;
+        wpe_attention a = c->common;
         wpe_matrix to = matrix_at(c->out, c->lead + 1, head), table = {NULL, 0, 0};
         wpe_matrix_out out = {(void *)to.data, to.row_stride, to.col_stride};
         void *lse = entry_at(c->lse, c->lead + 1, head);
@@ -52,9 +52,9 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
             c->kernels->pack_zone(&c->zone, c->table, a.storage, a.head_size, table,
                                   (wpe_matrix){NULL, 0, 0});
         table_packed = table.data;
-        int64_t first = block_of(c, unit) * WPE_QUERY_BLOCK;
-        int64_t last = first + WPE_QUERY_BLOCK < a.queries ? first + WPE_QUERY_BLOCK : a.queries;
-        c->kernels->forward(&a, c->packed, out, lse, first, last, c->workspace);
+        int64_t query = block_of(c, unit) * WPE_QUERY_BLOCK, end_query = query + WPE_QUERY_BLOCK;
+        if (end_query > a.queries) end_query = a.queries;
+        c->kernels->forward(&a, c->packed, out, lse, query, end_query, c->workspace);
     }
     LOOP_END
 }
@@ -69,7 +69,7 @@ static int storage_of(PyArrayObject *x) {
 
 /* Fills in what the arrays say. */
 static void read_arrays(attention_call *c) {
-    wpe_attention *a = &c->all;
+    wpe_attention *a = &c->common;
     c->lead = PyArray_NDIM(c->k) - 2;
     c->group = PyArray_DIM(c->q, c->lead);
     a->queries = PyArray_DIM(c->q, c->lead + 1);
@@ -89,7 +89,7 @@ static void read_arrays(attention_call *c) {
 
 /* Shares out memory from *memory on; returns the bytes it takes. */
 static size_t share_memory(attention_call *c, char *memory) {
-    const wpe_attention *a = &c->all;
+    const wpe_attention *a = &c->common;
     int pack = a->queries != 1;
     wpe_attention_sizes sizes = c->kernels->sizes(a, pack ? WPE_FORWARD : WPE_DECODE);
     int64_t elements[] = {
@@ -116,15 +116,15 @@ static PyObject *py_attention(PyObject *self, PyObject *args) {
     long long first, window, begin, end;
     if (!PyArg_ParseTuple(args, "O&O!O!O!OOO!O!dLipLLL:attention", to_kernels, &kernels,
                           &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
-                          &slopes, &PyArray_Type, &c.out, &PyArray_Type, &c.lse, &c.all.scale,
-                          &first, &c.relative.beyond, &c.all.causal, &window, &begin, &end))
+                          &slopes, &PyArray_Type, &c.out, &PyArray_Type, &c.lse, &c.common.scale,
+                          &first, &c.relative.beyond, &c.common.causal, &window, &begin, &end))
         return NULL;
     if (p != Py_None) c.p = (PyArrayObject *)p;
     if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
     c.relative.first_delta = first;
-    c.all.window = window;
+    c.common.window = window;
     read_arrays(&c);
-    c.kernels = &kernels->attention[c.all.storage == WPE_F64];
+    c.kernels = &kernels->attention[c.common.storage == WPE_F64];
     size_t bytes = share_memory(&c, NULL);
     char *memory = aligned_alloc(64, bytes);
     if (!memory)

@@ -10,10 +10,11 @@ struct Gradients {
     Tensor dq, dk, dv, dp, dq_rel;
 };
 
-// What one task adds up: dk and dv of a key head, dp of the table, or of a key head's tables.
+// The size of what one task adds up: dk and dv of a key head, and dp of the table, or of each of
+// the key head's tables.
 struct Sums {
     int64_t dk, dv, dp;  // bytes
-    int64_t tables;
+    int64_t tables;      // how many
 
     Sums(const Call &call, const wpe_attention_sizes &sizes, bool p_grad)
         : dk(call.bytes(sizes.dk_rows * sizes.dk_cols)),
@@ -27,7 +28,7 @@ struct Sums {
 // Blocks of queries begin..end-1, and the keys that they see, to whole tiles.
 struct Chunk {
     int64_t begin = 0, end = 0;
-    wpe_range keys{0, 0};
+    wpe_range key_range{0, 0};
 };
 
 class Backward {
@@ -79,20 +80,21 @@ class Backward {
             const int64_t begin = i;
             while (i < blocks && cost[i + 1] * count <= cost[blocks] * (c + 1)) i++;
             if (begin == i) continue;
-            const int64_t first = seen[begin].begin / WPE_KEY_BLOCK * WPE_KEY_BLOCK;
-            const int64_t end = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
+            const int64_t first_key = seen[begin].begin / WPE_KEY_BLOCK * WPE_KEY_BLOCK;
+            const int64_t end_key = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
             // a tile at least, so that neither bound ever falls
-            const int64_t last = std::max(end, first + WPE_KEY_BLOCK);
-            result.push_back({begin, i, {first, std::min(last, sizes.dk_rows)}});
+            const int64_t end = std::max(end_key, first_key + WPE_KEY_BLOCK);
+            result.push_back({begin, i, {first_key, std::min(end, sizes.dk_rows)}});
         }
         return result;
     }
 
-    void run_chunk(int64_t b, int64_t kv, const Chunk &chunk, const void *packed, char *keys,
-                   char *tables, char *scratch) const {
-        const int64_t first = chunk.keys.begin, rows = chunk.keys.end - first;
-        std::memset(keys + call.bytes(first * sizes.dk_cols), 0, call.bytes(rows * sizes.dk_cols));
-        std::memset(keys + sums.dk + call.bytes(first * sizes.dv_cols), 0,
+    void run_chunk(int64_t b, int64_t kv, const Chunk &chunk, const void *packed, char *key_sums,
+                   char *table_sums, char *scratch) const {
+        const int64_t first_key = chunk.key_range.begin, rows = chunk.key_range.end - first_key;
+        std::memset(key_sums + call.bytes(first_key * sizes.dk_cols), 0,
+                    call.bytes(rows * sizes.dk_cols));
+        std::memset(key_sums + sums.dk + call.bytes(first_key * sizes.dv_cols), 0,
                     call.bytes(rows * sizes.dv_cols));
         for (int64_t i = chunk.begin; i < chunk.end; i++)
             for (int64_t g = 0; g < call.group; g++) {
@@ -105,69 +107,70 @@ class Backward {
                 to.grad_lse = grad_lse ? call.row(grad_lse, b, h) : nullptr;
                 to.dq = dq.result(b, h);
                 if (call.has_q_rel()) to.dr = dr.result(b, h);
-                to.sums.dk = keys;
-                to.sums.dv = keys + sums.dk;
-                if (p_grad) to.sums.dp = tables + (sums.tables > 1 ? g * sums.dp : 0);
+                to.sums.dk = key_sums;
+                to.sums.dv = key_sums + sums.dk;
+                if (p_grad) to.sums.dp = table_sums + (sums.tables > 1 ? g * sums.dp : 0);
                 call.kernels->backward(&a, packed, &to, begin,
                                        std::min(begin + WPE_QUERY_BLOCK, call.queries), scratch);
             }
     }
 
-    // Keys begin..end-1: sums over the chunks that saw them.
-    void store_keys(int64_t b, int64_t kv, const char *keys, const std::vector<Chunk> &chunks,
+    // Stores the gradients of keys begin..end-1: sums over the chunks that saw them.
+    void store_keys(int64_t b, int64_t kv, const char *key_sums, const std::vector<Chunk> &chunks,
                     int64_t begin, int64_t end) const {
-        int64_t first = 0, last, count = (int64_t)chunks.size();
-        while (first < count && chunks[first].keys.end <= begin) first++;
-        last = first;
-        while (last < count && chunks[last].keys.begin < end) last++;
-        const int64_t part = call.elements(sums.keys_bytes()), rows = end - begin;
-        keys += first * sums.keys_bytes();
+        int64_t first_chunk = 0, end_chunk, count = (int64_t)chunks.size();
+        while (first_chunk < count && chunks[first_chunk].key_range.end <= begin) first_chunk++;
+        end_chunk = first_chunk;
+        while (end_chunk < count && chunks[end_chunk].key_range.begin < end) end_chunk++;
+        const int64_t stride = call.elements(sums.keys_bytes()), rows = end - begin;
+        key_sums += first_chunk * sums.keys_bytes();
         call.kernels->store(dk.result(b, kv, begin), call.storage,
-                            keys + call.bytes(begin * sizes.dk_cols), rows, call.head_size,
-                            sizes.dk_cols, last - first, part);
+                            key_sums + call.bytes(begin * sizes.dk_cols), rows, call.head_size,
+                            sizes.dk_cols, end_chunk - first_chunk, stride);
         call.kernels->store(dv.result(b, kv, begin), call.storage,
-                            keys + sums.dk + call.bytes(begin * sizes.dv_cols), rows,
-                            call.value_size, sizes.dv_cols, last - first, part);
+                            key_sums + sums.dk + call.bytes(begin * sizes.dv_cols), rows,
+                            call.value_size, sizes.dv_cols, end_chunk - first_chunk, stride);
     }
 
-    // The tables of key head kv, or the one of all: sums over `parts` buffers `part` bytes apart.
-    void store_tables(int64_t kv, const char *tables, int64_t parts, int64_t part) const {
+    // Stores the gradients of key head kv's tables, or of the one of all: sums over `parts`
+    // buffers, part_bytes apart.
+    void store_tables(int64_t kv, const char *table_sums, int64_t parts, int64_t part_bytes) const {
         for (int64_t g = 0; g < sums.tables; g++)
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
-                                tables + g * sums.dp, call.relative.rows, call.head_size,
-                                sizes.dk_cols, parts, call.elements(part));
+                                table_sums + g * sums.dp, call.relative.rows, call.head_size,
+                                sizes.dk_cols, parts, call.elements(part_bytes));
     }
 
     // One key head after the other, its chunks side by side.
     void by_chunk(int64_t count) const {
-        const int64_t table = sums.table_bytes();
-        const Memory keys(count, sums.keys_bytes()), tables(count, table, true);
+        const Memory key_sums(count, sums.keys_bytes());
+        const Memory table_sums(count, sums.table_bytes(), true);
         for (int64_t pair = 0; pair < call.pairs(); pair++) {
             const int64_t kv = pair / call.batch, b = pair % call.batch;
             const std::vector<Chunk> parts = chunks(b, count);
             if (call.table_per_head() && b == 0 && pair)
-                std::memset(tables.at(0), 0, count * table);
-            run_chunks(b, kv, parts, keys, tables);
+                std::memset(table_sums.at(0), 0, count * sums.table_bytes());
+            run_chunks(b, kv, parts, key_sums, table_sums);
             run_tasks(call.tiles(), 0, [&](int64_t t, char *) {
-                store_keys(b, kv, keys.at(0), parts, t * WPE_KEY_BLOCK,
+                store_keys(b, kv, key_sums.at(0), parts, t * WPE_KEY_BLOCK,
                            std::min((t + 1) * WPE_KEY_BLOCK, call.keys));
             });
             const bool last =
                 call.table_per_head() ? b == call.batch - 1 : pair == call.pairs() - 1;
-            if (p_grad && last) store_tables(kv, tables.at(0), count, table);
+            if (p_grad && last) store_tables(kv, table_sums.at(0), count, sums.table_bytes());
         }
     }
 
     // Packs the keys, which are not needed any more when results are stored.
-    void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &keys,
-                    const Memory &tables) const {
+    void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &key_sums,
+                    const Memory &table_sums) const {
         const Memory packed(1, call.bytes(sizes.packed));
         run_tasks(call.tiles(), 0,
                   [&](int64_t t, char *) { call.pack_tile(b, kv, t, packed.at(0), WPE_BACKWARD); });
         run_tasks((int64_t)parts.size(), call.bytes(sizes.workspace),
                   [&](int64_t c, char *scratch) {
-                      run_chunk(b, kv, parts[c], packed.at(0), keys.at(c * sums.keys_bytes()),
-                                tables.at(c * sums.table_bytes()), scratch);
+                      run_chunk(b, kv, parts[c], packed.at(0), key_sums.at(c * sums.keys_bytes()),
+                                table_sums.at(c * sums.table_bytes()), scratch);
                   });
     }
 
@@ -183,23 +186,24 @@ class Backward {
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));
         }
-        const Memory tables(p_grad ? bins : 0, sums.table_bytes(), true);
+        const Memory table_sums(p_grad ? bins : 0, sums.table_bytes(), true);
+        const std::vector<Chunk> all{{0, blocks, {0, sizes.dk_rows}}};
         run_tasks(bins, packed + keys + call.bytes(sizes.workspace),
                   [&](int64_t bin, char *scratch) {
-                      char *own = tables.at(p_grad ? bin * sums.table_bytes() : 0);
-                      for (int64_t t = call.pairs() * bin / bins;
-                           t < call.pairs() * (bin + 1) / bins; t++) {
+                      char *of_bin = table_sums.at(p_grad ? bin * sums.table_bytes() : 0);
+                      const int64_t pairs = call.pairs();
+                      for (int64_t t = pairs * bin / bins; t < pairs * (bin + 1) / bins; t++) {
                           const int64_t kv = t / call.batch, b = t % call.batch;
-                          if (call.keys) call.pack_keys(b, kv, scratch, WPE_BACKWARD);
-                          const std::vector<Chunk> all{{0, blocks, {0, sizes.dk_rows}}};
-                          run_chunk(b, kv, all[0], scratch, scratch + packed, own,
+                          call.pack_keys(b, kv, scratch, WPE_BACKWARD);
+                          run_chunk(b, kv, all[0], scratch, scratch + packed, of_bin,
                                     scratch + packed + keys);
                           store_keys(b, kv, scratch + packed, all, 0, call.keys);
                       }
                   });
         if (!p_grad) return;
-        for (int64_t kv = 0; kv < (call.table_per_head() ? call.key_heads : 1); kv++)
-            store_tables(kv, tables.at(kv * sums.table_bytes()), call.table_per_head() ? 1 : bins,
+        const bool per_head = call.table_per_head();
+        for (int64_t kv = 0; kv < (per_head ? call.key_heads : 1); kv++)
+            store_tables(kv, table_sums.at(kv * sums.table_bytes()), per_head ? 1 : bins,
                          sums.table_bytes());
     }
 };

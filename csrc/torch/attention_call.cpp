@@ -188,9 +188,9 @@ void Call::read_key_mask() {
     if (!given.key_mask) return;
     const Tensor &m = *given.key_mask;
     const uint8_t *data = bool_data("key_mask", m);
-    const int64_t row = m.size(0) > 1 ? m.stride(0) : 0;
+    const int64_t stride = m.size(0) > 1 ? m.stride(0) : 0;
     for (int64_t b = 0; b < batch; b++)
-        key_mask[b] = b && !row ? key_mask[0] : read_keys(data + b * row, m.stride(1), keys);
+        key_mask[b] = b && !stride ? key_mask[0] : read_keys(data + b * stride, m.stride(1), keys);
 }
 
 // Segments that are runs of keys are ranges, too.
@@ -239,10 +239,10 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.key_mask = seen.data;
     a.key_mask_stride = seen.stride;
     if (given.segments) {
-        const int64_t row = given.segments->size(0) > 1 ? b * keys : 0;
-        if (!runs) a.segments = segments.const_data_ptr<int64_t>() + row;
-        if (runs) a.run_begin = run_begin.data() + row;
-        if (runs) a.run_end = run_end.data() + row;
+        const int64_t first = segments.size(0) > 1 ? b * keys : 0;
+        if (!runs) a.segments = segments.const_data_ptr<int64_t>() + first;
+        if (runs) a.run_begin = run_begin.data() + first;
+        if (runs) a.run_end = run_end.data() + first;
     }
     if (given.mask) {
         const Tensor &m = *given.mask;

@@ -6,14 +6,16 @@ namespace wavepe {
 wpe_matrix Call::table(int64_t h) const {
     if (!relative.rows) return {nullptr, 0, 0};
     const Tensor &p = *given.p;
-    const int64_t n = p.dim(), row = p.stride(n - 2);
-    return {at(p, (n > 2 ? h * p.stride(0) : 0) + first_row * row), row, last_stride(p)};
+    const int64_t dim = p.dim(), row_stride = p.stride(dim - 2);
+    return {at(p, (dim > 2 ? h * p.stride(0) : 0) + first_row * row_stride), row_stride,
+            last_stride(p)};
 }
 
 wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
-    const int64_t n = dp.dim(), row = dp.stride(n - 2);
-    const int64_t last = first_row + relative.rows - 1;
-    return {at_mutable(dp, (n > 2 ? h * dp.stride(0) : 0) + last * row), -row, last_stride(dp)};
+    const int64_t dim = dp.dim(), row_stride = dp.stride(dim - 2);
+    const int64_t last_row = first_row + relative.rows - 1;
+    return {at_mutable(dp, (dim > 2 ? h * dp.stride(0) : 0) + last_row * row_stride), -row_stride,
+            last_stride(dp)};
 }
 
 // The rows that some query can reach.

@@ -146,11 +146,11 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int 
     shape.rows = rows;
     shape.shift = keys - queries - bounded(first);
     shape.beyond = code;
-    const int64_t row = x.stride(x.dim() - 2), col = last_stride(x);
-    shape.skewed_row_stride = transposed ? row : keys;
-    shape.skewed_col_stride = transposed ? col : 1;
-    shape.t_row_stride = transposed ? rows : row;
-    shape.t_col_stride = transposed ? 1 : col;
+    const int64_t row_stride = x.stride(x.dim() - 2), col_stride = last_stride(x);
+    shape.skewed_row_stride = transposed ? row_stride : keys;
+    shape.skewed_col_stride = transposed ? col_stride : 1;
+    shape.t_row_stride = transposed ? rows : row_stride;
+    shape.t_col_stride = transposed ? 1 : col_stride;
     const Batch batch(x, 2);
     const int64_t out_size = queries * last_size(out);
     const wpe_kernels *kernels = wpe_current(dispatch);

@@ -92,8 +92,9 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     sizes.push_back(pairs);
     // 16-bit results are made from double, by torch; those of a GPU by its kernel
     const bool on_gpu = on_cuda(positions);
-    const ScalarType made = on_gpu || type == ScalarType::Float ? type : ScalarType::Double;
-    Tensor cos = new_result(positions, sizes, made), sin = new_result(positions, sizes, made);
+    const ScalarType computed = on_gpu || type == ScalarType::Float ? type : ScalarType::Double;
+    Tensor cos = new_result(positions, sizes, computed),
+           sin = new_result(positions, sizes, computed);
     if (on_gpu) {
         table_on_cuda(cos, sin, positions, inv_freq, attention_factor, runs, rows, axes,
                       precision == "hf");
@@ -105,7 +106,7 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     if (m.numel() != positions.numel()) m = dense(as_type(positions, ScalarType::Double));
     if (f.numel() != pairs) f = dense(as_type(inv_freq, ScalarType::Double));
     const double *position = m.const_data_ptr<double>(), *frequency = f.const_data_ptr<double>();
-    auto kernel = wpe_current(dispatch)->rope_table[kernel_dtype(made)];
+    auto kernel = wpe_current(dispatch)->rope_table[kernel_dtype(computed)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
         std::vector<double> angle(exact ? 0 : pairs);

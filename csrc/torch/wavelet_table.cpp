@@ -74,10 +74,10 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
                      scale.get_device_index());
         return out;
     }
-    const ScalarType made = type == ScalarType::BFloat16 ? ScalarType::Double : type;
+    const ScalarType computed = type == ScalarType::BFloat16 ? ScalarType::Double : type;
     const int64_t rows = w.shape.rows, cols = w.shape.cols;
-    Tensor out = new_result(scale, {rows, cols}, made);
-    auto kernel = wpe_current(dispatch)->wavelet_table[kernel_dtype(made)];
+    Tensor out = new_result(scale, {rows, cols}, computed);
+    auto kernel = wpe_current(dispatch)->wavelet_table[kernel_dtype(computed)];
     torch::stable::parallel_for(0, rows, 1 + 8192 / (cols + 1), [&](int64_t begin, int64_t end) {
         wpe_wavelet_shape part = w.shape;
         part.rows = end - begin;

@@ -79,7 +79,8 @@ def attention(
     Notes
     -----
     `set_num_threads` counts: heads and blocks of queries are shared out, with the same bits for any
-    number of threads. NaN in a hidden key or value reaches no result.
+    number of threads. NaN in a hidden key or value reaches no result. Subnormal numbers count as
+    zero.
     """
     given = {"q": q, "k": k, "v": v} | ({} if p is None else {"p": p})
     arrays = _promoted({name: _real(name, x) for name, x in given.items()})

@@ -21,7 +21,7 @@ def relative_bias(
 ) -> np.ndarray:
     """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W][S].
 
-    The last query stands on the last key. No scaling, no mask.
+    The last query stands on the last key. No scaling, no mask. Subnormal numbers count as zero.
 
     Parameters
     ----------

@@ -28,7 +28,8 @@ def use_variant(name: str) -> None:
     """Switch all kernels of this process to "portable", "avx2" or "avx512".
 
     The environment variable WAVEPE_VARIANT does the same at import. ValueError for a variant that
-    this build does not hold or this CPU does not run.
+    this build does not hold or this CPU does not run. Calls under way in other threads end with
+    the kernels that they began with; of `wavepe.rope` on several threads, each piece does.
     """
     if not isinstance(name, str) or not _numpy.use_variant(name):
         _checks.choice("variant", name, variants())

@@ -43,6 +43,9 @@ judged new_judged(int64_t rows, int64_t cols);
 void attention_forward_reference(const attention_head *h, const attention_results *to);
 void attention_backward_reference(const attention_head *h, const attention_results *to);
 
+/* What dropout compares with drop_below. */
+uint32_t dropout_hash(const wpe_attention *a, int64_t i, int64_t j);
+
 /* Whether query i sees key j, and by its ranges alone: not by segments and masks. */
 int sees(const wpe_attention *a, int64_t i, int64_t j);
 int in_range(const wpe_attention *a, int64_t i, int64_t j);
@@ -62,6 +65,7 @@ typedef struct {
 
 typedef struct {
     enum wpe_pass pass;
+    int is_for_all; /* variants: compilers make avx2x2 30 to 100 times slower than avx2 */
     int heads;
     int storage, own; /* wpe_dtype: of tensors; of sums, lse and workspace */
     wpe_attention a[MOST_HEADS];

@@ -2,6 +2,7 @@
 #include "attention_call.h"
 
 #include <math.h>
+#include <string.h>
 
 /* ---- comparison ------------------------------------------------------------------------------ */
 
@@ -57,6 +58,10 @@ void compare_variants(const char *what, const wpe_kernels *k, const array *x, ke
     if (kept->of && same_arithmetic(k, kept->of)) return compare_values(what, x, kept->bits);
     kept->of = k;
     keep_bits(x, kept->bits);
+}
+
+int is_called(const attention_call *c, const wpe_kernels *k) {
+    return c->is_for_all || strcmp(k->name, "avx2x2");
 }
 
 /* ---- what a call needs before -------------------------------------------------------------- */

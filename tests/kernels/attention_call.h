@@ -11,6 +11,9 @@
  * written; reports what is wrong. has_infinity: what should be NaN may be anything. */
 int judge(const char *what, const array *got, const judged *want, int has_infinity);
 
+/* Whether a variant takes part in the call. */
+int is_called(const attention_call *c, const wpe_kernels *k);
+
 /* Bits of one variant. */
 typedef struct {
     const wpe_kernels *of;

@@ -21,16 +21,18 @@ static int64_t draw_length(int64_t least, int64_t most) {
 static void draw_sizes(attention_call *c, wpe_attention *a) {
     static const int storages[] = {WPE_F32, WPE_F32, WPE_F32, WPE_BF16, WPE_F16, WPE_F64, WPE_F64};
     const double style = random_uniform(0, 1);
-    const int64_t most = style < 0.6 ? 40 : style < 0.95 ? 110 : style < 0.99 ? 240 : 450;
+    const int64_t most = style < 0.6 ? 40 : style < 0.93 ? 110 : style < 0.985 ? 240 : 450;
     const int64_t most_d = chance(most > 40 ? 0.02 : 0.1) ? 130 : 33;
     a->storage = c->storage = storages[random_int(0, 6)];
     c->own = c->storage == WPE_F64 ? WPE_F64 : WPE_F32;
     a->queries = c->pass == WPE_DECODE ? 1 : draw_length(1, most);
-    a->keys = chance(0.4) && c->pass != WPE_DECODE ? a->queries
-                                                   : draw_length(c->pass == WPE_BACKWARD, most);
+    a->keys = chance(most > 110 ? 0.7 : 0.4) && c->pass != WPE_DECODE
+                  ? a->queries
+                  : draw_length(c->pass == WPE_BACKWARD, most);
     a->head_size = random_size(0, most_d);
     a->value_size = chance(0.5) ? a->head_size : random_size(0, most_d);
     c->heads = chance(0.3) ? 2 : 1;
+    c->is_for_all = a->queries * a->keys < 15000 || chance(0.2);
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */

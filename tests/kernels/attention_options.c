@@ -131,10 +131,23 @@ void draw_head_options(wpe_attention *a) {
     if (a->mask && chance(0.7)) draw_mask(a);
 }
 
+/* drop_below: any, all, or the very number that a pair has. */
+static void draw_dropout(wpe_attention *a) {
+    a->seed = random_bits();
+    a->drop_row = random_bits();
+    const double style = random_uniform(0, 1);
+    a->drop_below = (uint64_t)random_int(1, 0xf8000000);
+    if (style < 0.1) a->drop_below = UINT64_C(1) << 32;
+    if (style > 0.7 && a->keys)
+        a->drop_below = dropout_hash(a, random_int(0, a->queries - 1), random_int(0, a->keys - 1));
+    const double kept = 1 - (double)a->drop_below * 0x1p-32;
+    a->keep_scale = kept > 0.01 ? 1 / kept : 1;
+}
+
 /* gentle: every seen weight is far from underflow. */
 void draw_options(wpe_attention *a, int gentle) {
     draw_ranges(a);
-    if (a->queries == a->keys && chance(0.3)) draw_segments(a);
+    if (a->queries == a->keys && chance(a->keys > 192 ? 0.5 : 0.3)) draw_segments(a);
     if (chance(0.2)) {
         array x = new_input(CHECK_U8, a->keys, 1, 1);
         fill_mask(&x);
@@ -149,11 +162,5 @@ void draw_options(wpe_attention *a, int gentle) {
         a->slope = random_uniform(-1, 1) * (gentle ? 5 : 80) / far;
     }
     if (chance(0.2)) a->softcap = random_uniform(0.2, 20);
-    if (chance(0.2)) {
-        a->seed = random_bits();
-        a->drop_row = random_bits();
-        a->drop_below = chance(0.1) ? UINT64_C(1) << 32 : (uint64_t)random_int(1, 0xf8000000);
-        const double kept = 1 - (double)a->drop_below * 0x1p-32;
-        a->keep_scale = kept > 0 ? 1 / kept : 0;
-    }
+    if (chance(0.2)) draw_dropout(a);
 }

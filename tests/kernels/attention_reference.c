@@ -31,10 +31,9 @@ int sees(const wpe_attention *a, int64_t i, int64_t j) {
     return !a->mask || a->mask[i * a->mask_row_stride + j * a->mask_col_stride];
 }
 
-/* Whether dropout keeps the weight: splitmix64 of the seed and the row's number gives two keys; a
- * 32-bit mix of them and of the key's index is compared. */
-static int is_kept(const wpe_attention *a, int64_t i, int64_t j) {
-    if (!a->drop_below) return 1;
+/* Splitmix64 of the seed and the row's number gives two keys; a 32-bit mix of them and of the key's
+ * index. */
+uint32_t dropout_hash(const wpe_attention *a, int64_t i, int64_t j) {
     uint64_t z = a->seed + (a->drop_row + (uint64_t)i + 1) * UINT64_C(0x9E3779B97F4A7C15);
     z ^= z >> 30;
     z *= UINT64_C(0xBF58476D1CE4E5B9);
@@ -48,7 +47,13 @@ static int is_kept(const wpe_attention *a, int64_t i, int64_t j) {
     x ^= (uint32_t)(z >> 32);
     x *= UINT32_C(0x846CA68B);
     x ^= x >> 16;
-    return (uint64_t)x >= a->drop_below;
+    return x;
+}
+
+/* 0, or what the weight is multiplied with. */
+static double kept_by_dropout(const wpe_attention *a, int64_t i, int64_t j) {
+    if (!a->drop_below) return 1;
+    return dropout_hash(a, i, j) >= a->drop_below ? a->keep_scale : 0;
 }
 
 /* ---- error bounds --------------------------------------------------------------------------
@@ -139,7 +144,7 @@ static void find_seen(query *s, int64_t i) {
         if (!(s->seen[j] = (uint8_t)sees(a, i, j))) continue;
         if (!s->end) s->begin = j;
         s->end = j + 1;
-        s->kept[j] = is_kept(a, i, j) ? (a->drop_below ? a->keep_scale : 1) : 0;
+        s->kept[j] = kept_by_dropout(a, i, j);
     }
 }
 

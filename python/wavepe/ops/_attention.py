@@ -79,7 +79,7 @@ def attention(
     window : int, optional
         Keys with delta >= window are hidden.
     softcap : float, optional
-        Above 0.
+        From 1e-30 to 1e30 (float64: 1e-300 to 1e300).
     scale : float, optional
         None is d^-1/2. Not differentiable, as softcap.
     offset : int or integer Tensor (), (1,) or (B,), optional
@@ -110,8 +110,8 @@ def attention(
 
     Notes
     -----
-    Casts under autocast as scaled_dot_product_attention does. torch.func and forward mode run a
-    composition of torch's own operators, O(m n) in memory.
+    Subnormal numbers count as zero. Casts under autocast as scaled_dot_product_attention does.
+    torch.func and forward mode run a composition of torch's own operators, O(m n) in memory.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from .._relative_bias import BEYOND
 from ._common import FLOATS, INTEGERS, check, check_choice, check_device, check_dtype
 
 _SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
-_SOME = 1 << 53  # numbers below it are good, and most are
+_PLAIN = 1 << 53  # numbers below it need no further look, and most are
 _Numbers = tuple[int, int | None, float | None, float | None, float]
 
 
@@ -39,7 +39,7 @@ def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -
 
 def integer(name: str, value: Any) -> int:
     # A compiler's may have no value yet.
-    if type(value) is int and (torch.compiler.is_compiling() or -_SOME < value < _SOME):
+    if type(value) is int and (torch.compiler.is_compiling() or -_PLAIN < value < _PLAIN):
         return value
     if isinstance(value, _SYMBOLS):
         return value
@@ -53,7 +53,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    if type(value) is float and -_SOME < value < _SOME:
+    if type(value) is float and -_PLAIN < value < _PLAIN:
         return value
     if isinstance(value, _SYMBOLS):
         return value

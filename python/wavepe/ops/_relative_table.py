@@ -134,7 +134,7 @@ class RelativeTable:
             _zones=_zones(values[kept], first + kept.start, tolerance) if shared else [],
             _names={},
         )
-        self._made(torch.float32, torch.device("cpu"))  # what most calls want
+        self._attribute(torch.float32, torch.device("cpu"))  # what most calls want
 
     @property
     def p(self) -> Tensor:
@@ -159,25 +159,25 @@ class RelativeTable:
             rows of all zones are those of p. Empty where no zone saves work: for float64, tables
             of one's own heads or beyond="edge", and irregular or small ones.
         """
-        p, first, zones = getattr(self, self._made(dtype, device))
+        p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
 
     # A compiler calls this while it traces, and then reads the attribute: as a constant, the
     # result would be kept for every table that the compiled function is given.
     @torch.compiler.assume_constant_result
-    def _made(self, dtype: torch.dtype, device: torch.device | str) -> str:
+    def _attribute(self, dtype: torch.dtype, device: torch.device | str) -> str:
         """The name of the attribute that holds the tensors."""
         device = torch.device(device)
         name = self._names.get((dtype, device))
         if name is None:
-            made = self._make(dtype, device)
-            name = f"_{dtype}_{made[0].device}".replace(".", "_").replace(":", "_")
-            self.__dict__.setdefault(name, made)  # another thread's are as good
-            if device.index is not None or device == made[0].device:  # not the current GPU
+            tensors = self._build(dtype, device)
+            name = f"_{dtype}_{tensors[0].device}".replace(".", "_").replace(":", "_")
+            self.__dict__.setdefault(name, tensors)  # another thread's are as good
+            if device.index is not None or device == tensors[0].device:  # not the current GPU
                 self._names[dtype, device] = name
         return name
 
-    def _make(
+    def _build(
         self, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, int, tuple[Tensor, ...]]:
         check(dtype in FLOATS, f"dtype must be one of {', '.join(map(str, FLOATS))}; got {dtype}")

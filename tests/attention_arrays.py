@@ -1,0 +1,101 @@
+"""What the tests of wavepe.attention share: arguments, the oracle's word on them, and `check`."""
+
+import functools
+
+import attention_options
+import numpy as np
+import oracle_attention as oracle
+import wavepe
+from attention_shapes import BOUNDS, Shape, rounding
+from cases import assert_within, generator, ulp, unit
+
+DECODING = [Shape(2, 4, 2, 1, n, d, dv) for n, d, dv in ((1, 1, 1), (33, 17, 9), (500, 64, 65))]
+
+
+NAMES = {"p", "first", "beyond", "slopes", "causal", "window", "scale"}  # what arrays can be given
+
+
+def of_arrays(option):
+    return {name: x for name, x in option.items() if name in NAMES}
+
+
+OPTIONS = {
+    name: option
+    for name, option in attention_options.OPTIONS.items()
+    if name == "everything" or NAMES.issuperset(option(generator(name), Shape(1, 2, 1, 4, 4, 2, 2)))
+}
+
+
+def draw(rng, shape, option="plain", dtype=np.float32):
+    """Arguments by name."""
+    s = Shape(*shape)
+    q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
+    k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
+    v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
+    given = {"q": q, "k": k, "v": v} | of_arrays(OPTIONS[option](rng, s))
+    return given | {name: given[name].astype(dtype) for name in "qkvp" if name in given}
+
+
+def judge(q, k, v, *, p=None, slopes=None, **options):
+    """(out, lse) and the sizes of their terms; leading axes broadcast, the last is the heads."""
+
+    def whole(x, lead):
+        return None if x is None else np.broadcast_to(x, (*lead, *x.shape[-2:])).astype(float)
+
+    slopes = None if slopes is None else np.asarray(slopes)[..., None, None]
+    of_q = np.broadcast_shapes(*(x.shape[:-2] for x in (q, p, slopes) if x is not None)) or (1,)
+    of_k = np.broadcast_shapes(k.shape[:-2], v.shape[:-2]) or (1,)
+    batch = np.broadcast_shapes(of_q[:-1], of_k[:-1])
+    heads = of_k[-1] if of_q[-1] == 1 else of_q[-1]
+    q, p, slopes = (whole(x, (*batch, heads)) for x in (q, p, slopes))
+    k, v = (whole(x, (*batch, of_k[-1])) for x in (k, v))
+    out, of_out = np.zeros((2, *batch, heads, q.shape[-2], v.shape[-1]))
+    lse, of_lse = np.zeros((2, *batch, heads, q.shape[-2]))
+    for b in np.ndindex(batch):
+        given = {} if p is None else {"p": p[b]}
+        given |= {} if slopes is None else {"slopes": slopes[b][:, 0, 0]}
+        done = oracle.forward(q[b][None], k[b][None], v[b][None], **given, **options)
+        size = oracle.forward_sizes(done, v[b][None])
+        out[b], lse[b] = done.out[0], done.lse[0]
+        of_out[b], of_lse[b] = size["out"][0], size["lse"][0]
+    terms = k.shape[-2]
+    return (out, lse), (of_out, of_lse), (terms, terms)
+
+
+def bound(exact, size, terms, dtype):
+    low = np.dtype(dtype).itemsize == 2
+    work = np.float32 if low else dtype
+    wide = rounding(size, unit(work), work, terms)
+    if not low:
+        return wide
+    half = ulp(exact, dtype) / 2 if dtype == np.float16 else np.ldexp(0.5, np.frexp(exact)[1] - 8)
+    return BOUNDS["low"].units * half + wide
+
+
+def compare(got, exact, dtype, what=""):
+    wide = np.float64 if dtype == np.float64 else np.float32
+    kinds = (dtype, wide)
+    for name, x, value, size, terms, kind in zip(("out", "lse"), got, *exact, kinds, strict=True):
+        assert x.dtype == kind, f"{what}: {name} is {x.dtype}"
+        shape = x.shape or (1,)
+        shape = x.shape if len(x.shape) == value.ndim else (1, *x.shape)
+        x = x.astype(np.float64).reshape(shape)
+        assert_within(x, value, bound(value, size, terms, kind), f"{what}: {name}")
+
+
+def call(given):
+    return wavepe.attention(**given, return_lse=True)
+
+
+def check(given, what=""):
+    """The results of a call, held against the oracle."""
+    got = call(given)
+    compare(got, judge(**given), given["q"].dtype, what)
+    return got
+
+
+@functools.cache
+def problem(option, shape, dtype):
+    """Arguments and what the oracle says: the same for every variant."""
+    given = draw(generator("grid", option), shape, option, dtype)
+    return given, judge(**given)
