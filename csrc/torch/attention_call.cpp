@@ -58,7 +58,8 @@ void Call::read(bool pack) {
     read_offsets();
     read_key_mask();
     if (given.segments) read_segments();
-    if (given.p && given.p->size(given.p->dim() - 2) > 0 && keys > 0) read_tables(pack);
+    // a table without elements says nothing
+    if (given.p && given.p->numel() > 0 && keys > 0) read_tables(pack);
 }
 
 void Call::check_tensors() const {

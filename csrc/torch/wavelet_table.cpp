@@ -90,8 +90,10 @@ Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kin
 std::tuple<Tensor, Tensor> gradients_on_cuda(const Wavelets &w, const Tensor &grad,
                                              const Tensor &scale, const Tensor &shift) {
     const int64_t parts = ceil_div(w.shape.rows, WPE_CUDA_ROWS), cols = w.shape.cols;
-    Tensor by_scale = torch::stable::new_zeros(grad, {std::max<int64_t>(parts, 1), cols});
-    Tensor by_shift = torch::stable::new_zeros(grad, {std::max<int64_t>(parts, 1), cols});
+    Tensor by_scale = new_result(grad, {std::max<int64_t>(parts, 1), cols});
+    Tensor by_shift = new_result(grad, {std::max<int64_t>(parts, 1), cols});
+    torch::stable::zero_(by_scale);
+    torch::stable::zero_(by_shift);
     wpe_cuda_wavelet a = w.for_cuda();
     a.grad = grad.const_data_ptr<double>();
     a.grad_row = grad.stride(0);

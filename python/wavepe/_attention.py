@@ -215,7 +215,7 @@ def _run(
         split(q, queries, d),
         _bits(k, (*of_keys, keys, d)),
         _bits(v, (*of_keys, keys, dv)),
-        split(p, *p.shape[-2:]) if p is not None and p.shape[-2] else None,
+        split(p, *p.shape[-2:]) if p is not None and d and p.shape[-2] else None,
         None if slopes is None else split(slopes),
         split(out, queries, dv),
         split(lse, queries),
