@@ -142,6 +142,7 @@ def test_bad_numbers(n, error):
 # ------------------------------------------------------------------ other processes and threads
 
 FORKED = """
+import os
 import numpy as np, wavepe
 from wavepe import _threads
 

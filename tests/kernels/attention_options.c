@@ -88,7 +88,7 @@ static void draw_segments(wpe_attention *a) {
     static const int64_t ids[] = {0, 1, -1, INT64_MAX, INT64_MIN, 7};
     array segments = new_dense(CHECK_I64, a->keys, 1, 1);
     int64_t *id = segments.data, sequence = 0;
-    const double change = ldexp(1, -(int)random_int(0, 6));
+    const double change = ldexp(1, -(int)(a->keys > 96 ? random_int(3, 8) : random_int(0, 6)));
     const int kinds = (int)random_int(0, 5), sorted = chance(0.3);
     for (int64_t j = 0; j < a->keys; j++) {
         if (chance(change)) sequence = sorted ? sequence + 1 : random_int(0, kinds);
