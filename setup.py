@@ -125,7 +125,14 @@ EXTENSIONS = [
         ],
         extra_compile_args=C_FLAGS,
         extra_link_args=SANITIZE,
-        depends=[*HEADERS, *KERNELS, "csrc/dispatch.c", "csrc/numpy/attention.c", "setup.py"],
+        depends=[
+            *HEADERS,
+            *KERNELS,
+            "csrc/dispatch.c",
+            "csrc/numpy/attention.c",
+            "csrc/numpy/relative_bias.c",
+            "setup.py",
+        ],
         libraries=["m"],
         py_limited_api=True,
     )

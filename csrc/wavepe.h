@@ -126,7 +126,7 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
  *
  * Every attention kernel requires of a wpe_attention: offset and window within +-2^60; 0 <=
  * first_key
- * <= end_key <= keys; scale, slope and softcap are finite; run_begin and run_end never fall, and
+ * <= end_key <= keys; scale and softcap are finite; run_begin and run_end never fall, and
  * lie in 0..keys; segments only where queries = keys. */
 
 /* Queries are worked on in blocks of so many rows, keys in tiles of so many columns. Both are part

@@ -33,7 +33,7 @@ INLINE void check_attention(const wpe_attention *a) {
     assert(a->queries >= 0 && a->keys >= 0 && a->head_size >= 0 && a->value_size >= 0);
     assert(a->offset >= -limit && a->offset <= limit && a->window >= 0 && a->window <= limit);
     assert(a->first_key >= 0 && a->first_key <= a->end_key && a->end_key <= a->keys);
-    assert(isfinite(a->scale) && isfinite(a->slope) && isfinite(a->softcap) && a->softcap >= 0);
+    assert(isfinite(a->scale) && isfinite(a->softcap) && a->softcap >= 0);
     assert(!a->run_begin == !a->run_end && (!a->segments || a->queries == a->keys));
     assert(!a->relative || (a->relative->rows > 0 && a->relative->first_delta >= -limit &&
                             a->relative->first_delta <= limit));
