@@ -165,10 +165,8 @@ inline void check_integer(const char *name, const Tensor &x) {
               name_of(x.scalar_type()));
 }
 
-// ---- sizes
-// --------------------------------------------------------------------------------------- Expanded
-// tensors have strides of 0, and sizes up to 2^63: a binding allocates its results before it reads
-// what else is given, and no product of sizes may wrap.
+// Expanded tensors have strides of 0, and sizes up to 2^63: a binding allocates its results before
+// it reads what else is given, and no product of sizes may wrap.
 
 // No process has so many bytes of memory.
 constexpr int64_t ADDRESS_SPACE = int64_t{1} << 48;
