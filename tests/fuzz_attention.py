@@ -75,6 +75,8 @@ def draw_options(rng, s):
         names = [name for name in options if name != "segments" or s.m == s.n]
         for at in rng.permutation(len(names))[: rng.integers(len(names) + 1)]:
             found[names[at]] = options[names[at]](rng, s)
+    if s.m == s.n and chance(rng, 0.25):
+        found |= draw_gaps(rng, s)
     if isinstance(found.get("offset"), int) and found["offset"] == FAR:
         found.pop("slopes", None)  # of float32 scores that large no digit is left
     return found
@@ -154,6 +156,18 @@ def draw_segments(rng, s):
         if how == 2:
             row[:] = rng.permutation(8)[row % 8] % pick(rng, 2, 8)
     return ids.astype(pick(rng, np.int32, np.int64))
+
+
+def draw_gaps(rng, s):
+    """A short window some way after the query, and segments that begin with a block: whole groups
+    of queries see no key of a tile that their neighbours see."""
+    ids = np.zeros((s.batch, s.n), np.int64)
+    for row in ids:
+        block = pick(rng, *BLOCKS[:4])
+        for cut in rng.integers(0, s.n + 1, rng.integers(1, 5)):
+            row[cut // block * block :] += 1
+    offset = s.n - s.m + rng.integers(0, s.m // 2 + 1, s.batch)
+    return {"window": int(rng.integers(0, 40)), "offset": offset, "segments": ids}
 
 
 def draw_mask(rng, s):
