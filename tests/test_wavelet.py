@@ -196,6 +196,11 @@ def test_scale_zero_is_nan_and_invalid(variant, kind, dtype):
                     pytest.raises(FloatingPointError, match=f"invalid value .* {kind}"),
                 ):
                     psi(row, scale, dtype(0))
+                with (  # one scale for all
+                    np.errstate(all="ignore", invalid="raise"),
+                    pytest.raises(FloatingPointError, match=f"invalid value .* {kind}"),
+                ):
+                    psi(row, zero, dtype(0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
