@@ -13,7 +13,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo fuzz check-kernels test test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: .venv/built ## all tests, those of the kernels with sanitizers too
 fuzz: .venv/built ## random calls of every function on every variant: MINUTES=10, SEED=7, SANITIZE=1
 	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED)) \
 	    $(if $(filter-out 0,$(SANITIZE)),--sanitize)
+
+faults: .venv/built ## a full disk or a signal at each write of compare and convert, then the same call again
+	$(BIN)/python tests/faults.py
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)

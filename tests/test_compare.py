@@ -8,8 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
+from compare_cases import SPECS, arguments, figures, one_line, text_in
 from processes import python
 
 pytest.importorskip("torch")
@@ -21,39 +21,18 @@ import torch
 import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
-from wavepe.cli import folder as run_folder
 from wavepe.cli import main
 from wavepe.cli.compare import models_of
 from wavepe.cli.data import evaluation_bytes, load_text
 from wavepe.cli.settings import DEFAULT_ENCODINGS, Settings
 from wavepe.cli.training import new_model
 
-SPECS = ["none", "rope", "rope:inference_theta=scaled", "wavelet:scales=3"]
 TRAININGS = 3
-TINY = [
-    "--train-length", "16", "--lengths", "16", "32", "--batch", "2", "--layers", "1", "--heads",
-    "2", "--head-dim", "6", "--eval-bytes", "128", "--lr", "0.02", "--threads", "1",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A folder of twelve text files, 300 bytes each."""
-    folder = tmp_path_factory.mktemp("text")
-    letters = np.random.default_rng(0).integers(97, 105, size=(12, 300)).astype(np.uint8)
-    for number, content in enumerate(letters):
-        (folder / f"part{number}.txt").write_bytes(content.tobytes())
-    return folder
-
-
-def arguments(text, out, *more, steps=6, specs=SPECS):
-    tiny = [*TINY, "--data", str(text), "--steps", str(steps), "--save-every", "2"]
-    return ["compare", "--encodings", *specs, *tiny, "--out", str(out), *more]
-
-
-def figures(out):
-    runs = json.loads((out / "results.json").read_text())["runs"]
-    return [(run["encoding"], run["seed"], run["perplexity"]) for run in runs]
+    return text_in(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -177,35 +156,6 @@ def test_default_folder_is_named_after_the_settings(text, tmp_path, monkeypatch)
 # Interruption
 
 
-class Crash(BaseException):
-    """Stands for the process's end."""
-
-
-@pytest.mark.parametrize("death", range(1, 20, 2))
-def test_dies_at_any_write_and_resumes(finished, text, tmp_path, monkeypatch, death):
-    """The process ends right before its nth renaming; each write before it is complete."""
-    renames = {"done": 0}
-
-    def dying(rename):
-        def replacement(*paths):
-            renames["done"] += 1
-            if renames["done"] == death:
-                raise Crash
-            return rename(*paths)
-
-        return replacement
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder.os, "replace", dying(os.replace))
-        patch.setattr(run_folder.os, "rename", dying(os.rename))
-        with pytest.raises(Crash):
-            main(arguments(text, tmp_path))
-    assert main(arguments(text, tmp_path)) == 0
-    assert figures(tmp_path) == figures(finished)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {path.name for path in finished.iterdir()}
-
-
 def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeypatch):
     out = tmp_path / "copy"
     shutil.copytree(finished, out)
@@ -215,22 +165,23 @@ def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeyp
     assert figures(out) == figures(finished)
 
 
-# The command in a process that gets a signal once the second training's state is saved.
+# The command in a process that gets a signal in the third step of the second training.
 STOPPED = """
 import os, signal, sys
+from pathlib import Path
 from wavepe.cli import main, training
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-save = training.State.save
+batch_at = training.batch_at
 
 
-def stopping(state, path):
-    save(state, path)
-    if path.name == "rope-theta-10000-seed0.pt":
+def stopping(tokens, step, *rest):
+    if step == 2 and Path(sys.argv[-1], "training", "rope-theta-10000-seed0.pt").exists():
         os.kill(os.getpid(), int(sys.argv[1]))
+    return batch_at(tokens, step, *rest)
 
 
-training.State.save = stopping
+training.batch_at = stopping
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -252,9 +203,15 @@ def test_killed_it_resumes_with_the_same_figures(finished, text, tmp_path, capsy
     assert figures(tmp_path) == figures(finished)
 
 
-def test_ctrl_c_says_how_to_resume(finished, text, tmp_path):
-    done = stopped(signal.SIGINT, text, tmp_path)
-    assert done.returncode == 130
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)],
+)
+def test_a_signal_saves_and_says_how_to_resume(finished, text, tmp_path, number, status):
+    done = stopped(number, text, tmp_path)
+    assert done.returncode == status
+    state = torch.load(tmp_path / "training" / "rope-theta-10000-seed0.pt", weights_only=True)
+    assert state["step"] == 3  # the last state is of step 2
     advice = done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert advice.startswith("wavepe compare: interrupted; to resume: wavepe compare ")
@@ -264,14 +221,6 @@ def test_ctrl_c_says_how_to_resume(finished, text, tmp_path):
 
 
 # Bad input
-
-
-def one_line(capsys):
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("wavepe compare: error: ")
-    return printed.err
 
 
 @pytest.mark.parametrize(
@@ -342,31 +291,6 @@ def test_files_and_folders_without_permission(text, tmp_path, capsys, monkeypatc
     error = one_line(capsys)
     assert "Permission denied" in error
     assert str(out if call == "mkdir" else text) in error
-
-
-def test_out_that_cannot_serve(finished, text, tmp_path, capsys):
-    file = tmp_path / "file"
-    file.write_text("in the way")
-    for out in (file, file / "below"):
-        assert main(arguments(text, out)) == 2
-        assert str(out) in one_line(capsys)
-    before = figures(finished)
-    assert main(arguments(text, finished, "--steps", "7")) == 2
-    assert "steps 6 there, 7 here" in one_line(capsys)
-    assert main(arguments(text, finished, "--threads", "2")) == 2
-    assert "threads 1 there, 2 here" in one_line(capsys)
-    other = tmp_path / "other.txt"
-    other.write_bytes(b"some other text " * 100)
-    assert main(arguments(other, finished)) == 2
-    assert "text_sha256" in one_line(capsys)
-    assert figures(finished) == before
-
-
-def test_one_process_a_folder(text, tmp_path, capsys):
-    folder = run_folder.RunFolder(tmp_path / "out")
-    with folder.opened({}):
-        assert main(arguments(text, tmp_path / "out")) == 2
-    assert "another wavepe compare" in one_line(capsys)
 
 
 def test_a_loss_that_is_no_number_ends_it(text, tmp_path, capsys):

@@ -1,6 +1,9 @@
 """The text of `wavepe compare`: how it is split, drawn in batches, and cut for evaluation."""
 
+import errno
 import os
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,3 +110,37 @@ def test_file_names_that_are_no_text(tmp_path):
     for number in range(9):
         (tmp_path / os.fsdecode(b"caf\xe9%d" % number)).write_bytes(b"text " * 100)
     assert len(load_text(str(tmp_path), 32, 16).train)
+
+
+def test_a_binary_file_is_refused(tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"text " * 100 + b"\0" + b"text " * 100)
+    with pytest.raises(UsageError, match=r"model\.bin: needs a text, and byte 500 .* is NUL"):
+        load_text(str(file), 32, 16)
+
+
+def test_a_pipe_is_read_and_a_device_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = b"some text " * 100
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    read = load_text(str(pipe), 32, 16)
+    writer.join()
+    assert read.train.tobytes() + read.held_out.tobytes() == content
+    with pytest.raises(UsageError, match="/dev/null: is a device"):
+        load_text("/dev/null", 32, 16)
+
+
+def test_a_folder_that_cannot_be_read_is_named(text, monkeypatch):
+    (text / "inner").mkdir()
+    scandir = os.scandir
+
+    def refusing(path):  # the tests may run as root, who is refused nothing
+        if Path(path).name == "inner":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UsageError, match=r"cannot read .*inner: Permission denied"):
+        load_text(str(text), 32, 16)

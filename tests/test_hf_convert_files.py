@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import signal
 import tracemalloc
 
 import pytest
@@ -18,12 +19,14 @@ from convert_cases import (
     change,
     load,
     names,
+    read,
     refused,
     state,
     stock,
     stock_bin,
 )
 from hf_model import logits, tiny
+from processes import python
 from wavepe.cli import main
 from wavepe.hf import checkpoint_files, conversion, convert
 
@@ -114,7 +117,6 @@ def test_weights_are_never_loaded(tmp_path, monkeypatch):
         raise AssertionError("loads weights")
 
     for module, name in (
-        (safetensors, "safe_open"),
         (safetensors.torch, "load_file"),
         (safetensors.torch, "load"),
         (torch, "load"),
@@ -161,6 +163,55 @@ def test_an_interrupted_conversion_leaves_nothing(error, tmp_path, monkeypatch):
         convert(source, tmp_path / "not" / "there", "alibi")
     assert len(copied) == 9
     assert list(tmp_path.iterdir()) == [source]
+
+
+# Converts, and gets a signal before the third file is copied; argv: signal, source, target.
+STOPPED = """
+import os, shutil, sys
+from wavepe.hf import convert
+
+signal, copied, copyfile = int(sys.argv[1]), [], shutil.copyfile
+
+
+def stopping(file, target):
+    copied.append(file)
+    if len(copied) == 3:
+        os.kill(os.getpid(), signal)
+    return copyfile(file, target)
+
+
+shutil.copyfile = stopping
+convert(sys.argv[2], sys.argv[3], "alibi")
+"""
+
+
+def test_what_a_signal_leaves(tmp_path):
+    """Nothing; after SIGKILL a folder, which the next call uses."""
+    source, target = stock(tmp_path / "source", "sharded"), tmp_path / "new" / "target"
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        assert python("-c", STOPPED, int(number), source, target).returncode == -number
+        assert list(tmp_path.iterdir()) == [source]
+    for _ in range(2):
+        assert python("-c", STOPPED, int(signal.SIGKILL), source, target).returncode == -9
+        assert [path.name for path in target.parent.iterdir()] == [".target.part"]
+    convert(source, target, "alibi")
+    assert list(target.parent.iterdir()) == [target]
+    load(target)
+
+
+def test_two_at_once(tmp_path, monkeypatch):
+    source, target = stock(tmp_path / "source"), tmp_path / "target"
+    write = conversion._write
+
+    def meanwhile(plan, part, link):
+        monkeypatch.setattr(conversion, "_write", write)
+        with pytest.raises(OSError, match=r"another process is writing there: .*target'"):
+            convert(source, target, "none")
+        write(plan, part, link)
+
+    monkeypatch.setattr(conversion, "_write", meanwhile)
+    convert(source, target, "alibi")
+    assert read(target / "config.json")["position_encoding"] == "alibi"
 
 
 def test_a_disk_that_is_too_small_is_seen_first(tmp_path, monkeypatch):

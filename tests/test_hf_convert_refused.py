@@ -1,6 +1,7 @@
 """What wavepe.hf.convert refuses before it writes anything, and `wavepe convert`."""
 
 import json
+import os
 
 import pytest
 from cases import forget_registrations
@@ -93,11 +94,15 @@ def test_weights_that_are_refused(tmp_path):
     first = next(source.glob("model-00001-of-*"))
     whole, listed = first.read_bytes(), (source / index).read_text()
     first.write_bytes(whole[:-1])
-    refused(source, target, f"{first.name} has {len(whole) - 1} bytes")
+    refused(
+        source, target, f"{first.name} is no safetensors file of {len(whole) - 1} bytes: .*cover"
+    )
     first.write_bytes(b"version https://git-lfs.github.com/spec/v1")
     refused(source, target, "downloaded in full")
     first.write_bytes(b"\x02" + bytes(7) + b"[]")
     refused(source, target, "is no safetensors file")
+    first.write_bytes(whole.replace(b'"dtype":"F32"', b'"dtype":"F99"', 1))
+    refused(source, target, "is no safetensors file.*F99")
     first.unlink()
     refused(source, target, f"lists shards that are not there: {first.name}")
     first.write_bytes(whole)
@@ -111,8 +116,19 @@ def test_weights_that_are_refused(tmp_path):
     refused(source, target, "cannot be read as weights")
     torch.save({"model": {}}, source / "pytorch_model.bin")
     refused(source, target, "other things")
+    torch.save({"model": RunsCode()}, source / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"other things than tensors.*posix\.system") as caught:
+        convert(source, target, "alibi")
+    assert "weights_only" not in str(caught.value)
     (source / index).write_text(listed)
     convert(source, target, "alibi")
+
+
+class RunsCode:
+    """What a malicious file holds: its pickle calls a function when it is read."""
+
+    def __reduce__(self):
+        return os.system, ("exit 1",)
 
 
 # ------------------------------------------------------------------ the command

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import wavepe
 
+from .._files import unwinding
 from .errors import CommandError, UsageError
 
 # Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
@@ -47,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv and argv[0] in _COMMANDS else None
     name = f"wavepe {command}" if command else "wavepe"
+    with unwinding():
+        return _main(argv, command, name)
+
+
+def _main(argv: list[str], command: str | None, name: str) -> int:
     try:
         args = _parser(command).parse_args(argv)
         if command is None:

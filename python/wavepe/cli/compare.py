@@ -13,10 +13,11 @@ from typing import Any
 
 import wavepe
 
+from .._files import OF_THE_DISK, new_file
 from .data import Text, evaluation_bytes, load_text
 from .environment import environment
-from .errors import UsageError, require
-from .folder import RunFolder, model_name, write_at_once
+from .errors import CommandError, UsageError, require
+from .folder import RunFolder, model_name
 from .imports import import_all, name_in
 from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
 
@@ -88,9 +89,16 @@ def run(args: argparse.Namespace) -> int:
     save_every = args.save_every or max(
         1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     )
-    with _torch_threads(threads) as threads, folder.opened({**manifest, "threads": threads}):
-        results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
-    _report(folder, settings, results, args.quiet)
+    try:
+        with _torch_threads(threads) as threads, folder.opened({**manifest, "threads": threads}):
+            results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
+            _report(folder, settings, results, args.quiet)
+    except OSError as error:
+        if error.errno in OF_THE_DISK:
+            raise CommandError(
+                f"{error.filename}: {error.strerror}; to go on, give the same command again"
+            ) from error
+        raise
     return 0
 
 
@@ -125,33 +133,45 @@ class _Comparison:
         self.settings, self.text, self.folder = settings, text, folder
         self.threads, self.save_every = threads, save_every
         self.held_out = evaluation_bytes(text.held_out, settings.lengths, settings.eval_bytes)
-        before = folder.read(folder.results) or {"runs": []}
-        self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
+        before = folder.read(folder.results)
+        before = {"runs": [], "environment": {}} if before is None else before
+        try:
+            self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
+            self.variants = set(before["environment"].get("variants", ())) | {wavepe.variant()}
+        except (KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"{folder.results} is not of a comparison: remove it, or give another --out"
+            ) from None
+        self.models = models_of(settings)
+        for model in self.models:
+            if folder.trained(model.spec, model.seed) is None:
+                for spec in model.rows:  # of a model that is gone, or was another's
+                    self.done.pop((spec, model.seed), None)
 
     def run(self, quiet: bool) -> dict[str, Any]:
         """Train and evaluate; returns what results.json holds at the end."""
         from .progress import Report
 
-        models = models_of(self.settings)
-        with Report(len(models), self.settings.steps, quiet=quiet) as report:
-            for number, model in enumerate(models):
+        with Report(len(self.models), self.settings.steps, quiet=quiet) as report:
+            for number, model in enumerate(self.models):
                 report.model(number, model.rows[0])
-                self._train(model, report)
+                checkpoint, facts = self._train(model, report)
                 for spec in model.rows:
                     if (spec, model.seed) not in self.done:
                         report.evaluating(spec)
-                        self._evaluate(model, spec, report)
+                        self._evaluate(checkpoint, facts, model.seed, spec, report)
         results = self.folder.read(self.folder.results)
         assert results is not None  # every comparison has a row
         return results
 
-    def _train(self, model: Model, report: Any) -> None:
-        checkpoint = self.folder.checkpoint(model.name)
-        if checkpoint.is_dir():
+    def _train(self, model: Model, report: Any) -> tuple[Path, dict[str, Any]]:
+        """The model's checkpoint and its training.json, trained now if it was not before."""
+        found = self.folder.trained(model.spec, model.seed)
+        if found is not None:
             self.folder.discard_training(model.name)
             report.starts_at(self.settings.steps)
-            report.note(f"{model.rows[0]}: trained before, {checkpoint}")
-            return
+            report.note(f"{model.rows[0]}: trained before, {found[0]}")
+            return found
         from .training import train
 
         state = train(
@@ -160,24 +180,26 @@ class _Comparison:
         )  # fmt: skip
         facts = {"spec": model.spec, "seed": model.seed, "steps": state.step}
         facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
+        facts["variants"] = state.variants
 
         def save(path: Path) -> None:
             state.model.save_pretrained(path)
             self.folder.write_json(path / "training.json", facts)
 
         self.folder.finish(model.name, save)
+        return self.folder.checkpoint(model.name), facts
 
-    def _evaluate(self, model: Model, spec: str, report: Any) -> None:
+    def _evaluate(
+        self, checkpoint: Path, facts: dict[str, Any], seed: int, spec: str, report: Any
+    ) -> None:
         from .training import evaluate
 
-        checkpoint = self.folder.checkpoint(model.name)
-        trained = self.folder.read(checkpoint / "training.json")
         began = time.perf_counter()
         perplexity = evaluate(checkpoint, spec, self.held_out, self.settings.lengths)
-        seconds = trained["seconds"] + time.perf_counter() - began
-        self.done[spec, model.seed] = {
+        seconds = facts["seconds"] + time.perf_counter() - began
+        self.done[spec, seed] = {
             "encoding": spec,
-            "seed": model.seed,
+            "seed": seed,
             "perplexity": perplexity,
             "seconds": round(seconds, 3),
         }
@@ -189,16 +211,14 @@ class _Comparison:
         wanted = [
             (spec, seed) for seed in range(self.settings.seeds) for spec in self.settings.encodings
         ]
-        models = {}
-        for model in models_of(self.settings):
-            facts = self.folder.read(self.folder.checkpoint(model.name) / "training.json")
-            if facts is not None:
-                models[f"checkpoints/{model.name}"] = facts
+        found = (self.folder.trained(m.spec, m.seed) for m in self.models)
+        models = {f"checkpoints/{path.name}": facts for path, facts in filter(None, found)}
         return {
             "train_length": self.settings.train_length,
             "runs": [self.done[key] for key in wanted if key in self.done],
             "environment": {
                 **environment(),
+                "variants": sorted(self.variants),
                 "threads": self.threads,
                 "date": datetime.date.today().isoformat(),
                 "protocol": "whole",
@@ -223,12 +243,10 @@ def _report(folder: RunFolder, settings: Settings, results: dict[str, Any], quie
 
     runs, train_length = results["runs"], settings.train_length
     heading = title(train_length).partition(" (*")[0]
-    write_at_once(
-        folder.picture,
-        lambda path: perplexity_by_length(runs, path, train_length=train_length, title=heading),
-    )
-    table = markdown_table(runs, settings.lengths, train_length)
-    write_at_once(folder.table, lambda path: path.write_text(table, "utf-8"))
+    with new_file(folder.picture) as part:
+        perplexity_by_length(runs, part, train_length=train_length, title=heading)
+    with new_file(folder.table) as part:
+        part.write_text(markdown_table(runs, settings.lengths, train_length), "utf-8")
     print_table(runs, settings.lengths, train_length)
     if not quiet:
         print(f"results: {folder.results}  picture: {folder.picture}")

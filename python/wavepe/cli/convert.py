@@ -57,7 +57,7 @@ def _encoding(given: str) -> Any:
 
 
 def _print(done: Conversion, args: argparse.Namespace) -> None:
-    from ..hf.checkpoint_files import some
+    from .._files import some
     from ..hf.layers import text
 
     how = "linked" if args.link else "copied"

@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -101,10 +102,16 @@ def _standard_library() -> tuple[dict[str, bytes], str]:
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], str]:
-    if path.is_file():
-        return {path.name: _bytes(path)}, str(path)
+    if path.is_file() or path.is_fifo():  # as /dev/stdin can be
+        content = _bytes(path)
+        if b"\0" in content:
+            raise UsageError(
+                f"--data {path}: needs a text, and byte {content.index(0)} of this file is NUL"
+            )
+        return {path.name: content}, str(path)
     if not path.is_dir():
-        raise UsageError(f"--data {path}: no such file or folder")
+        what = "is a device" if path.exists() else "no such file or folder"
+        raise UsageError(f"--data {path}: {what}")
     read = {name: _bytes(file) for name, file in _walk(path)}
     files = {name: content for name, content in read.items() if content and b"\0" not in content}
     if not files:
@@ -119,7 +126,7 @@ def _walk(root: Path) -> list[tuple[str, Path]]:
     read again, they would change the text.
     """
     found = []
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, names in os.walk(root, onerror=_unreadable):
         if RUN_FILES.issubset(names):
             subfolders.clear()
             continue
@@ -136,6 +143,10 @@ def _bytes(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _split_by_file(files: dict[str, bytes], longest: int) -> tuple[bytes, bytes]:

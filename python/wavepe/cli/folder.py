@@ -11,20 +11,23 @@ Whatever is written appears at once under its name: under another name first, th
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .._files import new_file, new_folder, part_of, some, writing
 from .errors import UsageError
 from .settings import differences
 
+_SETTINGS = "settings.json"
+_LOCK = ".lock"
 # Together in a folder, they say that it is one of these.
-RUN_FILES = frozenset({"settings.json", ".lock"})
+RUN_FILES = frozenset({_SETTINGS, _LOCK})
+_LONGEST = 80  # characters of a spec in a name; file systems allow 255 bytes
 
 
 class RunFolder:
@@ -35,15 +38,19 @@ class RunFolder:
         self.results = path / "results.json"
         self.picture = path / "perplexity.png"
         self.table = path / "table.md"
-        self._settings = path / "settings.json"
+        self._settings = path / _SETTINGS
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
         """Hold the folder for this process; UsageError if it cannot serve these settings."""
+        self._check()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held as long as the folder)
-        except OSError as error:
+            with writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = open(self.path / _LOCK, "w")  # noqa: SIM115 (held as long as the folder)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(f"--out {self.path}: needs a folder, and a file is there") from None
+        except PermissionError as error:
             raise UsageError(f"--out {self.path}: {error.strerror}") from None
         with lock:
             _lock(lock, self.path)
@@ -57,6 +64,27 @@ class RunFolder:
                 )
             yield
 
+    def _check(self) -> None:
+        """UsageError where it can be none of ours. What it holds stays as it is."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:  # safetensors opens no other
+            raise UsageError(f"--out {self.path}: needs a name in UTF-8") from None
+        known = self.read(self._settings)
+        if known is not None:
+            if not (isinstance(known, dict) and {"encodings", "text_sha256"} <= known.keys()):
+                raise UsageError(
+                    f"--out {self.path}: its {_SETTINGS} is not of a comparison: give another --out"
+                )
+        elif self.path.is_dir():
+            begun = (_LOCK, f".{_SETTINGS}.")  # a comparison killed before it had settings
+            others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(begun))
+            if others:
+                raise UsageError(
+                    f"--out {self.path} holds other files ({some(others)}) and no comparison: "
+                    "give a new or an empty folder"
+                )
+
     def recorded(self, key: str) -> Any:
         """One of the settings the folder was begun with, or None."""
         return (self.read(self._settings) or {}).get(key)
@@ -69,30 +97,46 @@ class RunFolder:
         """Where the state of `name`'s training is while it runs."""
         return self.path / "training" / f"{name}.pt"
 
+    def trained(self, spec: str, seed: int) -> tuple[Path, dict[str, Any]] | None:
+        """The finished model trained as `spec` with `seed` and its training.json, or None."""
+        for name in (model_name(spec, seed), _former_name(spec, seed)):
+            path = self.checkpoint(name)
+            if not path.is_dir():
+                continue
+            facts = self.read(path / "training.json")
+            facts = facts if isinstance(facts, dict) else {}
+            if (facts.get("spec"), facts.get("seed")) == (spec, seed):
+                return path, facts
+            if name == model_name(spec, seed):
+                raise UsageError(
+                    f"{path} should hold the model trained as {spec} with seed {seed}, and its "
+                    f"training.json says {facts.get('spec')} with seed {facts.get('seed')}: "
+                    "remove that folder, or give another --out"
+                )
+        return None
+
     def finish(self, name: str, save: Callable[[Path], None]) -> None:
         """Let `save` fill the folder of the trained model `name`, and drop its training state."""
-        target = self.checkpoint(name)
-        unfinished = target.with_name(f".{name}.part")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        save(unfinished)
-        os.rename(unfinished, target)
+        with new_folder(self.checkpoint(name)) as unfinished:
+            save(unfinished)
         self.discard_training(name)
 
     def discard_training(self, name: str) -> None:
         """Drop the training state of a finished model."""
         state = self.training(name)
-        for path in (state, _unfinished(state)):
-            path.unlink(missing_ok=True)
-        if state.parent.is_dir() and not any(state.parent.iterdir()):
-            state.parent.rmdir()
+        part = part_of(state)  # of a process that was killed
+        with writing(state, part):
+            for path in (state, part):
+                path.unlink(missing_ok=True)
+            if state.parent.is_dir() and not any(state.parent.iterdir()):
+                state.parent.rmdir()
 
     @staticmethod
     def read(path: Path) -> Any:
         """The JSON at `path`, or None if there is none."""
         try:
             return json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read {path}: {error}") from None
@@ -101,24 +145,24 @@ class RunFolder:
     def write_json(path: Path, value: Any) -> None:
         """Write `value` to `path` at once."""
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        write_at_once(path, lambda part: part.write_text(text, "utf-8"))
-
-
-def write_at_once(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write` with a path beside `path`, then give the file its name."""
-    path.parent.mkdir(exist_ok=True)
-    part = _unfinished(path)
-    write(part)
-    os.replace(part, path)
-
-
-def _unfinished(path: Path) -> Path:
-    """Where a file is written; the ending tells some writers its format."""
-    return path.with_name(f".{path.name}.part{path.suffix}")
+        with new_file(path) as part:  # what is not UTF-8 in file names becomes an escape of JSON's
+            part.write_text(text, "utf-8", "backslashreplace")
 
 
 def model_name(spec: str, seed: int) -> str:
-    """A folder name for the model trained as `spec` with `seed`."""
+    """The folder of the model trained as `spec` with `seed`: no other spec's, and no longer than
+    file systems allow.
+
+    Readable parts joined by "-" tell the spec; else the beginning of its hash does.
+    """
+    name = re.sub("[^A-Za-z0-9._]+", "-", spec)[:_LONGEST]
+    if len(spec) > _LONGEST or not re.fullmatch("[a-z0-9._]+([:=,][a-z0-9._]+)*", spec):
+        name += "-" + hashlib.sha256(spec.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{name}-seed{seed}"
+
+
+def _former_name(spec: str, seed: int) -> str:
+    """What it was called in folders of 2026, where several specs could share a name."""
     return f"{re.sub('[^A-Za-z0-9._]+', '-', spec)}-seed{seed}"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import torch
 import wavepe.hf
 from wavepe.analysis import perplexity
 
+from .._files import ENDING, new_file, unwind
 from .data import batch_at
 from .errors import CommandError
-from .folder import write_at_once
 from .progress import Report
 from .settings import Settings
 
@@ -37,32 +38,41 @@ LAST_RATE_SHARE = 0.05
 LOSS_MEMORY = 0.02
 
 
+_PLAIN = ("spec", "seed", "step", "seconds", "loss", "variants")
+_WITH_STATE = ("model", "optimizer")
+
+
 @dataclass
 class State:
-    """A training under way; `loss` is a running mean in nats per byte."""
+    """A training under way; `loss` is a running mean in nats per byte.
 
+    `variants` are those of the kernels it ran on: another one rounds differently.
+    """
+
+    spec: str
+    seed: int
     model: Any  # a Hugging Face model
     optimizer: torch.optim.Optimizer
     step: int = 0
     seconds: float = 0.0
     loss: float = math.log(VOCABULARY)
+    variants: list[str] = field(default_factory=lambda: [wavepe.variant()])
 
     def save(self, path: Path) -> None:
-        content = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "seconds": self.seconds,
-            "loss": self.loss,
-        }
-        write_at_once(path, lambda part: torch.save(content, part))
+        content = {name: getattr(self, name) for name in _PLAIN}
+        content |= {name: getattr(self, name).state_dict() for name in _WITH_STATE}
+        # Into an open file: with a path, torch's errors do not tell the system's.
+        with new_file(path) as part, part.open("wb") as file:
+            torch.save(content, file)
 
     def load(self, path: Path) -> None:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.step, self.seconds = content["step"], content["seconds"]
-        self.loss = content["loss"]
+        if (content.get("spec"), content.get("seed")) != (self.spec, self.seed):
+            raise ValueError(f"it is of {content.get('spec')} with seed {content.get('seed')}")
+        for name in _WITH_STATE:
+            getattr(self, name).load_state_dict(content[name])
+        for name in _PLAIN:
+            setattr(self, name, content[name])
 
 
 def new_model(spec: str, seed: int, settings: Settings) -> torch.nn.Module:
@@ -98,17 +108,23 @@ def train(
 ) -> State:
     """Train from the beginning, or from `saved` where that exists, to the last step.
 
-    The state is saved every `save_every` steps. Ctrl-C saves after the step under way and raises
-    KeyboardInterrupt.
+    The state is saved every `save_every` steps. Ctrl-C, SIGTERM and SIGHUP save after the step
+    under way and raise KeyboardInterrupt.
     """
     model = new_model(spec, seed, settings)
-    state = State(model, _optimizer(model, settings))
+    state = State(spec, seed, model, _optimizer(model, settings))
     if saved.exists():
         try:
             state.load(saved)
         except Exception as error:
             raise CommandError(f"cannot resume from {saved} ({error}): delete it") from error
     report.starts_at(state.step)
+    if wavepe.variant() not in state.variants:
+        report.note(
+            f"{spec}: began with variant {' and '.join(state.variants)}, goes on with "
+            f"{wavepe.variant()}: figures may differ in their last digits"
+        )
+        state.variants.append(wavepe.variant())
     model.train()
     with _interrupt_noted() as noted:
         while state.step < settings.steps:
@@ -126,7 +142,7 @@ def train(
             if noted or (state.step % save_every == 0 and state.step < settings.steps):
                 state.save(saved)
             if noted:
-                raise KeyboardInterrupt
+                noted[0]()
     return state
 
 
@@ -134,7 +150,12 @@ def evaluate(
     folder: Path, spec: str, tokens: np.ndarray, lengths: tuple[int, ...]
 ) -> dict[str, float]:
     """Whole-sequence perplexity per byte of the saved model read with the encoding `spec`."""
-    model = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(folder, position_encoding=spec)
+    try:
+        model = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(folder, position_encoding=spec)
+    except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
+        raise CommandError(
+            f"cannot load {folder} ({error}): remove that folder, and it is trained again"
+        ) from error
     held_out = torch.from_numpy(tokens.astype(np.int64))
     return {str(length): perplexity(model, held_out, length) for length in lengths}
 
@@ -181,21 +202,31 @@ def _intermediate(hidden: int) -> int:
 
 
 @contextmanager
-def _interrupt_noted() -> Iterator[list[int]]:
-    """Within, the first Ctrl-C only fills the list; the second one interrupts at once."""
-    noted: list[int] = []
+def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
+    """Within, the first Ctrl-C, SIGTERM or SIGHUP only fills the list, with what it would have
+    done; a second one does it at once."""
+    noted: list[Callable[[], Any]] = []
+    before: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *ENDING)}
+    ours = {  # others are ignored, or not our affair
+        number: handler
+        for number, handler in before.items()
+        if handler in (signal.default_int_handler, unwind)
+    }
 
     def note(number: int, frame: Any) -> None:
-        noted.append(number)
-        signal.signal(signal.SIGINT, before)
+        noted.append(functools.partial(ours[number], number, frame))
+        restore()
 
-    before = signal.getsignal(signal.SIGINT)
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or before is not signal.default_int_handler:
-        yield noted  # ignored, or another's affair
+    def restore() -> None:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield noted
         return
-    signal.signal(signal.SIGINT, note)
+    for number in ours:
+        signal.signal(number, note)
     try:
         yield noted
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from .._files import some
 
 CONFIG = "config.json"
 INDEX = ".index.json"
@@ -28,7 +28,6 @@ OTHER_WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data",
 )  # fmt: skip
 _PIECE = 2**22  # bytes in memory at a time
-_SHOWN = 4  # names in a message
 
 Contents = dict[str, tuple[tuple[int, ...], int]]  # tensor -> its shape, its bytes
 
@@ -110,17 +109,11 @@ def _header(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]
             )
         text = file.read(length)
     try:
-        entries = json.loads(text)
-        metadata = entries.pop("__metadata__", {})
-        end = 0
-        for entry in entries.values():
-            tuple(entry["shape"])
-            begin, after = entry["data_offsets"]
-            end = max(end, begin, after)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from error
-    if 8 + length + end != size:
-        raise ValueError(f"{path} has {size} bytes, and its header speaks of {8 + length + end}")
+        with safetensors.safe_open(path, "pt"):  # judges the header, loads nothing
+            entries = json.loads(text)
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise ValueError(f"{path} is no safetensors file of {size} bytes: {error}") from error
+    metadata = entries.pop("__metadata__", {})
     return entries, metadata, 8 + length
 
 
@@ -128,7 +121,12 @@ def load_bin(path: Path, device: str) -> dict[str, Tensor]:
     """The tensors of a pytorch_model file; their values stay on disk until they are used."""
     try:
         state = torch.load(path, map_location=device, weights_only=True, mmap=True)
-    except Exception as error:  # of pickle, zipfile, torch
+    except pickle.UnpicklingError as error:  # whose advice is to load it all the same
+        reason = error.__context__ or "not a pickle of tensors"
+        raise ValueError(
+            f"{path} holds other things than tensors, and nothing of it was run: {reason}"
+        ) from error
+    except Exception as error:  # of zipfile, torch
         raise ValueError(f"{path} cannot be read as weights of PyTorch: {error}") from error
     if not (isinstance(state, dict) and all(isinstance(x, Tensor) for x in state.values())):
         raise ValueError(f"{path} holds other things than a dict of tensors")
@@ -175,36 +173,20 @@ def _raise(error: OSError) -> None:
     raise error  # os.walk would pass over a folder that it cannot read
 
 
-@contextmanager
-def appearing(target: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `target` at the end, or disappears with what went wrong."""
-    made = [parent for parent in target.parents if not parent.exists()]
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.mkdir(parents=True)
-        yield part
-        os.rename(part, target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        for parent in made:
-            with suppress(OSError):
-                parent.rmdir()
-        raise
-
-
 def save(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file of weights in the format that its name ends with."""
     if path.suffix == ".safetensors":
         safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
-    else:
-        torch.save(tensors, path)
+        return
+    with path.open("wb") as file:  # with a path, torch's errors do not tell the system's
+        torch.save(tensors, file)
 
 
 def copy_without(source: Path, target: Path, dropped: frozenset[str]) -> None:
     """Copy a file of weights but for some tensors; a safetensors file in pieces."""
     if source.suffix != ".safetensors":
         state = load_bin(source, "cpu")
-        torch.save({name: x for name, x in state.items() if name not in dropped}, target)
+        save(target, {name: x for name, x in state.items() if name not in dropped})
         return
     entries, metadata, data = _header(source)
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
@@ -236,9 +218,3 @@ def _copy_bytes(reader: BinaryIO, writer: BinaryIO, size: int) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write an object as JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from .._files import new_folder, some
 from .checkpoint_files import (
     CONFIG,
     INDEX,
     Contents,
     Weights,
-    appearing,
     copy_without,
     other_files,
     read_json,
     read_weights,
     save,
-    some,
     write_json,
 )
 from .config import ON_DISK, STOCK_CLASSES, WavePELlamaConfig
@@ -148,7 +147,7 @@ def convert(
     source, target = _folders(source_folder, target_folder)
     plan = _plan(source, chosen)
     _check_room(plan, target, link)
-    with appearing(target) as part:
+    with new_folder(target) as part:
         _write(plan, part, link)
         _check_written(plan, part)
     return Conversion(

@@ -1,0 +1,234 @@
+"""A fault at each write of a command: it must end in one line, leave nothing half written, and give
+the same files when it is called again.
+
+    python tests/faults.py                      every write of every case, every fault
+    python tests/faults.py --cases compare --faults ENOSPC --every 5
+"""
+
+import argparse
+import collections
+import ctypes
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # threads do not survive a fork
+
+SOURCE = Path(__file__).with_name("faults.c")
+FAULTS = {
+    "ENOSPC": errno.ENOSPC,
+    "EIO": errno.EIO,
+    "SIGINT": -signal.SIGINT,
+    "SIGTERM": -signal.SIGTERM,
+    "SIGHUP": -signal.SIGHUP,
+    "SIGKILL": -signal.SIGKILL,
+}
+CASES = ("compare", "copied", "rewritten", "bin")  # compare; convert, by what becomes of weights
+TINY = (
+    "--steps 4 --save-every 2 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 "
+    "--head-dim 6 --eval-bytes 64 --threads 1"
+)
+
+
+@dataclass
+class Ended:
+    """How a run ended: its exit status (minus a signal), its stderr, how many writes it made, and
+    the one that met the fault."""
+
+    status: int
+    err: str
+    writes: int
+    last: str
+
+
+def library(folder):
+    """faults.c, compiled."""
+    built = Path(folder, "faults.so")
+    words = shlex.split(os.environ.get("CC", "cc"))
+    done = subprocess.run([*words, "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(built)])
+    assert done.returncode == 0
+    faults = ctypes.CDLL(str(built))
+    faults.faults_last.restype = ctypes.c_char_p
+    return faults
+
+
+def run(faults, arguments, folder, at=0, fault=0):
+    """`wavepe ARGUMENTS` in a fork of this process; the write numbered `at` below `folder` meets
+    the fault."""
+    from wavepe.cli import main
+
+    with tempfile.TemporaryFile("w+") as err, tempfile.TemporaryFile("w+") as told:
+        child = os.fork()
+        if not child:
+            code = 99
+            try:
+                os.dup2(err.fileno(), 2)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                assert faults.faults_begin(os.fsencode(folder), at, fault) == 0
+                code = main(arguments)
+                sys.stderr.flush()
+                told.write(f"{faults.faults_events()} {faults.faults_last().decode()}")
+                told.flush()
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        err.seek(0)
+        told.seek(0)
+        writes, _, last = told.read().partition(" ")
+        return Ended(os.waitstatus_to_exitcode(status), err.read(), int(writes or 0), last)
+
+
+def prepared(case, place):
+    """The arguments of the command, and the folder it writes below."""
+    place, out = Path(place, "in"), Path(place, "out")
+    place.mkdir()
+    if case == "compare":
+        text = place / "text"
+        text.write_text("".join(f"line {i * i % 997} of a text\n" for i in range(99)))
+        specs = ["none", "rope", "rope:inference_theta=scaled"]
+        words = ["compare", "--encodings", *specs, *TINY.split(), "--data", str(text)]
+        return [*words, "--out", str(out / "run")], out
+    import safetensors.torch
+    import torch
+    from convert_cases import state, stock, stock_bin
+    from hf_model import tiny
+
+    source, target = place / "source", out / "new" / "target"
+    stored = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # will be dropped
+    if case == "copied":
+        stock(source, "sharded")
+    elif case == "rewritten":
+        stock(source)
+        file = source / "model.safetensors"
+        safetensors.torch.save_file(state(source) | stored, file, {"format": "pt"})
+    else:
+        model = tiny()
+        stock_bin(model, source)
+        torch.save(model.state_dict() | stored, source / "pytorch_model.bin")
+    return ["convert", str(source), str(target), "shaw:clip=3"], out
+
+
+def files(folder):
+    """Every file below, by name: its bytes, but for times in JSON."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir():
+            found[name + "/"] = None
+        elif path.name in ("results.json", "training.json"):
+            found[name] = without_times(json.loads(path.read_text()))
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {k: without_times(x) for k, x in value.items() if k not in ("seconds", "date")}
+    return [without_times(x) for x in value] if isinstance(value, list) else value
+
+
+def check(ended, name, out):
+    """What a run with a fault says and leaves."""
+    fault = FAULTS[name]
+    assert "Traceback" not in ended.err, "a traceback"
+    assert "exception" not in ended.err.lower(), "an exception that nobody handled"
+    if fault == -signal.SIGKILL:
+        assert ended.status == fault, f"exit status {ended.status}"
+        return
+    left = [str(path.relative_to(out)) for path in out.rglob("*") if ".part" in path.name]
+    assert not left, f"left {left}"
+    if fault in (-signal.SIGTERM, -signal.SIGHUP):
+        assert ended.status == fault, f"exit status {ended.status}"
+    elif fault == -signal.SIGINT:
+        assert ended.status == 130, f"exit status {ended.status}"
+    elif ended.status:
+        assert ended.status == 1, f"exit status {ended.status}"
+        line = ended.err.splitlines()[-1]
+        assert line.startswith("wavepe"), "no line of ours at the end"
+        assert os.strerror(fault) in line, "does not say what happened"
+        assert str(out) in line, "names no file"
+        assert "the disk at" in line, "names no disk"
+
+
+def attempt(faults, arguments, out, whole, at, name):
+    """One fault, and the same call again; the run with the fault."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    ended = run(faults, arguments, out, at, FAULTS[name])
+    try:
+        check(ended, name, out)
+        if files(out) != whole:
+            again = run(faults, arguments, out)
+            assert again.status == 0, f"called again: exit status {again.status}: {again.err}"
+            found = files(out)
+            differ = [k for k in sorted(whole.keys() | found.keys()) if k not in found
+                      or k not in whole or whole[k] != found[k]]  # fmt: skip
+            assert not differ, f"called again: {differ} differ"
+    except AssertionError as error:
+        raise AssertionError(
+            f"{name} at write {at} ({ended.last}): {error}\n"
+            f"    again: python tests/faults.py --cases CASE --faults {name} --at {at}\n{ended.err}"
+        ) from None
+    return ended
+
+
+def sweep(case, names, every=1, at=None, shift=0):
+    """Faults at the writes of a case; (writes, runs, messages of those that failed)."""
+    place = tempfile.mkdtemp()
+    try:
+        faults = library(place)
+        arguments, out = prepared(case, place)
+        out.mkdir()
+        first = run(faults, arguments, out)
+        assert first.status == 0, first.err
+        whole, failed, runs = files(out), [], 0
+        for number, name in enumerate(names):
+            numbers = [at] if at else range(1 + (shift + number) % every, first.writes + 1, every)
+            for number in numbers:
+                runs += 1
+                try:
+                    attempt(faults, arguments, out, whole, number, name)
+                except AssertionError as error:
+                    failed.append(str(error).replace("--cases CASE", f"--cases {case}"))
+        return first.writes, runs, failed
+    finally:
+        shutil.rmtree(place)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--every", type=int, default=1, help="of the writes, each nth")
+    parser.add_argument("--at", type=int, help="this write alone")
+    given = parser.parse_args()
+    import matplotlib.pyplot  # noqa: F401 (before the forks: once)
+    import wavepe.hf  # noqa: F401
+    from wavepe.cli import compare, progress, report, training  # noqa: F401
+
+    count = collections.Counter()
+    for case in given.cases.split(","):
+        writes, runs, failed = sweep(case, given.faults.split(","), given.every, given.at)
+        count.update(runs=runs, failed=len(failed))
+        print(f"{case}: {writes} writes, {runs} faults, {len(failed)} failed", flush=True)
+        for message in failed[:20]:
+            print("FAILED", message, flush=True)
+    return int(count["failed"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
