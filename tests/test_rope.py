@@ -393,3 +393,56 @@ def test_scores_keep_when_all_positions_shift(h, interleaved, shift, distance, s
         with using(name):
             error = abs(score(distance + shift, shift) - score(distance, 0))
             assert error <= 40 * unit(float) * np.linalg.norm(q) * np.linalg.norm(k), name
+
+
+# apply_rope: the frequencies, the table and the rotation in one
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.3, 0.0])
+def test_apply_rope(variant, dtype, interleaved, fraction):
+    rng = generator("apply_rope", dtype, interleaved, fraction)
+    for shape, theta in (((7, 16), 10000.0), ((2, 3, 5, 10), 500000), ((4, 2), 1.5)):
+        x = rng.normal(size=shape).astype(dtype)
+        inv_freq, _ = wavepe.rope_frequencies(shape[-1], theta)
+        inv_freq[int(fraction * shape[-1] // 2) :] = 0
+        for positions in (np.arange(shape[-2]), rng.integers(0, 1 << 20, size=shape[:-1])):
+            cos, sin = oracle.rope_table(positions, inv_freq)
+            got = wavepe.apply_rope(x, positions, theta, interleaved=interleaved, fraction=fraction)
+            exact = oracle.rope(x, cos, sin, interleaved)
+            assert got.dtype == dtype
+            bound = unit(dtype) * (4 * oracle.rope_terms(x, cos, sin, interleaved))
+            assert_within(got, exact, bound, f"{shape} {theta}")
+
+
+def test_apply_rope_takes_what_broadcasts():
+    x = generator("apply_rope shapes").normal(size=(2, 3, 5, 8)).astype(np.float32)
+    rows = np.array([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]])
+    got = wavepe.apply_rope(x, rows[:, None])
+    for b in range(2):
+        assert_same_bits(got[b], wavepe.apply_rope(x[b], rows[b].tolist()))
+    assert_same_bits(wavepe.apply_rope(x[0, 0, 3], 3), wavepe.apply_rope(x[0, 0], range(5))[3])
+    assert wavepe.apply_rope(x[:0], np.arange(5)).shape == (0, 3, 5, 8)
+    assert wavepe.apply_rope(x[:, :, :0], []).shape == (2, 3, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("x", "positions", "options", "error", "words"),
+    [
+        ((2, 5), [0, 1], {}, ValueError, r"even d, got \(2, 5\)"),
+        ((), 0, {}, ValueError, "even d"),
+        ((2, 0), [0, 1], {}, ValueError, r"\(2, 0\)"),
+        ((2, 4), [0, 1, 2], {}, ValueError, "broadcast"),
+        ((2, 4), [0.5, 1], {}, TypeError, "positions must hold integers"),
+        ((2, 4), [0, 1], {"theta": 0}, ValueError, "theta must be above 0"),
+        ((2, 4), [0, 1], {"theta": "base"}, TypeError, "theta must be a number"),
+        ((2, 4), [0, 1], {"fraction": 1.5}, ValueError, "fraction must be a number from 0 to 1"),
+        ((2, 4), [0, 1], {"interleaved": 2}, TypeError, "interleaved must be True or False"),
+    ],
+)
+def test_apply_rope_says_what_is_wrong(x, positions, options, error, words):
+    with pytest.raises(error, match=words):
+        wavepe.apply_rope(np.ones(x, np.float32), positions, **options)
+    with pytest.raises(TypeError, match="x must be float16"):
+        wavepe.apply_rope(np.ones((2, 4), int), [0, 1])

@@ -11,7 +11,7 @@ from types import ModuleType
 from ._alibi import alibi_slopes
 from ._attention import attention
 from ._relative_bias import relative_bias
-from ._rope import rope, rope_table
+from ._rope import apply_rope, rope, rope_table
 from ._rope_frequencies import rope_frequencies
 from ._runtime import __version__, build_info, use_variant, variant, variants
 from ._sinusoidal import sinusoidal
@@ -37,6 +37,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "__version__",
     "alibi_slopes",
+    "apply_rope",
     "attention",
     "build_info",
     "encoding",

@@ -82,6 +82,60 @@ def rope(
     return out
 
 
+def apply_rope(
+    x: ArrayLike,
+    positions: ArrayLike,
+    theta: float = 10000.0,
+    *,
+    interleaved: bool = False,
+    fraction: float = 1.0,
+) -> np.ndarray:
+    """Rotary position embedding of x at its positions [R].
+
+    ``rope_frequencies``, ``rope_table`` and ``rope`` in one: angles are exact, and in float64 for
+    float64 x.
+
+    Parameters
+    ----------
+    x : array (..., L, d) of float16, float32, float64 or ml_dtypes.bfloat16
+        Queries or keys; d even.
+    positions : integer array (L,), or one that broadcasts against x without its last axis
+        Of each token, within +-2^31.
+    theta : float
+        Base.
+    interleaved : bool
+        Pairs are (2i, 2i+1) as in GPT-J; else (i, i+d/2) as in NeoX and Llama.
+    fraction : float, 0 to 1
+        Share of the pairs that rotate, those of the highest frequencies (p-RoPE).
+
+    Returns
+    -------
+    array of x's shape and dtype
+
+    Raises
+    ------
+    ValueError, TypeError
+        A shape, dtype or value that does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, wavepe
+    >>> wavepe.apply_rope(np.ones((2, 4), np.float32), [0, 1], theta=100.0).round(3)
+    array([[ 1.   ,  1.   ,  1.   ,  1.   ],
+           [-0.301,  0.895,  1.382,  1.095]], dtype=float32)
+    """
+    from .encodings import RoPE  # which uses this module
+
+    x = np.asarray(x)
+    if x.ndim < 1 or x.shape[-1] < 2 or x.shape[-1] % 2:
+        raise ValueError(f"x needs shape (..., L, d) with an even d, got {x.shape}")
+    rope_of = RoPE(theta=theta, fraction=fraction)
+    inv_freq, factor = rope_of.frequencies(x.shape[-1])
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    cos, sin = rope_table(positions, inv_freq, attention_factor=factor, dtype=dtype)
+    return rope(x, cos, sin, interleaved=interleaved)
+
+
 def _rotate(
     kernel: np.ufunc,
     x: np.ndarray,
