@@ -3,15 +3,95 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .. import _checks
 from .._wavelet_registered import registrations
-from ..encodings import Encoding, encoding
+from ..encodings import Encoding
+from ..encodings import encoding as read_encoding
+from ._sequences import check_tokens, checked_rows
 from ._tables import FIRST_CAPACITY, LARGEST_TABLE
+
+
+class AbsoluteEncoding(nn.Module):
+    """Adds the vectors of an absolute encoding to token embeddings, before the first layer.
+
+    Nothing is learned. Constants are no buffers: no cast of the module reaches them.
+
+    Parameters
+    ----------
+    encoding : str, dict or Encoding
+        What `wavepe.encoding` reads: sinusoidal [V], binary, integer, normalised, or your own.
+    dim : int
+        Size of a token's vector.
+    trained_length : int, optional
+        For an encoding that needs it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An encoding that is not absolute, or does not fit `dim`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe.nn import AbsoluteEncoding
+    >>> AbsoluteEncoding("sinusoidal", 64)(torch.zeros(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        encoding: str | Mapping[str, Any] | Encoding,
+        dim: int,
+        *,
+        trained_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoding = read_encoding(encoding)
+        self.dim = _checks.integer("dim", dim, 1)
+        if trained_length is not None:
+            trained_length = _checks.integer("trained_length", trained_length, 1)
+        if self.encoding.entry != "absolute":
+            raise ValueError(
+                f"the encoding '{self.encoding}' is {self.encoding.entry}, not absolute: it acts "
+                "in the attention (wavepe.nn.Attention)"
+            )
+        self._vectors = AbsoluteVectors(self.encoding, self.dim, trained_length)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x plus the vectors of its positions.
+
+        Parameters
+        ----------
+        x : Tensor (B, L, dim)
+            Embeddings of tokens.
+        positions : integer Tensor (L,) or (B|1, L), optional
+            None is 0..L-1. An encoding that depends on the length of the sequence takes a row's
+            largest position + 1 for it.
+
+        Returns
+        -------
+        Tensor (B, L, dim), x's dtype
+
+        Raises
+        ------
+        RuntimeError
+            Wrong shapes or dtypes.
+        """
+        check_tokens(x, self.dim)
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
+        positions = checked_rows("positions", positions, *x.shape[:2])
+        return x + self._vectors(positions).to(x.device, x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"'{self.encoding}', dim={self.dim}"
 
 
 class AbsoluteVectors:
@@ -24,16 +104,16 @@ class AbsoluteVectors:
         The vector of a position depends on the length of its sequence.
     """
 
-    def __init__(self, encoding: Encoding, dim: int, trained_length: int) -> None:
+    def __init__(self, encoding: Encoding, dim: int, trained_length: int | None) -> None:
         self.encoding = encoding
         self.spec = str(encoding)
         self.dim, self.trained_length = dim, trained_length
-        one, other = (self._of_row(np.array([1]), trained_length * n) for n in (2, 4))
+        one, other = (self._of_row(np.array([1]), (trained_length or 1) * n) for n in (2, 4))
         self.follows_length = not np.array_equal(one, other)
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Of each position, float32 (B, L, dim); `positions` (B, L), each row with its length."""
-        if not self.follows_length:
+        if not (self.follows_length and positions.numel()):
             return absolute_vectors(self.spec, positions, self.dim)
         rows = positions.cpu().numpy()
         found = np.stack([self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows])
@@ -69,7 +149,9 @@ def absolute_vectors(spec: str, positions: Tensor, dim: int) -> Tensor:
         return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
     lowest, highest = (int(value) for value in positions.aminmax())
     if lowest < 0 or highest >= LARGEST_TABLE:
-        return _to_torch(encoding(spec).absolute(positions.cpu().numpy(), dim), positions.device)
+        return _to_torch(
+            read_encoding(spec).absolute(positions.cpu().numpy(), dim), positions.device
+        )
     rows = _kept_rows(spec, dim, positions.device, registrations())
     return rows.first(highest + 1)[positions]
 
@@ -98,7 +180,7 @@ class _Rows:
 # name makes new ones.
 @functools.lru_cache(maxsize=16)
 def _kept_rows(spec: str, dim: int, device: torch.device, definitions: int) -> _Rows:
-    return _Rows(lambda length: encoding(spec).absolute(np.arange(length), dim), device)
+    return _Rows(lambda length: read_encoding(spec).absolute(np.arange(length), dim), device)
 
 
 def _to_torch(array: np.ndarray, device: torch.device) -> Tensor:

@@ -44,7 +44,8 @@ class PositionEncoding(nn.Module):
 
         Parameters
         ----------
-        q, k : Tensor (B, H, L, d), (B, Hk, L, d)
+        q, k : Tensor (B, H, m, d), (B, Hk, L, d)
+            The queries are those of the last m tokens.
         positions : int64 Tensor (B|1, L), optional
             None: the indices that follow those of `layer`.
         layer : CachedTokens, optional
@@ -194,12 +195,18 @@ class Rotated(PositionEncoding):
         found = self._fixed[self.training]
         keep = found is not None
         if found is None:
-            found = self._at_length(start + q.shape[-2], positions)
+            found = self._at_length(start + k.shape[-2], positions)
         if layer is not None:
             self._check_cache(layer, found)
             layer.frequencies = found
-        cos, sin = angles(found, q, positions, start=start, keep=keep)
-        return ops.rope_qk(q, k, cos, sin, interleaved=self._rope.interleaved)
+        cos, sin = angles(found, k, positions, start=start, keep=keep)
+        how = {"interleaved": self._rope.interleaved}
+        if q.shape[-2] == k.shape[-2]:
+            return ops.rope_qk(q, k, cos, sin, **how)
+        last = k.shape[-2] - q.shape[-2]
+        return ops.rope(q, cos[..., last:, :], sin[..., last:, :], **how), ops.rope(
+            k, cos, sin, **how
+        )
 
     def cached(self, length: int) -> CachedTokens:
         layer = super().cached(length)
@@ -269,8 +276,8 @@ def position_encoding(
     if encoding.entry == "absolute":
         raise ValueError(
             f"the encoding '{encoding}' is absolute: its vectors are added to the token embeddings "
-            "(wavepe.encoding(spec).absolute(positions, dim)), before the first layer; give "
-            "SelfAttention encoding='none' there"
+            "(wavepe.nn.AbsoluteEncoding), before the first layer; give attention layers "
+            "encoding='none' there"
         )
     check_learned(encoding)
     if encoding.entry == "rotary":

@@ -42,13 +42,6 @@ def _refuse_key_mask(key_mask: Tensor, seen: int, batch: int, count: int) -> Non
     )
 
 
-def checked_segments(segments: Tensor | None, batch: int, count: int) -> Tensor | None:
-    """(B|1, L), or None."""
-    if segments is None:
-        return None
-    return _rows("segments", segments, batch, count)
-
-
 def joined_positions(
     positions: Tensor | None, layer: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
@@ -66,7 +59,7 @@ def joined_positions(
                 "wavepe: positions were given for the cached tokens: give those of the new ones too"
             )
         return None
-    positions = _rows("positions", positions, batch, count).to(torch.int64)
+    positions = checked_rows("positions", positions, batch, count).to(torch.int64)
     if layer is None:
         return positions
     positions = positions.expand(batch, -1)
@@ -118,7 +111,14 @@ def _taken(x: Tensor, before: Tensor) -> Tensor:
     return x.expand(rows, -1).gather(1, before.clamp(min=0).expand(rows, -1))
 
 
-def _rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
+def check_tokens(x: Tensor, dim: int) -> None:
+    """Raise where x is not (B, L, dim)."""
+    _check_tensor("x", x)
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise RuntimeError(f"wavepe: x must be (B, L, {dim}), got {tuple(x.shape)}")
+
+
+def checked_rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
     """(L,) as (1, L)."""
     _check_tensor(name, x)
     if x.dtype not in INTEGERS:
