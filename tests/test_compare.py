@@ -369,6 +369,14 @@ def test_one_process_a_folder(text, tmp_path, capsys):
     assert "another wavepe compare" in one_line(capsys)
 
 
+def test_a_model_too_large_for_the_memory(text, tmp_path, capsys):
+    huge = ["--head-dim", "2147483646", "--heads", "2147483647", "--quiet"]
+    assert main(arguments(text, tmp_path, *huge, specs=["none"])) == 1
+    error = one_line(capsys)
+    assert "out of memory; lower --batch, " in error
+    assert "--head-dim" in error
+
+
 def test_a_loss_that_is_no_number_ends_it(text, tmp_path, capsys):
     assert main(arguments(text, tmp_path, "--lr", "1e30", "--quiet")) == 1
     error = one_line(capsys)
