@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _make_streams_safe()
     argv = list(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv and argv[0] in _COMMANDS else None
-    code, message = _run(command, argv)
+    name = f"wavepe {command}" if command else "wavepe"
+    code, message = _run(name, command, argv)
     try:
         sys.stdout.flush()  # a reader that has gone or a full disk shows here, not at exit
     except OSError as error:
@@ -78,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unsaid and not isinstance(error, BrokenPipeError):
             message = f"error: cannot write to stdout: {error.strerror}"
     if message:
-        name = f"wavepe {command}" if command else "wavepe"
         lines = [line.rstrip() for line in message.splitlines() if line.strip()]
         try:
             print(f"{name}: " + "\n".join(lines), file=sys.stderr, flush=True)
@@ -102,10 +102,12 @@ def _make_streams_safe() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _run(command: str | None, argv: Sequence[str]) -> tuple[int, str]:
+def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]:
     """Run the command; its exit code, and what to say on stderr."""
     try:
-        args = _parser(command).parse_args(argv)
+        args, unknown = _parser(command).parse_known_args(argv)
+        if unknown:
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({name} --help)")
         if command is None:
             raise UsageError("needs a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
         return importlib.import_module(f".{command}", __name__).run(args), ""

@@ -25,7 +25,7 @@ class Report:
         self._models, self._steps = models, steps
         self._title, self._model = "", 0
         self._session = _Pace(models * steps)
-        wide = self._console.width >= _WIDE
+        self._wide = wide = self._console.width >= _WIDE
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None) if wide else None,
@@ -71,7 +71,7 @@ class Report:
 
     def evaluating(self, spec: str) -> None:
         """The row `spec` is being evaluated."""
-        self._describe(f"evaluating {spec}")
+        self._describe(f"evaluating {spec}" if self._wide else spec)
 
     def step(self, step: int, loss: float) -> None:
         """`step` steps of the model are done, the last of them just now."""
@@ -89,7 +89,7 @@ class Report:
     def _describe(self, text: str) -> None:
         """What is being done, cut so that the numbers have room."""
         text, width = f"{self._place()} {text}", self._console.width
-        most = max(16, width // 3 if width >= _WIDE else width // 2)
+        most = max(16, width // 3 if self._wide else width // 2)
         text = text if len(text) <= most else text[: most - 3] + "..."
         self._progress.update(self._task, description=text, visible=True)
 
