@@ -301,6 +301,8 @@ def one_line(capsys):
         (["--train-length", "1"], "--train-length 1"),
         (["--eval-bytes", "0"], "--eval-bytes 0"),
         (["--threads", "0"], "--threads 0"),
+        (["--threads", "20000"], "--threads 20000: needs 1 to 1024"),
+        (["--threads", "99999999999"], "--threads 99999999999: needs 1 to 1024"),
         (["--save-every", "0"], "--save-every 0"),
         (["--lr", "0"], "--lr 0: needs a positive number"),
         (["--lr", "nan"], "--lr nan"),
