@@ -146,6 +146,7 @@ def test_characters_that_stdout_does_not_take(encoding):
     )
     done = output("-c", program, PYTHONIOENCODING=encoding)
     assert "caf\\udce9 " + ("\\xb1" if encoding == "ascii" else "±") in done
+    output("-c", program.replace("; info", "; sys.stdout = None; info"))  # closed
 
 
 def test_an_error_of_several_lines_keeps_them(capsys, monkeypatch):

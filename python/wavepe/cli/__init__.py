@@ -97,8 +97,9 @@ def _make_streams_safe() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, so that its number would go to the next file
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
-        elif isinstance(stream, io.TextIOWrapper):
+            stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+            setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
