@@ -41,7 +41,7 @@ def printed(capsys, monkeypatch, width, runs, lengths):
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     report.print_table(runs, lengths, 128)
-    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).strip()
 
 
 @pytest.mark.parametrize("width", [40, 80, 200, None])
@@ -53,7 +53,7 @@ def test_nothing_is_lost_and_nothing_is_cut(capsys, monkeypatch, width, lengths,
     out = printed(capsys, monkeypatch, width, runs, lengths)
     assert "…" not in out
     if width is not None:
-        assert max(map(len, out.rstrip("\n").splitlines())) <= width
+        assert max(map(len, out.splitlines())) <= width
     _, *blocks = out.split("\n\n")
     tables = [block.splitlines() for block in blocks if block.startswith("encoding ")]
     notes = ["".join(map(str.strip, block.splitlines())) for block in blocks[len(tables) :]]

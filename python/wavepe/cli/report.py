@@ -100,6 +100,7 @@ def console_table(
         console.print(table)
     for note in notes:
         print("\n" + "\n    ".join(fold(note, width + beside - 4)))
+    print()
 
 
 def _marked(cell: str) -> Text:
