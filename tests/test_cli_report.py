@@ -84,6 +84,12 @@ def test_one_table_where_it_fits(capsys, monkeypatch):
     assert f"\n{SHORT[2]}  " in out
 
 
+def test_numbers_stand_near_their_names(capsys, monkeypatch):
+    out = printed(capsys, monkeypatch, 200, runs_of(["none", LONG[0]], FEW, 1), FEW)
+    (line,) = (line for line in out.splitlines() if line.startswith("none "))
+    assert len(line) - len(line.split(None, 1)[1]) < 75
+
+
 def test_a_name_is_no_markup(capsys, monkeypatch):
     out = printed(capsys, monkeypatch, None, runs_of(["[red]own[/]", "none"], FEW, 1), FEW)
     assert "[red]own[/]" in out

@@ -18,6 +18,8 @@ from .terminal import GAP, columns, groups, wrapped
 
 # An encoding is folded to so many characters, where that puts more lengths side by side.
 _LEAST_LABEL = 18
+# With more the numbers of short encodings stand far from their names.
+_MOST_LABEL = 60
 
 
 def rows_of(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[tuple[str, list[str]]]:
@@ -86,7 +88,9 @@ def console_table(
     longest = max(map(cell_len, ("encoding", *names)))
     parts = groups(min(longest, _LEAST_LABEL), widths, room)
     beside = max(sum(GAP + width for width in widths[part]) for part in parts)
-    width = longest if room is None else min(longest, max(_LEAST_LABEL, room - beside))
+    width = longest
+    if room is not None:
+        width = min(longest, _MOST_LABEL, max(_LEAST_LABEL, room - beside))
     labels, notes = (names, []) if room is None else shortened(names, width)
     console = Console(width=width + beside)
     for part in parts:
