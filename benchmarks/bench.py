@@ -9,8 +9,10 @@ happens there. memory.py says what fresh and warm are.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
+import math
 import os
 import pkgutil
 import re
@@ -19,7 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-USAGE_ERROR = 2
+from wavepe._files import new_file, part_of
+from wavepe.cli.errors import CommandError, UsageError, thread_count
+
+_MOST_REPEATS = 1_000_000
 
 
 def operators() -> list[str]:
@@ -32,13 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options, here and in `wavepe bench`."""
     known = ", ".join(operators())
     parser.add_argument("op", nargs="*", help=f"what to time: {known} (default: all)")
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
-    parser.add_argument("--variants", help="of wavepe, as avx2,avx512 (default: all that run here)")
-    parser.add_argument("--repeats", type=int, default=21, help="rounds of each case (default 21)")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="torch's threads (default 1)"
+    )
+    parser.add_argument(
+        "--variants",
+        metavar="NAMES",
+        help="of wavepe, as avx2,avx512 (default: all that run here)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=21, metavar="N", help="rounds of each case (default 21)"
+    )
     parser.add_argument(
         "--budget",
         type=float,
         default=4.0,
+        metavar="SECONDS",
         help="seconds after which a case ends, though not before 7 rounds (default 4)",
     )
     parser.add_argument(
@@ -48,10 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the results there; a folder gets a file named by date, CPU and threads",
     )
     parser.add_argument("--rivals", action="store_true", help="print the rivals' own rows too")
-    parser.add_argument(
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
         "--quick", action="store_true", help="tiny sizes without torch.compile: a check, no figures"
     )
-    parser.add_argument(
+    sizes.add_argument(
         "--full",
         action="store_true",
         help="all sizes of attention: half an hour instead of minutes",
@@ -59,15 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if an error is over its bound; 2 for wrong arguments or a missing part."""
+    """0; 1 if an error is over its bound or something is missing; 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="benchmarks.bench", description=__doc__.split("\n")[0])
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:
         return run(args)
-    except (ValueError, ImportError) as error:
+    except (CommandError, ImportError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return getattr(error, "code", 1)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,10 +90,14 @@ def run(args: argparse.Namespace) -> int:
     names = args.op or operators()
     for name in names:
         if name not in operators():
-            raise ValueError(f"unknown operator '{name}'; known: {', '.join(operators())}")
-    for option in ("threads", "repeats"):
-        if getattr(args, option) < 1:
-            raise ValueError(f"--{option} {getattr(args, option)}: needs at least 1")
+            raise UsageError(f"unknown operator '{name}'; known: {', '.join(operators())}")
+    thread_count("--threads", args.threads)
+    if not 1 <= args.repeats <= _MOST_REPEATS:
+        raise UsageError(f"--repeats {args.repeats}: needs 1 to {_MOST_REPEATS}")
+    if not (math.isfinite(args.budget) and args.budget >= 0):
+        raise UsageError(f"--budget {args.budget:g}: needs a finite number of seconds, 0 or more")
+    if args.json:
+        _try_to_write(args.json)
     import wavepe.ops  # says how to get torch, where it is missing
 
     variants = _variants(args.variants)
@@ -91,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
     print_report(results, with_rivals=args.rivals)
     if args.json:
+        sys.stdout.flush()  # shown before anything can fail
         print(f"\nresults: {write(results, args.json)}")
     return 1 if any(row["ok"] is False for row in results["rows"]) else 0
 
@@ -102,7 +122,7 @@ def _variants(wanted: str | None) -> list[str]:
     chosen = re.split(r"[,\s]+", wanted.strip()) if wanted else known
     for name in chosen:
         if name not in known:
-            raise ValueError(f"variant '{name}' does not run here; known: {', '.join(known)}")
+            raise UsageError(f"variant '{name}' does not run here; known: {', '.join(known)}")
     return chosen
 
 
@@ -257,15 +277,44 @@ def _one_line(error: Exception) -> str:
 
 
 def write(results: dict, target: Path) -> Path:
-    """The JSON file; its name, if `target` is a folder, from date, CPU and threads."""
+    """Write the JSON file; its name, if `target` is a folder, from date, CPU and threads.
+
+    It is written whole: where that fails, an older file stays as it was.
+    """
     environment = results["environment"]
     if target.is_dir():
         cpu = re.sub(r"[^a-z0-9]+", "-", environment["cpu"].lower()).strip("-")
         target = target / f"{environment['date'][:10]}-{cpu}-{environment['threads']}t.json"
     head = json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1)
     rows = ",\n".join("  " + json.dumps(_rounded(row)) for row in results["rows"])
-    target.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', "utf-8")
+    text = f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
+    try:
+        if _is_device(target):
+            target.write_text(text, "utf-8")
+        else:
+            with new_file(target.resolve()) as part:  # a link stays one
+                part.write_text(text, "utf-8")
+    except OSError as error:
+        raise CommandError(f"--json {target}: {error.strerror}") from error
     return target
+
+
+def _try_to_write(target: Path) -> None:
+    """Raise UsageError now where `write` would fail after a run of minutes."""
+    try:
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not _is_device(target):
+            part = part_of((target / "results.json" if target.is_dir() else target).resolve())
+            part.touch()
+            part.unlink()
+    except OSError as error:
+        raise UsageError(f"--json {target}: {error.strerror}") from error
+
+
+def _is_device(target: Path) -> bool:
+    """Whether it is written itself, and not replaced."""
+    return target.exists() and not (target.is_file() or target.is_dir())
 
 
 def _rounded(value: Any) -> Any:

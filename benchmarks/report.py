@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wavepe.cli.terminal import GAP, columns, groups, wrapped
+
 _COLUMNS = (
     "size",
     "dtype",
@@ -21,7 +23,7 @@ _COLUMNS = (
 def print_report(results: dict, with_rivals: bool = False) -> None:
     """Print machine, tables and notes on stdout."""
     for line in _heading(results):
-        print(line)
+        print(wrapped(line))
     ops = list(dict.fromkeys(row["op"] for row in results["rows"]))
     for op in ops:
         rows = [row for row in results["rows"] if row["op"] == op]
@@ -31,14 +33,16 @@ def print_report(results: dict, with_rivals: bool = False) -> None:
         heads = [unit if name == "rate" else name for name in _COLUMNS]
         heads = [*heads, *rivals, "max error", "of bound"]
         print(f"\n{op}")
-        print(_aligned([heads, *(_cells(row, rivals) for row in shown)]))
-        print("bound: " + "; ".join(dict.fromkeys(row["bound"] for row in rows if row["bound"])))
+        print(_table([heads, *(_cells(row, rivals) for row in shown)]))
+        bounds = dict.fromkeys(row["bound"] for row in rows if row["bound"])
+        print(wrapped("bound: " + "; ".join(bounds)))
     for note in results["notes"]:
-        print(f"\n{note}")
+        print("\n" + wrapped(note))
     failed = [row for row in results["rows"] if row["ok"] is False]
     for row in failed:
         where = " ".join(row[key] for key in ("op", "size", "dtype", "memory", "variant"))
-        print(f"\nFAIL {where}: error {row['error']:.3g}, {row['error_of_bound']:.3g} of its bound")
+        error = f"error {row['error']:.3g}, {row['error_of_bound']:.3g} of its bound"
+        print("\n" + wrapped(f"FAIL {where}: {error}"))
 
 
 def _heading(results: dict) -> list[str]:
@@ -56,9 +60,10 @@ def _heading(results: dict) -> list[str]:
         f"{machine['buffer_bytes'] >> 20} MiB), "
         f"sgemm {machine['sgemm']['rate'] / 1e9:.1f} GFLOP/s ({machine['sgemm_order']}^3)",
         "",
-        "times in ms; share: of this run's clone (fresh), copy (warm, in place) or sgemm rate,",
-        "  above 100% where caches (or the huge pages NumPy asks for) help;",
-        "columns of rivals: their time / wavepe's, median over rounds: above 1 wavepe is faster",
+        "times in ms; share: of this run's clone (fresh), copy (warm, in place) or sgemm",
+        "  rate, above 100% where caches (or the huge pages NumPy asks for) help;",
+        "columns of rivals: their time / wavepe's, median over rounds: above 1 wavepe is",
+        "  faster",
     ]
     if results["quick"]:
         lines.append("--quick: tiny sizes, so these times mean nothing")
@@ -87,14 +92,38 @@ def _cells(row: dict, rivals: Sequence[str]) -> list[str]:
     ]
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Text columns to the left, numbers to the right."""
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    """The table in one piece, or as the terminal has room.
+
+    In a narrow one the first three columns are a line above their rows, and the numbers that do not
+    fit beside one another follow below.
+    """
+    room, cases = columns(), 3
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = 4
+    if room is None or sum(widths) + GAP * (len(widths) - 1) <= room:
+        return _aligned(lines, widths, left=4)
+    parts = []
+    for part in groups(widths[cases], widths[cases + 1 :], room):
+        numbers = [[line[cases], *line[cases + 1 :][part]] for line in lines]
+        taken = [widths[cases], *widths[cases + 1 :][part]]
+        heading, *rows = _aligned(numbers, taken, left=1).split("\n")
+        text, last = [heading], None
+        for line, row in zip(lines[1:], rows, strict=True):
+            case = ", ".join(line[:cases])
+            text += [row] if case == last else [wrapped(case), row]
+            last = case
+        parts.append("\n".join(text))
+    return "\n\n".join(parts)
+
+
+def _aligned(lines: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> str:
+    """The first columns to the left, numbers to the right."""
     return "\n".join(
-        "  ".join(
+        (" " * GAP)
+        .join(
             cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
+        )
+        .rstrip()
         for line in lines
     )

@@ -1,5 +1,6 @@
 """wavepe.analysis against computations written out token by token in float64."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -201,3 +202,60 @@ def test_plot_of_perplexity(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="empty"):
         perplexity_by_length([], tmp_path / "none.png", train_length=8)
+
+
+def drawn(runs, monkeypatch, path):
+    """The figure that was saved, laid out."""
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **options: figures.append(figure)
+        or save(figure, *args, **options)
+    )  # fmt: skip
+    perplexity_by_length(runs, path, train_length=8)
+    figures[0].draw_without_rendering()  # sizes in the figure's own dots, not the file's
+    return figures[0]
+
+
+LONG = ["rope:type=longrope,factors=" + "+".join(f"{i}.{k}" for i in range(48)) for k in range(9)]
+
+
+@pytest.mark.parametrize(
+    "specs", [["none", LONG[0]], [*LONG[:4], *"abcd"], [*LONG, *"abcdefghijk"]]
+)
+def test_long_specs_leave_the_plot_its_room(monkeypatch, tmp_path, specs):
+    pytest.importorskip("matplotlib")
+    runs = [{"encoding": spec, "seed": 0, "perplexity": {"8": 3.0, "16": 4.0}} for spec in specs]
+    figure = drawn(runs, monkeypatch, tmp_path / "long.png")
+    axes, (legend,) = figure.axes[0], figure.legends
+    assert axes.bbox.width > 0.55 * figure.bbox.width
+    assert axes.bbox.height > 3 * figure.dpi
+    below = next(text for text in figure.texts if text.get_text())
+    for part in (legend, below):
+        box = part.get_window_extent()
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    assert below.get_window_extent().y1 < axes.bbox.y0
+    notes = "".join(map(str.strip, below.get_text().splitlines()))
+    assert [spec for spec in specs if spec in LONG and spec not in notes] == []
+
+
+def test_lengths_that_lie_close_are_readable(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    perplexities = {str(8 * i): 3.0 for i in range(1, 33)}
+    runs = [{"encoding": "none", "seed": 0, "perplexity": perplexities}]
+    axes = drawn(runs, monkeypatch, tmp_path / "close.png").axes[0]
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    assert labels[0].get_text() == "8"
+    assert len(labels) > 5
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+
+
+def test_a_name_is_no_formula(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = [{"encoding": "$\\frac$", "seed": 0, "perplexity": {"8": 3.0}}]
+    drawn(runs, monkeypatch, tmp_path / "formula.png")

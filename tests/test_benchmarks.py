@@ -4,13 +4,14 @@ import functools
 import importlib
 import json
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import output
+from processes import output, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("rich")  # README's tables come from the command line's own
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed pac
 import wavepe
 import wavepe.ops as ops
 
-from benchmarks import bench, readme
+from benchmarks import bench, readme, report
 from benchmarks.case import Case, Compiler, judge
 from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
@@ -131,13 +132,104 @@ def test_an_error_over_its_bound_fails_the_run(wrong, tmp_path, monkeypatch, cap
     [
         (["rope_tables"], "unknown operator 'rope_tables'; known: "),
         (["rope", "--variants", "neon"], "variant 'neon' does not run here; known: portable"),
-        (["rope", "--threads", "0"], "--threads 0: needs at least 1"),
-        (["rope", "--repeats", "0"], "--repeats 0: needs at least 1"),
+        (["rope", "--threads", "0"], "--threads 0: needs 1 to 1024"),
+        (["rope", "--threads", "100000"], "--threads 100000: needs 1 to 1024"),
+        (["rope", "--repeats", "0"], "--repeats 0: needs 1 to"),
+        (["rope", "--repeats", str(10**30)], f"--repeats {10**30}: needs 1 to"),
+        (["rope", "--budget", "nan"], "--budget nan: needs a finite number of seconds"),
+        (["rope", "--budget", "inf"], "--budget inf: needs a finite number of seconds"),
+        (["rope", "--budget", "-1"], "--budget -1: needs a finite number of seconds"),
     ],
 )
 def test_wrong_arguments(words, message, capsys):
-    assert bench.main([*words, "--quick"]) == bench.USAGE_ERROR
+    assert bench.main([*words, "--quick"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_quick_and_full_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--quick", "--full"])
+    assert "--full: not allowed with argument --quick" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeypatch, capsys):
+    """The paths fail for root as well."""
+    monkeypatch.setattr(bench, "measure", None)
+    file = tmp_path / "file"
+    file.write_text("kept")
+    wrong = {
+        tmp_path / "none" / "results.json": "No such file or directory",
+        file / "results.json": "Not a directory",
+        tmp_path / ("x" * 300): "File name too long",
+        Path("/proc/results.json"): "No such file or directory",
+    }
+    for path, reason in wrong.items():
+        assert bench.main(["rope", *QUICK, "--json", str(path)]) == 2
+        assert capsys.readouterr() == ("", f"benchmarks: --json {path}: {reason}\n")
+    monkeypatch.setattr(bench.os, "access", lambda path, mode: False)  # root may write anything
+    assert bench.main(["rope", *QUICK, "--json", str(file)]) == 2
+    assert capsys.readouterr().err == f"benchmarks: --json {file}: Permission denied\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_text() == "kept"
+
+
+# bench.main with files limited to 4 kB, which stand for a disk that is full at the end.
+FULL = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+from benchmarks import bench
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+sys.exit(bench.main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_the_old_file(tmp_path):
+    file = tmp_path / "results.json"
+    file.write_text("old")
+    words = ["wavelet_table", *QUICK, "--variants", "portable", "--json"]
+    done = python("-c", FULL, ROOT, *words, file)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"benchmarks: --json {file}: File too large"
+    assert "Traceback" not in done.stderr
+    assert "wavepe.wavelet_table" in done.stdout  # the results, all the same
+    assert file.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    done = python("-c", FULL, ROOT, *words, "/dev/full")
+    assert done.stderr.splitlines()[-1] == "benchmarks: --json /dev/full: No space left on device"
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    results = {"environment": {}, "rows": [{}]}
+    for _ in range(2):
+        assert bench.write(results, tmp_path / "link") == tmp_path / "link"
+        assert (tmp_path / "link").is_symlink()
+        assert json.loads((tmp_path / "file").read_text()) == results
+
+
+@pytest.mark.parametrize("width", [40, 80, 200, None])
+def test_the_report_fits_the_terminal(width, tmp_path, monkeypatch, capsys):
+    _, results = run(tmp_path, "wavelet_table")
+    capsys.readouterr()
+    report.print_report(results, with_rivals=True)
+    wide = capsys.readouterr().out
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    report.print_report(results, with_rivals=True)
+    out = capsys.readouterr().out
+    tables = out.partition("\nops.wavelet_table\n")[2]
+    for row in results["rows"]:
+        for cell in (row["size"], row["variant"], f"{1e3 * row['seconds']['median']:.3f}"):
+            assert cell is None or cell in tables
+    if width in (40, 80):
+        assert max(map(len, out.splitlines())) <= width
+        assert re.findall(r"(?m)^variant ", tables)
+        assert "median" in tables
+        assert "of bound" in tables
+    else:
+        assert tables == wide.partition("\nops.wavelet_table\n")[2]
 
 
 def test_a_folder_gets_a_file_named_by_date_cpu_and_threads(tmp_path):

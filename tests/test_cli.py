@@ -1,14 +1,17 @@
 """The command `wavepe` itself: help, version, info, and what it says where a part is missing."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import wavepe
 from processes import output, python
 from wavepe.cli import main
 from wavepe.cli.environment import cpu_name, version_of
+from wavepe.cli.errors import CommandError, UsageError, out_of_memory, thread_count
 
 EXTRAS = {"torch": "torch", "transformers": "hf", "rich": "cli", "matplotlib": "plot"}
 
@@ -23,8 +26,9 @@ def test_version(capsys):
     assert run(capsys, "--version") == (0, f"wavepe {wavepe.__version__}\n", "")
 
 
-def test_help_names_commands_and_options(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")  # argparse breaks words that a narrow terminal cannot hold
+@pytest.mark.parametrize("width", [40, 100])
+def test_help_names_commands_and_options(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     code, out, err = run(capsys, "--help")
     assert (code, err) == (0, "")
     assert "compare" in out
@@ -35,6 +39,7 @@ def test_help_names_commands_and_options(capsys, monkeypatch):
     options = ("--encodings", "--lengths", "--data", "--steps", "--seeds", "--out", "--threads")
     assert [option for option in options if option not in out] == []
     assert "wavelet:scales=6" in out
+    assert max(map(len, out.partition("options:")[2].splitlines())) <= width
 
 
 @pytest.mark.parametrize("argv", [[], ["swap"], ["--nonsense"], ["info", "--nonsense"]])
@@ -43,7 +48,7 @@ def test_wrong_arguments_are_one_line(capsys, argv):
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert err.startswith("wavepe")
-    assert "--help" in err
+    assert err.endswith("(wavepe info --help)\n" if argv[:1] == ["info"] else "(wavepe --help)\n")
 
 
 def test_info(capsys):
@@ -105,6 +110,134 @@ def test_a_reader_that_stops_early_is_no_failure_to_report():
         f"{command} | true", shell=True, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+def shell(redirections, *words, **environment):
+    """The ended run of the command with its streams redirected by a shell."""
+    command = f'"{sys.executable}" -m wavepe {" ".join(words)} {redirections}'
+    env = {**os.environ, "PYTHONUNBUFFERED": "", **environment}
+    return subprocess.run(command, shell=True, capture_output=True, text=True, env=env)
+
+
+@pytest.mark.parametrize(
+    ("closed", "shown"), [(">&-", False), ("2>&-", True), (">&- 2>&-", False), ("<&- >&-", False)]
+)
+def test_closed_streams(closed, shown):
+    done = shell(closed, "info" if closed == ">&-" else "--version")
+    assert (done.returncode, done.stderr, done.stdout != "") == (0, "", shown)
+    done = shell(closed, "nosuch")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_full_disk_under_stdout_is_one_line():
+    for words, name in ((["info"], "wavepe info"), (["--help"], "wavepe")):
+        done = shell("> /dev/full", *words)
+        assert done.returncode == 1
+        assert done.stderr == f"{name}: error: cannot write to stdout: No space left on device\n"
+    assert shell("> /dev/full 2>&1", "--help").returncode == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_characters_that_stdout_does_not_take(encoding):
+    """Another's file name may hold bytes that are no text: they are escaped."""
+    program = (
+        "import sys, wavepe.cli, wavepe.cli.info as info; "
+        "info.cpu_name = lambda: 'caf\\udce9 \\u00b1'; sys.exit(wavepe.cli.main(['info']))"
+    )
+    done = output("-c", program, PYTHONIOENCODING=encoding)
+    assert "caf\\udce9 " + ("\\xb1" if encoding == "ascii" else "±") in done
+    output("-c", program.replace("; info", "; sys.stdout = None; info"))  # closed
+
+
+def test_an_error_of_several_lines_keeps_them(capsys, monkeypatch):
+    def fail(args):
+        raise CommandError("needs a part:\n    pip install part\n\nand another\n")
+
+    monkeypatch.setattr("wavepe.cli.info.run", fail)
+    code, out, err = run(capsys, "info")
+    assert (code, out) == (1, "")
+    assert err == "wavepe info: error: needs a part:\n    pip install part\nand another\n"
+
+
+@pytest.mark.skipif(version_of("torch") is None, reason="the hint is torch's")
+def test_a_hint_of_several_lines_keeps_them():
+    program = (
+        "import sys; sys.modules['wavepe._torch'] = None\n"  # as in a build without torch
+        "from wavepe.cli import main; main(['info'])\n"
+        "try: import wavepe.ops\n"
+        "except ImportError as error: print('---', error, sep='\\n')"
+    )
+    shown, _, hint = output("-c", program).partition("---\n")
+    first, *more = hint.splitlines()
+    assert f"wavepe.ops         missing: {first}\n" in shown
+    assert all(f"{'':19}{line}\n" in shown for line in more)
+
+
+def test_only_what_resumes_says_so(capsys, monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wavepe.cli.info.run", interrupted)
+    assert run(capsys, "info") == (130, "", "wavepe info: interrupted\n")
+
+
+def test_info_in_a_narrow_terminal(capsys, monkeypatch):
+    _, wide, _ = run(capsys, "info")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, narrow, _ = run(capsys, "info")
+    assert narrow.split() == wide.split()
+    flags = narrow.partition("built: flags")[2].partition("machine")[0].splitlines()
+    assert len(flags) > 2
+    assert max(map(len, flags)) <= 40
+    for line in wide.splitlines():
+        assert "missing: " not in line or line in narrow  # a command stays whole
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch"])
+def test_out_of_memory_is_recognised(module):
+    empty = pytest.importorskip(module).empty
+    for sizes, words in (([2**57], "out of memory (asked for "), ([2**62, 4], "out of memory")):
+        with pytest.raises((MemoryError, RuntimeError, ValueError)) as caught:
+            empty(sizes)
+        assert out_of_memory(caught.value).startswith(words)
+    assert out_of_memory(MemoryError()) == "out of memory"
+    assert out_of_memory(RuntimeError("shapes differ")) is None
+
+
+def test_out_of_memory_is_one_line_and_others_are_not_hidden(capsys, monkeypatch):
+    error = MemoryError()
+
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr("wavepe.cli.info.run", fail)
+    assert run(capsys, "info") == (1, "", "wavepe info: error: out of memory; free memory\n")
+    error = RuntimeError("a mistake of ours")
+    with pytest.raises(RuntimeError, match="of ours"):
+        main(["info"])
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1025, 20000, 99999999999])
+def test_a_number_of_threads_that_would_crash(value):
+    with pytest.raises(UsageError, match=f"--threads {value}: needs 1 to 1024"):
+        thread_count("--threads", value)
+
+
+def test_a_number_of_threads_that_the_system_refuses(monkeypatch):
+    assert thread_count("--threads", 7) == 7
+    before, start, started = threading.active_count(), threading.Thread.start, []
+
+    def limited(thread):
+        if len(started) == 5:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(UsageError, match="--threads 7: the system lets this process start 5"):
+        thread_count("--threads", 7)
+    assert threading.active_count() == before
 
 
 def test_submodules_are_there_when_they_are_used():

@@ -250,6 +250,8 @@ def test_a_signal_saves_and_says_how_to_resume(finished, text, tmp_path, number,
         (["--train-length", "1"], "--train-length 1"),
         (["--eval-bytes", "0"], "--eval-bytes 0"),
         (["--threads", "0"], "--threads 0"),
+        (["--threads", "20000"], "--threads 20000: needs 1 to 1024"),
+        (["--threads", "99999999999"], "--threads 99999999999: needs 1 to 1024"),
         (["--save-every", "0"], "--save-every 0"),
         (["--lr", "0"], "--lr 0: needs a positive number"),
         (["--lr", "nan"], "--lr nan"),
@@ -291,6 +293,14 @@ def test_files_and_folders_without_permission(text, tmp_path, capsys, monkeypatc
     error = one_line(capsys)
     assert "Permission denied" in error
     assert str(out if call == "mkdir" else text) in error
+
+
+def test_a_model_too_large_for_the_memory(text, tmp_path, capsys):
+    huge = ["--head-dim", "2147483646", "--heads", "2147483647", "--quiet"]
+    assert main(arguments(text, tmp_path, *huge, specs=["none"])) == 1
+    error = one_line(capsys)
+    assert "out of memory; lower --batch, " in error
+    assert "--head-dim" in error
 
 
 def test_a_loss_that_is_no_number_ends_it(text, tmp_path, capsys):

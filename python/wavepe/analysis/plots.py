@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
+
+from .._labels import fold, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 _MARKERS = "osD^vPX*"
 _LINES = ("-", "--", ":", "-.")
+# Inches of the picture, and of a line of small text; characters of it that fit into the legend,
+# and below the picture.
+_WIDTH, _HEIGHT, _LINE = 9.0, 4.8, 0.16
+_LEGEND_WIDTH, _NOTE_WIDTH = 28, 130
 
 
 def perplexity_by_length(
@@ -26,6 +33,9 @@ def perplexity_by_length(
     title: str = "",
 ) -> None:
     """Draw perplexity over sequence length, one line per encoding, to the file `path`.
+
+    Encodings of more than three lines in the legend are written out below the picture, which grows
+    with the legend and with what stands below.
 
     Parameters
     ----------
@@ -53,13 +63,18 @@ def perplexity_by_length(
     if not runs:
         raise ValueError("runs is empty: needs at least one")
 
-    figure = Figure(figsize=(9.0, 4.8), layout="constrained")
+    rows = _by_encoding(runs)
+    labels, notes = shortened(rows, _LEGEND_WIDTH)
+    below = "\n".join("\n     ".join(fold(note, _NOTE_WIDTH)) for note in notes)
+    in_legend = sum(1.15 + label.count("\n") for label in labels)
+    height = max(_HEIGHT, 0.5 + _LINE * in_legend) + _LINE * len(below.splitlines())
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     axes = figure.subplots()
     every_length: set[int] = set()
     lines = []
-    for number, (encoding, by_length) in enumerate(_by_encoding(runs).items()):
+    for number, (label, by_length) in enumerate(zip(labels, rows.values(), strict=True)):
         every_length.update(by_length)
-        lines.append(_draw_line(axes, number, encoding, by_length))
+        lines.append(_draw_line(axes, number, label, by_length))
     _mark_length(axes, train_length)
     _scale_axes(axes, sorted(every_length))
     axes.set_xlabel("sequence length at evaluation (bytes)")
@@ -67,7 +82,13 @@ def perplexity_by_length(
     if title:
         axes.set_title(title, fontsize="medium", loc="left")
     lines.sort(key=_last, reverse=True)  # the legend in the order of the line ends
-    figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize="small")
+    legend = figure.legend(
+        handles=lines, loc="outside right upper", frameon=False, fontsize="small"
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a name is a dollar
+    if below:
+        figure.supxlabel(below, x=0.01, ha="left", fontsize="x-small", parse_math=False)
     figure.savefig(path, dpi=150)
 
 
@@ -111,13 +132,24 @@ def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
 
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_xticks(lengths, _tick_labels(lengths))
     axes.xaxis.set_minor_formatter(NullFormatter())
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(plain)
     axes.yaxis.set_minor_formatter(plain)
     axes.tick_params(axis="y", which="minor", labelsize="small", labelcolor="0.4")
     axes.grid(True, which="major", color="0.9")
+
+
+def _tick_labels(lengths: Sequence[int]) -> list[str]:
+    """The lengths as text; none where it would run into the text at its left."""
+    apart = 0.07 * math.log(lengths[-1] / lengths[0])
+    labels, last = [], 0
+    for length in lengths:
+        free = not last or math.log(length / last) > apart
+        labels.append(str(length) if free else "")
+        last = length if free else last
+    return labels
 
 
 def _by_encoding(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[float]]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 import wavepe
 
 from .._files import unwinding
-from .errors import CommandError, UsageError
+from .._labels import fold
+from .errors import CommandError, UsageError, out_of_memory
 
 # Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
 _COMMANDS = {
@@ -22,11 +25,29 @@ _COMMANDS = {
     "bench": "time every operator against what one would use instead",
     "info": "what this installation has, and the commands that bring what it lacks",
 }
+# Subcommand -> what to do where the memory does not suffice.
+_SMALLER = {
+    "compare": "lower --batch, --train-length, --lengths, --layers, --heads or --head-dim",
+    "convert": "free memory, or convert on a machine with more",
+    "bench": "take --quick, or free memory",
+    "info": "free memory",
+}
 _INTERRUPTED = 130
+
+
+class _Help(argparse.HelpFormatter):
+    """In a narrow terminal words stay whole, and specs are cut behind their marks."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        return [part for line in lines for part in fold(line, width)]
 
 
 class _Parser(argparse.ArgumentParser):
     """Wrong arguments end as one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ({self.prog} --help)")
@@ -45,32 +66,77 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0; 1 where something failed; 2 for a wrong argument, file or folder; 130 after Ctrl-C.
     """
+    _make_streams_safe()
     argv = list(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv and argv[0] in _COMMANDS else None
     name = f"wavepe {command}" if command else "wavepe"
     with unwinding():
-        return _main(argv, command, name)
+        return _ended(name, *_run(name, command, argv))
 
 
-def _main(argv: list[str], command: str | None, name: str) -> int:
+def _ended(name: str, code: int, message: str) -> int:
+    """The exit code, after what is to be said is said."""
     try:
-        args = _parser(command).parse_args(argv)
+        sys.stdout.flush()  # a reader that has gone or a full disk shows here, not at exit
+    except OSError as error:
+        _discard(sys.stdout)
+        code = code or 1
+        unsaid = message in ("", f"error: {error.strerror}")
+        if unsaid and not isinstance(error, BrokenPipeError):
+            message = f"error: cannot write to stdout: {error.strerror}"
+    if message:
+        lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+        try:
+            print(f"{name}: " + "\n".join(lines), file=sys.stderr, flush=True)
+        except OSError:  # the same full disk
+            _discard(sys.stderr)
+    return code
+
+
+def _discard(stream: TextIO) -> None:
+    """Give what `stream` still holds to /dev/null: at exit Python would fail by it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _make_streams_safe() -> None:
+    """No character and no closed stream ends a command: ASCII escapes, and /dev/null."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed, so that its number would go to the next file
+            stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+            setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]:
+    """Run the command; its exit code, and what to say on stderr."""
+    try:
+        args, unknown = _parser(command).parse_known_args(argv)
+        if unknown:
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({name} --help)")
         if command is None:
             raise UsageError("needs a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
-        code = importlib.import_module(f".{command}", __name__).run(args)
-        sys.stdout.flush()  # a reader that has gone shows here, not at exit
-        return code
+        return importlib.import_module(f".{command}", __name__).run(args), ""
     except SystemExit as stop:  # --help, --version
-        return int(stop.code or 0)
+        return int(stop.code or 0), ""
     except CommandError as error:
-        return _fail(name, f"error: {error}", error.code)
+        return error.code, f"error: {error}"
     except KeyboardInterrupt:
-        return _fail(name, f"interrupted; to resume: {shlex.join(['wavepe', *argv])}", _INTERRUPTED)
+        resumes = f"; to resume: {shlex.join(['wavepe', *argv])}" if command == "compare" else ""
+        return _INTERRUPTED, f"interrupted{resumes}"
     except BrokenPipeError:  # whoever read our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (OSError, ImportError) as error:
-        return _fail(name, f"error: {error}", 1)
+        return 1, ""
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return 1, f"error: {where}{error.strerror or error}"
+    except ImportError as error:
+        return 1, f"error: {error}"
+    except (MemoryError, RuntimeError, ValueError) as error:
+        memory = out_of_memory(error)
+        if memory is None or command is None:
+            raise
+        return 1, f"error: {memory}; {_SMALLER[command]}"
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
@@ -86,8 +152,3 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         if name == command:
             importlib.import_module(f".{name}", __name__).add_arguments(sub)
     return parser
-
-
-def _fail(name: str, message: str, code: int) -> int:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
-    return code

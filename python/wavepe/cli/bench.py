@@ -6,8 +6,6 @@ import argparse
 import importlib
 from types import ModuleType
 
-from .errors import UsageError
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``wavepe bench``."""
@@ -16,10 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Time the operators; 1 if an error is over its bound."""
-    try:
-        return _runner().run(args)
-    except ValueError as error:  # an operator, a variant or a number it does not know
-        raise UsageError(str(error)) from error
+    return _runner().run(args)
 
 
 def _runner() -> ModuleType:

@@ -16,7 +16,7 @@ import wavepe
 from .._files import OF_THE_DISK, new_file
 from .data import Text, evaluation_bytes, load_text
 from .environment import environment
-from .errors import CommandError, UsageError, require
+from .errors import CommandError, UsageError, require, thread_count
 from .folder import RunFolder, model_name
 from .imports import import_all, name_in
 from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
     manifest = settings.manifest(text.sha256)
     folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}"))
-    threads = args.threads or folder.recorded("threads") or _THREADS
+    threads = thread_count("--threads", args.threads or folder.recorded("threads") or _THREADS)
     save_every = args.save_every or max(
         1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     )

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from .errors import CommandError, UsageError, require
+from .errors import CommandError, UsageError, out_of_memory, require
 from .imports import import_all
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         raise CommandError(str(error)) from error
     _print(done, args)
     return 0

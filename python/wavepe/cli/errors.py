@@ -1,12 +1,23 @@
-"""What ends a command early, and how: one line on stderr and an exit code."""
+"""What ends a command early, and how: a message on stderr and an exit code."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import threading
+
+# More crash the OpenMP runtime, which keeps all of them on one stack (20,000 end the process,
+# 100,000 are a segmentation fault); no machine that we know gains from more.
+MOST_THREADS = 1024
+# How torch and NumPy say that something is too large; only MemoryError has a type of its own.
+_TOO_LARGE = re.compile(
+    r"allocate (?P<size>[\d.]*\d)\.? (?P<unit>\w+)|out of memory|integer multiplication overflow"
+    r"|Storage size calculation overflowed|array is too big|Maximum allowed dimension exceeded"
+)
 
 
 class CommandError(Exception):
-    """Ends the command with its message as one line on stderr."""
+    """Ends the command with its message on stderr."""
 
     code = 1
 
@@ -15,6 +26,43 @@ class UsageError(CommandError):
     """The command was asked for something it cannot do."""
 
     code = 2
+
+
+def thread_count(option: str, value: int) -> int:
+    """Return `value`; UsageError unless this process can start so many threads."""
+    if not 1 <= value <= MOST_THREADS:
+        raise UsageError(f"{option} {value}: needs 1 to {MOST_THREADS}")
+    started = _start_threads(value)
+    if started < value:
+        raise UsageError(f"{option} {value}: the system lets this process start {started}")
+    return value
+
+
+def _start_threads(count: int) -> int:
+    """How many of `count` threads start: OpenMP ends the process where one does not."""
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(count)]
+    started = 0
+    try:
+        for thread in threads:
+            thread.start()
+            started += 1
+    except (RuntimeError, MemoryError):  # can't start new thread
+        pass
+    finally:
+        end.set()
+    for thread in threads[:started]:
+        thread.join()
+    return started
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """What to say of an exception that means that memory did not suffice; None for another one."""
+    found = _TOO_LARGE.search(str(error))
+    if not (found or isinstance(error, MemoryError)):
+        return None
+    size = f" (asked for {found['size']} {found['unit']})" if found and found["size"] else ""
+    return f"out of memory{size}"
 
 
 def require(command: str, **parts: str) -> None:

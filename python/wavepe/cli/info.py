@@ -13,6 +13,7 @@ import numpy
 import wavepe
 
 from .environment import cpu_name, version_of
+from .terminal import wrapped
 
 # Optional package -> the extra that brings it.
 _OPTIONAL = {
@@ -40,9 +41,12 @@ def run(args: argparse.Namespace) -> int:
     width = max(map(len, facts)) + 2
     for key, value in facts.items():
         if key != "missing":
-            print(f"{key:{width}}{_plain(value)}")
+            print(wrapped(f"{key:{width}}{_plain(value)}", indent=width))
     for name, command in facts["missing"].items():
-        print(f"{name:{width}}missing: {command}")
+        first, *more = command.splitlines()
+        print(f"{name:{width}}missing: {first}")  # in one line, to be copied
+        for line in more:
+            print(f"{'':{width}}{line}")
     return 0
 
 
@@ -90,11 +94,11 @@ def _cuda() -> str:
 
 
 def _torch_operators() -> str | None:
-    """Why wavepe.ops cannot be imported, in one line; None if it can."""
+    """Why wavepe.ops cannot be imported; None if it can."""
     try:
         import wavepe.ops  # noqa: F401
     except (ImportError, OSError) as error:
-        return " ".join(str(error).split())
+        return str(error)
     return None
 
 

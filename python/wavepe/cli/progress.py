@@ -10,30 +10,40 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 # Lines per model where there is no terminal.
 _LINES = 4
+# Columns of a terminal that has room for the bar, the loss and the time taken as well.
+_WIDE = 76
 
 
 class Report:
     """Shows the training steps of several models, `steps` each, on stderr."""
 
     def __init__(self, models: int, steps: int, *, quiet: bool) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._bar = self._console.is_terminal and not quiet
+        # emoji would turn the ":x:" of a spec or a path into a picture
+        self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
+        terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._bar = terminal and not quiet
         self._models, self._steps = models, steps
         self._title, self._model = "", 0
         self._session = _Pace(models * steps)
-        self._progress = Progress(
+        self._wide = wide = self._console.width >= _WIDE
+        columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None) if wide else None,
             TaskProgressColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[loss]}") if wide else None,
+            TimeElapsedColumn() if wide else None,
             TextColumn("{task.fields[left]}"),
+        )
+        self._progress = Progress(
+            *(column for column in columns if column),
             console=self._console,
             disable=not self._bar,
             refresh_per_second=4,
             transient=True,
         )
-        self._task = self._progress.add_task("", total=models * steps, loss="", left="")
+        self._task = self._progress.add_task(
+            "", total=models * steps, loss="", left="", visible=False
+        )
 
     def __enter__(self) -> Report:
         self._progress.start()
@@ -50,7 +60,7 @@ class Report:
     def model(self, number: int, title: str) -> None:
         """Model `number` (from 0) is next."""
         self._model, self._title = number, title
-        self._progress.update(self._task, description=f"{self._place()} {title}")
+        self._describe(title)
 
     def starts_at(self, step: int) -> None:
         """`step` steps of the model were taken by an earlier call."""
@@ -61,7 +71,7 @@ class Report:
 
     def evaluating(self, spec: str) -> None:
         """The row `spec` is being evaluated."""
-        self._progress.update(self._task, description=f"{self._place()} evaluating {spec}")
+        self._describe(f"evaluating {spec}" if self._wide else spec)
 
     def step(self, step: int, loss: float) -> None:
         """`step` steps of the model are done, the last of them just now."""
@@ -75,6 +85,13 @@ class Report:
     def note(self, text: str) -> None:
         """A line that stays."""
         self._console.print(f"{self._place()} {text}", markup=False, soft_wrap=True)
+
+    def _describe(self, text: str) -> None:
+        """What is being done, cut so that the numbers have room."""
+        text, width = f"{self._place()} {text}", self._console.width
+        most = max(16, width // 3 if self._wide else width // 2)
+        text = text if len(text) <= most else text[: most - 3] + "..."
+        self._progress.update(self._task, description=text, visible=True)
 
     def _place(self) -> str:
         return f"[{self._model + 1}/{self._models}]"

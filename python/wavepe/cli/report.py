@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-# Room for the longest default row where no terminal sets the width.
-_WIDTH = 120
+from .._labels import fold, shortened
+from .terminal import GAP, columns, groups, wrapped
+
+# An encoding is folded to so many characters, where that puts more lengths side by side.
+_LEAST_LABEL = 18
+# With more the numbers of short encodings stand far from their names.
+_MOST_LABEL = 60
 
 
 def rows_of(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[tuple[str, list[str]]]:
@@ -43,7 +50,12 @@ def rows_of(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[tupl
 
 def headings(lengths: Sequence[int], train_length: int) -> list[str]:
     """One heading per length: "256 (2x)"."""
-    return [f"{length} ({length / train_length:.3g}x)" for length in lengths]
+    heads = []
+    for length in lengths:
+        factor = length / train_length
+        text = f"{factor:.3g}" if factor < 1000 else f"{factor:.0f}"  # never 1.02e+03
+        heads.append(f"{length} ({text}x)")
+    return heads
 
 
 def title(train_length: int) -> str:
@@ -56,23 +68,56 @@ def title(train_length: int) -> str:
 
 def print_table(runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int) -> None:
     """Print the table on stdout, under its title."""
-    print(title(train_length))
+    print(wrapped(title(train_length), indent=0))
     console_table(runs, lengths, train_length)
 
 
 def console_table(
     runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int
 ) -> None:
-    """Print the table alone."""
-    console = Console(width=None if sys.stdout.isatty() else _width())
-    table = Table()
-    table.add_column("encoding", overflow="fold")
-    for heading in headings(lengths, train_length):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, cells in rows_of(runs, lengths):
-        marked = [f"[bold green]{cell}[/]" if cell.endswith("*") else cell for cell in cells]
-        table.add_row(name, *marked)
-    console.print(table)
+    """Print the table alone.
+
+    Where the terminal is too narrow, encodings are folded, then lengths go to further tables below;
+    encodings of more than three lines are written out below them all.
+    """
+    room = columns()
+    names = [name for name, _ in rows_of(runs, lengths)]
+    rows = [[_cell(cell) for cell in cells] for _, cells in rows_of(runs, lengths)]
+    heads = headings(lengths, train_length)
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    longest = max(map(cell_len, ("encoding", *names)))
+    parts = groups(min(longest, _LEAST_LABEL), widths, room)
+    beside = max(sum(GAP + width for width in widths[part]) for part in parts)
+    width = longest
+    if room is not None:
+        width = min(longest, _MOST_LABEL, max(_LEAST_LABEL, room - beside))
+    labels, notes = (names, []) if room is None else shortened(names, width)
+    console = Console(width=width + beside)
+    for part in parts:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("encoding", width=width, overflow="fold")
+        for heading, column in zip(heads[part], widths[part], strict=True):
+            table.add_column(heading, justify="right", no_wrap=True, width=column)
+        for label, cells in zip(labels, rows, strict=True):
+            table.add_row(Text(label), *map(_marked, cells[part]))
+        print()
+        console.print(table)
+    for note in notes:
+        print("\n" + "\n    ".join(fold(note, width + beside - 4)))
+    print()
+
+
+def _marked(cell: str) -> Text:
+    return Text(cell, "bold green" if cell.endswith("*") else "")
+
+
+def _cell(text: str) -> str:
+    """As stdout can print it; a blank for a missing star, so that digits stand below digits."""
+    try:
+        "±".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = text.replace("±", "+-")
+    return text if text.endswith("*") else f"{text} "
 
 
 def markdown_table(
@@ -92,7 +137,3 @@ def markdown_table(
 def _number(cell: Sequence[float]) -> str:
     text = f"{statistics.fmean(cell):.2f}"
     return text if len(cell) == 1 else f"{text} ±{statistics.stdev(cell):.2f}"
-
-
-def _width() -> int:
-    return max(_WIDTH, shutil.get_terminal_size().columns)

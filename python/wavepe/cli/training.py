@@ -49,10 +49,10 @@ class State:
     `variants` are those of the kernels it ran on: another one rounds differently.
     """
 
-    spec: str
-    seed: int
     model: Any  # a Hugging Face model
     optimizer: torch.optim.Optimizer
+    spec: str = ""
+    seed: int = 0
     step: int = 0
     seconds: float = 0.0
     loss: float = math.log(VOCABULARY)
@@ -112,7 +112,7 @@ def train(
     under way and raise KeyboardInterrupt.
     """
     model = new_model(spec, seed, settings)
-    state = State(spec, seed, model, _optimizer(model, settings))
+    state = State(model, _optimizer(model, settings), spec, seed)
     if saved.exists():
         try:
             state.load(saved)
