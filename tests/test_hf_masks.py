@@ -271,7 +271,7 @@ def test_compiled_dropout_and_gradients():
 
 
 def test_the_compiled_operator(tmp_path):
-    """Schema, fake tensors and autograd of wavepe_hf::attention_forward agree."""
+    """Schema, fake tensors and autograd of wavepe_nn::attention_forward agree."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, 6, HEAD, generator=generator)
     k, v = torch.randn(2, 2, 2, 70, HEAD, generator=generator)
@@ -293,7 +293,7 @@ def test_the_compiled_operator(tmp_path):
             dropout,
         )
         torch.library.opcheck(
-            torch.ops.wavepe_hf.attention_forward.default,
+            torch.ops.wavepe_nn.attention_forward.default,
             (*arguments, seed if dropout else None),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )

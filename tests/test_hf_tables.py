@@ -12,25 +12,31 @@ import numpy as np
 import wavepe.hf
 from hf_model import HEAD, LENGTH, close, logits, patched_tiny, reference, tokens
 from wavepe.encodings import Encoding
+from wavepe.positions import tables
 
 WAVELET = "wavelet:scales=4"
 
 
 def test_tables_grow_and_are_shared():
     spec = "wavelet:kind=haar,scales=1+300"  # one that no other test has asked for
-    encoding, tables = wavepe.encoding(spec), wavepe.hf.tables
+    encoding = wavepe.encoding(spec)
     for length in (3, 1000, 2500, 5):
-        table = tables.constant_table(spec, 8, length)
-        assert tables.constant_table(spec, 8, length) is table
+        table = tables.constant_table(encoding, 8, length, True)
+        assert tables.constant_table(encoding, 8, length, True) is table
         wanted = encoding.table(length, 8)[0]
-        p, first, beyond = tables.table_rows(table, torch.float32, torch.device("cpu"))
-        assert (first, beyond) == (0, "zero")
+        p, first, _ = table.tensors(torch.float32, "cpu")
+        assert (first, table.beyond) == (0, "zero")
         both = min(length, len(p))
         assert np.array_equal(p[:both].numpy(), wanted[:both])
         assert not wanted[both:].any()
-        rows = tables.relative_rows(spec, length, torch.zeros(1, 8))
+        rows, first = tables.rows_named(tables.name_of(encoding, True), length, torch.zeros(1, 8))
+        assert first == 0
         assert np.array_equal(rows.numpy(), wanted)
-    assert tables.constant_table(spec, 8, 100) is tables.constant_table(spec, 8, 5)
+        rows, first = tables.rows_named(tables.name_of(encoding, False), length, torch.zeros(1, 8))
+        assert first == 1 - length
+        assert np.array_equal(rows.numpy(), encoding.table(length, 8, causal=False)[0])
+    both = (tables.constant_table(encoding, 8, length, True) for length in (100, 5))
+    assert next(both) is next(both)
 
 
 @pytest.mark.parametrize("beyond", ["zero", "edge"])
@@ -58,7 +64,7 @@ def test_a_table_of_ones_own_may_begin_and_end_anywhere(monkeypatch, beyond):
     wanted = reference(model, row[0], parts)[0]
     assert close(logits(model, row)[0], wanted)
     assert close(logits(model, row, output_attentions=True)[0], wanted)
-    got = wavepe.hf.tables.relative_rows(f"three_{beyond}", 9, torch.zeros(1, HEAD))
+    got, _ = tables.rows_named(f"three_{beyond}", 9, torch.zeros(1, HEAD))
     assert np.array_equal(got.numpy(), parts(9, 1, 1)["relative"].astype(np.float32))
 
 

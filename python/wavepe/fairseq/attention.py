@@ -10,7 +10,6 @@ import torch  # isort: skip
 from fairseq.modules import MultiheadAttention  # isort: skip
 from torch import Tensor  # isort: skip
 
-from .. import ops  # isort: skip
 from .positions import DecoderPositions  # isort: skip
 
 Incremental = dict[str, dict[str, Tensor | None]]
@@ -97,10 +96,10 @@ class CausalSelfAttention(MultiheadAttention):
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
         dropout = self.dropout_module
-        out: Any = ops.attention(
-            **encoding.arguments(q, k.shape[2], None),
-            k=k,
-            v=v,
+        out = encoding.attend(
+            q,
+            k,
+            v,
             key_mask=None if key_padding_mask is None else ~key_padding_mask.bool(),
             dropout_p=dropout.p if self.training or dropout.apply_during_inference else 0.0,
         )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..encodings import Encoding, encoding
-from ..nn._absolute import AbsoluteVectors
-from ..nn._positions import PositionEncoding, check_learned, position_encoding
+from ..positions import PositionEncoding, check_learned, position_encoding
+from ..positions.absolute import AbsoluteVectors
 
 
 class DecoderPositions(nn.Module):

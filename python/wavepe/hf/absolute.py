@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding
-from ..nn._absolute import AbsoluteVectors
+from ..positions.absolute import AbsoluteVectors
 from . import families
 from .masks import is_packed
 

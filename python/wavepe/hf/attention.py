@@ -20,13 +20,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .. import ops
-from . import compiled, masks
+from ..encodings import encoding
+from ..positions import PositionEncoding
+from . import masks
 from .families import CACHE_NAMES
 from .layers import text
 from .names import NAME
 from .rotary import Angles, Rotary, Rotated
-from .scores import RelativeScore, Score, Terms
-from .tables import relative_rows, table_rows
+
+NOTHING = PositionEncoding(encoding("none"))
 
 # Where `ops.attention` is a kernel; elsewhere PyTorch's serves layers without a score better.
 FUSED_ON = ("cpu",)
@@ -42,7 +44,7 @@ class Layer:
     ----------
     names : tuple of str
         Of the positional arguments of the layer's forward.
-    score : Score, optional
+    score : PositionEncoding, optional
         What the encoding puts into the scores.
     rotation : int, optional
         Of several rotations that a model's layers have, this layer's.
@@ -55,7 +57,7 @@ class Layer:
     """
 
     names: tuple[str, ...]
-    score: Score | None = None
+    score: PositionEncoding | None = None
     rotation: int | None = None
     rotates: bool = True
     angles: Rotated | None = None
@@ -141,7 +143,7 @@ def attention_forward(
         raise ValueError("head_mask is not supported by the attention 'wavepe'")
     if not causal:
         if score is not None:
-            raise ValueError(f"{score.spec} needs causal attention here, got is_causal=False")
+            raise ValueError(f"{score.encoding} needs causal attention here, got is_causal=False")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -189,7 +191,7 @@ class Options(TypedDict):
 
 
 def _fused(
-    score: Score | None,
+    score: PositionEncoding | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -213,28 +215,11 @@ def _fused(
         "softcap": softcap,
         "dropout_p": dropout,
     }
-    if torch.compiler.is_compiling() and isinstance(score, RelativeScore):
-        if query.device.type == "cpu":
-            return compiled.attention(query, key, value, score.spec, **options)
-        terms = Terms(relative_rows(score.spec, key.shape[2], query))
-    else:
-        terms = Terms() if score is None else score.terms(query, key.shape[2])
-    query, q_rel = _with_biases(query, terms)
-    options |= {"p": terms.p, "first": terms.first, "beyond": terms.beyond, "q_rel": q_rel}
-    out: Any = ops.attention(query, key, value, slopes=terms.slopes, **options)
-    return out
-
-
-def _with_biases(query: Tensor, terms: Terms) -> tuple[Tensor, Tensor | None]:
-    """q + u for the keys and q + v for the table; the latter None where both are q."""
-    if terms.biases is None:
-        return query, None
-    u, v = terms.biases
-    return query + u[:, None], query + v[:, None]
+    return (NOTHING if score is None else score).attend(query, key, value, **options)
 
 
 def _composed(
-    score: Score | None,
+    score: PositionEncoding | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -249,11 +234,11 @@ def _composed(
     """Attention (B, H, m, d) and its weights (B, H, m, n) by PyTorch, with a tensor of scores."""
     queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    terms = Terms() if score is None else _terms(score, query.to(wide), keys)
-    query, q_rel = _with_biases(query.to(wide), terms)
+    given = (NOTHING if score is None else score).arguments(query.to(wide), keys)
+    query = given.pop("q")
     groups = query.shape[1] // key.shape[1]
     scores = query @ key.to(wide).repeat_interleave(groups, 1).transpose(-1, -2) * scaling
-    scores = scores + _bias(terms, (query if q_rel is None else q_rel) * scaling, keys, offset)
+    scores = scores + _bias(given.pop("q_rel", query) * scaling, keys, offset, **given)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     shown = masks.visible(mask, queries, keys, offset, query.device, window)
@@ -266,7 +251,7 @@ def _composed(
     return weights @ value.repeat_interleave(groups, 1), weights
 
 
-def _score(module: Any) -> Score | None:
+def _score(module: Any) -> PositionEncoding | None:
     """What the layer adds to its scores.
 
     A layer without an encoding may belong to a model that shares a configuration with others, but
@@ -284,33 +269,33 @@ def _score(module: Any) -> Score | None:
     return None
 
 
-def _terms(score: Score, query: Tensor, keys: int) -> Terms:
-    """The terms of a score, a constant table as a tensor."""
-    if isinstance(score, RelativeScore) and torch.compiler.is_compiling():
-        return Terms(relative_rows(score.spec, keys, query))
-    terms = score.terms(query, keys)
-    if isinstance(terms.p, ops.RelativeTable):
-        p, first, beyond = table_rows(terms.p, query.dtype, query.device)
-        return terms._replace(p=p, first=first, beyond=beyond)
-    return terms
-
-
-def _bias(terms: Terms, q_rel: Tensor, keys: int, offset: int | Tensor) -> Tensor:
+def _bias(
+    q_rel: Tensor,
+    keys: int,
+    offset: int | Tensor,
+    *,
+    p: Any = None,
+    first: int = 0,
+    beyond: str = "zero",
+    slopes: Tensor | None = None,
+) -> Tensor:
     """What is added to the scaled q.k, (B, H, m, n) or (H, m, n); q_rel is scaled."""
     queries = q_rel.shape[2]
     column = torch.arange(keys, device=q_rel.device)
     bias = q_rel.new_zeros(())
-    if terms.p is not None:
-        p: Any = terms.p
-        bias = ops.relative_bias(q_rel, p, keys, first=terms.first, beyond=terms.beyond)
+    if isinstance(p, ops.RelativeTable):
+        beyond = p.beyond
+        p, first, _ = p.tensors(q_rel.dtype, q_rel.device)
+    if p is not None:
+        bias = ops.relative_bias(q_rel, p, keys, first=first, beyond=beyond)
         if isinstance(offset, Tensor) or offset != keys - queries:
             # The operator lets the last query stand on the last key. With a static cache keys reach
             # beyond it; columns that have no source there are in the future, which is hidden.
             source = column + (keys - queries - offset)
             bias = bias.index_select(-1, source.clamp(max=keys - 1))
-    if terms.slopes is not None:
+    if slopes is not None:
         delta = torch.arange(queries, device=q_rel.device)[:, None] + offset - column
-        bias = bias - terms.slopes[:, None, None] * delta.abs()
+        bias = bias - slopes[:, None, None] * delta.abs()
     return bias
 
 

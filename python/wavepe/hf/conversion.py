@@ -301,7 +301,8 @@ class _Wanted:
         self.tied = _tied(made)
         table: Any = getattr(made.base_model, MODULE, None)
         own = [name for name in self.shapes if MODULE in name.split(".")]
-        self.learned = {name: table.initial[name.rpartition(".")[2]] for name in own}
+        initial = {} if table is None else table.initial()
+        self.learned = {name: initial[name.rpartition(".")[2]].float() for name in own}
 
     def misfits(self, tensors: Contents) -> str:
         """Where `tensors` are not what is expected, in words; empty where they are."""

@@ -13,17 +13,16 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from ..encodings import Encoding
-from ..nn._positions import check_learned
+from ..positions import Learned, PositionEncoding, check_learned, position_encoding
 from . import families, own_forward
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
 from .families import Slot
 from .layers import Choice, Written, text
-from .learned import LearnedTable, attach, detach
+from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
 from .rotary import CACHE_TAG, Own, Rotary, Rotated, Unrotated
-from .scores import LearnedScore, RelativeScore, Score, SlopeScore
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Parts:
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
-    learned: LearnedTable | None = None
+    learned: Learned | None = None
     forwards: list[tuple[nn.Module, MethodType]] = field(default_factory=list)
 
 
@@ -72,7 +71,7 @@ class _Builder:
         self.config, self.head_dim, self.owner = config, head_dim, owner
         self.heads = config.num_attention_heads
         self.parts = Parts()
-        self.scores: dict[str, Score | None] = {}
+        self.scores: dict[str, PositionEncoding | None] = {}
         # By slot the different rotations of its layers: a spec, "" for none, None for the family's.
         self.rotations: dict[Slot, list[str | None]] = {}
 
@@ -101,7 +100,7 @@ class _Builder:
         layer.rotation, layer.rotates = found.index(key), key != ""
         return layer
 
-    def score(self, encoding: Encoding) -> Score | None:
+    def score(self, encoding: Encoding) -> PositionEncoding | None:
         """What `encoding` puts into the scores; layers of one encoding share it.
 
         Raises
@@ -111,15 +110,15 @@ class _Builder:
         """
         spec = str(encoding)
         if spec not in self.scores:
+            found: PositionEncoding | None = None
             check_learned(encoding)
-            found: Score | None = None
-            if getattr(encoding, "learned", False):
-                self.parts.learned = LearnedTable(encoding, self.head_dim, self.heads)
-                found = LearnedScore(encoding, self.owner)
-            elif encoding.entry == "relative":
-                found = RelativeScore(encoding, self.head_dim)
-            elif encoding.entry == "slope":
-                found = SlopeScore(encoding, self.heads)
+            if encoding.entry in ("relative", "slope"):
+                found = position_encoding(
+                    encoding, self.head_dim, self.heads, causal=True, max_length=None
+                )
+            if isinstance(found, Learned):
+                self.parts.learned = found
+                found = LearnedOf(found, self.owner)
             self.scores[spec] = found
         return self.scores[spec]
 

@@ -17,43 +17,28 @@ except ImportError:  # transformers < 5 calls _init_weights for what a checkpoin
         return tensor.copy_(other)
 
 
-from ..encodings import Encoding
-from ..nn._precision import AtLeastFloat32
+from ..positions import Cached, Learned, PositionEncoding
 
 # Of the module in the model (model.position_encoding.scale, ...).
 MODULE = "position_encoding"
 
 
-class LearnedTable(AtLeastFloat32):
-    """The parameters of a learned relative encoding ([W], [S], [X]), one set for all layers."""
+class LearnedOf(PositionEncoding):
+    """The learned encoding of a model, as its layers use it: one set of parameters for all.
 
-    def __init__(self, encoding: Encoding, head_dim: int, heads: int) -> None:
-        super().__init__()
-        self.encoding = encoding
-        self.initial = {
-            name: torch.from_numpy(value).float()
-            for name, value in encoding.parameters(head_dim, heads).items()
-        }
-        for name, value in self.initial.items():
-            self.register_parameter(name, nn.Parameter(value.clone()))
+    It is asked for by name, for a wrapper (of PEFT, say) may have taken its place.
+    """
 
-    def forward(self, keys: int) -> tuple[Tensor, int, str, tuple[Tensor, Tensor] | None]:
-        """Table p for delta = 0..keys-1, its first delta, what lies beyond it; and u and v, if any.
+    def __init__(self, table: Learned, owner: nn.Module) -> None:
+        super().__init__(table.encoding)
+        self.__dict__["owner"] = owner  # no child: the layer that holds this is a part of it
 
-        Computed anew by each layer, so that gradient checkpointing and changed parameters are
-        right without a thought; it is small beside the scores.
-        """
-        parameters = {name: getattr(self, name) for name in self.initial}
-        table = self.encoding.learned_table(keys, parameters)
-        return (*table, self.encoding.query_biases(parameters))
-
-    def reset(self) -> None:
-        """Initial values, where a checkpoint had none."""
-        for name, value in self.initial.items():
-            copy_(getattr(self, name), value)
+    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
+        """As of `PositionEncoding`."""
+        return getattr(self.owner, MODULE)(q, keys)
 
 
-def attach(owner: Any, table: LearnedTable) -> None:
+def attach(owner: Any, table: Learned) -> None:
     """Make `table` part of the model (or of a layer that stands alone)."""
     first = next(owner.parameters())
     if not first.is_meta:  # then from_pretrained puts it where it belongs
@@ -70,7 +55,8 @@ def detach(owner: nn.Module) -> None:
 
 
 def _init_weights(owner: Any, module: nn.Module) -> None:
-    if isinstance(module, LearnedTable):
-        module.reset()
+    if isinstance(module, Learned):
+        for name, value in module.initial().items():
+            copy_(getattr(module, name), value)
     else:
         type(owner)._init_weights(owner, module)

@@ -6,7 +6,6 @@ import dataclasses
 import warnings
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -14,6 +13,9 @@ from transformers import PretrainedConfig
 from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
+from ..positions import Rotation
+from ..positions.angles import Frequencies
+from ..positions.rotation import SHORT
 from . import families
 from .families import Slot
 from .layers import Written, text
@@ -127,46 +129,29 @@ class Rotated(nn.Module):
         self.config, self.slot = config, slot
         self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
         self.dims = dims
-        self.trained_length = config.max_position_embeddings
-        trained, inferred = self._fixed(training=True), self._fixed(training=False)
-        self.fixed = {True: trained, False: inferred}
-        # Then a cache may hold keys of another rotation.
-        self.changes = not (trained and inferred and torch.equal(trained[0], inferred[0]))
-        self.cache_tag = CACHE_TAG
-
-    def _fixed(self, training: bool) -> tuple[Tensor, float] | None:
-        """The frequencies of every length; None where they follow it."""
-        first = self._frequencies(1, training)
-        longer = self._frequencies(2 * self.trained_length, training)
-        if 2 * first[0].numel() != self.dims:
+        self.rotation = Rotation(self.encoding, dims, config.max_position_embeddings)
+        pairs = len(self.rotation.at(SHORT, True).array)
+        if 2 * pairs != dims:
             raise ValueError(
-                f"{self.encoding} rotates {2 * first[0].numel()} of {self.dims} dims, and the "
+                f"{self.encoding} rotates {2 * pairs} of {dims} dims, and the "
                 "pairs (i, i + d/2) of this model need them all: fraction or type=proportional "
                 "leaves pairs of the whole head alone"
             )
-        # longrope may turn at any length.
-        live = self.encoding.type == "longrope" or not torch.equal(first[0], longer[0])
-        return None if live else first
+        self.changes = self.rotation.changes
+        self.cache_tag = CACHE_TAG
 
-    def _frequencies(self, length: int, training: bool) -> tuple[Tensor, float]:
-        inv_freq, factor = self.encoding.frequencies(
-            self.dims, length=length, trained_length=self.trained_length, training=training
-        )
-        return torch.from_numpy(np.asarray(inv_freq, dtype=np.float64)), float(factor)
-
-    def frequencies(self, position_ids: Tensor) -> tuple[Tensor, float]:
-        """Angle per position of each pair, and the factor on cos and sin, for these positions."""
-        fixed = self.fixed[self.training]
-        return self._at_length(position_ids) if fixed is None else fixed
-
-    @torch.compiler.disable(reason="this RoPE follows the length: its frequencies are made eagerly")
-    def _at_length(self, position_ids: Tensor) -> tuple[Tensor, float]:
-        length = int(position_ids.max()) + 1 if position_ids.numel() else 1
-        return self._frequencies(max(length, 1), self.training)
+    def frequencies(self, position_ids: Tensor) -> Frequencies:
+        """Those that these positions need."""
+        found = self.rotation.fixed(self.training)
+        return found or self.rotation.of_longest(1, position_ids, self.training)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
-        inv_freq, factor = self.frequencies(position_ids)
-        return _table(x, position_ids, inv_freq, factor)
+        found = self.frequencies(position_ids)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        cos, sin = ops.rope_table(
+            position_ids, found.on(x.device), attention_factor=found.factor, dtype=dtype
+        )
+        return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
     def check_cache(self, cache: Any, seen: int | Tensor, position_ids: Tensor) -> None:
         """Refuse a cache whose keys were rotated with other frequencies, and mark it.
@@ -176,18 +161,15 @@ class Rotated(nn.Module):
         ValueError
             The base has changed since the cache was filled, or another model filled it.
         """
-        inv_freq, _ = self.frequencies(position_ids)
-        rotated_with = getattr(cache, self.cache_tag, None)
-        same = rotated_with is inv_freq or (
-            rotated_with is not None and torch.equal(rotated_with, inv_freq)
-        )
-        if not same and seen > 0:
+        now = self.frequencies(position_ids)
+        if getattr(cache, self.cache_tag, None) != now and seen > 0:
             raise ValueError(
                 f"{self.encoding}: {int(seen)} cached keys were rotated with another base than "
                 f"this call needs (length {int(position_ids.max()) + 1}, trained length "
-                f"{self.trained_length}, training mode {self.training}): pass use_cache=False"
+                f"{self.rotation.trained_length}, training mode {self.training}): pass "
+                "use_cache=False"
             )
-        setattr(cache, self.cache_tag, inv_freq)
+        setattr(cache, self.cache_tag, now)
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
@@ -210,11 +192,3 @@ def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
             f"{encoding} on a model with rope_type {kind!r}, whose scaling it takes over: {error}; "
             "give theta= or type= for an encoding of its own"
         ) from None
-
-
-def _table(x: Tensor, position_ids: Tensor, inv_freq: Tensor, factor: float) -> Angles:
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    inv_freq = inv_freq.to(x.device, torch.float64)
-    cos, sin = ops.rope_table(position_ids, inv_freq, attention_factor=factor, dtype=dtype)
-    cos, sin = (torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin))
-    return Angles(cos, sin)

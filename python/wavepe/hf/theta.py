@@ -321,7 +321,7 @@ def _rebuilt(place: _Place, config: Any) -> Any:
 def _frequencies(module: Any) -> list[Tensor]:
     """Of sequences that need no other ones for their length."""
     if isinstance(module, Rotated):
-        return [module._frequencies(1, training)[0] for training in (True, False)]
+        return [module.rotation.at(1, training).inv_freq for training in (True, False)]
     named = {**vars(module), **dict(module.named_buffers(recurse=False))}
     return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
 

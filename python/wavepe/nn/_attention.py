@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _checks, ops
+from .. import _checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
+from ..positions import position_encoding
 from ._cache import CachedTokens, KVCache
-from ._positions import position_encoding
 from ._sequences import check_order, checked_rows, joined_key_mask, joined_positions
 
 
@@ -164,10 +164,11 @@ class Attention(nn.Module):
         q, k = self.position_encoding.rotated(q, k, new, layer)
         if layer is not None:
             k, v = layer.extended(k, v)
-        out: Any = ops.attention(
-            **self.position_encoding.arguments(q, seen + count, layer),
-            k=k,
-            v=v,
+        out = self.position_encoding.attend(
+            q,
+            k,
+            v,
+            layer,
             causal=self.causal,
             window=window,
             softcap=softcap,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..ops._common import INTEGERS
-
-if TYPE_CHECKING:
-    from ._angles import Frequencies
+from ..positions import Cached
 
 _FIRST_CAPACITY = 64
 
@@ -118,29 +116,21 @@ class KVCache:
         return layer
 
 
-class CachedTokens:
+class CachedTokens(Cached):
     """What one attention module has seen.
 
     Attributes
     ----------
-    length : int
-        Number of tokens n.
     key_mask : bool Tensor (B, n) or None
         False: hidden; None: all are seen.
     positions : int64 Tensor (B, n) or None
         None: 0..n-1.
-    frequencies : Frequencies or None
-        What the keys were rotated with.
-    table : (state, table) or None
-        A learned encoding's, of parameters in that state.
     """
 
     def __init__(self) -> None:
-        self.length = 0
+        super().__init__()
         self.key_mask: Tensor | None = None
         self.positions: Tensor | None = None
-        self.frequencies: Frequencies | None = None
-        self.table: tuple[tuple, tuple[Tensor, int, str]] | None = None
         self._keys: Tensor | None = None  # (B, Hk, capacity, d)
         self._values: Tensor | None = None
 

@@ -12,13 +12,11 @@ from .._rope_frequencies import DEFAULT_THETA
 from ..encodings import RoPE
 from ..encodings.spec import write_value
 from ..ops._common import INTEGERS
-from ._angles import Frequencies, angles, sequence_length
+from ..positions.angles import Frequencies, angles, sequence_length
+from ..positions.rotation import LONG, SHORT
 
 import torch  # isort: skip
 from torch import Tensor, nn  # isort: skip
-
-# Any two lengths beyond every threshold that a scaling type may have.
-_SHORT, _LONG = 1, 1 << 40
 
 
 class Rotary(nn.Module):
@@ -169,10 +167,10 @@ class Rotary(nn.Module):
                 f"fraction={self.fraction:g} and scaling={scaling!r} both say which pairs are "
                 "rotated: give one"
             )
-        first, base = self._compute(theta, scaling, _SHORT)
+        first, base = self._compute(theta, scaling, SHORT)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once is enough
-            self._follows_length = first != self._compute(theta, scaling, _LONG)[0]
+            self._follows_length = first != self._compute(theta, scaling, LONG)[0]
         self._frequencies, self._theta = first, base
         self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
         if not self._follows_length:

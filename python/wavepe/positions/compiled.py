@@ -13,54 +13,54 @@ import torch
 from torch import Tensor
 
 from ..ops._common import save_call, saved_call
-from .tables import constant_table
+from .tables import table_named
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    spec: str,
+    table: str,
     *,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    scale: float,
-    offset: int | Tensor | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-    dropout_p: float,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: int | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor:
-    """`wavepe.ops.attention` with the constant table of the encoding `spec`."""
+    """`wavepe.ops.attention` with a constant table, by its name in tables.py."""
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     if not isinstance(offset, Tensor):
         offset = k.shape[2] - q.shape[2] if offset is None else offset
         offset = torch.full((), offset, dtype=torch.int64, device=q.device)
     seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
-    scores = (spec, causal, window, softcap, scale, offset)
+    scores = (table, causal, window, softcap, scale, offset)
     hidden = (key_mask, segments, mask)
-    out, _ = torch.ops.wavepe_hf.attention_forward(q, k, v, *scores, *hidden, dropout_p, seed)
+    out, _ = torch.ops.wavepe_nn.attention_forward(q, k, v, *scores, *hidden, dropout_p, seed)
     return out
 
 
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, str spec, bool causal, SymInt? window, float? softcap, "
-    "float scale, Tensor offset, "
+    "Tensor q, Tensor k, Tensor v, str table, bool causal, SymInt? window, float? softcap, "
+    "float? scale, Tensor offset, "
     "Tensor? key_mask, Tensor? segments, Tensor? mask, float dropout_p, Tensor? seed"
 )
 
 
-def _arguments(q: Tensor, k: Tensor, v: Tensor, spec: str, *rest: Any) -> tuple[Any, ...]:
+def _arguments(q: Tensor, k: Tensor, v: Tensor, table: str, *rest: Any) -> tuple[Any, ...]:
     """Of torch.ops.wavepe.attention_forward, for _INPUTS."""
-    table = constant_table(spec, q.shape[-1], k.shape[2])
-    p, first, zones = table.tensors(q.dtype, q.device)
-    return (q, k, v, p, first, table.beyond, None, None, *rest, zones or None)
+    found = table_named(table, q.shape[-1], k.shape[2])
+    p, first, zones = found.tensors(q.dtype, q.device)
+    return (q, k, v, p, first, found.beyond, None, None, *rest, zones or None)
 
 
 @torch.library.custom_op(
-    "wavepe_hf::attention_forward", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)"
+    "wavepe_nn::attention_forward", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)"
 )
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     return torch.ops.wavepe.attention_forward(*_arguments(*inputs))
@@ -72,7 +72,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op(
-    "wavepe_hf::attention_backward",
+    "wavepe_nn::attention_backward",
     mutates_args=(),
     schema=f"(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, {_INPUTS})"
     " -> (Tensor, Tensor, Tensor)",
@@ -105,7 +105,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     inputs, (out, lse) = saved_call(ctx)
-    grads = torch.ops.wavepe_hf.attention_backward(grad_out, grad_lse, out, lse, *inputs)
+    grads = torch.ops.wavepe_nn.attention_backward(grad_out, grad_lse, out, lse, *inputs)
     return (*grads, *[None] * (len(inputs) - 3))
 
 

@@ -12,7 +12,7 @@ from .. import ops, rope_table  # ops first: it says how to get torch
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
-from ._tables import FIRST_CAPACITY, LARGEST_TABLE  # isort: skip
+from .tables import FIRST_CAPACITY, LARGEST_TABLE  # isort: skip
 
 
 def angles(
