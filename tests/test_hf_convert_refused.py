@@ -40,7 +40,7 @@ def test_configurations_that_are_refused(changes, match, tmp_path):
 
 
 MISFITS = {
-    "wavelet:scales=3": "scales 3",
+    "wavelet:scales=3": "3 scales",
     "rope:interleaved=true": "interleaved",
     "rope:partial_rotary_factor=0.5": "4 of 8 dims",
 }

@@ -48,8 +48,6 @@ class Layer:
         What the encoding puts into the scores.
     rotation : int, optional
         Of several rotations that a model's layers have, this layer's.
-    rotates : bool
-        False where the encoding leaves queries and keys as they are.
     angles : Rotated, optional
         A rotation that this layer is the first to have: caches are checked against it.
     rotary : Rotary, optional
@@ -59,7 +57,6 @@ class Layer:
     names: tuple[str, ...]
     score: PositionEncoding | None = None
     rotation: int | None = None
-    rotates: bool = True
     angles: Rotated | None = None
     rotary: Rotary | None = None
 

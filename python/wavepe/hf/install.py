@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -14,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from ..encodings import Encoding
 from ..positions import Learned, PositionEncoding, check_learned, position_encoding
-from . import families, own_forward
+from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
@@ -33,7 +31,6 @@ class Parts:
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
     learned: Learned | None = None
-    forwards: list[tuple[nn.Module, MethodType]] = field(default_factory=list)
 
 
 @dataclass
@@ -97,7 +94,7 @@ class _Builder:
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
-        layer.rotation, layer.rotates = found.index(key), key != ""
+        layer.rotation = found.index(key)
         return layer
 
     def score(self, encoding: Encoding) -> PositionEncoding | None:
@@ -142,14 +139,9 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
                 raise ValueError(f"layer {index} of this model does not rotate: {one} has no place")
         stock = getattr(base, (slot or Slot()).module)
         builder.parts.layers.append(builder.layer(attention, slot, one, stock))
-    for attention, slot, layer in zip(attentions, slots, builder.parts.layers, strict=True):
+    for slot, layer in zip(slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
             layer.rotation = None  # all layers have the same
-        # Else the angles of 0 do the same: a user's own class may rotate elsewhere.
-        ours = own_forward.calls_apply(attention) and not own_forward.has_own(attention)
-        if ours and not layer.rotates:
-            forward = own_forward.made(attention, _unrotated)
-            builder.parts.forwards.append((attention, forward))
     if choice.everywhere is not None and choice.everywhere.entry == "absolute":
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
     return builder.parts
@@ -169,14 +161,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
         record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))
-    for attention, forward in parts.forwards:
-        own_forward.give(attention, forward)
     base._wavepe = record
-
-
-def _unrotated(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of `apply_rotary_pos_emb`; the angles are 0, so it is a matter of speed."""
-    return lambda q, k, *_, **__: (q, k)
 
 
 # ---------------------------------------------------------------- one model
@@ -252,16 +237,9 @@ def uninstall(model: nn.Module) -> None:
         raise ValueError(
             f"this {type(model).__name__} was patched as part of a {present.owner}: unpatch that"
         )
-    for attention in families.attentions(base):
-        if hasattr(attention, "_old_forward"):
-            raise ValueError(
-                f"this {type(model).__name__} was dispatched or offloaded after it was patched: "
-                "accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
-            )
     for hook in present.hooks:
         hook.remove()
     for attention in families.attentions(base):
-        own_forward.take_back(attention, _unrotated)
         attention.__dict__.pop("wavepe", None)
     for name, module in list(base.named_children()):
         if isinstance(module, Rotary):
