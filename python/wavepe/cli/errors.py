@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
+from .._runtime import command_for
+
 
 class CommandError(Exception):
     """Ends the command with its message as one line on stderr."""
@@ -22,9 +24,7 @@ def require(command: str, **parts: str) -> None:
     missing = {name: extra for name, extra in parts.items() if not _found(name)}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
-        raise CommandError(
-            f'{command} needs {" and ".join(missing)}: pip install "wavepe[{extras}]"'
-        )
+        raise CommandError(f"{command} needs {' and '.join(missing)}: {command_for(extras)}")
 
 
 def _found(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Modules for torch models of one's own."""
 
+from .. import ops as _ops  # noqa: F401 - first: it says what brings torch
 from ._cache import KVCache
 from ._rotary import Rotary
 from ._self_attention import SelfAttention
