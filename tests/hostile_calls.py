@@ -336,7 +336,7 @@ def hostile(side, name, text):
         likes, dtypes = (TENSOR_LIKE, TENSOR_DTYPES) if of_tensors else (LIKE, DTYPES)
         if name.startswith("analysis.perplexity"):  # which may take as long as its tokens
             likes = [like for like in likes if "size" not in like]
-        like, size = pick.choice(likes), pick.choice((2**58, 2**31, 2**62, 2**24))
+        like, size = pick.choice(likes), pick.choice((2**58, 2**62, 2**22))
         return like.replace("{dtype!r}", repr(dtype := pick.choice(dtypes))).format(
             *[text] * 4, dtype=dtype, size=size
         )
