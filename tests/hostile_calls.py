@@ -469,6 +469,12 @@ def derive(result):
             part.sum().backward(retain_graph=True)
 
 
+def watch(seconds):
+    """Seconds of computing, as other processes may be busy too; and of waiting, should it hang."""
+    signal.setitimer(signal.ITIMER_PROF, 2 * seconds)
+    signal.setitimer(signal.ITIMER_REAL, 12 * seconds)
+
+
 def run(number, name, given, right):
     """Whether there was anything to call."""
     try:
@@ -489,15 +495,15 @@ def run(number, name, given, right):
         if x is not out and isinstance(x, np.ndarray)
     )
     try:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        watch(SECONDS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = function(*positional, **named)
             if SIDE == "torch":
                 derive(result)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        watch(0)
     except Exception as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        watch(0)
         check_error(name, error, right)
     changed = [key for key, x in everything if key in kept and kept[key] != repr(bytes_of(x))]
     assert overlap or not changed, f"changed its arguments {changed}"
