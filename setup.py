@@ -194,9 +194,9 @@ class BuildExtensions(build_ext):
         if not TORCH:
             print(
                 "wavepe: torch was not found, so this build is NumPy only. For wavepe.ops install "
-                "torch first, then wavepe again without the cached wheel:\n"
+                "torch first, then wavepe again without the cached wheel, in its checkout:\n"
                 "    pip install torch\n"
-                "    pip install --no-cache-dir --force-reinstall --no-deps wavepe",
+                "    pip install --no-cache-dir --force-reinstall --no-deps .",
                 file=sys.stderr,
             )
 

@@ -4,7 +4,8 @@
     python tests/fuzz.py --minutes 10 --seed 7      the same calls again, as far as time allows
     python tests/fuzz.py --seed 7 --call rope:153   one call
 
-A call follows from seed, function and number alone. The tests make calls of the seed "suite".
+A call follows from seed, function and number alone. The tests make calls of the seed "suite". An
+eighth of more than two minutes goes to hostile_calls.py, whose failures say what repeats them.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ if importlib.util.find_spec("torch") and wavepe.build_info()["torch"]:
 
 # Calls of a round: attention has the most ways to go wrong.
 OFTEN = {"ops.attention": 8, "attention": 2}
+BATCH = 5000  # hostile calls of a process
 ENOUGH = 20  # failures, after which more of them tell nothing
 SANITIZED = "-fsanitize" in wavepe.build_info()["flags"]
 
@@ -198,6 +201,30 @@ def run_properties(seed, seconds):
     return int(done.returncode != 0)
 
 
+def run_hostile(seed, seconds):
+    """(calls, failures) of hostile_calls.py, in processes that are replaced when one dies."""
+    until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
+    first = {"numpy": 0} | ({"torch": 0} if "ops.rope" in NAMES else {})
+    while time.monotonic() < until and failures < ENOUGH:
+        for side in first:
+            command = [sys.executable, HERE / "hostile_calls.py", side, seed, first[side], BATCH]
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+            made = [int(n) for n in re.findall(r"^(\d+): ", done.stdout, re.M)]
+            count[f"hostile_calls.py {side}"] += len(made)
+            first[side] += BATCH
+            failed = re.findall(r"^\d+: .*\nFAILED(?:.|\n)*? again: .*", done.stdout, re.M)
+            print(*failed, sep="\n", end="\n" if failed else "", flush=True)
+            failures += len(failed)
+            if done.returncode not in (0, 1) or not re.search(r"\d+ calls, ", done.stdout):
+                failures += 1
+                *_, call = done.stdout.splitlines() or [""]
+                print(f"FAILED: the process ended with {done.returncode}: {call}\n{done.stderr}")
+                if made:
+                    print(f"  again: python tests/hostile_calls.py {side} {seed} {made[-1]} 1")
+                    first[side] = made[-1] + 1
+    return count, failures
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -228,14 +255,17 @@ def main():
         return attempt(name, int(number), given.seed)
     names = given.functions.split(",")
     print(f"seed {given.seed}, variants {', '.join(variants())}: {', '.join(names)}", flush=True)
-    seconds, failures = 60 * given.minutes, 0
+    seconds, failures, hostile = 60 * given.minutes, 0, {}
     if not SANITIZED and seconds > 120:
         began = time.monotonic()
         failures += run_properties(given.seed, seconds / 4)
+        hostile, failed = run_hostile(given.seed, seconds / 8)
+        failures += failed
         seconds -= time.monotonic() - began
     count, failed = run_workers(given.seed, names, seconds, given.workers)
     failures += failed
-    for name in names:
+    count.update(hostile)
+    for name in (*names, *hostile):
         print(f"{count[name]:9} calls of {name}")
     print(f"seed {given.seed}: {failures} failures in {sum(count.values())} calls")
     return int(failures > 0)

@@ -318,12 +318,20 @@ KNOWN = {
         "wavepe.relative_bias(A(1, 2**57), A(1, 2**57), 1)",
         "wavepe.relative_bias(A(0, 2**60), A(1, 2**60), 1)",
         "wavepe.relative_bias(A(1, 0), A(2**60, 0), 1)",
+        "wavepe.relative_bias(A(2**31, 0, 4), A(3, 4), 5)",
+        "wavepe.rope_table(A(2**48, dtype=np.int64), A(3))",
+        "wavepe.wavelet_table(A(2**48, dtype=np.int64), A(3), A(3))",
         "wavepe.rope_table(A(2**58, dtype=np.int64), A(0))",
         "wavepe.wavelet_table(A(2**58, dtype=np.int64), A(0), A(0))",
     ],
     "torch": [
         "ops.relative_bias(E(1, 2**61, dtype='float64'), E(1, 2**61, dtype='float64'), 1)",
         "ops.relative_bias(E(1, 0), E(2**60, 0), 1)",
+        "ops.relative_bias(E(2, 0), E(2**40, 0), 5)",
+        "ops.relative_table(E(4, 2**24))",
+        "ops.rope_table(E(3, dtype='int64'), E(2**24), precision='hf', dtype=torch.float16)",
+        "ops.rope_table(E(2**48, dtype='int64'), E(3))",
+        "ops.wavelet_table(E(2**48, dtype='int64'), E(3), E(3))",
         "ops.rope(E(1, 4), E(1, 2**62), E(1, 2**62))",
         "ops.rope_table(E(2**34, dtype='int8'), E(0))",
         "raw.relative_bias_unskew(E(1, 2**60), 1, 0, 'edge')",
@@ -383,9 +391,14 @@ def run(name, given, shape):
     return True
 
 
+def limit_memory():
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 def main(side, seed, count):
     pick.seed(seed)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     wavepe.register_wavelet("test_sizes", np.sin, derivative=np.cos)
     for call in KNOWN[side]:
         name, given = call[:-1].split("(", 1)
@@ -408,6 +421,5 @@ if __name__ == "__main__":
         raw = torch.ops.wavepe
         torch.set_num_threads(2)
         ops.attention(*(torch.ones(4, 2, 5, 8) for _ in range(3)))  # starts the threads
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
+    limit_memory()
     main(SIDE, int(sys.argv[2]), int(sys.argv[3]))

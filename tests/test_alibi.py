@@ -36,6 +36,7 @@ def test_numpy_integers_count(heads):
     [
         (ValueError, 0),
         (ValueError, -4),
+        (ValueError, 2**61),
         (TypeError, 8.0),
         (TypeError, math.nan),
         (TypeError, "8"),

@@ -157,6 +157,12 @@ def test_impossible_tokens_give_infinity():
     assert perplexity(model, torch.zeros(8, dtype=torch.int64), 8) == math.inf
 
 
+@pytest.mark.parametrize("model", [None, 4, "model", Averages])
+def test_a_model_is_a_module(model):
+    with pytest.raises(TypeError, match=r"model is a \w+: needs a torch\.nn\.Module"):
+        perplexity(model, torch.zeros(8, dtype=torch.int64), 4)
+
+
 @pytest.mark.parametrize(
     ("tokens", "options", "error", "words"),
     [
@@ -171,6 +177,7 @@ def test_impossible_tokens_give_infinity():
         (torch.zeros(8, dtype=torch.int64), {"length": 1}, ValueError, "length is 1"),
         (torch.zeros(8, dtype=torch.int64), {"length": 4.0}, TypeError, "length is 4.0"),
         (torch.zeros(8, dtype=torch.int64), {"protocol": "half"}, ValueError, "half.*sliding"),
+        (torch.zeros(8, dtype=torch.int64), {"protocol": None}, TypeError, "whole.*got None"),
         (torch.zeros(8, dtype=torch.int64), {"protocol": "blocks"}, ValueError, "window="),
         (torch.zeros(8, dtype=torch.int64), {"protocol": "blocks", "window": 1}, ValueError,
          "window is 1"),
@@ -200,6 +207,14 @@ def test_plot_of_perplexity(tmp_path):
         path = tmp_path / f"{count}.png"
         perplexity_by_length(RUNS[:count], path, train_length=8, title="a title")
         assert path.read_bytes().startswith(b"\x89PNG")
+    for error, match, runs, options in (
+        (TypeError, "runs must be a list of mappings, got int", 3, {}),
+        (TypeError, "train_length must be an integer, got None", RUNS, {"train_length": None}),
+        (ValueError, "train_length must be at least 1, got 0", RUNS, {"train_length": 0}),
+        (TypeError, "title must be a string, got 3", RUNS, {"title": 3}),
+    ):
+        with pytest.raises(error, match=match):
+            perplexity_by_length(runs, tmp_path / "none.png", **{"train_length": 8, **options})
     with pytest.raises(ValueError, match="empty"):
         perplexity_by_length([], tmp_path / "none.png", train_length=8)
 

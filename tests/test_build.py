@@ -83,12 +83,37 @@ def test_import_needs_numpy_alone():
     assert done.stdout.strip() == "set()", done.stderr
 
 
-@pytest.mark.parametrize("module", ["wavepe.ops", "wavepe.hf"])
+IMPORTS = {
+    "wavepe.ops": "torch",
+    "wavepe.nn": "torch",
+    "wavepe.hf": "torch",
+    "wavepe.fairseq.compat": "torch",
+    "wavepe.fairseq.attention": "torch",
+    "wavepe.analysis; wavepe.analysis.perplexity(None, None, 4)": "torch",
+    "wavepe.analysis.plots as p; p.perplexity_by_length([{}], '', train_length=4)": "matplotlib",
+    "wavepe.analysis; wavepe.encoding('wavelet:kind=db4').table(4, 8)": "pywt",
+}
+
+
+@pytest.mark.parametrize("module", IMPORTS)
 def test_missing_parts_say_what_brings_them(module):
-    done = python(BLOCK_TORCH + f"import {module}")
+    """As it is installed: from a checkout, for no index has it; in one line."""
+    done = python(f"import sys; sys.modules[{IMPORTS[module]!r}] = None\nimport {module}")
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), done.stderr
     assert "pip install" in last
+    assert last.endswith("(in the folder of the wavepe checkout)")
+
+
+def test_nothing_tells_to_install_wavepe_from_an_index():
+    """Neither `pip install wavepe` nor `pip install "wavepe[extra]"`, with options or without."""
+    if not (ROOT / "setup.py").is_file():
+        pytest.skip("not run from a source tree")
+    files = [*ROOT.glob("python/**/*.py"), *ROOT.glob("csrc/**/*.[ch]*"), *ROOT.glob("docs/*.md")]
+    wrong = re.compile(r"pip install[^\n&,:;#(]* \W?wavepe\b(?!/)")
+    for file in (*files, ROOT / "setup.py", ROOT / "README.md"):
+        text = re.sub(r'"\s*\n\s*f?"', "", file.read_text())  # one string over several lines
+        assert not wrong.search(text), file
 
 
 def test_build_without_torch_says_what_to_do():
@@ -97,7 +122,9 @@ def test_build_without_torch_says_what_to_do():
         "import sys; sys.modules['wavepe._torch'] = None\nimport torch\nimport wavepe.ops"
     )
     assert "--no-cache-dir" in done.stderr, done.stderr
-    assert done.stderr.rstrip().splitlines()[-3].startswith("ImportError")
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("ImportError: this wavepe was built without torch")
+    assert last.endswith("--no-deps . (in the folder of the wavepe checkout)")
 
 
 def test_source_distribution_is_complete(tmp_path):

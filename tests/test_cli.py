@@ -78,7 +78,7 @@ def test_info_without_any_optional_part(capsys, monkeypatch):
     code, out, _ = run(capsys, "info")
     assert code == 0
     for extra in ("torch", "hf", "fairseq", "plot", "cli", "pywt", "bfloat16"):
-        assert f'missing: pip install "wavepe[{extra}]"' in out
+        assert f'missing: pip install ".[{extra}]" (in the folder of the wavepe checkout)' in out
 
 
 @pytest.mark.parametrize("missing", EXTRAS)
@@ -92,8 +92,8 @@ def test_compare_names_the_command_for_a_missing_part(capsys, monkeypatch, tmp_p
     assert (code, out) == (1, "")
     lacking = [name for name in EXTRAS if name == missing or version_of(name) is None]
     extras = ",".join(sorted(EXTRAS[name] for name in lacking))
-    install = f'{" and ".join(lacking)}: pip install "wavepe[{extras}]"'
-    assert err == f"wavepe compare: error: wavepe compare needs {install}\n"
+    install = f'{" and ".join(lacking)}: pip install ".[{extras}]" (in the folder of the wavepe'
+    assert err == f"wavepe compare: error: wavepe compare needs {install} checkout)\n"
     assert not (tmp_path / "out").exists()
 
 

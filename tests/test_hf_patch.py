@@ -387,7 +387,7 @@ def test_what_is_missing_is_named():
     script = "import sys; sys.modules['transformers'] = None; import wavepe.hf"
     run = python("-c", script)
     assert run.returncode != 0
-    assert 'pip install "wavepe[hf]"' in run.stderr
+    assert 'pip install ".[hf]"' in run.stderr
 
 
 def test_import_of_wavepe_alone_brings_neither_torch_nor_transformers():

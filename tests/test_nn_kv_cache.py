@@ -192,6 +192,10 @@ def test_beams(spec):
     for wrong in ([0], torch.tensor(0)):
         with pytest.raises(RuntimeError, match=r"indices must be an integer Tensor \(B,\)"):
             cache.reorder(wrong)
+    for wrong in ([5], [0, 3], [-1]):
+        with pytest.raises(RuntimeError, match=r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"):
+            cache.reorder(torch.tensor(wrong))
+    assert cache.length == 7
 
 
 def test_beams_are_integers():

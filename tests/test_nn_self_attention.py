@@ -71,6 +71,11 @@ def test_nothing_to_attend_to():
     module = made("wavelet:scales=4", bias=True)
     assert module(tokens(0)).shape == (2, 0, 32)
     assert module(tokens(3, batch=0)).shape == (0, 3, 32)
+    for rows in (0, 1):
+        positions, mask = torch.arange(3).expand(rows, 3), torch.ones(1, 3, dtype=torch.bool)
+        for key_mask in (None, mask):
+            got = module(tokens(3, batch=0), positions=positions, key_mask=key_mask)
+            assert got.shape == (0, 3, 32)
     x = tokens(3)
     hidden = module(x, key_mask=torch.zeros(2, 3, dtype=torch.bool))
     assert torch.equal(hidden, module.o_proj.bias.expand(2, 3, 32))

@@ -274,6 +274,14 @@ ERRORS = [
 ]
 
 
+ERRORS += [
+    ("first must fit into 64 bits, got 10", (Q, P, 7), {"first": 10**30}),
+    ("keys must fit into 64 bits, got 18", (Q, P, 2**64), {}),
+    ("keys must be an integer, got 7.0", (Q, P, 7.0), {}),
+    ("unknown beyond 1; known: zero, edge", (Q, P, 7), {"beyond": 1}),
+]
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(("match", "args", "options"), ERRORS)
 def test_errors(match, args, options, device):

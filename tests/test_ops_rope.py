@@ -292,6 +292,15 @@ def test_errors(name, match, args):
         getattr(ops, name)(*args)
 
 
+@pytest.mark.parametrize("name", ["rope", "rope_", "rope_qk"])
+def test_none_is_no_tensor(name):
+    """torch hands None on as a tensor that is not defined."""
+    raw = getattr(torch.ops.wavepe, name)
+    args = [X.clone()] * (2 if name == "rope_qk" else 1) + [COS, None]
+    with pytest.raises(RuntimeError, match=r"must be a (torch\.)?Tensor, got None"):
+        raw(*args)
+
+
 @pytest.mark.parametrize(("match", "args"), [e for e in ERRORS if not e[1][0].is_sparse])
 def test_errors_without_data(match, args):
     """The fake kernel refuses what the real one refuses, or a compiled model would fail only when

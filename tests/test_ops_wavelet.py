@@ -231,8 +231,26 @@ def test_errors_of_counts_and_devices():
             ops.wavelet_table(*args)
     with pytest.raises(RuntimeError, match="4611686018427387904"):
         ops.wavelet_table(2**62, ONE, ONE)
+    for count in (2**64, 10**30):
+        with pytest.raises(RuntimeError, match=f"offsets must be a number from 0 .*{count}"):
+            ops.wavelet_table(count, ONE, ONE)
+    with pytest.raises(RuntimeError, match="kind must be a string, got 3"):
+        ops.wavelet_table(3, ONE, ONE, kind=3)
     with pytest.raises(TypeError, match="positional arguments"):
         ops.wavelet_table(3, ONE, ONE, "ricker")
+
+
+def test_errors_of_the_raw_gradients():
+    """What autograd calls; no error of a table that is not there."""
+    grad = torch.ones(5, 4)
+    for name in ("wavelet_table_backward", "sampled_wavelet_table_backward"):
+        raw = getattr(torch.ops.wavepe, name)
+        with pytest.raises(RuntimeError, match="kind 'mexican'"):
+            raw(grad, T, ONE, ONE, "mexican", None)
+        with pytest.raises(RuntimeError, match=r"must be a (torch\.)?Tensor, got None"):
+            raw(grad, T, None, ONE, "ricker", None)
+    with pytest.raises(RuntimeError, match=r"grad must be \(5, 4\), got \(5, 3\)"):
+        torch.ops.wavepe.sampled_wavelet_table_backward(grad[:, :3], T, ONE, ONE, "x", None)
 
 
 @pytest.mark.parametrize("kind", oracle.KINDS)

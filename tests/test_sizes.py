@@ -1,6 +1,7 @@
 """Sizes that no memory holds: a call returns at once, or says what is too large. And what a
 decoding step allocates."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,11 @@ pytestmark = pytest.mark.skipif(
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=100
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CALLS.parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 
@@ -82,6 +87,99 @@ def test_decoding_needs_little_memory_at_any_length(side):
     needs(side)
     done = run("-c", DECODING, side)
     assert done.stdout.split("\n")[:2] == ["done", "and no more"], done.stderr[-3000:]
+
+
+# Calls whose result, gradient or step fits no memory, by the name that the error gives.
+OUT_OF_MEMORY = {
+    "relative_bias": [
+        "ops.relative_bias(E(1, 4), E(3, 4), 2**45)",
+        "ops.relative_bias(E(1, 4, dtype='bfloat16'), E(3, 4, dtype='bfloat16'), 2**45)",
+        "ops.relative_bias(E(2**40, 4, dtype='bfloat16'), E(3, 4, dtype='bfloat16'), 1)",
+        "ops.relative_bias(E(1, 2**27).requires_grad_(), E(64, 2**27), 64)",
+        "vjp(lambda q: ops.relative_bias(q, E(2**40, 4), 5), E(1, 4))",
+    ],
+    "relative_bias_skew": ["raw.relative_bias_skew(E(3, 4), 2**45)"],
+    "relative_bias_unskew": [
+        "raw.relative_bias_unskew(E(3, 4), 2**45)",
+        "derive(ops.relative_bias(T(1, 4), E(2**40, 4), 5))",
+    ],
+    "the gradient of relative_bias": [
+        "derive(ops.relative_bias(E(2**22, 2**9).requires_grad_(), E(1, 2**9), 1))"
+    ],
+    "rope": [
+        "ops.rope(E(1, 2**40, 1, 4), E(1, 2), E(1, 2))",
+        "ops.rope(E(1, 2**40, 1, 4).requires_grad_(), E(1, 2), E(1, 2))",
+        "vjp(lambda x: ops.rope(x, E(1, 2), E(1, 2)), E(1, 2**40, 1, 4))",
+    ],
+    "rope_qk": ["ops.rope_qk(E(1, 1, 1, 4), E(1, 2**40, 1, 4), E(1, 2), E(1, 2))"],
+    "rope_table": ["ops.rope_table(E(2**40, dtype='int64'), E(2))"],
+    "wavelet_table": [
+        "ops.wavelet_table(2**40, E(3), E(3))",
+        "ops.wavelet_table(4, E(2**40), E(2**40))",
+        "ops.wavelet_table(E(2**40, dtype='int64'), T(3), E(3))",
+        "ops.wavelet_table(2**40, E(3), E(3), kind='own')",
+        "ops.wavelet_table(E(2**40, dtype='int64'), E(3), E(3), kind='own')",
+    ],
+    "wavelet_table_backward": [
+        "raw.wavelet_table_backward(E(1, 2**36), E(1, dtype='int64'), E(2**36), E(2**36), 'haar', "
+        "None)"
+    ],
+    "attention_forward": [
+        "ops.attention(E(1, 1, 2**34, 4), E(1, 1, 4, 4), E(1, 1, 4, 4), causal=False)",
+        "ops.attention(E(1, 1, 2**34, 4), E(1, 1, 4, 4), E(1, 1, 4, 4), dropout_p=0.5)",
+        "ops.attention(E(1, 1, 2**46, 4), E(1, 1, 4, 4), E(1, 1, 4, 4))",
+        "ops.attention(E(1, 1, 2**34, 4).requires_grad_(), E(1, 1, 4, 4), E(1, 1, 4, 4))",
+    ],
+    "attention_backward": [
+        "derive(ops.attention(T(1, 1, 2, 4), E(1, 1, 2, 4), E(1, 1, 2, 4),"
+        " p=E(2**40, 4).requires_grad_()))"
+    ],
+    "attention": [
+        "jvp(lambda q: ops.attention(q, q, q), (E(1, 1, 2**20, 4),), (E(1, 1, 2**20, 4),))",
+        "jvp(lambda q: ops.attention(q, q, q), (E(1, 1, 2**40, 4),), (E(1, 1, 2**40, 4),))",
+    ],
+    "merge_attention": [
+        "ops.merge_attention(E(2, 2**40, 4), E(2, 2**40))",
+        "ops.merge_attention([E(2**40, 4)] * 2, [E(2**40)] * 2)",
+    ],
+    "relative_table": ["ops.relative_table(E(2**40, 4))", "ops.relative_table(A(2**40, 4))"],
+}
+
+NAMED = """
+import sys
+import numpy as np, sizes_calls, torch, wavepe
+from sizes_calls import A, E
+from torch.func import jvp
+from wavepe import ops
+
+def T(*shape):
+    return torch.ones(shape, requires_grad=True)
+
+def derive(result):
+    result.sum().backward()
+
+def vjp(function, x):
+    torch.func.grad(lambda x: function(x).sum())(x)
+
+raw, sizes_calls.torch = torch.ops.wavepe, torch
+wavepe.register_wavelet("own", np.sin)
+sizes_calls.limit_memory()
+for call in sys.argv[1:]:
+    try:
+        print("gave", type(eval(call)))
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_out_of_memory_says_in_which_operator_and_for_how_much(torch):
+    calls = [(name, call) for name, calls in OUT_OF_MEMORY.items() for call in calls]
+    done = run("-c", NAMED, *(call for _, call in calls))
+    said = done.stdout.splitlines()
+    assert len(said) == len(calls), done.stdout + done.stderr
+    for (name, call), text in zip(calls, said, strict=True):
+        size = r"shape \([\d, ]+\)|\d\d+ bytes|sizes=\[[\d, ]+\]|q \([\d, ]+\)"
+        assert re.match(rf"wavepe: {name}: .*({size})", text), f"{call}: {text}"
 
 
 def test_scratch_memory_is_counted_without_wrapping(torch):

@@ -226,7 +226,11 @@ except ValueError as error:
     print(error)
 """
     first, second, third = output("-c", script).splitlines()
-    assert first == """the wavelet 'db4' needs PyWavelets: pip install "wavepe[pywt]\""""
+    assert (
+        first
+        == """the wavelet 'db4' needs PyWavelets: pip install ".[pywt]" \
+(in the folder of the wavepe checkout)"""
+    )
     assert "'sym2'" in second
     assert "unknown wavelet kind 'mexican'" in third
 

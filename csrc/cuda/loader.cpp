@@ -166,7 +166,8 @@ void launch(const std::string &kernel, const Grid &grid, const void *params, int
     if (!kernels())
         fail(
             "this build holds no CUDA kernels, as there was no nvcc. Install the CUDA toolkit, "
-            "then wavepe again: pip install --no-cache-dir --force-reinstall --no-deps wavepe");
+            "then wavepe again, in the folder of its checkout: pip install --no-cache-dir "
+            "--force-reinstall --no-deps .");
     Device &of = device_of(device);
     const Driver::Handle stream = current_stream(device);
     const Current current(of.context);

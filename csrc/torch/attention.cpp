@@ -80,8 +80,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
     m.def("attention_forward(" WPE_ATTENTION_SCHEMA ") -> (Tensor out, Tensor lse)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
-    m.impl("attention_forward", TORCH_BOX(&attention_forward));
-}
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { WPE_IMPL(m, attention_forward); }
 
 }  // namespace wavepe

@@ -50,8 +50,8 @@ class Memory {
     Memory(int64_t parts, int64_t bytes_each, bool zero = false) {
         const int64_t bytes = std::min(product({parts, bytes_each}), ADDRESS_SPACE) + 128;
         memory.reset(static_cast<char *>(zero ? std::calloc(bytes, 1) : std::malloc(bytes)));
-        WPE_CHECK(memory && bytes < ADDRESS_SPACE, "out of memory: attention needs ", parts, " x ",
-                  bytes_each, " bytes of scratch");
+        WPE_CHECK(memory && bytes < ADDRESS_SPACE, running, ": out of memory: attention needs ",
+                  parts, " x ", bytes_each, " bytes of scratch");
         first = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64;
 #ifdef WPE_POISON  // the sanitizer build: what is read before it is written is NaN
         if (!zero) std::memset(memory.get(), 0xff, bytes);

@@ -249,8 +249,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
         " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dp, Tensor dq_rel)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
-    m.impl("attention_backward", TORCH_BOX(&attention_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { WPE_IMPL(m, attention_backward); }
 
 }  // namespace wavepe

@@ -101,7 +101,7 @@ void Call::check_sizes() const {
     const int64_t longest = std::max(queries, keys), largest = std::max(head_size, value_size);
     WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
                   head_bytes(queries + keys) < ADDRESS_SPACE,
-              "q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
+              running, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
 }
 
 void Call::check_options() const {

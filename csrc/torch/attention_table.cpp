@@ -34,8 +34,8 @@ void Call::read_tables(bool pack) {
     first_row = read.begin;
     relative.first_delta = first + read.begin;
     relative.rows = read.end - read.begin;
-    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
-              "p of shape ", shape_of(p), " is too large");
+    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE, running,
+              ": p of shape ", shape_of(p), " is too large");
     if (!pack)
         tables.push_back(relative);
     else if (has_zones())

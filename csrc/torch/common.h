@@ -36,6 +36,9 @@ std::string text(const Args &...args) {
     return out.str();
 }
 
+// The operator that this thread runs, for messages.
+inline thread_local const char *running = "";
+
 // RuntimeError in Python, as torch's own operators raise for shapes and dtypes alike.
 #define WPE_CHECK(condition, ...) \
     if (!(condition)) throw std::runtime_error(wavepe::text("wavepe: ", __VA_ARGS__))
@@ -183,13 +186,14 @@ int64_t product_of(const Sizes &sizes) {
 }
 inline int64_t product(std::initializer_list<int64_t> sizes) { return product_of(sizes); }
 
-// make(), which allocates a tensor: of torch's own errors, its stable ABI keeps the place alone.
+// Return make(), which allocates a tensor. Of torch's own errors its stable ABI keeps the place
+// alone.
 template <typename Make>
 Tensor allocate(const int64_t *sizes, size_t dim, ScalarType type, const Make &make) {
     try {
         return make();
     } catch (const std::exception &) {
-        throw std::runtime_error(text("wavepe: out of memory: a tensor of shape ",
+        throw std::runtime_error(text("wavepe: ", running, ": out of memory: a tensor of shape ",
                                       shape_of(sizes, dim), ", ", name_of(type)));
     }
 }
@@ -323,5 +327,28 @@ struct Batch {
         return sum;
     }
 };
+
+// An operator, after a check that torch does not make: None for a Tensor arrives as an undefined
+// one.
+template <auto function>
+struct Checked;
+template <typename Result, typename... Args, Result (*function)(Args...)>
+struct Checked<function> {
+    static void check(int, ...) {}
+    static void check(int place, const Tensor &x) {
+        WPE_CHECK(x.defined(), running, ": argument ", place, " must be a Tensor, got None");
+    }
+    static Result call(Args... args) {
+        int place = 0;
+        (check(++place, args), ...);
+        return function(args...);
+    }
+};
+
+#define WPE_IMPL(library, name)                                                      \
+    library.impl(#name, [](StableIValue *stack, uint64_t inputs, uint64_t outputs) { \
+        wavepe::running = #name;                                                     \
+        TORCH_BOX((&wavepe::Checked<&name>::call))(stack, inputs, outputs);          \
+    })
 
 }  // namespace wavepe

@@ -43,13 +43,13 @@ struct Packed {
         const int64_t padding = 64;  // of rows to whole panels, and of bytes
         WPE_CHECK(product({tables, rows + padding, d, item}) < ADDRESS_SPACE &&
                       product({tables, padding}) < ADDRESS_SPACE,
-                  "p of shape ", shape_of(p), " is too large");
+                  running, ": p of shape ", shape_of(p), " is too large");
         bytes_each = kernels->packed_size[dtype](rows, d) * item;
         bytes_each = (bytes_each + padding - 1) / padding * padding;
         memory.reset(
             static_cast<char *>(std::aligned_alloc(padding, tables * bytes_each + padding)));
-        WPE_CHECK(memory, "out of memory: ", tables * bytes_each, " bytes for p of shape ",
-                  shape_of(p));
+        WPE_CHECK(memory, running, ": out of memory: ", tables * bytes_each,
+                  " bytes for p of shape ", shape_of(p));
         for (int64_t h = 0; h < tables; h++)
             kernels->pack_table[dtype](
                 memory.get() + h * bytes_each,
@@ -138,7 +138,7 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int 
     Tensor out = new_result(x, with_last(x, transposed ? rows : keys));
     if (out.numel() == 0) return out;
     const int64_t queries = x.size(x.dim() - 2);
-    WPE_CHECK(!transposed || x.numel() < ADDRESS_SPACE, "skewed of shape ", shape_of(x),
+    WPE_CHECK(!transposed || x.numel() < ADDRESS_SPACE, running, ": skewed of shape ", shape_of(x),
               " is too large");  // its columns may be added up to few
     wpe_skew_shape shape{};
     shape.queries = queries;
@@ -200,14 +200,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
-    m.impl("relative_bias", TORCH_BOX(&relative_bias));
-    m.impl("relative_bias_skew", TORCH_BOX(&relative_bias_skew));
-    m.impl("relative_bias_unskew", TORCH_BOX(&relative_bias_unskew));
+    WPE_IMPL(m, relative_bias);
+    WPE_IMPL(m, relative_bias_skew);
+    WPE_IMPL(m, relative_bias_unskew);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) {  // relative_bias itself: ops/_relative_bias.py
-    m.impl("relative_bias_skew", TORCH_BOX(&relative_bias_skew));
-    m.impl("relative_bias_unskew", TORCH_BOX(&relative_bias_unskew));
+    WPE_IMPL(m, relative_bias_skew);
+    WPE_IMPL(m, relative_bias_unskew);
 }
 
 }  // namespace wavepe

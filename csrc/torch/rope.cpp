@@ -239,15 +239,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
-    m.impl("rope", TORCH_BOX(&rope));
-    m.impl("rope_", TORCH_BOX(&rope_));
-    m.impl("rope_qk", TORCH_BOX(&rope_qk));
+    WPE_IMPL(m, rope);
+    WPE_IMPL(m, rope_);
+    WPE_IMPL(m, rope_qk);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) {
-    m.impl("rope", TORCH_BOX(&rope));
-    m.impl("rope_", TORCH_BOX(&rope_));
-    m.impl("rope_qk", TORCH_BOX(&rope_qk));
+    WPE_IMPL(m, rope);
+    WPE_IMPL(m, rope_);
+    WPE_IMPL(m, rope_qk);
 }
 
 }  // namespace wavepe

@@ -109,21 +109,20 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     auto kernel = wpe_current(dispatch)->rope_table[kernel_dtype(computed)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
-        std::vector<double> angle(exact ? 0 : pairs);
+        double angle[256];  // no vector: what is thrown in here loses its text
         const double one = 1;
         for (int64_t r = begin; r < end; r++)
             for (const Section &run : runs) {
                 const double *at_position = position + r * axes + run.axis;
-                const double *at_frequency = frequency + run.begin;
-                if (!exact) {  // Hugging Face's float32 product, then its exact cos and sin
-                    for (int64_t i = run.begin; i < run.end; i++)
-                        angle[i] = (float)*at_position * (float)frequency[i];
-                    at_position = &one;
-                    at_frequency = angle.data() + run.begin;
+                for (int64_t i = run.begin, n; i < run.end; i += n) {
+                    n = exact ? run.end - i : std::min<int64_t>(run.end - i, 256);
+                    // "hf": the float32 product of Hugging Face, then its exact cos and sin
+                    for (int64_t k = 0; !exact && k < n; k++)
+                        angle[k] = (float)*at_position * (float)frequency[i + k];
+                    kernel(at_mutable(cos, r * pairs + i), at_mutable(sin, r * pairs + i),
+                           exact ? at_position : &one, exact ? frequency + i : angle,
+                           &attention_factor, n, 1, 1, 0, 1, 0);
                 }
-                kernel(at_mutable(cos, r * pairs + run.begin),
-                       at_mutable(sin, r * pairs + run.begin), at_position, at_frequency,
-                       &attention_factor, run.end - run.begin, 1, 1, 0, 1, 0);
             }
     });
     return {as_type(cos, type), as_type(sin, type)};
@@ -138,7 +137,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
         " -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { m.impl("rope_table", TORCH_BOX(&rope_table)); }
-STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) { m.impl("rope_table", TORCH_BOX(&rope_table)); }
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { WPE_IMPL(m, rope_table); }
+STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) { WPE_IMPL(m, rope_table); }
 
 }  // namespace wavepe

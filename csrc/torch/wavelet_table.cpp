@@ -118,7 +118,8 @@ std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, T
     check_float("grad", grad);
     WPE_CHECK(grad.dim() == 2 && grad.size(0) == w.shape.rows && grad.size(1) == w.shape.cols,
               "grad must be (", w.shape.rows, ", ", w.shape.cols, "), got ", shape_of(grad));
-    WPE_CHECK(grad.numel() < ADDRESS_SPACE, "grad of shape ", shape_of(grad), " is too large");
+    WPE_CHECK(grad.numel() < ADDRESS_SPACE, running, ": grad of shape ", shape_of(grad),
+              " is too large");
     Tensor g = as_type(grad, ScalarType::Double);
     if (on_cuda(scale)) return gradients_on_cuda(w, g, scale, shift);
     w.shape.out_row_stride = g.stride(0);
@@ -144,13 +145,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) {
-    m.impl("wavelet_table", TORCH_BOX(&wavelet_table));
-    m.impl("wavelet_table_backward", TORCH_BOX(&wavelet_table_backward));
+    WPE_IMPL(m, wavelet_table);
+    WPE_IMPL(m, wavelet_table_backward);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CUDA, m) {
-    m.impl("wavelet_table", TORCH_BOX(&wavelet_table));
-    m.impl("wavelet_table_backward", TORCH_BOX(&wavelet_table_backward));
+    WPE_IMPL(m, wavelet_table);
+    WPE_IMPL(m, wavelet_table_backward);
 }
 
 }  // namespace wavepe

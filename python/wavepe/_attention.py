@@ -101,13 +101,12 @@ def attention(
 
 
 def _real(name: str, value: ArrayLike) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # rows of several lengths
-        raise ValueError(f"{name}: {error}") from None
+    array = _checks.array_of(name, value)
     if array.dtype == object and type(value).__name__ == "RelativeTable":  # torch may be missing
         raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
-    return array if _checks.is_bfloat16(array.dtype) else _checks.real_array(name, array)
+    if _checks.is_bfloat16(array.dtype):
+        return array
+    return _checks.real_array(name, array, any_size=True)
 
 
 def _listed(arrays: _Arrays) -> str:

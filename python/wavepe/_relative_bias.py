@@ -41,7 +41,7 @@ def relative_bias(
     -------
     array (..., m, n)
     """
-    q, p = _checks.real_array("q", q), _checks.real_array("p", p)
+    q, p = (_checks.real_array(n, x, any_size=True) for n, x in (("q", q), ("p", p)))
     if q.ndim < 2 or p.ndim < 2:
         raise ValueError(f"q (..., m, d) and p (..., w, d) needed, got {q.shape} and {p.shape}")
     if q.shape[-1] != p.shape[-1]:

@@ -42,7 +42,7 @@ def rope(
     -------
     array of x's shape and dtype
     """
-    x = np.asarray(x)
+    x = _checks.array_of("x", x)
     bfloat16 = _checks.is_bfloat16(x.dtype)
     if not (bfloat16 or x.dtype in (np.float16, np.float32, np.float64)):
         raise TypeError(
@@ -201,13 +201,11 @@ def rope_table(
         raise ValueError("inv_freq must be finite")
     factor = _checks.finite("attention_factor", attention_factor)
     precision = _checks.choice("precision", precision, ("exact", "hf"))
-    dtype = np.dtype(dtype)
-    if dtype not in (np.float16, np.float32, np.float64):
-        raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
+    dtype = _checks.float_dtype(dtype)
     per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections)
     shape: tuple[int, ...] = np.broadcast_shapes(per_pair.shape, inv_freq.shape)
     real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
-    cos, sin = (np.empty(shape, real) for _ in range(2))
+    cos, sin = (_checks.new_array(shape, real) for _ in range(2))
     if not cos.size:
         return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
     per_pair, inv_freq = per_pair.astype(np.float64), inv_freq.astype(np.float64)
@@ -231,7 +229,8 @@ def _positions_per_pair(
     """Positions with a last axis that broadcasts against the pairs."""
     if sections is None:
         return positions[..., None]
-    if isinstance(sections, (str, bytes)) or not np.iterable(sections):
+    listed = np.iterable(sections) and not isinstance(sections, (str, bytes))
+    if not (listed and _checks.is_short(sections)):
         raise TypeError(f"sections must be a list of pairs per axis, got {sections!r}")
     sections = [_checks.integer("sections", s, 0) for s in sections]
     if sum(sections) != pairs:

@@ -360,9 +360,10 @@ ROPE_TYPES: dict[str, RopeType] = {
 
 def divisors(name: str, value: Any) -> tuple[float, ...]:
     """`value` as a tuple of finite floats above 0, one a pair."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.ndim == 1 and _checks.is_short(value):
         value = value.tolist()
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not (listed and _checks.is_short(value)):
         raise TypeError(f"{name} must be a list of numbers, one a pair, got {value!r}")
     return tuple(_checks.positive(f"{name}[{i}]", item) for i, item in enumerate(value))
 

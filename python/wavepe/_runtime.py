@@ -13,6 +13,14 @@ try:
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
+_WHERE = "(in the folder of the wavepe checkout)"  # wavepe is on no package index
+BUILD_AGAIN = f"pip install --no-cache-dir --force-reinstall --no-deps . {_WHERE}"
+
+
+def command_for(extras: str) -> str:
+    """The command that brings optional parts."""
+    return f'pip install ".[{extras}]" {_WHERE}'
+
 
 def variants() -> list[str]:
     """The instruction sets this build holds and this CPU runs, in rising order."""

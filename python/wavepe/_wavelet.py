@@ -48,9 +48,9 @@ def wavelet_grid(
     """
     dim = _checks.integer("dim", dim, 1)
     min_scale = _checks.positive("min_scale", min_scale)
-    if np.ndim(scales) == 0:
+    fixed_scale = _checks.flag("fixed_scale", fixed_scale)
+    if _checks.array_of("scales", scales).ndim == 0:
         count = _checks.integer("scales", scales, 1)
-        fixed_scale = _checks.flag("fixed_scale", fixed_scale)
         if dim % count:
             raise ValueError(f"dim {dim} is not divisible by the number of scales {count}")
         with np.errstate(over="ignore"):
@@ -113,7 +113,7 @@ def wavelet_table(
         of ``pywt.Wavelet(kind).wavefun(level)``'s psi (bior, rbio: of decomposition), 0 outside.
     kind : str
         ricker, gaussian, morlet or haar, a name given to `register_wavelet`, or a discrete wavelet
-        of PyWavelets such as db4 (``pip install "wavepe[pywt]"``).
+        of PyWavelets such as db4 (``pip install ".[pywt]"`` in a checkout).
     mirrored : bool, optional
         t is -offset instead of offset. None: True for haar, else False.
     dtype : float16, float32 or float64
@@ -125,7 +125,7 @@ def wavelet_table(
     array (w, dim)
     """
     kind = check_kind("kind", kind)
-    if np.ndim(offsets) == 0:
+    if _checks.array_of("offsets", offsets).ndim == 0:
         offsets = np.arange(_checks.integer("offsets", offsets, 0))
     offsets = _checks.position_array("offsets", offsets)
     if offsets.ndim != 1:
@@ -135,9 +135,7 @@ def wavelet_table(
         raise ValueError(
             f"scale and shift must be 1-D and of one size, got {scale.shape} and {shift.shape}"
         )
-    dtype = np.dtype(dtype)
-    if dtype not in (np.float16, np.float32, np.float64):
-        raise TypeError(f"dtype must be float16, float32 or float64, got {dtype}")
+    dtype = _checks.float_dtype(dtype)
     mirrored = kind == "haar" if mirrored is None else _checks.flag("mirrored", mirrored)
     out = _checks.out_array(out, (offsets.size, scale.size), dtype)
     if not out.size:

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import numpy as np
 
+from ._runtime import command_for
+
 EXAMPLES = "db4, sym8, coif2, dmey, bior2.2 and rbio2.2"
 
 # The number of samples doubles with the level: a level of 16 has millions of them.
@@ -91,6 +93,6 @@ def _pywt(name: str) -> ModuleType:
         import pywt
     except ImportError as error:
         raise ImportError(
-            f'the wavelet {name!r} needs PyWavelets: pip install "wavepe[pywt]"'
+            f"the wavelet {name!r} needs PyWavelets: {command_for('pywt')}"
         ) from error
     return pywt

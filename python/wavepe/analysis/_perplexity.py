@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from .. import _checks
+from .._runtime import command_for
+
 if TYPE_CHECKING:
     import torch
 
@@ -69,7 +72,7 @@ def perplexity(
     Raises
     ------
     TypeError
-        `tokens` is no integer tensor, or a size is no integer.
+        `model` is no module, `tokens` is no integer tensor, or a size is no integer.
     ValueError
         A wrong shape, size or protocol, too few tokens, or ids outside the model's vocabulary.
     """
@@ -92,8 +95,7 @@ def _sizes(
     length: int, protocol: str, window: int | None, stride: int | None
 ) -> tuple[int, int, int]:
     """The sizes as checked ints; a size the protocol does not use comes back as `length`."""
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol!r}: known are {', '.join(PROTOCOLS)}")
+    _checks.choice("protocol", protocol, PROTOCOLS)
     length = _integer("length", length, 2)
     if protocol == "whole":
         return length, length, length
@@ -126,7 +128,7 @@ def _check_tokens(model: torch.nn.Module, tokens: torch.Tensor, length: int) -> 
         import torch
     except ImportError:
         raise ImportError(
-            'wavepe.analysis.perplexity needs torch: pip install "wavepe[torch]"'
+            f"wavepe.analysis.perplexity needs torch: {command_for('torch')}"
         ) from None
     if not isinstance(tokens, torch.Tensor):
         raise TypeError(f"tokens is a {type(tokens).__name__}: needs a 1-D integer torch.Tensor")
@@ -136,6 +138,8 @@ def _check_tokens(model: torch.nn.Module, tokens: torch.Tensor, length: int) -> 
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}: needs one dimension")
     if len(tokens) < length:
         raise ValueError(f"tokens holds {len(tokens)}: needs at least one piece of {length}")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: needs a torch.nn.Module")
     parameter = next(model.parameters(), None)
     tokens = tokens.to(device=None if parameter is None else parameter.device, dtype=torch.int64)
     low, high = tokens.min().item(), tokens.max().item()

@@ -1,4 +1,4 @@
-"""Pictures of what the analyses return (needs matplotlib: ``pip install "wavepe[plot]"``)."""
+"""Pictures of what the analyses return (needs matplotlib, of the extra "plot")."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from .. import _checks
 from .._labels import fold, shortened
+from .._runtime import command_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,14 +56,21 @@ def perplexity_by_length(
     ImportError
         matplotlib is missing.
     ValueError
-        `runs` is empty.
+        `runs` is empty, or the length is below 1.
+    TypeError
+        An argument of another type.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError('plots need matplotlib: pip install "wavepe[plot]"') from None
+        raise ImportError(f"plots need matplotlib: {command_for('plot')}") from None
+    if not isinstance(runs, Sequence) or not all(isinstance(run, Mapping) for run in runs):
+        raise TypeError(f"runs must be a list of mappings, got {type(runs).__name__}")
     if not runs:
         raise ValueError("runs is empty: needs at least one")
+    train_length = _checks.integer("train_length", train_length, 1)
+    if not isinstance(title, str):
+        raise TypeError(f"title must be a string, got {title!r}")
 
     rows = _by_encoding(runs)
     labels, notes = shortened(rows, _LEGEND_WIDTH)

@@ -15,6 +15,8 @@ _TOO_LARGE = re.compile(
     r"|Storage size calculation overflowed|array is too big|Maximum allowed dimension exceeded"
 )
 
+from .._runtime import command_for
+
 
 class CommandError(Exception):
     """Ends the command with its message on stderr."""
@@ -70,9 +72,7 @@ def require(command: str, **parts: str) -> None:
     missing = {name: extra for name, extra in parts.items() if not _found(name)}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
-        raise CommandError(
-            f'{command} needs {" and ".join(missing)}: pip install "wavepe[{extras}]"'
-        )
+        raise CommandError(f"{command} needs {' and '.join(missing)}: {command_for(extras)}")
 
 
 def _found(name: str) -> bool:

@@ -12,6 +12,7 @@ import numpy
 
 import wavepe
 
+from .._runtime import command_for
 from .environment import cpu_name, version_of
 from .terminal import wrapped
 
@@ -54,11 +55,7 @@ def collect() -> dict[str, Any]:
     """Facts by name, ready for JSON; "missing" maps what is not there to the command for it."""
     build = dict(wavepe.build_info())
     found = {name: version_of(name) for name in _OPTIONAL}
-    missing = {
-        name: f'pip install "wavepe[{extra}]"'
-        for name, extra in _OPTIONAL.items()
-        if found[name] is None
-    }
+    missing = {name: command_for(extra) for name, extra in _OPTIONAL.items() if found[name] is None}
     facts: dict[str, Any] = {
         "wavepe": wavepe.__version__,
         "installed in": str(Path(wavepe.__file__).parent),

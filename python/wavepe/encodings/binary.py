@@ -59,6 +59,6 @@ class Binary(Encoding):
                 f"{dim} dims: positions must be below 2^{dim}"
             )
         used = min(dim, _WIDEST)
-        vectors = np.zeros((*positions.shape, dim))
+        vectors = _checks.new_array((*positions.shape, dim), make=np.zeros)
         vectors[..., dim - used :] = positions[..., None] >> np.arange(used)[::-1] & 1
         return vectors

@@ -87,10 +87,12 @@ def share(label: str, value: Any) -> float:
 
 def items(label: str, value: Any) -> tuple[Any, ...]:
     """A list of at least one, as a tuple."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    array = isinstance(value, np.ndarray) and value.ndim == 1
+    if not (array or isinstance(value, Sequence)) or isinstance(value, str | bytes):
         raise TypeError(f"{label} must be a list, got {value!r}")
+    if not _checks.is_short(value):
+        raise ValueError(f"{label} must be a list of fewer than 2^20 values, got {value!r}")
+    value = list(value)
     if not value:
         raise ValueError(f"{label} must be a list of at least one value, got {value!r}")
     return tuple(_scalar(label, item) for item in value)

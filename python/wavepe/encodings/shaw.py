@@ -52,6 +52,7 @@ class Shaw(Encoding):
     ) -> tuple[np.ndarray, int, str]:
         """`learned_table` of the initial values, float32."""
         _checks.integer("shaw length", length, 1)
+        causal = _checks.flag("causal", causal)
         initial = self.parameters(head_dim, 1)["table"].astype(np.float32)
         return (*self._by_delta(initial, causal), "edge")
 

@@ -49,7 +49,7 @@ class TransformerXL(Encoding):
         With biases these are the rows that the first head begins with; `learned_table` has all.
         """
         length = _checks.integer("transformer_xl length", length, 1)
-        first = 0 if causal else 1 - length
+        first = 0 if _checks.flag("causal", causal) else 1 - length
         waves = sinusoidal(np.arange(first, length), self._even(head_dim))
         return waves.astype(np.float32), first, "zero"
 
@@ -66,7 +66,7 @@ class TransformerXL(Encoding):
         heads = _checks.integer("transformer_xl heads", heads, 1)
         pair = np.arange(head_dim) // 2
         odd = np.arange(head_dim) % 2  # the cosine of a pair
-        projection = np.zeros((heads, heads * head_dim, head_dim))
+        projection = _checks.new_array((heads, heads * head_dim, head_dim), make=np.zeros)
         for head in range(heads):
             projection[head, 2 * (heads * pair + head) + odd, np.arange(head_dim)] = 1
         bias = np.zeros((heads, head_dim))

@@ -147,7 +147,7 @@ class Wavelet(Encoding):
         beyond : str
         """
         length = _checks.integer("wavelet length", length, 1)
-        first = 0 if causal else 1 - length
+        first = 0 if _checks.flag("causal", causal) else 1 - length
         scale, shift = self._grid(head_dim)
         offsets = np.arange(first, length)
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)

@@ -21,12 +21,13 @@ from unittest import mock
 import numpy as np
 
 from .. import ops  # noqa: F401 - it says how to get torch
+from .._runtime import command_for
 
 import torch  # isort: skip
 
 INSTALL = (
     "wavepe.fairseq needs fairseq: with torch installed, pip install --no-deps fairseq==0.12.2 "
-    '&& pip install "wavepe[fairseq]"'
+    "&& " + command_for("fairseq")
 )
 
 
@@ -43,7 +44,7 @@ def import_fairseq() -> None:
             importlib.import_module("fairseq")
     except ModuleNotFoundError as error:
         here = error.name != "fairseq"
-        what = f'fairseq needs {error.name}: pip install "wavepe[fairseq]"' if here else INSTALL
+        what = f"fairseq needs {error.name}: {command_for('fairseq')}" if here else INSTALL
         raise ImportError(what) from error
 
 

@@ -6,13 +6,14 @@ to the Auto classes, and `convert` turns a Llama's folder into one. `set_theta` 
 are for any model with rotary embedding.
 """
 
+from .._runtime import command_for
+
 try:
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"wavepe.hf needs torch and transformers ({error.name} is missing): "
-        'pip install "wavepe[hf]"'
+        f"wavepe.hf needs torch and transformers ({error.name} is missing): " + command_for("hf")
     ) from error
 
 from . import attention as _attention

@@ -1,5 +1,6 @@
 """Modules for torch models of one's own."""
 
+from .. import ops as _ops  # noqa: F401 - first: it says what brings torch
 from ._absolute import AbsoluteEncoding
 from ._attention import Attention
 from ._cache import KVCache

@@ -60,6 +60,11 @@ class KVCache:
         ----------
         indices : integer Tensor (B',)
             Rows may be repeated, and their number may change.
+
+        Raises
+        ------
+        RuntimeError
+            No integer Tensor (B',), or a row that the cache does not have.
         """
         if not isinstance(indices, Tensor) or indices.dim() != 1:
             given = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
@@ -67,6 +72,13 @@ class KVCache:
         if indices.dtype not in INTEGERS:
             raise RuntimeError(f"wavepe: indices must be integers, got {indices.dtype}")
         indices = indices.to(torch.int64)
+        rows = min((layer.rows for layer in self._layers.values()), default=None)
+        if rows is not None and indices.numel():
+            low, high = int(indices.min()), int(indices.max())
+            if low < 0 or high >= rows:
+                raise RuntimeError(
+                    f"wavepe: indices must be rows of the cache, 0..{rows - 1}; got {low}..{high}"
+                )
         for layer in self._layers.values():
             layer.reorder(indices)
 
@@ -133,6 +145,11 @@ class CachedTokens(Cached):
         self.positions: Tensor | None = None
         self._keys: Tensor | None = None  # (B, Hk, capacity, d)
         self._values: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """The batch size."""
+        return 0 if self._keys is None else self._keys.shape[0]
 
     def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Kept keys and values, and these after them; they count from `commit` on."""

@@ -107,7 +107,7 @@ def check_order(
 
 
 def _taken(x: Tensor, before: Tensor) -> Tensor:
-    rows = max(x.shape[0], before.shape[0])
+    rows = before.shape[0] if x.shape[0] == 1 else x.shape[0]
     return x.expand(rows, -1).gather(1, before.clamp(min=0).expand(rows, -1))
 
 

@@ -5,22 +5,21 @@ Each is registered as ``torch.ops.wavepe.NAME``; the functions here add what a s
 as torch's own operators do.
 """
 
+from .._runtime import BUILD_AGAIN
+
 try:
     import torch  # noqa: F401 - its libraries must be loaded before ours
 except ImportError as error:
     raise ImportError(
         "wavepe.ops needs torch, and then wavepe built again beside it: pip install torch, then "
-        "pip install --no-cache-dir --force-reinstall --no-deps wavepe (in a source tree: . "
-        "instead of wavepe)"
+        + BUILD_AGAIN
     ) from error
 try:
     from .. import _torch  # noqa: F401 - registers torch.ops.wavepe
 except ImportError as error:
     raise ImportError(
-        "this wavepe was built without torch (or for an older one), so it holds no operators. "
-        "With torch installed, build it again; the cached wheel would be the same, so:\n"
-        "    pip install --no-cache-dir --force-reinstall --no-deps --no-binary wavepe wavepe\n"
-        "or, in a source tree: pip install --no-cache-dir --force-reinstall --no-deps ."
+        "this wavepe was built without torch (or for an older one), so it holds no operators; with "
+        "torch installed, build it again: " + BUILD_AGAIN
     ) from error
 
 from ._attention import attention

@@ -129,8 +129,10 @@ def attention(
     zones = None
     if causal is not True and causal is not False:
         causal = flag("causal", causal)
-    if beyond not in BEYOND:
+    if not (isinstance(beyond, str) and beyond in BEYOND):
         check_choice("beyond", beyond, BEYOND)
+    if return_lse is not True and return_lse is not False:
+        return_lse = flag("return_lse", return_lse)
     if not torch.compiler.is_compiling():  # whose numbers may have no value yet
         first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
     elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):

@@ -13,10 +13,13 @@ import math
 import torch
 from torch import Tensor
 
+from ._common import names_memory
+
 _LIMIT = 1 << 61  # far beyond any key, and sums of a few such numbers do not wrap
 _LOW = 0xFFFFFFFF
 
 
+@names_memory("attention")
 def composed(
     q: Tensor,
     k: Tensor,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch._library.autograd import Info, make_autograd_impl
@@ -20,6 +22,34 @@ INTEGERS = (
     torch.uint32,
     torch.uint64,
 )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+# What torch says on the CPU, of a size that no memory holds or no 64 bits.
+_OUT_OF_MEMORY = re.compile(
+    r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
+)
+
+
+def names_memory(name: str) -> Callable[[F], F]:
+    """Where torch or NumPy allocates in vain in the decorated function, the error gives `name`."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except MemoryError as error:
+                raise RuntimeError(f"wavepe: {name}: out of memory: {error}") from error
+            except RuntimeError as error:
+                found = _OUT_OF_MEMORY.search(str(error))
+                if found is None or str(error).startswith("wavepe: "):
+                    raise
+                raise RuntimeError(f"wavepe: {name}: out of memory: {found[0]}") from error
+
+        return named  # type: ignore[return-value]
+
+    return decorate
 
 
 def check(condition: bool, message: str) -> None:
@@ -45,7 +75,9 @@ def check_device(**tensors: torch.Tensor) -> None:
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> None:
-    check(value in known, f"unknown {name} {value!r}; known: {', '.join(known)}")
+    known = tuple(known)
+    good = isinstance(value, str) and value in known  # an array has no one truth value
+    check(good, f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
 @torch.compiler.assume_constant_result

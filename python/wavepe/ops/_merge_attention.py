@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Iterable
@@ -10,11 +11,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ._common import check, check_device, check_dtype, check_tensors
+from ._common import check, check_device, check_dtype, check_tensors, names_memory
 
-_MOST_PARTS = 2**20  # of one tensor, which may be expanded to 2^60 of them
+_MOST_PARTS = 2**20  # a tensor may be expanded to 2^60 of them
 
 
+@names_memory("merge_attention")
 def merge_attention(
     outs: Iterable[Tensor] | Tensor, lses: Iterable[Tensor] | Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -85,10 +87,13 @@ def _parts(name: str, given: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
             check(False, f"{name} of shape {tuple(given.shape)} holds more than 2^20 parts")
         return given.unbind()
     try:
-        return tuple(given)
+        parts = tuple(itertools.islice(given, _MOST_PARTS + 1))
     except TypeError:
         kind = type(given).__name__
         raise RuntimeError(f"wavepe: {name} must be a sequence of tensors, got {kind}") from None
+    if len(parts) > _MOST_PARTS:
+        check(False, f"{name} holds more than 2^20 parts")
+    return parts
 
 
 def _check(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
+from ._attention_checks import integer
 from ._common import (
     axis_first,
     check,
@@ -15,6 +16,7 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    names_memory,
     register_autograd,
     transformed,
 )
@@ -24,6 +26,7 @@ _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.defa
 _REAL = (torch.float32, torch.float64)
 
 
+@names_memory("relative_bias")
 def relative_bias(
     q: Tensor, p: Tensor, keys: int, *, first: int = 0, beyond: str = "zero"
 ) -> Tensor:
@@ -50,6 +53,9 @@ def relative_bias(
     are matrix products of torch's, whose last bits may follow its number of threads.
     """
     check_tensors(q=q, p=p)
+    check_choice("beyond", beyond, BEYOND)
+    if not torch.compiler.is_compiling():  # whose numbers may have no value yet
+        keys, first = integer("keys", keys), integer("first", first)
     kind = q.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if autocast and q.dtype != torch.float64:  # as scaled_dot_product_attention casts
@@ -123,6 +129,7 @@ def _setup_bias(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(q, p)
 
 
+@names_memory("the gradient of relative_bias")
 def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, p = ctx.saved_tensors
     g = _UNSKEW(grad, p.shape[-2], ctx.first, ctx.beyond)

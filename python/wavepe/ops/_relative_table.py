@@ -21,11 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _checks
 from .._relative_bias import BEYOND
-from ._common import FLOATS, check, check_choice, check_dtype
+from ._common import FLOATS, check, check_choice, check_dtype, names_memory
 
 NEAR = 64  # |delta| below this is a zone of its own: two zones take a third of the work of one
 TOLERANCE = 1e-7  # of the usual size of a row: below the rounding of float32
 LARGEST_RANK = 0.75  # of the head size; above it a zone keeps its rows
+LARGEST_HEAD = 1024  # beyond it the search takes minutes, and no model has such heads
 _FARTHEST = 2**62  # as in NumPy: further away no table reaches a key, and sums cannot overflow
 
 _Zones = list[tuple[np.ndarray, np.ndarray]]
@@ -98,6 +99,7 @@ class RelativeTable:
     _zones: _Zones
     _names: dict[tuple[torch.dtype, torch.device], str]
 
+    @names_memory("relative_table")
     @np.errstate(all="ignore")  # of a scaled table's smallest values
     def __init__(self, p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> None:
         values = _values(p)
@@ -123,6 +125,7 @@ class RelativeTable:
         tolerance = TOLERANCE * _usual_size(values) if finite else 0.0
         kept = _trimmed(values, beyond, tolerance)
         shared = finite and values.ndim == 2 and beyond == "zero"
+        shared = shared and values.shape[-1] <= LARGEST_HEAD
         self.__dict__.update(
             first=first,
             rows=values.shape[-2],
@@ -157,7 +160,7 @@ class RelativeTable:
             ``[C0, U0, C1, U1, ...]`` in the order of rising delta: a zone's rows of p are
             ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) where U is (d, 0). The
             rows of all zones are those of p. Empty where no zone saves work: for float64, tables
-            of one's own heads or beyond="edge", and irregular or small ones.
+            of one's own heads or beyond="edge", head sizes above 1024, and irregular or small ones.
         """
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
@@ -167,6 +170,8 @@ class RelativeTable:
     @torch.compiler.assume_constant_result
     def _attribute(self, dtype: torch.dtype, device: torch.device | str) -> str:
         """The name of the attribute that holds the tensors."""
+        if type(dtype) is not torch.dtype or not isinstance(device, (str, torch.device)):
+            check(False, f"dtype and device of torch needed, got {dtype!r} and {device!r}")
         device = torch.device(device)
         name = self._names.get((dtype, device))
         if name is None:
@@ -244,6 +249,7 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
         )
         check_dtype("p", p)
         check(not p.is_meta, "relative_table needs the values of p, which is on the meta device")
+        check(p.layout is torch.strided, f"relative_table needs a dense p, got {p.layout}")
         check(
             not torch._C._functorch.is_functorch_wrapped_tensor(p),
             "relative_table needs the values of p: make it outside of torch.func's transforms",
@@ -257,9 +263,11 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             "p is the tuple that an encoding's table() gives; unpack it: relative_table(*table)",
         )
     try:
-        return _checks.float_array("p", p).astype(np.float64, copy=False)
-    except (TypeError, ValueError) as error:
-        raise RuntimeError(f"wavepe: {error}") from None
+        given = _checks.float_array("p", p)
+    except (TypeError, ValueError, MemoryError) as error:
+        raise RuntimeError(f"wavepe: relative_table: {error}") from None
+    with _says_too_large(given.shape):
+        return given.astype(np.float64, copy=False)
 
 
 @contextlib.contextmanager
@@ -268,7 +276,8 @@ def _says_too_large(shape: tuple[int, ...]) -> Iterator[None]:
     try:
         yield
     except (MemoryError, ValueError) as error:
-        raise RuntimeError(f"wavepe: p of shape {shape} is too large: {error}") from None
+        message = f"wavepe: relative_table: p of shape {shape} is too large: {error}"
+        raise RuntimeError(message) from None
 
 
 def _trimmed(p: np.ndarray, beyond: str, negligible: float = 0.0) -> slice:

@@ -282,6 +282,7 @@ def _(
 # torch.library knows no autograd for operators that write to their arguments: refuse where x needs
 # a gradient, and raise x's version, so that backward notices a saved x that was overwritten.
 def _rope_autograd(keys: Any, x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> Tensor:
+    check_tensors(x=x, cos=cos, sin=sin)
     if torch.is_grad_enabled():
         _refuse_table_gradient(cos.requires_grad, sin.requires_grad)
         check(

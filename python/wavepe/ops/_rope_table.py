@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ._attention_checks import number
 from ._common import (
     FLOATS,
     INTEGERS,
@@ -57,8 +58,14 @@ def rope_table(
     """
     check_tensors(positions=positions, inv_freq=inv_freq)
     if sections is not None:
-        check(isinstance(sections, Sequence), f"sections must be a list, got {sections!r}")
+        check(isinstance(sections, (list, tuple)), f"sections must be a list, got {sections!r}")
         sections = list(sections)
+    if type(precision) is not str:
+        check_choice("precision", precision, ("exact", "hf"))
+    if type(attention_factor) is not float:
+        attention_factor = number("attention_factor", attention_factor)
+    if not isinstance(dtype, torch.dtype):  # the schema takes an int for one
+        check(False, f"dtype must be a torch.dtype, got {dtype!r}")
     options = (attention_factor, precision, sections, dtype)
     if transformed():
         return _RopeTable.apply(positions, inv_freq, *options)

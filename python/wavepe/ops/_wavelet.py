@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    names_memory,
     not_differentiable,
     register_autograd,
     transformed,
@@ -28,6 +29,7 @@ from ._common import (
 _ops = torch.ops.wavepe
 
 
+@names_memory("wavelet_table")
 def wavelet_table(
     offsets: int | Tensor,
     scale: Tensor,
@@ -57,12 +59,15 @@ def wavelet_table(
     Tensor (w, d) of scale's dtype, evaluated in float64 and rounded once.
     """
     check_tensors(scale=scale, shift=shift)
+    if not isinstance(kind, str):
+        check(False, f"kind must be a string, got {kind!r}")
     if not isinstance(offsets, Tensor):
         number = isinstance(offsets, (int, torch.SymInt)) and not isinstance(offsets, bool)
-        if not number or offsets < 0:  # a message made before would freeze a traced length
-            check(False, f"offsets must be a number from 0 on or a Tensor, got {offsets!r}")
+        # A message made before would freeze a traced length.
+        if not number or offsets < 0 or offsets > 2**53:
+            check(False, f"offsets must be a number from 0 to 2^53 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
-    sampled = isinstance(kind, str) and kind not in KINDS
+    sampled = kind not in KINDS
     op: Any = _ops.sampled_wavelet_table if sampled else _ops.wavelet_table
     if transformed():
         op = (_SampledTable if sampled else _Table).apply
@@ -70,6 +75,7 @@ def wavelet_table(
 
 
 def _check_arguments(offsets: Tensor, scale: Tensor, shift: Tensor) -> None:
+    check_tensors(offsets=offsets, scale=scale, shift=shift)
     check_device(offsets=offsets, scale=scale, shift=shift)
     check_dtype("offsets", offsets, INTEGERS)
     check_dtype("scale", scale)
@@ -142,11 +148,17 @@ def _(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool |
 def _sampled_backward(
     grad: Tensor, offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> tuple[Tensor, Tensor]:
-    own: Any = registered(kind)
+    check_tensors(grad=grad)
+    _check_arguments(offsets, scale, shift)
+    shape = (offsets.shape[0], scale.shape[0])
+    check(grad.shape == shape, f"grad must be {shape}, got {tuple(grad.shape)}")
+    own = registered(kind)
+    if own is None:
+        check(False, f"kind {kind!r} is not a registered wavelet, or not registered any more")
     with _as_torch_raises():
         (given,) = _float64(grad)
         arrays = _arrays(offsets, scale, shift, mirrored)
-        by_scale, by_shift = table_gradients(own, given, *arrays)
+        by_scale, by_shift = table_gradients(cast(Any, own), given, *arrays)
     return _like(scale, by_scale), _like(shift, by_shift)
 
 
@@ -185,7 +197,7 @@ def _as_torch_raises() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, MemoryError) as error:
-        raise RuntimeError(f"wavepe: {error}") from error
+        raise RuntimeError(f"wavepe: wavelet_table: {error}") from error
 
 
 def _setup_sampled(ctx: Any, inputs: tuple, output: Any) -> None:

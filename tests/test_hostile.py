@@ -1,0 +1,55 @@
+"""Every public function with arguments that it should refuse (hostile_calls.py): an error that says
+what is needed, and never a crash, a long wait or a changed argument."""
+
+import re
+from pathlib import Path
+
+import hostile_calls
+import pytest
+import wavepe
+from processes import python
+
+CALLS = Path(hostile_calls.__file__)
+COUNTS = {"numpy": 4000, "torch": 2600}
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="limits memory as Linux does"
+)
+
+
+@pytest.mark.parametrize("side", COUNTS)
+def test_hostile_arguments(side):
+    if side == "torch":
+        if not wavepe.build_info()["torch"]:
+            pytest.skip("wavepe was built without torch")
+        pytest.importorskip("transformers")
+    done = python(CALLS, side, "suite", 0, COUNTS[side])
+    said = f"exit status {done.returncode}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, said
+    made, failures = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
+    assert failures == 0
+    assert made > COUNTS[side] / 2
+
+
+def test_every_public_function_is_called():
+    """A new one gets a line in hostile_calls.py."""
+    text = hostile_calls.NUMPY + hostile_calls.TORCH
+    names = {f"wavepe.{name}" for name in wavepe.__all__} - {"wavepe.__version__"}
+    names |= {f"analysis.{name}" for name in wavepe.analysis.__all__}
+    if wavepe.build_info()["torch"]:
+        names |= {f"ops.{name}" for name in wavepe.ops.__all__}
+        names |= {f"nn.{name}" for name in wavepe.nn.__all__}
+    assert not [name for name in sorted(names) if f"{name}(" not in text]
+
+
+def test_a_wrong_exception_is_a_failure():
+    """As a function of one's own raises it, at a line of the table."""
+    code = (
+        "import sys, runpy, wavepe; sys.argv[1:] = ['numpy', 'suite', '0', '1']\n"
+        "def wrong(heads): raise KeyError(heads)\n"
+        "wavepe.alibi_slopes = wrong\n"
+        f"runpy.run_path({str(CALLS)!r}, run_name='__main__')"
+    )
+    done = python("-c", code, PYTHONPATH=str(CALLS.parent))
+    assert done.returncode == 1, done.stderr
+    assert "FAILED 0: raised" in done.stdout
+    assert "again: python tests/hostile_calls.py numpy suite 0 1" in done.stdout
