@@ -6,6 +6,8 @@ import importlib.util
 import re
 import threading
 
+from .._runtime import command_for
+
 # More crash the OpenMP runtime, which keeps all of them on one stack (20,000 end the process,
 # 100,000 are a segmentation fault); no machine that we know gains from more.
 MOST_THREADS = 1024
@@ -14,8 +16,6 @@ _TOO_LARGE = re.compile(
     r"allocate (?P<size>[\d.]*\d)\.? (?P<unit>\w+)|out of memory|integer multiplication overflow"
     r"|Storage size calculation overflowed|array is too big|Maximum allowed dimension exceeded"
 )
-
-from .._runtime import command_for
 
 
 class CommandError(Exception):
