@@ -86,7 +86,9 @@ def attention(
     arrays = _promoted({name: _real(name, x) for name, x in given.items()})
     _check_sizes(arrays)
     if slopes is not None:
-        arrays["slopes"] = _real("slopes", slopes).astype(np.float64)
+        array = _real("slopes", slopes)
+        _checks.check_size("slopes", array)
+        arrays["slopes"] = array.astype(np.float64)
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
     causal = _checks.flag("causal", causal)
     reach = _FAR if window is None else min(_window(window), _FAR)
