@@ -392,9 +392,9 @@ too big | must be str, not | expected string | maximum recursion | not enough va
 def allowed(name):
     if name.startswith("raw.") or name.startswith("ops."):
         return (RuntimeError,)
-    if name.startswith("nn.Rotary"):
+    if name.startswith("nn."):
         return (ValueError, TypeError, RuntimeError, MemoryError)
-    if name.startswith(("nn.", "hf.", "cache", "setattr", "entered", "analysis.perplexity")):
+    if name.startswith(("hf.", "cache", "setattr", "entered", "analysis.perplexity")):
         return (ValueError, TypeError, RuntimeError)
     if name.startswith("encoding("):
         return (ValueError, TypeError, MemoryError, NotImplementedError)

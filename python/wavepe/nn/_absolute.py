@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from .. import _checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
-from ..ops._common import names_memory
 from ..positions.absolute import AbsoluteVectors
 from ._sequences import check_tokens, checked_rows
 
@@ -43,7 +42,6 @@ class AbsoluteEncoding(nn.Module):
     torch.Size([2, 10, 64])
     """
 
-    @names_memory("AbsoluteEncoding")
     def __init__(
         self,
         encoding: str | Mapping[str, Any] | Encoding,
