@@ -14,7 +14,6 @@ import dataclasses
 import datetime
 import os
 import re
-import signal
 import sys
 import tempfile
 import traceback
@@ -24,7 +23,7 @@ import warnings
 import numpy as np
 import sizes_calls
 import wavepe
-from sizes_calls import SECONDS, pick
+from sizes_calls import SECONDS, pick, watch
 from wavepe import _wavelet_registered, analysis, encodings
 from wavepe.encodings import base
 
@@ -481,12 +480,6 @@ def derive(result):
         plain = type(part) is torch.Tensor and part.requires_grad and part.is_cpu
         if plain and 0 < part.numel() < 2**20:
             part.sum().backward(retain_graph=True)
-
-
-def watch(seconds):
-    """Seconds of computing, as other processes may be busy too; and of waiting, should it hang."""
-    signal.setitimer(signal.ITIMER_PROF, 2 * seconds)
-    signal.setitimer(signal.ITIMER_REAL, 12 * seconds)
 
 
 def run(number, name, given, right):

@@ -2,7 +2,7 @@
 `python tests/sizes_calls.py {numpy|torch} SEED COUNT`.
 
 Arrays are broadcast and tensors expanded (stride 0), with sizes up to 2^62 beside 0, 1 and few.
-Each call is printed before it starts. One that takes too long is ended by SIGALRM, for C code does
+Each call is printed before it starts. One that takes too long is ended by SIGPROF, for C code does
 not look at Python's signals.
 """
 
@@ -372,6 +372,12 @@ def check_result(result, shape):
             assert tuple(x.shape) == tuple(wanted), f"shape {tuple(x.shape)}, not {wanted}"
 
 
+def watch(seconds):
+    """Seconds of computing, as other processes may be busy too; and of waiting, should it hang."""
+    signal.setitimer(signal.ITIMER_PROF, 2 * seconds)
+    signal.setitimer(signal.ITIMER_REAL, 12 * seconds)
+
+
 def run(name, given, shape):
     """Whether there was anything to call: shapes may be too large for an empty tensor, too."""
     try:
@@ -380,14 +386,14 @@ def run(name, given, shape):
     except (RuntimeError, ValueError, MemoryError):
         return False
     print(f"{name}({given})", flush=True)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    watch(SECONDS)
     try:
         check_result(function(*positional, **named), shape)
     except (AssertionError, TypeError, NameError):
         raise
     except Exception as error:
         check_error(error)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    watch(0)
     return True
 
 
