@@ -240,8 +240,8 @@ typedef void wpe_attention_forward_fn(const wpe_attention *a, const void *packed
                                       void *workspace);
 
 /* What is added up over the queries of one key head. The caller clears it first, and stores it with
- * `store`. dp holds the table's rows in falling delta, dbias the bias's in rising delta; NULL where
- * they are not wanted. */
+ * `store`. dp holds the table's rows in falling delta, dbias the bias.rows numbers in rising delta;
+ * NULL where they are not wanted. */
 typedef struct {
     void *dk, *dv, *dp, *dbias;
 } wpe_attention_sums;

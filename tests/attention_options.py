@@ -17,11 +17,10 @@ def relative(rng, s, w=None, *, per_head=False, q_rel=False, **rest):
     return given
 
 
-def biased(rng, s, w=None, *, per_head=True, **rest):
+def biased(rng, s, w=None, *, per_head=True, first=0, beyond="zero", **rest):
     w = max(1, s.n // 2) if w is None else w
-    given = {"bias": rng.normal(size=(*([s.heads] if per_head else []), w))}
-    return given | {f"bias_{name}" if name in ("first", "beyond") else name: x
-                    for name, x in rest.items()}  # fmt: skip
+    bias = rng.normal(size=(*([s.heads] if per_head else []), w))
+    return {"bias": bias, "bias_first": first, "bias_beyond": beyond, **rest}
 
 
 def biased_both_sides(rng, s, **rest):
