@@ -119,10 +119,10 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
 /* ---- attention [W][S][X][A] ------------------------------------------------------------------
  *
  * score[i][j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * |delta|, where delta = i +
- * offset - j; then softcap * tanh(score / softcap). Softmax over the keys that i sees.
- * q, k, v and the results are of a storage type. What is packed, sums, lse and the workspace are of
- * the kernel's own type: float (for f32, bf16, f16), or double. Subnormal inputs and results count
- * as zero (see flush.h).
+ * offset - j, plus bias[delta - first_delta]; then softcap * tanh(score / softcap). Softmax over
+ * the keys that i sees. q, k, v and the results are of a storage type. What is packed, sums, lse
+ * and the workspace are of the kernel's own type: float (for f32, bf16, f16), or double. Subnormal
+ * inputs and results count as zero (see flush.h).
  *
  * Every attention kernel requires of a wpe_attention: offset and window within +-2^60; 0 <=
  * first_key
@@ -162,6 +162,14 @@ typedef struct {
     const wpe_zone *zones;
 } wpe_relative;
 
+/* One head's bias: values[r * stride], of the kernel's own type, belongs to delta = first_delta +
+ * r. A delta without a value gets zero, or the nearest one. rows 0: none. */
+typedef struct {
+    const void *values;
+    int64_t rows, stride, first_delta;
+    int beyond;
+} wpe_delta_bias;
+
 /* One head: all that its score, its softmax and who sees whom depend on. */
 typedef struct {
     int64_t queries, keys, head_size, value_size;
@@ -170,6 +178,7 @@ typedef struct {
     int storage;                  /* wpe_dtype of q, k, v and the results */
     wpe_matrix q, k, v, r;        /* r: multiplied with the table; NULL: q is */
     const wpe_relative *relative; /* NULL: no table */
+    wpe_delta_bias bias;          /* in the score: not scaled */
 
     /* Hidden are keys with delta < 0 if causal, with delta >= window, before first_key or from
      * end_key on; outside of the query's run; of another segment than the query's; and those whose
@@ -231,9 +240,10 @@ typedef void wpe_attention_forward_fn(const wpe_attention *a, const void *packed
                                       void *workspace);
 
 /* What is added up over the queries of one key head. The caller clears it first, and stores it with
- * `store`. dp holds the table's rows in falling delta; NULL where it is not wanted. */
+ * `store`. dp holds the table's rows in falling delta, dbias the bias.rows numbers in rising delta;
+ * NULL where they are not wanted. */
 typedef struct {
-    void *dk, *dv, *dp;
+    void *dk, *dv, *dp, *dbias;
 } wpe_attention_sums;
 
 /* Gradients of attention, from those of out and lse (grad_lse NULL: none).

@@ -12,7 +12,8 @@ from cases import assert_within, generator, ulp, unit
 DECODING = [Shape(2, 4, 2, 1, n, d, dv) for n, d, dv in ((1, 1, 1), (33, 17, 9), (500, 64, 65))]
 
 
-NAMES = {"p", "first", "beyond", "slopes", "causal", "window", "scale"}  # what arrays can be given
+NAMES = {"p", "first", "beyond", "slopes", "causal", "window", "scale"}
+NAMES |= {"bias", "bias_first", "bias_beyond"}  # what arrays can be given
 
 
 def of_arrays(option):
@@ -26,6 +27,11 @@ OPTIONS = {
 }
 
 
+def wide(dtype):
+    """What is computed in, and the dtype of lse and bias."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
 def draw(rng, shape, option="plain", dtype=np.float32):
     """Arguments by name."""
     s = Shape(*shape)
@@ -33,27 +39,31 @@ def draw(rng, shape, option="plain", dtype=np.float32):
     k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
     v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
     given = {"q": q, "k": k, "v": v} | of_arrays(OPTIONS[option](rng, s))
-    return given | {name: given[name].astype(dtype) for name in "qkvp" if name in given}
+    kinds = dict.fromkeys("qkvp", dtype) | {"bias": wide(dtype)}
+    return given | {name: given[name].astype(of) for name, of in kinds.items() if name in given}
 
 
-def judge(q, k, v, *, p=None, slopes=None, **options):
+def judge(q, k, v, *, p=None, slopes=None, bias=None, **options):
     """(out, lse) and the sizes of their terms; leading axes broadcast, the last is the heads."""
 
     def whole(x, lead):
         return None if x is None else np.broadcast_to(x, (*lead, *x.shape[-2:])).astype(float)
 
     slopes = None if slopes is None else np.asarray(slopes)[..., None, None]
-    of_q = np.broadcast_shapes(*(x.shape[:-2] for x in (q, p, slopes) if x is not None)) or (1,)
+    bias = None if bias is None else np.asarray(bias)[..., None, :]
+    given = [x for x in (q, p, slopes, bias) if x is not None]
+    of_q = np.broadcast_shapes(*(x.shape[:-2] for x in given)) or (1,)
     of_k = np.broadcast_shapes(k.shape[:-2], v.shape[:-2]) or (1,)
     batch = np.broadcast_shapes(of_q[:-1], of_k[:-1])
     heads = of_k[-1] if of_q[-1] == 1 else of_q[-1]
-    q, p, slopes = (whole(x, (*batch, heads)) for x in (q, p, slopes))
+    q, p, slopes, bias = (whole(x, (*batch, heads)) for x in (q, p, slopes, bias))
     k, v = (whole(x, (*batch, of_k[-1])) for x in (k, v))
     out, of_out = np.zeros((2, *batch, heads, q.shape[-2], v.shape[-1]))
     lse, of_lse = np.zeros((2, *batch, heads, q.shape[-2]))
     for b in np.ndindex(batch):
         given = {} if p is None else {"p": p[b]}
         given |= {} if slopes is None else {"slopes": slopes[b][:, 0, 0]}
+        given |= {} if bias is None else {"bias": bias[b][:, 0]}
         done = oracle.forward(q[b][None], k[b][None], v[b][None], **given, **options)
         size = oracle.forward_sizes(done, v[b][None])
         out[b], lse[b] = done.out[0], done.lse[0]
@@ -65,16 +75,15 @@ def judge(q, k, v, *, p=None, slopes=None, **options):
 def bound(exact, size, terms, dtype):
     low = np.dtype(dtype).itemsize == 2
     work = np.float32 if low else dtype
-    wide = rounding(size, unit(work), work, terms)
+    error = rounding(size, unit(work), work, terms)
     if not low:
-        return wide
+        return error
     half = ulp(exact, dtype) / 2 if dtype == np.float16 else np.ldexp(0.5, np.frexp(exact)[1] - 8)
-    return BOUNDS["low"].units * half + wide
+    return BOUNDS["low"].units * half + error
 
 
 def compare(got, exact, dtype, what=""):
-    wide = np.float64 if dtype == np.float64 else np.float32
-    kinds = (dtype, wide)
+    kinds = (dtype, wide(dtype))
     for name, x, value, size, terms, kind in zip(("out", "lse"), got, *exact, kinds, strict=True):
         assert x.dtype == kind, f"{what}: {name} is {x.dtype}"
         shape = x.shape or (1,)

@@ -16,10 +16,12 @@ from wavepe.ops._attention_composed import composed as dense
 
 F32, F64 = torch.float32, torch.float64
 LOW = (torch.bfloat16, torch.float16)
-FLOATING = ("q", "k", "v", "p", "q_rel")
+FLOATING = ("q", "k", "v", "p", "q_rel", "bias")
 NAMES = ("p", "first", "beyond", "q_rel", "slopes", "causal", "window", "softcap", "scale")
 NAMES += ("offset", "key_mask", "segments", "mask", "dropout_p")
+BIAS_NAMES = ("bias", "bias_first", "bias_beyond")  # after dropout's seed and the zones
 DEFAULTS = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
+DEFAULTS |= {"bias_first": 0, "bias_beyond": "zero"}
 
 UNITS = {F32: 2.0**-24, F64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -41,8 +43,17 @@ FEW = [
 # ---- inputs -------------------------------------------------------------------------------------
 
 
+def wide(dtype):
+    """What is computed in, and the dtype of lse and bias."""
+    return F64 if dtype == F64 else F32
+
+
+def tensors(values, dtype):
+    """Arguments by name, NumPy to torch: floating values of `dtype`, others as they are."""
+    return {n: tensor(x, wide(dtype) if n == "bias" else dtype) for n, x in values.items()}
+
+
 def tensor(value, dtype):
-    """NumPy to torch: floating values of `dtype`, others as they are."""
     if not isinstance(value, np.ndarray):
         return value
     found = torch.from_numpy(np.ascontiguousarray(value))
@@ -62,7 +73,7 @@ def draw(rng, shape, options, dtype=F32):
     q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
     k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
     v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
-    return {name: tensor(x, dtype) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
+    return tensors({"q": q, "k": k, "v": v} | found, dtype)
 
 
 def array(x):
@@ -88,9 +99,9 @@ def drawn_seed():
 def composed(q, k, v, *, return_lse=False, **options):
     """The composition, called as ops.attention is."""
     given = DEFAULTS | options
-    arguments = [given.get(name) for name in NAMES]
+    arguments, of_bias = ([given.get(n) for n in names] for names in (NAMES, BIAS_NAMES))
     seed = torch.randint(2**62, ()) if given["dropout_p"] > 0 else None
-    found = dense(q, k, v, *arguments, seed)
+    found = dense(q, k, v, *arguments, seed, None, *of_bias)
     return found if return_lse else found[0]
 
 
@@ -150,6 +161,7 @@ def judge(arguments, grad_out=None, grad_lse=None):
     of_key = m * heads // max(arguments["k"].shape[1], 1)
     terms = dict.fromkeys(exact, n)  # a weight's sum, and then those over queries
     terms |= {"k": n + of_key, "v": n + of_key, "p": n + batch * heads * m}
+    terms["bias"] = n + batch * heads * (m + n)  # a tile's pairs by delta, then deltas and tiles
     return Exact(exact, sizes, of_out, terms)
 
 
@@ -157,23 +169,23 @@ def incoming(rng, arguments):
     """Random gradients of out and lse."""
     q, v = arguments["q"], arguments["v"]
     grad_out = tensor(rng.normal(size=(*q.shape[:-1], v.shape[-1])), q.dtype)
-    return grad_out, tensor(rng.normal(size=q.shape[:-1]), F64 if q.dtype == F64 else F32)
+    return grad_out, tensor(rng.normal(size=q.shape[:-1]), wide(q.dtype))
 
 
 def bound(exact, size, dtype, of_out, terms):
     """Of every entry."""
-    work = F64 if dtype == F64 else F32
-    wide = rounding(size, UNITS[work], np.float64 if dtype == F64 else np.float32, terms)
+    kind = np.float64 if dtype == F64 else np.float32
+    error = rounding(size, UNITS[wide(dtype)], kind, terms) + BOUNDS["out"].units * of_out
     if dtype not in LOW:
-        return wide
+        return error
     tiny = torch.finfo(dtype).smallest_normal * 2 * UNITS[dtype]
     half = np.maximum(2.0 ** np.floor(np.log2(np.abs(exact) + 1e-300)) * UNITS[dtype], tiny)
-    return BOUNDS["low"].units * half + BOUNDS["out"].units * of_out + wide
+    return BOUNDS["low"].units * half + error
 
 
 def compare(found, exact, dtype, what="", rounds_out=True):
     for name, got in found.items():
-        kind = (F64 if dtype == F64 else F32) if name == "lse" else dtype
+        kind = wide(dtype) if name in ("lse", "bias") else dtype
         assert got.dtype == kind, f"{what}: {name} is {got.dtype}"
         of_out = exact.of_out.get(name, 0.0) if rounds_out else 0.0
         allowed = bound(exact.values[name], exact.sizes[name], kind, of_out, exact.terms[name])

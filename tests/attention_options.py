@@ -17,6 +17,17 @@ def relative(rng, s, w=None, *, per_head=False, q_rel=False, **rest):
     return given
 
 
+def biased(rng, s, w=None, *, per_head=True, first=0, beyond="zero", **rest):
+    w = max(1, s.n // 2) if w is None else w
+    bias = rng.normal(size=(*([s.heads] if per_head else []), w))
+    return {"bias": bias, "bias_first": first, "bias_beyond": beyond, **rest}
+
+
+def biased_both_sides(rng, s, **rest):
+    w = max(1, s.m + s.n - 3)
+    return biased(rng, s, w, first=s.n - s.m - (w // 2), causal=False, **rest)
+
+
 def both_sides(rng, s, **rest):
     """A table of every delta of a model that is not causal, without its outermost ones."""
     w = max(1, s.m + s.n - 3)
@@ -46,6 +57,7 @@ def slopes(s):
 def everything(rng, s, **rest):
     found = relative(rng, s, s.n // 2 + 1, per_head=True, q_rel=True, first=-2, beyond="edge")
     found |= {"slopes": slopes(s), "window": s.n // 2 + 2, "softcap": 3.0, "scale": 0.4}
+    found |= biased(rng, s, s.n // 3 + 1, first=1, beyond="edge")
     found |= {"key_mask": keys_seen(rng, s), "mask": pairs_seen(rng, s, 1, 1)}
     return found | {"offset": per_row(rng, s), "dropout_p": 0.2} | rest
 
@@ -61,6 +73,33 @@ OPTIONS = {
     "scale 0": lambda rng, s: {"scale": 0.0},
     "slopes": lambda rng, s: {"slopes": slopes(s)},
     "slopes, both sides": lambda rng, s: {"slopes": slopes(s), "causal": False},
+    "bias": lambda rng, s: biased(rng, s),
+    "bias of all heads": lambda rng, s: biased(rng, s, per_head=False),
+    "bias from 2": lambda rng, s: biased(rng, s, first=2),
+    "bias longer, from -3": lambda rng, s: biased(rng, s, 2 * (s.m + s.n), first=-3),
+    "bias in a window": lambda rng, s: biased(rng, s, s.n, window=s.n // 3 + 1, per_head=False),
+    "bias, both sides": lambda rng, s: biased_both_sides(rng, s),
+    "bias, both sides, edge": lambda rng, s: biased_both_sides(rng, s, beyond="edge"),
+    "bias, edge": lambda rng, s: biased(rng, s, beyond="edge"),
+    "bias, edge of 1 for all": lambda rng, s: biased(
+        rng, s, 1, first=2, beyond="edge", per_head=False, causal=False
+    ),
+    "bias out of reach": lambda rng, s: biased(rng, s, first=10**6),
+    "bias, edge far above": lambda rng, s: biased(rng, s, first=10**6, beyond="edge"),
+    "bias, edge far below": lambda rng, s: biased(rng, s, first=-(10**6), beyond="edge"),
+    "bias, table": lambda rng, s: biased_both_sides(rng, s) | both_sides(rng, s, beyond="edge"),
+    "bias, slopes, softcap, scale": lambda rng, s: {
+        "softcap": 2.0, "slopes": slopes(s), "scale": 0.3
+    } | biased_both_sides(rng, s, beyond="edge"),
+    "bias, offset of rows": lambda rng, s: biased_both_sides(
+        rng, s, offset=per_row(rng, s), beyond="edge"
+    ),
+    "bias, offset far": lambda rng, s: biased(rng, s, offset=2**40, first=2**40 - 2),
+    "bias, segments": lambda rng, s: biased_both_sides(rng, s, segments=packed(rng, s) % 3),
+    "bias, mask": lambda rng, s: biased(
+        rng, s, mask=pairs_seen(rng, s), key_mask=keys_seen(rng, s), per_head=False
+    ),
+    "bias, dropout": lambda rng, s: biased(rng, s, dropout_p=0.3),
     "table": lambda rng, s: relative(rng, s),
     "table per head": lambda rng, s: relative(rng, s, per_head=True),
     "table, q_rel": lambda rng, s: relative(rng, s, q_rel=True),
@@ -123,4 +162,11 @@ OPTIONS = {
     "everything, both sides": lambda rng, s: everything(rng, s, causal=False),
 }  # fmt: skip
 
-COMBINED = ("plain", "table", "edge from 2, per head", "everything", "everything, both sides")
+COMBINED = (
+    "plain",
+    "table",
+    "edge from 2, per head",
+    "bias",
+    "everything",
+    "everything, both sides",
+)

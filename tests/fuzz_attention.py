@@ -15,7 +15,7 @@ from attention_cases import (
     judge,
     ops,
     run,
-    tensor,
+    tensors,
     torch,
 )
 from attention_options import slopes
@@ -71,6 +71,8 @@ def draw_options(rng, s):
     found = {"causal": chance(rng, 0.7)}
     if chance(rng, 0.5):
         found |= draw_table(rng, s)
+    if chance(rng, 0.35):
+        found |= draw_bias(rng, s)
     for options in (RANGES, OTHERS):
         names = [name for name in options if name != "segments" or s.m == s.n]
         for at in rng.permutation(len(names))[: rng.integers(len(names) + 1)]:
@@ -95,6 +97,13 @@ def draw_table(rng, s):
     if chance(rng, 0.25):
         found["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, s.d))
     return found
+
+
+def draw_bias(rng, s):
+    """bias, bias_first and bias_beyond: as draw_table's."""
+    found = draw_table(rng, s)
+    bias = rng.normal(size=(*found["p"].shape[:-2], found["p"].shape[-2]))
+    return {"bias": bias, "bias_first": found["first"], "bias_beyond": found["beyond"]}
 
 
 def draw_offset(rng, s):
@@ -222,7 +231,7 @@ def rows_of(table, q):
 
 
 class Attention:
-    """ops.attention: out, lse and the gradients of some of q, k, v, p and q_rel."""
+    """ops.attention: out, lse and the gradients of some of q, k, v, p, q_rel and bias."""
 
     refused = (RuntimeError,)
     function = staticmethod(attention)
@@ -245,7 +254,7 @@ class Attention:
         constant = "p" in given and not spoilt and chance(rng, 0.25)
         if constant:
             given["p"] = constant_table(rng, *(given.pop(x) for x in ("p", "first", "beyond")))
-        given = {name: tensor(x, dtype) for name, x in given.items()}
+        given = tensors(given, dtype)
         given = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in given.items()}
         grads = tuple(strided(rng, x) for x in incoming(rng, given))
         grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
@@ -291,7 +300,7 @@ class Attention:
             assert not differ, f"{name}: {differ} of {a.numel()} differ from another wide variant's"
 
     def spoilt(self, rng, arguments):
-        """One tensor on the meta device, of another kind of numbers, or with a size too large."""
+        """One tensor on the meta device, of another kind of numbers, or of another shape."""
         tensors = [n for n, x in arguments.items() if isinstance(x, torch.Tensor) and x.dim()]
         name, how = pick(rng, *tensors), rng.integers(3)
         x = arguments[name]
@@ -299,6 +308,8 @@ class Attention:
             x = x.to("meta")
         elif how == 1:
             x = x.long() if x.is_floating_point() else x.float()
+        elif name == "bias":  # which may have any length
+            x = x[None, None]
         else:
             axis = 2 if name == "v" else -1
             size = [3 if a == axis % x.dim() else n for a, n in enumerate(x.shape)]

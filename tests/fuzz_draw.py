@@ -65,7 +65,7 @@ def spoil_rows(rng, array, value):
     """Write NaN or Inf into one row, or a few that follow one another, of a random head."""
     if not array.size:
         return
-    rows = array.reshape(-1, *array.shape[-2:])
+    rows = array.reshape(-1, *array.shape[-2:]) if array.ndim > 1 else array[None, :, None]
     head, row = int(rng.integers(len(rows))), int(rng.integers(rows.shape[1]))
     count = pick(rng, 1, 1, 1, 3, 40)
     column = slice(None) if chance(rng, 0.3) else int(rng.integers(rows.shape[2]))

@@ -367,6 +367,12 @@ class Attention(Function):
             given["p"] = rng.normal(size=(*own, w, d))
         given = {name: some_layout(rng, x.astype(dtype)) for name, x in given.items()}
         if chance(rng, 0.3):
+            own = pick(rng, (), (kv_heads * group,), (*lead, kv_heads * group))
+            bias = rng.normal(size=(*own, max(length(rng), 1)))
+            given["bias"] = some_layout(rng, bias.astype(pick(rng, "f2", "f4", "f4")))
+            given["bias_first"] = pick(rng, 0, 0, int(rng.integers(-m - 9, n + 9)))
+            given["bias_beyond"] = pick(rng, "zero", "edge")
+        if chance(rng, 0.3):
             given["slopes"] = rng.uniform(-0.5, 0.5, kv_heads * group)
         return given | {
             "first": pick(rng, 0, 0, int(rng.integers(-m - 9, n + 9))),
@@ -395,6 +401,8 @@ class Attention(Function):
             ("q", np.ones(d, np.float32)),
             ("k", np.ones((3, d + 1), np.float32)),
             ("p", np.ones((3, d + 2), np.float32)),
+            ("bias", np.ones(())),
+            ("bias_beyond", "both"),
             ("window", -1),
             ("window", 1.5),
             ("beyond", "both"),

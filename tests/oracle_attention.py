@@ -1,7 +1,8 @@
 """The judge of attention: float64 NumPy, dense, forward and backward written out by hand.
 
 score[i, j] = (q_i . k_j + r_i . p[delta - first]) scale - slope |delta|, delta = i + offset - j
-([W]; [S]; [X]; [A] for the slope), then softcap tanh(score / softcap); softmax over what is seen.
+([W]; [S]; [X]; [A] for the slope), + bias[delta - bias_first], then softcap tanh(score / softcap);
+softmax over what is seen.
 Nothing here is shared with the package.
 """
 
@@ -24,6 +25,8 @@ class Forward(NamedTuple):
     size: np.ndarray  # of the score: the sum of its terms' magnitudes
     row: np.ndarray
     inside: np.ndarray
+    bias_row: np.ndarray  # the same of the bias
+    bias_inside: np.ndarray
 
 
 def heads_of(x, heads):
@@ -109,6 +112,9 @@ def forward(
     mask=None,
     dropout_p=0.0,
     seed=None,
+    bias=None,
+    bias_first=0,
+    bias_beyond="zero",
 ):
     (batch, heads, m, d), n = q.shape, k.shape[2]
     shape = (batch, heads, m, n)
@@ -126,6 +132,12 @@ def forward(
     if slopes is not None:
         steep = slopes[:, None, None] * abs(delta).astype(float)
         score, size = score - steep, size + abs(steep)
+    numbers = np.zeros((1, 0)) if bias is None else np.atleast_2d(bias)  # (H|1, w')
+    bias_row, bias_inside = rows(delta, numbers.shape[-1], bias_first, bias_beyond)
+    if bias is not None:
+        given = np.broadcast_to(numbers[None, :, None], (1, heads, m, numbers.shape[-1]))
+        of_delta = taken(given, bias_row, bias_inside)
+        score, size = score + of_delta, size + abs(of_delta)
     tanh = np.zeros(shape)
     if softcap is not None:
         tanh = np.tanh(score / softcap)
@@ -136,7 +148,8 @@ def forward(
     if dropout_p > 0:
         factor = dropout_factor(shape, dropout_p, seed)
     out = weighted(weights * factor, visible, v)
-    return Forward(out, lse, weights, factor, visible, tanh, size, row, inside)
+    found = (row, inside, bias_row, bias_inside)
+    return Forward(out, lse, weights, factor, visible, tanh, size, *found)
 
 
 def scale_of(d, scale):
@@ -156,7 +169,7 @@ def softmax(score, visible):
 
 
 def backward(grad_out, grad_lse, done, q, k, v, **options):
-    """Gradients by name (q, k, v, and p, q_rel where given), and the sizes of their terms.
+    """Gradients by name (q, k, v, and p, q_rel, bias where given), and the sizes of their terms.
 
     With w~ = weights factor: out = w~ v and lse = log sum exp(s), so
       dv_j = sum_i w~_ij do_i,    dw_ij = factor_ij do_i . v_j,
@@ -198,8 +211,8 @@ def of_out(grad_out, error, done, q, k, v, **options):
     return through(ds, done, q, k, magnitudes=True, **options)
 
 
-def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, magnitudes=False, **_):
-    """From the gradient of the score before softcap to those of q, k, p and q_rel."""
+def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, bias=None, magnitudes=False, **_):
+    """From the gradient of the score before softcap to those of q, k, p, q_rel and bias."""
     scale, heads, kv_heads = scale_of(q.shape[-1], scale), q.shape[1], k.shape[1]
     if magnitudes:
         q, k, p, q_rel = (None if x is None else abs(x) for x in (q, k, p, q_rel))
@@ -213,7 +226,20 @@ def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, magnitudes=False,
             grads["q"] = grads["q"] + grad_r
         else:
             grads["q_rel"] = grad_r
+    if bias is not None:
+        grads["bias"] = bias_gradient(ds, bias, done)
     return grads
+
+
+def bias_gradient(ds, bias, done):
+    """The sum of ds over the pairs that read each number; what is not seen may be NaN."""
+    row, inside = (np.broadcast_to(x, ds.shape) for x in (done.bias_row, done.bias_inside))
+    inside = inside & done.visible
+    grad = np.zeros((ds.shape[1], bias.shape[-1]))
+    if grad.size:
+        head = np.arange(ds.shape[1])[None, :, None, None]
+        np.add.at(grad, (head, row), np.where(inside, ds, 0.0))
+    return grad.sum(0) if bias.ndim == 1 else grad
 
 
 def flip(x):

@@ -78,6 +78,9 @@ def np_attention():
     if flag():
         parts.append(f"slopes=A({hk * g})")
     if flag():
+        parts.append(f"bias=A(*{(*lead(hk * g), w)}), bias_first={an_integer()}")
+        parts.append(f"bias_beyond={beyond()!r}")
+    if flag():
         parts.append(f"window={abs(an_integer())}")
     parts.append(f"causal={flag()}, return_lse=True")
     return "wavepe.attention", ", ".join(parts), ((b, hk * g, m, dv), (b, hk * g, m))
@@ -251,6 +254,10 @@ def attention_arguments():
         parts |= {"first": f"{an_integer()}", "beyond": f"{beyond()!r}"}
     else:
         parts.pop("q_rel", None)
+    if flag():
+        of_bias = pick.choice(((w,), (h, w)))
+        parts["bias"] = of(*of_bias, dtype="float64" if dtype == "float64" else "float32")
+        parts |= {"bias_first": f"{an_integer()}", "bias_beyond": f"{beyond()!r}"}
     if m != n:
         parts.pop("segments", None)
     given = f"{of(b, h, m, d)}, {of(b, hk, n, d)}, {of(b, hk, n, dv)}"
@@ -291,6 +298,8 @@ def attention_backward():
         parts[pick.choice(("zones", "p_grad"))] = "True"
     if parts.get("zones"):
         parts["zones"] = zones
+    if "bias" in parts and flag():
+        parts["bias_grad"] = "True"
     return "raw.attention_backward", before + joined(given, parts), None
 
 

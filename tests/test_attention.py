@@ -112,6 +112,13 @@ def test_huge_numbers(variant, number):
                 **given, p=p, first=(10**6 if number > 0 else -(10**6)), beyond="edge"
             )
             assert_same_bits(got, near)
+            bias = p[:, 0]
+            assert_same_bits(wavepe.attention(**given, bias=bias, bias_first=number), plain)
+            got, near = (
+                wavepe.attention(**given, bias=bias, bias_first=first, bias_beyond="edge")
+                for first in (number, 10**6 if number > 0 else -(10**6))
+            )
+            assert_same_bits(got, near)
             if number > 0:
                 assert_same_bits(wavepe.attention(**given, window=number), plain)
 
@@ -176,3 +183,14 @@ def test_nan_of_a_table_row_reaches_its_deltas(variant):
         got = wavepe.attention(**given)
         assert_same_bits(got[:, :, :5], clean[:, :, :5])
         assert np.isnan(got[:, :, 5:]).all()
+
+
+def test_nan_of_a_bias_reaches_its_deltas(variant):
+    for n in (12, 150):
+        given = draw(generator("bias number"), Shape(1, 2, 1, n, n, 8, 8), "bias")
+        clean = wavepe.attention(**given)
+        given["bias"][0, 5] = nan
+        got = wavepe.attention(**given)
+        assert_same_bits(got[:, 1], clean[:, 1])
+        assert_same_bits(got[:, :, :5], clean[:, :, :5])
+        assert np.isnan(got[:, 0, 5:]).all()

@@ -29,7 +29,7 @@ def test_a_head_does_not_depend_on_the_others(variant, option):
         whole = call(given)
         for b, h in ((0, 0), (1, 5), (0, 3)):
             alone = {"q": given["q"][b, h], "k": given["k"][b, h // 3], "v": given["v"][b, h // 3]}
-            alone |= {name: given[name][h] for name in ("p", "slopes") if name in given}
+            alone |= {name: given[name][h] for name in ("p", "slopes", "bias") if name in given}
             for x, y in zip(call(given | alone), whole, strict=True):
                 assert_same_bits(x, y[b, h], f"{m} {b} {h}")
         repeated = {name: np.repeat(given[name], 3, 1) for name in "kv"}
@@ -38,7 +38,7 @@ def test_a_head_does_not_depend_on_the_others(variant, option):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-@pytest.mark.parametrize("option", ["plain", "table", "everything", "table, both sides"])
+@pytest.mark.parametrize("option", ["plain", "table", "everything", "bias, both sides"])
 def test_same_bits_for_any_number_of_threads(variant, pools, threads, option):
     for shape in (
         Shape(2, 6, 2, 50, 60, 16, 16),  # heads to share out

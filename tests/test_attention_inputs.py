@@ -92,7 +92,8 @@ def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, lead
     ],
 )
 def test_empty(variant, shape):
-    for option in ("plain", "every key", "table", "edge far above", "slopes", "everything"):
+    options = ("plain", "every key", "table", "edge far above", "slopes", "everything", "bias")
+    for option in options:
         for dtype in (np.float16, np.float32, np.float64):
             check(draw(generator("empty"), shape, option, dtype), f"{option} {shape}")
 
@@ -103,6 +104,41 @@ def test_table_without_rows(variant):
         assert_same_bits(wavepe.attention(**given, p=p), wavepe.attention(**given))
         with pytest.raises(ValueError, match="at least one row"):
             wavepe.attention(**given, p=p, beyond="edge")
+    for bias in (np.zeros(0), np.zeros((4, 0))):
+        assert_same_bits(wavepe.attention(**given, bias=bias), wavepe.attention(**given))
+        with pytest.raises(ValueError, match=r'bias_beyond="edge" needs .* one number, bias has'):
+            wavepe.attention(**given, bias=bias, bias_beyond="edge")
+
+
+def test_axes_of_bias_broadcast(variant):
+    """Those before its last one, with q's."""
+    rng = generator("bias axes")
+    for of_q, of_bias, lead in (
+        ((), (), ()),
+        ((), (4,), (4,)),
+        ((4,), (), (4,)),
+        ((2, 4), (4,), (2, 4)),
+        ((4,), (2, 1), (2, 4)),
+        ((1, 4), (2, 4), (2, 4)),
+    ):
+        for m, n in ((5, 7), (1, 9), (100, 4)):
+            q, k, v = (rng.normal(size=s).astype("f4") for s in ((*of_q, m, 4), (n, 4), (n, 3)))
+            bias = rng.normal(size=(*of_bias, 6)).astype("f4")
+            out, _ = check({"q": q, "k": k, "v": v, "bias": bias, "bias_first": -1})
+            assert out.shape == (*lead, m, 3)
+            assert wavepe.attention(q, k, v, bias=bias, bias_first=99).shape == out.shape
+            assert wavepe.attention(q, k, v, bias=bias[..., :0]).shape == out.shape
+
+
+def test_bias_is_read_as_what_is_computed_in(variant):
+    given = draw(generator("bias dtypes"), SHAPE, "bias, both sides")
+    numbers = np.round(4 * given["bias"])
+    for dtype, wide in ((np.float16, "f4"), (np.float32, "f4"), (np.float64, "f8")):
+        qkv = {name: given[name].astype(dtype) for name in "qkv"}
+        want = call(given | qkv | {"bias": numbers.astype(wide)})
+        for kind in ("i1", "f2", "f4", "f8", ">f4", "i8"):
+            for x, y in zip(call(given | qkv | {"bias": numbers.astype(kind)}), want, strict=True):
+                assert_same_bits(x, y)
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -115,7 +151,7 @@ def test_every_layout(variant, dtype):
     for shape in (Shape(2, 4, 2, 19, 37, 24, 20), DECODING[1]):
         given = draw(generator("layouts"), shape, "everything", dtype)
         for layout in LAYOUTS:
-            for names in (*"qkvp", "qkvp"):
+            for names in (*"qkvp", "qkvp", ["bias"]):
                 laid = given | {name: lay_out(given[name], layout) for name in names}
                 plain = {name: np.array(x, order="C") for name, x in arrays(laid).items()}
                 for x, y in zip(call(laid), call(laid | plain), strict=True):
@@ -177,7 +213,7 @@ x = np.broadcast_to(np.float32(1), (8192, 4))
 wavepe.attention(x[:100], x, x)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
-y = wavepe.attention(x, x, x, window=50)  # weights alone would be 2^28 bytes
+y = wavepe.attention(x, x, x, window=50, bias=x[:, 0])  # weights alone would be 2^28 bytes
 print(y.shape, (y == 1).all())
 x = np.broadcast_to(np.float32(1), (2**22, 4))
 try:
@@ -226,6 +262,8 @@ def test_a_table_may_be_endless(variant):
     for first in (0, -(2**40)):
         got = wavepe.attention(**given, p=repeated(2**50, 5), first=first)
         assert_same_bits(got, wavepe.attention(**given, p=repeated(9, 5)))
+        got = wavepe.attention(**given, bias=repeated(2**50), bias_first=first)
+        assert_same_bits(got, wavepe.attention(**given, bias=repeated(9)))
 
 
 # ---- dtypes ------------------------------------------------------------------------------------
@@ -300,6 +338,12 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
         (ValueError, r"of q and k \(3,\) and \(2,\)", {"q": np.ones((3, 4, 3, 8), "f4")}),
         (ValueError, r"of q, p \(2, 4\) and \(3,\)", {"p": np.ones((3, 9, 8), "f4")}),
         (ValueError, r"of q, slopes \(2, 4\) and \(3,\)", {"slopes": np.ones(3)}),
+        (ValueError, r"of q, bias \(2, 4\) and \(3,\)", {"bias": np.ones((3, 9))}),
+        (ValueError, r"bias must be \(w,\) or \(\.\.\., H, w\), got \(\)", {"bias": 1.0}),
+        (ValueError, "unknown bias_beyond 'wrap'", {"bias": np.ones(3), "bias_beyond": "wrap"}),
+        (TypeError, "bias must hold real", {"bias": np.ones(4, complex)}),
+        (TypeError, "bias_first", {"bias_first": 0.5}),
+        (TypeError, "bias_beyond", {"bias_beyond": None}),
         (ValueError, r"\(\.\.\., m, d\).*q float32 \(8,\)", {"q": Q[0, 0, 0]}),
         (ValueError, r"p float32 \(8,\)", {"p": Q[0, 0, 0]}),
         (ValueError, r"v float32 \(\)", {"v": np.float32(1)}),

@@ -34,7 +34,7 @@ def test_same_bits(variant, option):
 def test_same_bits_of_any_layout(variant, layout):
     for shape in (SHAPES[5], DECODING[1]):
         given = draw(generator("torch layouts"), shape, "everything")
-        laid = {name: lay_out(given[name], layout) for name in "qkvp"}
+        laid = {name: lay_out(given[name], layout) for name in (*"qkvp", "bias")}
         for x, y in zip(call(given | laid), of_torch(given | laid), strict=True):
             assert_same_bits(x, y.numpy(), f"{shape}")
 
@@ -46,8 +46,7 @@ def test_same_bits_of_bfloat16(variant):
             given = draw(generator("torch bf16"), shape, option, bfloat16)
             wide = {name: x.astype(np.float32) for name, x in given.items() if name in "qkvp"}
             wide = {name: torch.from_numpy(x).bfloat16() for name, x in wide.items()}
-            if "slopes" in given:
-                wide["slopes"] = torch.from_numpy(given["slopes"])
+            wide |= {n: torch.from_numpy(given[n]) for n in ("slopes", "bias") if n in given}
             out, lse = call(given)
             of_ops = ops.attention(**given | wide, return_lse=True)
             assert_same_bits(out.view(np.int16), of_ops[0].view(torch.int16).numpy())

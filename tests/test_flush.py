@@ -168,6 +168,26 @@ def test_results_of_normal_numbers(each_variant, dtype, m):
     assert not v.grad.any()
 
 
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bias(each_variant, dtype, m):
+    """The lse of a single key is its score; the bias's gradient by it is what comes in."""
+    tiny = np.finfo(dtype).tiny
+    q, k = np.zeros((m, 1), dtype), np.zeros((1, 1), dtype)
+    options = {"bias_beyond": "edge", "causal": False, "return_lse": True}
+    for value, want in ((tiny, tiny), (tiny / 2, 0), (-tiny / 4, 0)):
+        _, lse = wavepe.attention(q, k, k, bias=np.array([value], dtype), **options)
+        assert (lse == want).all()
+    if not wavepe.build_info()["torch"]:
+        return
+    torch, ops = load_torch()
+    q, k, bias = (torch.from_numpy(x) for x in (q[None, None], k[None, None], np.ones(1, dtype)))
+    _, lse = ops.attention(q, k, k, bias=bias.requires_grad_(), **options)
+    for value, want in ((tiny, m * tiny), (tiny / 2, 0)):
+        (grad,) = torch.autograd.grad(lse, bias, torch.full_like(lse, value), retain_graph=True)
+        assert grad == want
+
+
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.parametrize("m", [1, 3])
 def test_sixteen_bits(each_variant, storage, m):

@@ -33,7 +33,9 @@ each_option = pytest.mark.parametrize("option", OPTIONS)
 # ---- the judges ---------------------------------------------------------------------------------
 
 
-def defined(q, k, v, p, first, beyond, causal, window, softcap, scale, offset, key_mask, slope):
+def defined(
+    q, k, v, p, first, beyond, causal, window, softcap, scale, offset, key_mask, slope, bias
+):
     """One head, in loops: what docs and METHODS print."""
     out, lse = np.zeros((len(q), v.shape[1])), np.full(len(q), -math.inf)
     for i in range(len(q)):
@@ -42,11 +44,14 @@ def defined(q, k, v, p, first, beyond, causal, window, softcap, scale, offset, k
             delta = i + offset - j
             if (causal and delta < 0) or delta >= window or not key_mask[j]:
                 continue
-            row = delta - first
+            row, number = delta - first, delta - 1
             if beyond == "edge":
                 row = min(max(row, 0), len(p) - 1)
+            else:
+                number = min(max(number, 0), len(bias) - 1)
             relative = q[i] @ p[row] if 0 <= row < len(p) else 0.0
             score = (q[i] @ k[j] + relative) * scale - slope * abs(delta)
+            score += bias[number] if 0 <= number < len(bias) else 0.0
             scores[j] = softcap * math.tanh(score / softcap)
         if scores:
             lse[i] = math.log(sum(math.exp(s) for s in scores.values()))
@@ -59,11 +64,12 @@ def defined(q, k, v, p, first, beyond, causal, window, softcap, scale, offset, k
 @pytest.mark.parametrize("offset", [-3, 0, 2])
 def test_the_oracle_is_the_definition(beyond, causal, offset):
     rng = generator("definition")
-    q, k, v, p = (rng.normal(size=s) for s in ((5, 3), (6, 3), (6, 4), (4, 3)))
+    q, k, v, p, bias = (rng.normal(size=s) for s in ((5, 3), (6, 3), (6, 4), (4, 3), 2))
     key_mask = np.array([True, True, False, True, True, True])
     options = {"first": -1, "beyond": beyond, "causal": causal, "window": 5, "softcap": 2.0}
     options |= {"scale": 0.6, "offset": offset}
-    want = defined(q, k, v, p, key_mask=key_mask, slope=0.25, **options)
+    want = defined(q, k, v, p, key_mask=key_mask, slope=0.25, bias=bias, **options)
+    options |= {"bias": bias, "bias_first": 1, "bias_beyond": {"edge": "zero"}.get(beyond, "edge")}
     heads = (x[None, None] for x in (q, k, v))
     got = oracle.forward(*heads, p=p, key_mask=key_mask[None], slopes=np.array([0.25]), **options)
     np.testing.assert_allclose(got.out[0, 0], want[0], rtol=1e-12, atol=1e-14)
@@ -104,6 +110,7 @@ def test_every_option(variant, option):
 
 LARGE_OPTIONS = (
     *("plain", "every key", "window", "slopes", "table", "table, both sides, edge"),
+    *("bias", "bias, both sides, edge", "bias, offset of rows", "bias, table"),
     *("table per head", "offset of rows, table", "segments", "mask of rows", "dropout, table"),
     *("everything", "window, future too", "edge far above"),
 )

@@ -8,6 +8,7 @@ from cases import generator
 SHAPES = [Shape(1, 1, 1, 1700, 1700, 8, 8), Shape(2, 4, 2, 900, 1000, 8, 4)]
 SHAPES += [Shape(1, 2, 1, 1600, 700, 4, 8)]
 CHOSEN = ["plain", "every key", "window", "table", "table, q_rel, per head", "edge", "key_mask"]
+CHOSEN += ["bias", "bias of all heads", "bias, both sides, edge"]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import wavepe
 from attention_cases import (
+    BIAS_NAMES,
+    DEFAULTS,
     F32,
     F64,
     FLOATING,
@@ -29,21 +31,20 @@ pytestmark = [
 ]
 SMALL = Shape(2, 4, 2, 5, 6, 8, 4)
 SAMPLES = ["plain", "every key", "edge", "table, q_rel, per head", "dropout", "segments"]
-SAMPLES += ["everything", "batched decoding"]
+SAMPLES += ["everything", "batched decoding", "bias of all heads", "bias, both sides, edge"]
 
 
 def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
     """Those of torch.ops.wavepe.attention_forward, in its order."""
-    given = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
-    given |= draw(generator("raw", option), shape, OPTIONS[option], dtype)
+    given = DEFAULTS | draw(generator("raw", option), shape, OPTIONS[option], dtype)
     if isinstance(given.get("offset"), int):
         given["offset"] = torch.tensor(given["offset"])
     for name in FLOATING:
         if grad and name in given:
             given[name].requires_grad_()
-    rest = [given.get(name) for name in NAMES]
+    rest, of_bias = ([given.get(name) for name in names] for names in (NAMES, BIAS_NAMES))
     seed = torch.tensor(11) if given["dropout_p"] else None
-    return (given["q"], given["k"], given["v"], *rest, seed, [])
+    return (given["q"], given["k"], given["v"], *rest, seed, [], *of_bias)
 
 
 @pytest.mark.parametrize("option", SAMPLES)
@@ -57,7 +58,7 @@ def test_opcheck_forward(option, grad):
 def test_opcheck_of_zones():
     arguments = list(raw_arguments("table"))
     c, u = torch.ones(arguments[3].shape[0], 2), torch.ones(8, 2)
-    arguments[3], arguments[-1] = c @ u.T, [c, u]
+    arguments[3], arguments[-4] = c @ u.T, [c, u]
     torch.library.opcheck(torch.ops.wavepe.attention_forward.default, tuple(arguments))
 
 
@@ -68,8 +69,9 @@ def test_opcheck_backward(option, dtype):
     out, lse = torch.ops.wavepe.attention_forward(*arguments)
     grads = incoming(generator("opcheck"), {"q": arguments[0], "v": arguments[2]})
     op = torch.ops.wavepe.attention_backward.default
-    for grad_lse in (grads[1], None):
-        torch.library.opcheck(op, (grads[0], grad_lse, out, lse, *arguments))
+    wanted = (arguments[3] is not None, arguments[-3] is not None)  # of p and bias
+    for grad_lse, flags in ((grads[1], wanted), (None, ())):
+        torch.library.opcheck(op, (grads[0], grad_lse, out, lse, *arguments, *flags))
 
 
 # ---- torch.compile ------------------------------------------------------------------------------
@@ -84,7 +86,10 @@ def step(function, arguments):
     return [out, lse, *(leaf.grad for leaf in leaves.values())]
 
 
-@pytest.mark.parametrize("option", ["plain", "edge from 2, per head", "slopes", "dropout, table"])
+WHOLE = ["plain", "edge from 2, per head", "slopes", "dropout, table", "bias, edge"]
+
+
+@pytest.mark.parametrize("option", WHOLE)
 def test_compiles_whole_for_any_length(option):
     backend = recording_backend()
 
@@ -96,8 +101,8 @@ def test_compiles_whole_for_any_length(option):
     for length in (7, 11, 130):  # sizes that are equal by chance would be taken for one
         rng = generator("compile", option)
         arguments = draw(rng, Shape(2, 4, 2, length, length + 3, 8, 8), OPTIONS[option])
-        if "p" in arguments:
-            arguments["p"] = draw(rng, Shape(2, 4, 2, 9, 9, 8, 8), OPTIONS[option])["p"]
+        of_9 = draw(rng, Shape(2, 4, 2, 9, 9, 8, 8), OPTIONS[option])
+        arguments |= {name: of_9[name] for name in ("p", "bias") if name in of_9}
         for got, want in zip(step(compiled, arguments), step(scaled, arguments), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert compiled_once(backend)
@@ -191,6 +196,21 @@ def test_autocast_casts_as_scaled_dot_product_attention():
     assert leaf.grad.dtype == F32
 
 
+def test_autocast_leaves_bias_wide():
+    arguments = draw(generator("autocast"), Shape(1, 2, 1, 9, 9, 8, 8), OPTIONS["bias"])
+    qkv = {name: arguments[name].bfloat16() for name in "qkv"}
+    want = attention(**arguments | qkv)
+    leaf = arguments["bias"].bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention(**arguments), want)
+        low = attention(**arguments | {"bias": leaf})
+        assert torch.equal(low, attention(**arguments | {"bias": leaf.detach().float()}))
+        with pytest.raises(RuntimeError, match=r"bias must be (torch\.)?float32"):
+            attention(**arguments | {"bias": leaf.detach().long()})
+    low.float().sum().backward()
+    assert leaf.grad.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, F64])
 def test_meta_tensors_give_shapes(option, dtype):
@@ -210,6 +230,7 @@ def test_meta_tensors_give_shapes(option, dtype):
 # ---- torch.func, forward mode -------------------------------------------------------------------
 
 TRANSFORMED = ["plain", "edge", "table, q_rel, per head", "key_mask", "everything"]
+TRANSFORMED += ["bias of all heads", "bias, offset of rows"]
 
 
 def differentiable(function, option, shape=(2, 2, 1, 3, 4, 3, 2), output=0):

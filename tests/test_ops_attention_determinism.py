@@ -29,6 +29,9 @@ CASES = [
     (Shape(4, 8, 2, 1, 65, 16, 16), "batched decoding"),
     (Shape(1, 1, 1, 5, 5, 8, 8), "everything"),
     (Shape(1, 2, 2, 400, 400, 16, 16), "table, both sides, per head"),
+    (Shape(1, 1, 1, 1500, 1500, 8, 8), "bias, edge"),
+    (Shape(3, 4, 2, 150, 230, 8, 8), "bias of all heads"),
+    (Shape(1, 2, 1, 900, 700, 8, 8), "bias, both sides, edge"),
 ]
 
 
@@ -85,7 +88,7 @@ def test_float64_on_any_number_of_threads(variant):
             same(run(attention, arguments, *grads), want)
 
 
-@pytest.mark.parametrize("option", ["plain", "table", "table, q_rel, per head", "edge"])
+@pytest.mark.parametrize("option", ["plain", "table", "table, q_rel, per head", "edge", "bias"])
 def test_a_head_does_not_depend_on_its_neighbours(variant, option):
     """One call of many batch rows and heads gives the bits of calls of one."""
     arguments = draw(generator("alone"), Shape(2, 4, 2, 50, 61, 16, 16), OPTIONS[option])
@@ -98,10 +101,13 @@ def test_a_head_does_not_depend_on_its_neighbours(variant, option):
         rest = {n: x for n, x in arguments.items() if n not in one}
         if rest.get("p") is not None and rest["p"].dim() == 3:
             rest["p"] = rest["p"][h, None]
+        if "bias" in rest:
+            rest["bias"] = rest["bias"][h]
         assert torch.equal(attention(**one, **rest)[0, 0], whole[b, h])
 
 
 CAUSAL = ["plain", "table", "edge", "slopes", "softcap", "table, q_rel, per head"]
+CAUSAL += ["bias", "bias, edge"]
 
 
 @each_function

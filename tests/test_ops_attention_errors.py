@@ -44,6 +44,10 @@ SHAPES = [  # what the message holds, what is given beside q, k, v
     (both(5, 6), {"p": P, "q_rel": ones(B, H, 6, D)}),
     (r"q_rel", {"p": P, "q_rel": ones(B, HK, M, D)}),
     (r"q_rel.*p", {"q_rel": Q}),
+    (both(4, 3), {"bias": ones(3, 9)}),
+    (r"bias", {"bias": ones(1, H, 9)}),
+    (r"bias", {"bias": torch.tensor(0.5)}),
+    (r"bias_beyond='edge' needs a bias", {"bias": ones(0), "bias_beyond": "edge"}),
     (both(4, 3), {"slopes": ones(3)}),
     (r"slopes", {"slopes": ones(1, H)}),
     (r"slopes", {"slopes": torch.tensor(0.5)}),
@@ -69,6 +73,8 @@ DTYPES = [
     (r"[Bb][Ff]loat16", {"v": V.bfloat16()}),
     (r"[Hh]alf|float16", {"p": P.half()}),
     (r"[Dd]ouble|float64", {"p": P, "q_rel": Q.double()}),
+    (r"bias must be .*float32.*float64", {"bias": ones(9).double()}),
+    (r"bias must be .*float32.*float16", {"bias": ones(9).half()}),
     (r"slopes", {"slopes": ones(H, dtype=torch.int64)}),
     (r"offset", {"offset": torch.tensor(1.0)}),
     (r"offset", {"offset": torch.tensor([True, False])}),
@@ -81,6 +87,7 @@ DTYPES = [
 ]
 VALUES = [
     (r"beyond.*'?wrap'?.*edge", {"p": P, "beyond": "wrap"}),
+    (r"bias_beyond.*'?wrap'?.*edge", {"bias": ones(9), "bias_beyond": "wrap"}),
     (r"window.*-1", {"window": -1}),
     (r"softcap.*0", {"softcap": 0.0}),
     (r"softcap.*-2", {"softcap": -2.0}),
@@ -122,18 +129,21 @@ def test_refused_under_transforms(match, options):
         torch.func.vjp(lambda q: attention(q, **given), q)
 
 
-@pytest.mark.parametrize("name", ["k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask"])
+NAMES = ("k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask", "bias")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_devices_must_agree(name):
     given = draw(generator("device"), SHAPE, OPTIONS["everything"])
     with pytest.raises(RuntimeError, match="meta"):
         attention(**given | {name: given[name].to("meta")})
 
 
-OF_NUMBERS = ("first", "offset", "window", "softcap", "scale", "dropout_p")
+OF_NUMBERS = ("first", "bias_first", "offset", "window", "softcap", "scale", "dropout_p")
 NO_TENSORS = [
     *({name: None} for name in "qkv"),
     *({name: "x"} for name in ("q", "k", "v", "p", "q_rel", "slopes", "key_mask", "segments")),
-    *({name: [1.0]} for name in ("q", "p", "mask")),
+    *({name: [1.0]} for name in ("q", "p", "mask", "bias")),
 ]
 
 
@@ -155,6 +165,9 @@ NONSENSE = [
     (r"offset must be an integer, got \[1.0\]", {"offset": [1.0]}),
     (r"unknown beyond 3; known: zero, edge", {"beyond": 3}),
     (r"unknown beyond None", {"beyond": None}),
+    (r"unknown bias_beyond 'both'; known: zero, edge", {"bias_beyond": "both"}),
+    (r"bias_first must be an integer, got 1.5", {"bias_first": 1.5}),
+    (r"bias_first must fit into 64 bits", {"bias_first": 2**63}),
     (r"window must be an integer, got 2.5", {"window": 2.5}),
     (r"window must fit into 64 bits", {"window": 2**63}),
     (r"scale must be finite", {"scale": 10**400}),
@@ -229,6 +242,17 @@ def test_far_numbers(variant, first, offset, beyond):
     want = D * (1 + row) * D**-0.5 + math.log(N)
     torch.testing.assert_close(lse, torch.full_like(lse, want))
     torch.testing.assert_close(out, torch.ones_like(out))
+    bias = torch.arange(3.0).requires_grad_()
+    given = {"q": Q, "k": K, "v": V, "bias": bias, "bias_first": first, "bias_beyond": beyond}
+    _, lse = attention(**given, offset=offset, causal=False, return_lse=True)
+    number = 0 if first > 0 else 2
+    want = D**0.5 + (0 if beyond == "zero" else number) + math.log(N)
+    torch.testing.assert_close(lse, torch.full_like(lse, want))
+    lse.sum().backward()
+    want = torch.zeros(3)
+    if beyond == "edge":
+        want[number] = lse.numel()
+    torch.testing.assert_close(bias.grad, want)
 
 
 @pytest.mark.parametrize("offset", [2**53 + 1, -(2**53) - 1, 2**62, 2**63 - 1, -(2**63)])
@@ -259,3 +283,6 @@ def test_table_larger_than_memory_can_be(beyond):
     p = torch.ones(1).expand(2**59, D)
     got = attention(Q, K, V, p=p, beyond=beyond)
     assert torch.equal(got, attention(Q, K, V, p=p[:N], beyond=beyond))
+    bias = torch.ones(1).expand(2**59)
+    got = attention(Q, K, V, bias=bias, bias_beyond=beyond)
+    assert torch.equal(got, attention(Q, K, V, bias=bias[:N], bias_beyond=beyond))

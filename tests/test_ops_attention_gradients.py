@@ -138,6 +138,36 @@ def test_a_shared_table_has_the_sum_of_the_heads_gradients(variant):
         torch.testing.assert_close(shared[name], apart[name], rtol=1e-5, atol=1e-5)
 
 
+@each_function
+def test_a_shared_bias_has_the_sum_of_the_heads_gradients(variant, function):
+    rng = generator("shared bias")
+    for shape in (Shape(2, 4, 2, 40, 40, 16, 16), Shape(1, 2, 1, 900, 900, 8, 8)):
+        arguments = draw(rng, shape, OPTIONS["bias of all heads"])
+        grads = incoming(rng, arguments)
+        shared = run(function, arguments, *grads)
+        each = arguments["bias"].expand(shape.heads, -1)
+        apart = run(function, arguments | {"bias": each}, *grads)
+        torch.testing.assert_close(shared["bias"], apart["bias"].sum(0), rtol=1e-4, atol=1e-4)
+        for name in "qkv":
+            torch.testing.assert_close(shared[name], apart[name], rtol=1e-5, atol=1e-5)
+
+
+@each_function
+def test_slopes_are_a_bias(variant, function):
+    rng = generator("slopes as bias")
+    for m, n, causal in ((40, 40, True), (250, 300, False), (1, 50, True)):
+        given = OPTIONS["slopes"](rng, Shape(2, 4, 2, m, n, 16, 16)) | {"causal": causal}
+        arguments = draw(rng, Shape(2, 4, 2, m, n, 16, 16), given)
+        grads = incoming(rng, arguments)
+        want = run(function, arguments, *grads)
+        first = 0 if causal else 1 - n
+        far = torch.arange(first, m + n).abs().float()
+        bias = {"bias": -arguments.pop("slopes")[:, None] * far, "bias_first": first}
+        got = run(function, arguments | bias, *grads)
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-5)
+
+
 def test_a_table_of_two_layers_adds_its_gradients(variant):
     rng = generator("layers")
     arguments = draw(rng, Shape(1, 2, 1, 12, 12, 8, 8), OPTIONS["edge"], F64)
@@ -171,9 +201,9 @@ def test_the_graph_can_be_used_again(variant):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "p"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "p", "bias"])
 def test_a_change_between_forward_and_backward_is_noticed(variant, name):
-    arguments = draw(generator("in place"), TINY[0], OPTIONS["table"])
+    arguments = draw(generator("in place"), TINY[0], OPTIONS["bias, table"])
     leaves = {n: arguments[n].clone().requires_grad_() for n in leaves_of(arguments)}
     used = {n: x * 1 for n, x in leaves.items()}
     out = attention(**arguments | used)
@@ -206,5 +236,6 @@ def test_gradients_have_the_dtype_of_their_tensors(variant, dtype):
     rng = generator("dtypes")
     arguments = draw(rng, TINY[0], OPTIONS["everything"], dtype)
     found = run(attention, arguments, *incoming(rng, arguments))
-    assert {found[name].dtype for name in leaves_of(arguments)} == {dtype}
+    for name in leaves_of(arguments):
+        assert found[name].dtype == (F32 if name == "bias" else dtype)
     assert found["lse"].dtype == F32

@@ -37,7 +37,17 @@ def test_any_strides(variant, layout):
     for shape in (Shape(2, 4, 2, 19, 37, 24, 20), Shape(2, 2, 1, 1, 40, 16, 16)):
         arguments = draw(rng, shape, OPTIONS["everything"])
         grad_out, grad_lse = incoming(rng, arguments)
-        for names in (["q"], ["k"], ["v"], ["p"], ["q_rel"], ["key_mask"], ["mask"], [*"qkv", "p"]):
+        for names in (
+            ["q"],
+            ["k"],
+            ["v"],
+            ["p"],
+            ["q_rel"],
+            ["key_mask"],
+            ["mask"],
+            ["bias"],
+            [*"qkv", "p"],
+        ):
             laid = arguments | {name: lay(arguments[name]) for name in names}
             plain = {n: x.contiguous() if torch.is_tensor(x) else x for n, x in laid.items()}
             want = run(attention, plain, grad_out, grad_lse)
@@ -88,6 +98,7 @@ EMPTY = [
 def test_empty(variant, function, shape):
     rng = generator("empty")
     names = ("plain", "every key", "table", "table, q_rel, per head", "edge", "offset of rows")
+    names += ("bias", "bias of all heads", "bias, both sides, edge")
     for name in (*names, "key_mask", "mask", "dropout", "softcap"):
         for dtype in (F32, torch.bfloat16, F64):
             check(function, rng, shape, OPTIONS[name], dtype, f"{name} {shape}")
@@ -104,6 +115,16 @@ def test_table_without_rows(variant, function):
         assert torch.equal(found["out"], function(**arguments))
 
 
+@each_function
+def test_bias_without_numbers(variant, function):
+    rng = generator("numbers")
+    for bias in (np.zeros(0), np.zeros((2, 0))):
+        arguments, found = check(function, rng, Shape(2, 2, 1, 5, 6, 4, 3), {"bias": bias})
+        assert found["bias"].shape == bias.shape
+        arguments.pop("bias")
+        assert torch.equal(found["out"], function(**arguments))
+
+
 # ---- rows that see nothing ----------------------------------------------------------------------
 
 
@@ -113,7 +134,8 @@ def test_a_row_that_sees_nothing(variant, function, dtype):
     """0, lse -inf, gradient 0, also where k and v are NaN and where lse has a gradient."""
     rng = generator("blind")
     shape = Shape(2, 2, 1, 12, 5, 8, 8)  # seven queries stand before the first key
-    for name in ("plain", "edge", "everything", "softcap", "slopes", "table, q_rel", "dropout"):
+    names = ("plain", "edge", "everything", "softcap", "slopes", "table, q_rel", "dropout")
+    for name in (*names, "bias, edge"):
         arguments = draw(rng, shape, OPTIONS[name], dtype) | {"offset": None, "causal": True}
         found = run(function, arguments, *incoming(rng, arguments))
         assert not found["out"][:, :, :7].any()
@@ -128,10 +150,11 @@ def test_a_row_that_sees_nothing(variant, function, dtype):
         {"offset": torch.tensor([-(2**52), -(2**40)])},
     ):
         arguments = draw(rng, shape, OPTIONS["table per head"], dtype)
+        arguments["bias"] = draw(rng, shape, OPTIONS["bias"], dtype)["bias"]
         arguments["k"], arguments["v"] = arguments["k"] * nan, arguments["v"] * inf
         found = run(function, arguments | hidden, *incoming(rng, arguments))
         assert found.pop("lse").eq(-inf).all()
-        for tensor in ("out", "q", "k", "v", "p"):
+        for tensor in ("out", "q", "k", "v", "p", "bias"):
             assert not found[tensor].any(), f"{hidden}: {tensor}"
 
 

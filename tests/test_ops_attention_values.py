@@ -37,7 +37,9 @@ nan, inf = math.nan, math.inf
 @each_function
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize("where", ["k", "v"])
-@pytest.mark.parametrize("option", ["plain", "edge", "softcap", "window", "segments", "mask"])
+@pytest.mark.parametrize(
+    "option", ["plain", "edge", "bias", "softcap", "window", "segments", "mask"]
+)
 def test_what_is_hidden_does_not_leak(variant, function, value, where, option):
     """NaN and Inf in k and v of one token: the rows that do not see it keep their bits, forward
     and, where their gradients come in alone, backward; the rows that do see a NaN are NaN."""
@@ -116,6 +118,56 @@ def test_nan_of_a_table_row_reaches_its_deltas(variant, function):
         found = function(**arguments)
         assert torch.equal(found[:, :, :5], clean[:, :, :5])
         assert found[:, :, 5:].isnan().all()
+
+
+@each_function
+@pytest.mark.parametrize("value", [nan, inf])
+def test_nan_of_a_bias_reaches_its_deltas(variant, function, value):
+    """The rows that see a key at its distance, forward and backward; where a bias is not read, the
+    value is nobody's."""
+    rng = generator("bias number")
+    for n in (12, 150):
+        arguments = draw(rng, Shape(1, 2, 1, n, n, 8, 8), OPTIONS["bias"])
+        grad_out, grad_lse = incoming(rng, arguments)
+        grad_out[:, 0, 5:] = grad_lse[:, 0, 5:] = 0
+        clean = run(function, arguments, grad_out, grad_lse)
+        arguments["bias"] = arguments["bias"].clone()
+        arguments["bias"][0, 5] = value
+        found = run(function, arguments, grad_out, grad_lse)
+        assert torch.equal(found["out"][:, 1], clean["out"][:, 1])
+        assert torch.equal(found["out"][:, :, :5], clean["out"][:, :, :5])
+        assert torch.equal(found["q"][:, :, :5], clean["q"][:, :, :5])
+        assert torch.equal(found["bias"][1], clean["bias"][1])
+        assert found["out"][:, 0, 5:].isnan().all()
+        assert found["bias"][0].isnan().all()
+        short = {name: arguments[name][:, :, :5] for name in "qkv"} | {"bias": arguments["bias"]}
+        grads = (grad_out[:, :, :5], grad_lse[:, :, :5])
+        found = run(function, short, *grads)
+        assert all(x.isfinite().all() for x in found.values())
+
+
+@each_function
+@pytest.mark.parametrize("option", ["bias", "bias, slopes, softcap, scale"])
+def test_a_bias_of_minus_infinity_hides(variant, function, option):
+    """Unless a softcap makes it finite; its own gradient is 0."""
+    rng = generator("bias hides")
+    for n in (12, 150):
+        arguments = draw(rng, Shape(1, 2, 1, n, n, 8, 8), OPTIONS[option])
+        grads = incoming(rng, arguments)
+        first = arguments.get("bias_first", 0)
+        arguments["bias"] = arguments["bias"].clone()
+        arguments["bias"][:, 3 - first] = -inf
+        found = run(function, arguments, *grads)
+        assert not found["bias"][:, 3 - first].any()
+        assert all(x.isfinite().all() for x in found.values())
+        if "softcap" in arguments:
+            continue
+        row = torch.arange(n)
+        seen = (row[:, None] - row != 3)[None, None]
+        arguments["bias"][:, 3 - first] = 0
+        want = run(function, arguments | {"mask": seen}, *grads)
+        for name, x in found.items():
+            torch.testing.assert_close(x, want[name])
 
 
 def test_gradient_of_nan_is_nan(variant):

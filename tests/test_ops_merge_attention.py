@@ -289,3 +289,27 @@ OUT, LSE = torch.ones(2, 3, 4), torch.ones(2, 3)
 def test_errors(match, outs, lses):
     with pytest.raises(RuntimeError, match=f"wavepe: .*{match}"):
         ops.merge_attention(outs, lses)
+
+
+def test_parts_over_keys_with_a_bias():
+    """Each part counts its distances from its own first key, by offset; gradients add up."""
+    rng = generator("bias")
+    q, k, v = (normal(rng, 2, heads, 30, 8) for heads in (4, 2, 2))
+    bias, grads = normal(rng, 4, 11), (normal(rng, 2, 4, 30, 8), normal(rng, 2, 4, 30))
+
+    def gradients(function):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, bias)]
+        found = function(*leaves)
+        return [*found, *torch.autograd.grad(found, leaves, grads)]
+
+    def attention(q, k, v, bias, first=0):
+        given = {"bias": bias, "bias_first": 2, "bias_beyond": "edge", "return_lse": True}
+        return ops.attention(q, k, v, offset=-first, **given)
+
+    def merged(q, k, v, bias):
+        edges = itertools.pairwise((0, 7, 8, 21, 30))
+        parts = [attention(q, k[:, :, a:b], v[:, :, a:b], bias, a) for a, b in edges]
+        return ops.merge_attention(*zip(*parts, strict=True))
+
+    for got, want in zip(gradients(merged), gradients(attention), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)

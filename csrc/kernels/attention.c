@@ -16,6 +16,7 @@
 #include "attention_pack.c"
 #include "attention_block.c"
 #include "attention_seen.c"
+#include "attention_bias.c"
 #include "attention_table.c"
 #include "attention_softmax.c"
 #include "attention_forward.c"

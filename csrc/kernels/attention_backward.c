@@ -146,6 +146,7 @@ static void NAME(backward_tile)(BLOCK *b, SCRATCH *w, const PACKED *packed,
                        b->groups, t.part, 0);
     NAME(gradient_tile)(b, &t, w); /* t.s is dS, w->weights W from here on */
     if (of_keys || w->not_finite) NAME(clear_hidden)(b, &t, w->weights);
+    if (sums->dbias) NAME(bias_gradient)(b, &t, sums->dbias);
     NAME(key_sums)(b, &t, w, sums);
     NAME(accumulate)(w->dq, b->padded_d, b, &t, packed->key_rows, round_up(a->keys, STEP) * PANEL,
                      b->padded_d, of_keys);
@@ -203,5 +204,6 @@ static void NAME(attention_backward)(const wpe_attention *a, const void *packed,
     check_blocks(a, begin, end);
     assert(a->keys > 0 && is_aligned(packed, 64) && is_aligned(workspace, 64));
     assert(gradients->sums.dk && gradients->sums.dv && (a->relative || !gradients->sums.dp));
+    assert(a->bias.rows || !gradients->sums.dbias);
     FLUSHED(NAME(backward_blocks)(a, packed, gradients, begin, end, workspace));
 }

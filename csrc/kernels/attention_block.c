@@ -22,6 +22,9 @@ typedef struct {
 } NAME(query_block);
 #define BLOCK NAME(query_block)
 
+#define BIAS_ROW (WPE_QUERY_BLOCK - 1) /* see attention_bias.c */
+#define BIAS_RUN (BIAS_ROW + WPE_KEY_BLOCK)
+
 /* A tile of scores: element (i, j) at s[i * row_stride + j], j counted from first_key. What s holds
  * changes on the way: relative terms (or nothing), scores, then weights in forward, and the scores'
  * gradient in backward. */
@@ -32,6 +35,7 @@ typedef struct {
     int in_band;             /* s is the band's own memory */
     wpe_range exact[GROUPS]; /* columns that some row of a group sees */
     wpe_range part[GROUPS];  /* columns that a group works on: `exact`, rounded to STEP */
+    REAL bias[BIAS_RUN];     /* of the tile's deltas, falling */
 } NAME(key_tile);
 #define TILE NAME(key_tile)
 

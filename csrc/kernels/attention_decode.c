@@ -123,6 +123,7 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, wpe_matrix table, wpe_
         wpe_matrix keys = {NAME(element)(a->k, a->storage, j, 0), a->k.row_stride, a->k.col_stride};
         NAME(dots)(t.s, b.q, keys, a->storage, begin, end, a->head_size, 0);
         if (a->relative) NAME(decode_table)(t.s, a, b.r, table, j, begin, end);
+        NAME(load_bias)(&t, &b);
         NAME(adjust_row)(&b, &t, 0);
         REAL factor = NAME(softmax_row)(t.s, t.part[0].begin, t.part[0].end, &max, &sum);
         for (int64_t x = 0; factor != 1 && x < b.padded_dv; x++) o[x] *= factor;

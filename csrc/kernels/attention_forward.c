@@ -11,11 +11,12 @@ static void NAME(accumulate)(REAL *c, int64_t c_row_stride, const BLOCK *b, cons
 }
 
 /* Scores of the tile: q . k on top of the relative term, then what hides and bends them. */
-static void NAME(tile_scores)(const BLOCK *b, const TILE *t, const REAL *keys_t) {
+static void NAME(tile_scores)(const BLOCK *b, TILE *t, const REAL *keys_t) {
     int64_t d = b->a->head_size;
     int add = t->in_band || NAME(constant_scores)(b, t);
     NAME(gemm_columns)(t->s, t->row_stride, b->q, b->padded_d, keys_t + t->first_key * d, d * PANEL,
                        d, b->groups, t->part, add);
+    NAME(load_bias)(t, b);
     for (int64_t i = 0; i < b->groups * GROUP; i++) NAME(adjust_row)(b, t, i);
 }
 

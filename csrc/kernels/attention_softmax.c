@@ -34,7 +34,7 @@ static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_
     }
 }
 
-/* Scores of a tile become what softmax sees: slope and softcap applied, -inf where hidden. */
+/* Scores of a tile become what softmax sees: slope, bias and softcap applied, -inf where hidden. */
 static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
     const wpe_attention *a = b->a;
     REAL *s = t->s + row * t->row_stride;
@@ -51,6 +51,11 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
                 STORE_REAL(at, 1, LANES, LOAD_REAL(at, 1, LANES) - slope * by_lane);
             }
         }
+    }
+    if (a->bias.rows) {
+        const REAL *bias = t->bias + BIAS_ROW - row;
+        for (int64_t j = begin; j < end; j += LANES)
+            STORE_REAL(s + j, 1, LANES, LOAD_REAL(s + j, 1, LANES) + LOAD_REAL(bias + j, 1, LANES));
     }
     if (a->softcap != 0) {
         REAL cap = (REAL)a->softcap;

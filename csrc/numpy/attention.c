@@ -4,12 +4,12 @@
  * a table, share what is packed. _attention.py has checked and broadcast the arrays: their first
  * `lead` axes are those of the key heads, followed by
  *     q (group, m, d)   k (n, d)   v (n, dv)   p (group, w, d)   slopes (group)
- *     out (group, m, dv)   lse (group, m)
+ *     bias (group, w')   out (group, m, dv)   lse (group, m)
  * A unit of work is one block of queries; units begin..end-1 of all heads belong to a call, whose
  * results are the same bits wherever they are cut. */
 
 typedef struct {
-    PyArrayObject *q, *k, *v, *p, *slopes, *out, *lse; /* p, slopes: may be NULL */
+    PyArrayObject *q, *k, *v, *p, *slopes, *bias, *out, *lse; /* p, slopes, bias: may be NULL */
     int lead;
     int64_t group, blocks; /* query heads of a key head; blocks of queries of a head */
     const wpe_attention_kernels *kernels;
@@ -40,6 +40,7 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
         a.k = matrix_at(c->k, c->lead, key_head);
         a.v = matrix_at(c->v, c->lead, key_head);
         if (c->slopes) a.slope = *(const double *)entry_at(c->slopes, c->lead + 1, head);
+        if (c->bias) a.bias.values = entry_at(c->bias, c->lead + 1, head);
         if (c->p) table = matrix_at(c->p, c->lead + 1, head);
         if (a.queries == 1) {
             c->kernels->decode(&a, table, out, lse, c->workspace);
@@ -79,6 +80,10 @@ static void read_arrays(attention_call *c) {
     a->offset = a->keys - a->queries;
     a->storage = storage_of(c->q);
     c->blocks = (a->queries + WPE_QUERY_BLOCK - 1) / WPE_QUERY_BLOCK;
+    if (c->bias) {
+        a->bias.rows = PyArray_DIM(c->bias, c->lead + 1);
+        a->bias.stride = PyArray_STRIDE(c->bias, c->lead + 1) / PyArray_ITEMSIZE(c->bias);
+    }
     if (!c->p) return;
     c->zone = (wpe_zone){.rows = PyArray_DIM(c->p, c->lead + 1), .rank = a->head_size};
     c->relative.rows = c->zone.rows;
@@ -105,23 +110,25 @@ static size_t share_memory(attention_call *c, char *memory) {
     return used;
 }
 
-/* attention(kernels, q, k, v, p, slopes, out, lse, scale, first, beyond, causal, window, begin,
- * end)
- */
+/* attention(kernels, q, k, v, p, slopes, bias, out, lse, scale, first, beyond, bias_first,
+ * bias_beyond, causal, window, begin, end) */
 static PyObject *py_attention(PyObject *self, PyObject *args) {
     (void)self;
     attention_call c = {0};
     const wpe_kernels *kernels;
-    PyObject *p, *slopes;
-    long long first, window, begin, end;
-    if (!PyArg_ParseTuple(args, "O&O!O!O!OOO!O!dLipLLL:attention", to_kernels, &kernels,
+    PyObject *p, *slopes, *bias;
+    long long first, bias_first, window, begin, end;
+    if (!PyArg_ParseTuple(args, "O&O!O!O!OOOO!O!dLiLipLLL:attention", to_kernels, &kernels,
                           &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
-                          &slopes, &PyArray_Type, &c.out, &PyArray_Type, &c.lse, &c.common.scale,
-                          &first, &c.relative.beyond, &c.common.causal, &window, &begin, &end))
+                          &slopes, &bias, &PyArray_Type, &c.out, &PyArray_Type, &c.lse,
+                          &c.common.scale, &first, &c.relative.beyond, &bias_first,
+                          &c.common.bias.beyond, &c.common.causal, &window, &begin, &end))
         return NULL;
     if (p != Py_None) c.p = (PyArrayObject *)p;
     if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
+    if (bias != Py_None) c.bias = (PyArrayObject *)bias;
     c.relative.first_delta = first;
+    c.common.bias.first_delta = bias_first;
     c.common.window = window;
     read_arrays(&c);
     c.kernels = &kernels->attention[c.common.storage == WPE_F64];

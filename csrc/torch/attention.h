@@ -7,26 +7,29 @@
 #include "common.h"
 
 // The arguments of both operators: type, name, and schema. Zones are pairs of tensors.
-#define WPE_ATTENTION_ARGUMENTS(FIRST, NEXT)                       \
-    FIRST(Tensor, q, "Tensor q")                                   \
-    NEXT(Tensor, k, "Tensor k")                                    \
-    NEXT(Tensor, v, "Tensor v")                                    \
-    NEXT(std::optional<Tensor>, p, "Tensor? p=None")               \
-    NEXT(int64_t, first, "SymInt first=0")                         \
-    NEXT(std::string, beyond, "str beyond=\"zero\"")               \
-    NEXT(std::optional<Tensor>, q_rel, "Tensor? q_rel=None")       \
-    NEXT(std::optional<Tensor>, slopes, "Tensor? slopes=None")     \
-    NEXT(bool, causal, "bool causal=True")                         \
-    NEXT(std::optional<int64_t>, window, "SymInt? window=None")    \
-    NEXT(std::optional<double>, softcap, "float? softcap=None")    \
-    NEXT(std::optional<double>, scale, "float? scale=None")        \
-    NEXT(std::optional<Tensor>, offset, "Tensor? offset=None")     \
-    NEXT(std::optional<Tensor>, key_mask, "Tensor? key_mask=None") \
-    NEXT(std::optional<Tensor>, segments, "Tensor? segments=None") \
-    NEXT(std::optional<Tensor>, mask, "Tensor? mask=None")         \
-    NEXT(double, dropout_p, "float dropout_p=0.0")                 \
-    NEXT(std::optional<Tensor>, seed, "Tensor? seed=None")         \
-    NEXT(std::optional<std::vector<Tensor>>, zones, "Tensor[]? zones=None")
+#define WPE_ATTENTION_ARGUMENTS(FIRST, NEXT)                                \
+    FIRST(Tensor, q, "Tensor q")                                            \
+    NEXT(Tensor, k, "Tensor k")                                             \
+    NEXT(Tensor, v, "Tensor v")                                             \
+    NEXT(std::optional<Tensor>, p, "Tensor? p=None")                        \
+    NEXT(int64_t, first, "SymInt first=0")                                  \
+    NEXT(std::string, beyond, "str beyond=\"zero\"")                        \
+    NEXT(std::optional<Tensor>, q_rel, "Tensor? q_rel=None")                \
+    NEXT(std::optional<Tensor>, slopes, "Tensor? slopes=None")              \
+    NEXT(bool, causal, "bool causal=True")                                  \
+    NEXT(std::optional<int64_t>, window, "SymInt? window=None")             \
+    NEXT(std::optional<double>, softcap, "float? softcap=None")             \
+    NEXT(std::optional<double>, scale, "float? scale=None")                 \
+    NEXT(std::optional<Tensor>, offset, "Tensor? offset=None")              \
+    NEXT(std::optional<Tensor>, key_mask, "Tensor? key_mask=None")          \
+    NEXT(std::optional<Tensor>, segments, "Tensor? segments=None")          \
+    NEXT(std::optional<Tensor>, mask, "Tensor? mask=None")                  \
+    NEXT(double, dropout_p, "float dropout_p=0.0")                          \
+    NEXT(std::optional<Tensor>, seed, "Tensor? seed=None")                  \
+    NEXT(std::optional<std::vector<Tensor>>, zones, "Tensor[]? zones=None") \
+    NEXT(std::optional<Tensor>, bias, "Tensor? bias=None")                  \
+    NEXT(int64_t, bias_first, "SymInt bias_first=0")                        \
+    NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")
 
 // Three lists of them: of a schema, of a function's parameters, of their names.
 #define WPE_TEXT(type, name, text)           text
@@ -131,6 +134,8 @@ class Call {
     int storage;
     wpe_relative relative{};  // of the first head; rows 0: no table
     int64_t first_row = 0;    // of p that a query can reach: relative holds rows from it on
+    wpe_delta_bias bias{};    // of the first head; rows 0: none
+    int64_t first_value = 0;  // of the given bias that a query can reach
     const wpe_attention_kernels *kernels;
 
     bool empty() const { return !batch || !heads || !queries; }
@@ -144,6 +149,7 @@ class Call {
     }
     int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
     bool table_per_head() const { return given.p && given.p->dim() == 3; }
+    bool bias_per_head() const { return given.bias && given.bias->dim() == 2; }
     bool has_q_rel() const { return given.q_rel && relative.rows > 0; }
     wpe_attention_sizes sizes(wpe_pass pass) const {
         const wpe_attention a = head(0, 0);
@@ -165,6 +171,8 @@ class Call {
     wpe_matrix table(int64_t h) const;
     // Where the gradient of p of head h goes, in falling delta.
     wpe_matrix_out table_result(const Tensor &dp, int64_t h) const;
+    // Where the gradient of the bias of head h goes, in rising delta.
+    wpe_matrix_out bias_result(const Tensor &dbias, int64_t h) const;
     void check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
                          const Tensor &out, const Tensor &lse) const;
 
@@ -183,12 +191,15 @@ class Call {
 
     bool has_zones() const { return given.zones && !given.zones->empty(); }
     void check_tensors() const;
+    void check_bias() const;
     void check_sizes() const;
     void check_options() const;
     void check_seed() const;
     void read_offsets();
     void read_key_mask();
     void read_segments();
+    wpe_range reached(int64_t rows, int64_t first, int beyond) const;
+    void read_bias();
     void read_tables(bool pack);
     void pack_tables();
     void pack_zones();

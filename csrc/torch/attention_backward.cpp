@@ -7,7 +7,7 @@ namespace wavepe {
 namespace {
 
 struct Gradients {
-    Tensor dq, dk, dv, dp, dq_rel;
+    Tensor dq, dk, dv, dp, dq_rel, dbias;
 };
 
 // The size of what one task adds up: dk and dv of a key head, and dp of the table, or of each of
@@ -29,6 +29,7 @@ struct Sums {
 struct Chunk {
     int64_t begin = 0, end = 0;
     wpe_range key_range{0, 0};
+    int64_t number = 0;
 };
 
 class Backward {
@@ -36,15 +37,17 @@ class Backward {
     const Heads grad_out, out;
     const char *const lse, *const grad_lse;
     const Heads dq, dk, dv, dr;
-    const Tensor &dp;
-    const bool p_grad;
+    const Tensor &dp, &dbias;
+    const bool p_grad, bias_grad;
     const wpe_attention_sizes sizes;
     const Sums sums;
     const int64_t blocks;
+    const Memory bias_sums;  // of each chunk of each row of the batch of each head
 
   public:
     Backward(const Call &call, const Tensor &grad_out, const Tensor &out, const Tensor &lse,
-             const std::optional<Tensor> &grad_lse, const Gradients &to, bool p_grad)
+             const std::optional<Tensor> &grad_lse, const Gradients &to, bool p_grad,
+             bool bias_grad)
         : call(call),
           grad_out(grad_out),
           out(out),
@@ -55,15 +58,21 @@ class Backward {
           dv(to.dv),
           dr(call.has_q_rel() ? Heads(to.dq_rel) : Heads()),
           dp(to.dp),
+          dbias(to.dbias),
           p_grad(p_grad),
+          bias_grad(bias_grad),
           sizes(call.sizes(WPE_BACKWARD)),
           sums(call, sizes, p_grad),
-          blocks(ceil_div(call.queries, WPE_QUERY_BLOCK)) {}
+          blocks(ceil_div(call.queries, WPE_QUERY_BLOCK)),
+          bias_sums(bias_grad ? call.heads * bias_parts() : 0, call.bytes(call.bias.rows), true) {}
 
     // Chunks of a key head's blocks of queries, each with sums of its own.
     int64_t chunk_count() const {
         return std::clamp<int64_t>(std::min(32 / call.pairs(), blocks / 4), 1, 4);
     }
+
+    // The sums of a head's bias that are added up at last.
+    int64_t bias_parts() const { return call.batch * chunk_count(); }
 
     // Consecutive blocks that see about as many keys in each chunk.
     std::vector<Chunk> chunks(int64_t b, int64_t count) const {
@@ -84,7 +93,8 @@ class Backward {
             const int64_t end_key = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
             // a tile at least, so that neither bound ever falls
             const int64_t end = std::max(end_key, first_key + WPE_KEY_BLOCK);
-            result.push_back({begin, i, {first_key, std::min(end, sizes.dk_rows)}});
+            result.push_back(
+                {begin, i, {first_key, std::min(end, sizes.dk_rows)}, (int64_t)result.size()});
         }
         return result;
     }
@@ -110,6 +120,9 @@ class Backward {
                 to.sums.dk = key_sums;
                 to.sums.dv = key_sums + sums.dk;
                 if (p_grad) to.sums.dp = table_sums + (sums.tables > 1 ? g * sums.dp : 0);
+                if (bias_grad)
+                    to.sums.dbias = bias_sums.at(call.bytes(
+                        (h * bias_parts() + b * chunk_count() + chunk.number) * call.bias.rows));
                 call.kernels->backward(&a, packed, &to, begin,
                                        std::min(begin + WPE_QUERY_BLOCK, call.queries), scratch);
             }
@@ -139,6 +152,17 @@ class Backward {
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
                                 table_sums + g * sums.dp, call.relative.rows, call.head_size,
                                 sizes.dk_cols, parts, call.elements(part_bytes));
+    }
+
+    // Stores the gradient of the bias: of each head, or summed over all.
+    void store_bias() const {
+        if (!bias_grad) return;
+        const int64_t rows = call.bias.rows, results = call.bias_per_head() ? call.heads : 1;
+        const int64_t parts = call.heads / results * bias_parts();
+        for (int64_t h = 0; h < results; h++)
+            call.kernels->store(call.bias_result(dbias, h), call.is_double() ? WPE_F64 : WPE_F32,
+                                bias_sums.at(call.bytes(h * parts * rows)), 1, rows, rows, parts,
+                                rows);
     }
 
     // One key head after the other, its chunks side by side.
@@ -208,26 +232,31 @@ class Backward {
     }
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse,
-    WPE_ATTENTION_PARAMETERS, bool p_grad) {
+    WPE_ATTENTION_PARAMETERS, bool p_grad, bool bias_grad) {
     WPE_CHECK(!p_grad || p, "the gradient of p is asked for, and there is no p");
+    WPE_CHECK(!bias_grad || bias, "the gradient of bias is asked for, and there is no bias");
     if (p_grad) zones.reset();
     Call call({WPE_ATTENTION_NAMES});
     call.check_gradients(grad_out, grad_lse, out, lse);
-    Gradients result{new_like(q), new_like(k), new_like(v),
+    Gradients result{new_like(q),
+                     new_like(k),
+                     new_like(v),
                      p_grad ? new_like(*p) : new_result(q, {0}),
-                     q_rel ? new_like(*q_rel) : new_result(q, {0})};
+                     q_rel ? new_like(*q_rel) : new_result(q, {0}),
+                     bias_grad ? new_like(*bias) : new_result(q, {0})};
     if (p_grad) torch::stable::zero_(result.dp);
+    if (bias_grad) torch::stable::zero_(result.dbias);
     if (call.empty() || call.keys == 0) {
         for (Tensor *t : {&result.dq, &result.dk, &result.dv, &result.dq_rel})
             torch::stable::zero_(*t);
-    } else if (call.head_size > 0 || call.value_size > 0) {
+    } else if (call.head_size > 0 || call.value_size > 0 || bias_grad) {
         lse = dense(lse);  // as many heads and queries as memory holds
         if (grad_lse) grad_lse = dense(*grad_lse);
         call.read(/*pack=*/true);
         const Backward backward(call, grad_out, out, lse, grad_lse, result,
-                                p_grad && call.relative.rows > 0);
+                                p_grad && call.relative.rows > 0, bias_grad && call.bias.rows > 0);
         // a table that no query reaches leaves q_rel without a gradient
         if (q_rel && !call.has_q_rel()) torch::stable::zero_(result.dq_rel);
         const int64_t chunks = backward.chunk_count();
@@ -235,8 +264,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
             backward.by_chunk(chunks);
         else
             backward.by_key_head();
+        backward.store_bias();
     }
-    return {result.dq, result.dk, result.dv, result.dp, result.dq_rel};
+    return {result.dq, result.dk, result.dv, result.dp, result.dq_rel, result.dbias};
 }
 
 }  // namespace
@@ -245,8 +275,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(wavepe, m) {
     m.def(
         "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse,"
         " " WPE_ATTENTION_SCHEMA
-        ", bool p_grad=False)"
-        " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dp, Tensor dq_rel)");
+        ", bool p_grad=False, bool bias_grad=False)"
+        " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dp, Tensor dq_rel, Tensor dbias)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(wavepe, CPU, m) { WPE_IMPL(m, attention_backward); }

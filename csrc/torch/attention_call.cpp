@@ -38,6 +38,7 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     storage = kernel_dtype(given.q.scalar_type());
     kernels = &wpe_current(dispatch)->attention[is_double()];
     check_sizes();
+    check_bias();
     check_options();
 }
 
@@ -58,7 +59,8 @@ void Call::read(bool pack) {
     read_offsets();
     read_key_mask();
     if (given.segments) read_segments();
-    // a table without elements says nothing
+    // a bias or a table without elements says nothing
+    if (given.bias && given.bias->numel() > 0 && keys > 0) read_bias();
     if (given.p && given.p->numel() > 0 && keys > 0) read_tables(pack);
 }
 
@@ -93,6 +95,19 @@ void Call::check_tensors() const {
         WPE_CHECK(shape_of(*given.q_rel) == shape_of(q), "q_rel must have q's shape ", shape_of(q),
                   ", got ", shape_of(*given.q_rel));
     }
+}
+
+void Call::check_bias() const {
+    const int beyond = beyond_code(given.bias_beyond, "bias_beyond");
+    if (!given.bias) return;
+    const Tensor &x = *given.bias;
+    check_cpu("bias", x);
+    WPE_CHECK(x.scalar_type() == own_type(), "bias must be ", name_of(own_type()), " for q of ",
+              name_of(given.q.scalar_type()), ", got ", name_of(x.scalar_type()));
+    WPE_CHECK(x.dim() == 1 || (x.dim() == 2 && x.size(0) == heads), "bias must be (w) or (", heads,
+              ", w), got ", shape_of(x));
+    WPE_CHECK(beyond == WPE_ZERO || last_size(x) > 0,
+              "bias_beyond='edge' needs a bias of at least one number");
 }
 
 // No size of a head's memory may wrap; what is multiplied by a number of heads is Memory's to
@@ -232,6 +247,10 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.v = v.matrix(b, kv);
     if (has_q_rel()) a.r = r.matrix(b, h);
     if (relative.rows) a.relative = &tables[tables.size() > 1 ? h : 0];
+    a.bias = bias;
+    if (bias.rows)
+        a.bias.values = at(*given.bias, (bias_per_head() ? h * given.bias->stride(0) : 0) +
+                                            first_value * bias.stride);
     a.causal = given.causal;
     a.window = std::min<int64_t>(given.window.value_or(INT64_MAX), int64_t{1} << 60);
     const KeyMask &seen = key_mask[b];

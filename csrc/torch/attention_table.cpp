@@ -1,4 +1,5 @@
-// attention_table.cpp: the table of relative positions, or its zones, packed for the kernels.
+// attention_table.cpp: what is given by delta: the bias, and the table of relative positions or its
+// zones, packed for the kernels.
 #include "attention.h"
 
 namespace wavepe {
@@ -18,17 +19,43 @@ wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
             last_stride(dp)};
 }
 
+wpe_matrix_out Call::bias_result(const Tensor &dbias, int64_t h) const {
+    const int64_t stride = last_stride(dbias);
+    return {at_mutable(dbias, (dbias.dim() > 1 ? h * dbias.stride(0) : 0) + first_value * stride),
+            0, stride};
+}
+
 // The rows that some query can reach.
-void Call::read_tables(bool pack) {
-    const Tensor &p = *given.p;
-    const int64_t rows = p.size(p.dim() - 2), limit = int64_t{1} << 60;
-    const int64_t first = std::clamp(given.first, -limit, limit);
+wpe_range Call::reached(int64_t rows, int64_t first, int beyond) const {
     const auto [low, high] = std::minmax_element(offset.begin(), offset.end());
     int64_t nearest = *low - (keys - 1), farthest = *high + queries - 1;
     if (given.causal) nearest = std::max<int64_t>(nearest, 0);
     if (given.window) farthest = std::min(farthest, *given.window - 1);
+    return reached_rows(rows, first, nearest, farthest, beyond);
+}
+
+// Further than any key; sums with it do not overflow.
+int64_t within_limit(int64_t first) {
+    const int64_t limit = int64_t{1} << 60;
+    return std::clamp(first, -limit, limit);
+}
+
+void Call::read_bias() {
+    const int64_t first = within_limit(given.bias_first);
+    bias.beyond = beyond_code(given.bias_beyond, "bias_beyond");
+    const wpe_range read = reached(last_size(*given.bias), first, bias.beyond);
+    first_value = read.begin;
+    bias.first_delta = first + read.begin;
+    bias.rows = std::max<int64_t>(read.end - read.begin, 0);
+    bias.stride = last_stride(*given.bias);
+    WPE_CHECK(bias.rows < ADDRESS_SPACE, "bias of shape ", shape_of(*given.bias), " is too large");
+}
+
+void Call::read_tables(bool pack) {
+    const Tensor &p = *given.p;
+    const int64_t rows = p.size(p.dim() - 2), first = within_limit(given.first);
     relative.beyond = beyond_code(given.beyond);
-    wpe_range read = reached_rows(rows, first, nearest, farthest, relative.beyond);
+    wpe_range read = reached(rows, first, relative.beyond);
     if (read.begin >= read.end) return;
     if (has_zones()) read = {0, rows};
     first_row = read.begin;

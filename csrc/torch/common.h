@@ -296,8 +296,8 @@ inline wpe_range reached_rows(int64_t rows, int64_t first, int64_t nearest, int6
     return read;
 }
 
-inline int beyond_code(const std::string &beyond) {
-    WPE_CHECK(beyond == "zero" || beyond == "edge", "unknown beyond '", beyond,
+inline int beyond_code(const std::string &beyond, const char *name = "beyond") {
+    WPE_CHECK(beyond == "zero" || beyond == "edge", "unknown ", name, " '", beyond,
               "'; known: zero, edge");
     return beyond == "edge" ? WPE_EDGE : WPE_ZERO;
 }

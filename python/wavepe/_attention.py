@@ -24,6 +24,9 @@ def attention(
     first: int = 0,
     beyond: str = "zero",
     slopes: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    bias_first: int = 0,
+    bias_beyond: str = "zero",
     causal: bool = True,
     window: int | None = None,
     scale: float | None = None,
@@ -31,10 +34,11 @@ def attention(
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Softmax attention whose scores hold a relative term; no (m, n) array is ever made.
 
-    ``score[i, j] = (q[i] . k[j] + q[i] . p[delta - first]) * scale - slope * abs(delta)``, with
-    ``delta = i + (n - m) - j``: the last query stands on the last key. p is the table of the
-    wavelet [W], Shaw [S] or Transformer-XL [X] encoding, slopes are ALiBi's [A]. Softmax and sums
-    are float32 (float64 for float64).
+    ``score[i, j] = (q[i] . k[j] + q[i] . p[delta - first]) * scale - slope * abs(delta)
+    + bias[delta - bias_first]``, with ``delta = i + (n - m) - j``: the last query stands on the
+    last key. p is the table of the wavelet [W], Shaw [S] or Transformer-XL [X] encoding, slopes are
+    ALiBi's [A], and bias is any other number for each distance. Softmax and sums are float32
+    (float64 for float64).
 
     Parameters
     ----------
@@ -52,6 +56,13 @@ def attention(
         A row outside the table counts as zero, or as the nearest row.
     slopes : array (H,), or (..., H) that broadcasts with q's leading axes
         Read as float64.
+    bias : array (w',), or (..., H, w') whose leading axes broadcast with q's
+        A number for each delta, added to the score; not scaled. Element r belongs to
+        delta = bias_first + r. Read as float32 (float64 for float64).
+    bias_first : int
+        delta of the first number of bias. It does not depend on p's.
+    bias_beyond : "zero" or "edge"
+        A delta outside bias counts as zero, or as the nearest number.
     causal : bool
         Keys with delta < 0 are hidden.
     window : int, optional
@@ -89,16 +100,23 @@ def attention(
         array = _real("slopes", slopes)
         _checks.check_size("slopes", array)
         arrays["slopes"] = array.astype(np.float64)
+    if bias is not None:
+        arrays["bias"] = _bias(bias, arrays["q"].dtype)
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
+    bias_edge = BEYOND.index(_checks.choice("bias_beyond", bias_beyond, BEYOND))
     causal = _checks.flag("causal", causal)
     reach = _FAR if window is None else min(_window(window), _FAR)
-    first = _checks.integer("first", first)
+    first, bias_first = _checks.integer("first", first), _checks.integer("bias_first", bias_first)
     if p is not None:
-        arrays["p"], first = _reachable(arrays, first, edge, causal, reach)
+        rows, first = _reachable(arrays, "p", -2, first, edge, causal, reach)
+        arrays["p"] = arrays["p"][..., rows, :]
+    if bias is not None:
+        numbers, bias_first = _reachable(arrays, "bias", -1, bias_first, bias_edge, causal, reach)
+        arrays["bias"] = arrays["bias"][..., numbers]
     d = arrays["q"].shape[-1]
     scale = 1 / math.sqrt(max(d, 1)) if scale is None else _checks.finite("scale", scale)
     return_lse = _checks.flag("return_lse", return_lse)
-    out, lse = _run(arrays, (scale, first, edge, causal, reach))
+    out, lse = _run(arrays, (scale, first, edge, bias_first, bias_edge, causal, reach))
     return (out, lse) if return_lse else out
 
 
@@ -109,6 +127,16 @@ def _real(name: str, value: ArrayLike) -> np.ndarray:
     if _checks.is_bfloat16(array.dtype):
         return array
     return _checks.real_array(name, array, any_size=True)
+
+
+def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
+    """bias as the kernels read it: of their own type, and aligned."""
+    array = _real("bias", value)
+    _checks.check_size("bias", array)
+    array = array.astype(np.float64 if dtype == np.float64 else np.float32, copy=False)
+    if not array.ndim:
+        raise ValueError("bias must be (w,) or (..., H, w), got ()")
+    return array if array.flags.aligned else array.copy()
 
 
 def _listed(arrays: _Arrays) -> str:
@@ -158,21 +186,24 @@ def _window(window: int) -> int:
 
 
 def _reachable(
-    arrays: _Arrays, first: int, edge: int, causal: bool, window: int
-) -> tuple[np.ndarray, int]:
-    """The rows of p that some query can reach, and delta of the first of them."""
-    p, queries, keys = arrays["p"], arrays["q"].shape[-2], arrays["k"].shape[-2]
-    rows = p.shape[-2]
+    arrays: _Arrays, name: str, axis: int, first: int, edge: int, causal: bool, window: int
+) -> tuple[slice, int]:
+    """The rows of p, or numbers of bias, that some query can reach, and delta of the first."""
+    rows, queries, keys = arrays[name].shape[axis], arrays["q"].shape[-2], arrays["k"].shape[-2]
     if edge and rows == 0:
-        raise ValueError('beyond="edge" needs a table of at least one row, p has none')
+        option, wanted = ("beyond", "a table of at least one row")
+        if name == "bias":
+            option, wanted = ("bias_beyond", "a bias of at least one number")
+        raise ValueError(f'{option}="edge" needs {wanted}, {name} has none')
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1
     begin, end = reached_rows(rows, first, edge, nearest, farthest)
-    return p[..., begin:end, :], max(-_FAR, min(_FAR, first)) + begin
+    return slice(begin, end), max(-_FAR, min(_FAR, first)) + begin
 
 
 def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
     """The results' leading axes, the last of them the heads, and the number of key heads."""
-    axes = {name: x.shape[: -2 if name in "qkvp" else x.ndim] for name, x in arrays.items()}
+    core = {"bias": 1, "slopes": 0}
+    axes = {name: x.shape[: x.ndim - core.get(name, 2)] for name, x in arrays.items()}
 
     def common(*names: str) -> tuple[int, ...]:
         present = [name for name in names if name in axes]
@@ -180,7 +211,7 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
             f"leading axes of {', '.join(present)}", *(axes[name] for name in present)
         )
 
-    of_q, of_k = common("q", "p", "slopes"), common("k", "v")
+    of_q, of_k = common("q", "p", "slopes", "bias"), common("k", "v")
     batch = _checks.broadcast("axes before the heads of q and k", of_q[:-1], of_k[:-1])
     heads, key_heads = (of[-1] if of else 1 for of in (of_q, of_k))
     if heads == 1:
@@ -194,7 +225,7 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
 
 
 def _run(
-    arrays: _Arrays, options: tuple[float, int, int, bool, int]
+    arrays: _Arrays, options: tuple[float, int, int, int, int, bool, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """out and lse, by as many threads as there may be."""
     lead, key_heads = _lead(arrays)
@@ -211,13 +242,14 @@ def _run(
         """A view (..., key heads, query heads of each, *rest)."""
         return _bits(x, (*lead, *rest)).reshape(*of_groups, *rest)
 
-    p, slopes = arrays.get("p"), arrays.get("slopes")
+    p, slopes, bias = (arrays.get(name) for name in ("p", "slopes", "bias"))
     operands = (
         split(q, queries, d),
         _bits(k, (*of_keys, keys, d)),
         _bits(v, (*of_keys, keys, dv)),
         split(p, *p.shape[-2:]) if p is not None and d and p.shape[-2] else None,
         None if slopes is None else split(slopes),
+        split(bias, bias.shape[-1]) if bias is not None and bias.size else None,
         split(out, queries, dv),
         split(lse, queries),
     )

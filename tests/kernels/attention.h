@@ -10,7 +10,7 @@
 /* ---- the reference: float64, dense, formula for formula ----------------------------------------
  *
  * METHODS 1 [W], 3 [S] [X] [A], and the text of wavepe.h:
- *     score = (q_i . k_j + r_i . p[delta - first_delta]) scale - slope |delta|
+ *     score = (q_i . k_j + r_i . p[delta - first_delta]) scale - slope |delta| + bias[delta - ...]
  *     softcap tanh(score / softcap), softmax over the keys that i sees, dropout, times v
  * Nothing is shared with csrc but the structs that carry options, strides and masks. What a pair
  * that is hidden holds is never read, so a NaN reaches what sees it and nothing else. */
@@ -27,6 +27,7 @@ typedef struct {
     const double *q, *k, *v;
     const double *r;              /* q where it is not apart */
     const double *p, *p_size;     /* rows in rising delta; the sums of their terms' sizes */
+    const double *bias;           /* in rising delta */
     const double *grad_out, *out; /* backward: (queries, value_size) */
     const double *lse, *grad_lse; /* backward: (queries) */
     int64_t most_rank;            /* of the table's zones */
@@ -34,9 +35,9 @@ typedef struct {
     double unit, tiny;            /* of the kernel's own type: unit roundoff, smallest normal */
 } attention_head;
 
-/* NULL values: not wanted. dq, dr: of this head; dk, dv, dp: added to. */
+/* NULL values: not wanted. dq, dr, dbias: of this head; dk, dv, dp: added to. */
 typedef struct {
-    judged out, lse, dq, dr, dk, dv, dp;
+    judged out, lse, dq, dr, dbias, dk, dv, dp;
 } attention_results;
 
 judged new_judged(int64_t rows, int64_t cols);
@@ -69,9 +70,9 @@ typedef struct {
     int heads;
     int storage, own; /* wpe_dtype: of tensors; of sums, lse and workspace */
     wpe_attention a[MOST_HEADS];
-    array q[MOST_HEADS], r[MOST_HEADS], k, v;
+    array q[MOST_HEADS], r[MOST_HEADS], bias[MOST_HEADS], k, v;
     array grad_out[MOST_HEADS], grad_lse[MOST_HEADS], out[MOST_HEADS], lse[MOST_HEADS];
-    int has_r, has_grad_lse, wants_dp;
+    int has_r, has_grad_lse, wants_dp, wants_dbias;
     drawn_table table;
     int has_infinity; /* then what it reaches is not judged */
     attention_head head[MOST_HEADS];

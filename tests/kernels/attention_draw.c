@@ -91,17 +91,30 @@ static void cut_zones(drawn_table *t, int64_t head_size) {
     t->zones[p->zone_count - 1].rows += left;
 }
 
+/* What is given by delta: how much of it, from which delta on, and what lies beyond. */
+static void draw_deltas(const wpe_attention *a, int64_t *rows, int64_t *first, int *beyond) {
+    /* the deltas of the pairs that there are */
+    const int64_t least = a->offset - (a->keys - 1), most = a->offset + a->queries - 1;
+    *rows = random_size(1, chance(0.8) ? 100 : 2 * (a->queries + a->keys) + 1);
+    *first = chance(0.1)   ? random_int(-1, 1) * (INT64_C(1) << random_int(10, 60))
+             : chance(0.3) ? least + random_int(-2, 2)
+             : chance(0.3) ? random_int(-3, 3)
+                           : random_int(least - *rows - 2, most + 2);
+    *beyond = chance(0.4) ? WPE_EDGE : WPE_ZERO;
+}
+
+/* gentle: every seen weight is far from underflow. */
+static void draw_bias(attention_call *c, wpe_attention *a, int gentle) {
+    wpe_delta_bias *bias = &a->bias;
+    draw_deltas(a, &bias->rows, &bias->first_delta, &bias->beyond);
+    for (int h = 0; h < c->heads; h++)
+        c->bias[h] = new_filled(c->own, bias->rows, 1, gentle ? 1 : random_uniform(0, 8));
+}
+
 static void draw_table(attention_call *c, const wpe_attention *a) {
     drawn_table *t = &c->table;
     wpe_relative *p = &t->relative;
-    /* the deltas of the pairs that there are */
-    const int64_t least = a->offset - (a->keys - 1), most = a->offset + a->queries - 1;
-    p->rows = random_size(1, chance(0.8) ? 100 : 2 * (a->queries + a->keys) + 1);
-    p->first_delta = chance(0.1)   ? random_int(-1, 1) * (INT64_C(1) << random_int(10, 60))
-                     : chance(0.3) ? least + random_int(-2, 2)
-                     : chance(0.3) ? random_int(-3, 3)
-                                   : random_int(least - p->rows - 2, most + 2);
-    p->beyond = chance(0.4) ? WPE_EDGE : WPE_ZERO;
+    draw_deltas(a, &p->rows, &p->first_delta, &p->beyond);
     if (c->pass == WPE_DECODE) {
         t->dense = new_filled(c->storage, p->rows, a->head_size, 1);
         return;
@@ -136,13 +149,14 @@ static void draw_poison(attention_call *c) {
                                 &c->k,
                                 &c->v,
                                 &c->r[h],
+                                &c->bias[h],
                                 &c->grad_out[h],
                                 &c->grad_lse[h],
                                 &c->table.rows[z],
                                 &c->table.basis[z],
                                 &c->table.dense,
                                 &c->table.rows[0]};
-        const array *x = found[random_int(0, 9)];
+        const array *x = found[random_int(0, 10)];
         if (x->data) poison(c, x);
     }
 }
@@ -204,6 +218,7 @@ static void read_heads(attention_call *c) {
         *head = (attention_head){.a = &c->a[h], .k = k, .v = v, .p = p, .p_size = p_size};
         head->q = doubles_of(&c->q[h]);
         head->r = c->has_r ? doubles_of(&c->r[h]) : head->q;
+        if (c->a[h].bias.rows) head->bias = doubles_of(&c->bias[h]);
         head->heads = c->heads;
         head->unit = (double)unit_roundoff(c->own);
         head->tiny = (double)smallest_normal(c->own);
@@ -252,6 +267,7 @@ static void compute_results(attention_call *c) {
         give_results(c, h);
         want->dq = new_judged(a->queries, a->head_size);
         if (c->has_r) want->dr = new_judged(a->queries, a->head_size);
+        if (c->wants_dbias) want->dbias = new_judged(a->bias.rows, 1);
         attention_backward_reference(&c->head[h], want);
     }
 }
@@ -261,11 +277,12 @@ static void compute_results(attention_call *c) {
 
 static void seal_inputs(const attention_call *c) {
     const drawn_table *t = &c->table;
-    const array *all[] = {&c->k,           &c->v,           &t->dense,      &t->rows[0],
-                          &t->rows[1],     &t->rows[2],     &t->rows[3],    &t->basis[0],
-                          &t->basis[1],    &t->basis[2],    &t->basis[3],   &c->q[0],
-                          &c->q[1],        &c->r[0],        &c->r[1],       &c->grad_out[0],
-                          &c->grad_out[1], &c->grad_lse[0], &c->grad_lse[1]};
+    const array *all[] = {&c->k,           &c->v,           &t->dense,       &t->rows[0],
+                          &t->rows[1],     &t->rows[2],     &t->rows[3],     &t->basis[0],
+                          &t->basis[1],    &t->basis[2],    &t->basis[3],    &c->q[0],
+                          &c->q[1],        &c->r[0],        &c->r[1],        &c->grad_out[0],
+                          &c->grad_out[1], &c->grad_lse[0], &c->grad_lse[1], &c->bias[0],
+                          &c->bias[1]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->data) seal(all[i]);
 }
@@ -276,11 +293,13 @@ static void describe_call(const attention_call *c) {
     describe(
         "%s m %lld n %lld d %lld dv %lld heads %d offset %lld causal %d window %lld keys %lld..%lld"
         " runs %d segments %d key_mask %d mask %d slope %g softcap %g scale %g dropout %g"
+        " bias %lld from %lld beyond %d"
         " table %lld rows from %lld beyond %d zones %d (rank %lld) r %d infinite %d",
         type_name(c->storage), (long long)a->queries, (long long)a->keys, (long long)a->head_size,
         (long long)a->value_size, c->heads, (long long)a->offset, a->causal, (long long)a->window,
         (long long)a->first_key, (long long)a->end_key, !!a->run_begin, !!a->segments,
         !!a->key_mask, !!a->mask, a->slope, a->softcap, a->scale, (double)a->drop_below * 0x1p-32,
+        (long long)a->bias.rows, (long long)a->bias.first_delta, a->bias.beyond,
         p ? (long long)p->rows : 0, p ? (long long)p->first_delta : 0, p ? p->beyond : 0,
         p ? p->zone_count : 0, p ? (long long)c->head[0].most_rank : 0, c->has_r, c->has_infinity);
 }
@@ -299,15 +318,19 @@ void draw_attention(attention_call *c, enum wpe_pass pass) {
         draw_table(c, a);
         a->relative = &c->table.relative;
     }
+    if (chance(0.4)) draw_bias(c, a, is_poisoned);
     if (is_poisoned) draw_poison(c);
     if (is_subnormal) make_subnormal(c, a);
     c->wants_dp = pass == WPE_BACKWARD && a->relative && chance(0.7);
+    c->wants_dbias = pass == WPE_BACKWARD && a->bias.rows && chance(0.7);
     a->k = matrix_of(&c->k);
     a->v = matrix_of(&c->v);
     for (int h = 0; h < c->heads; h++) {
         if (h) c->a[h] = *a;
         if (h) draw_head_options(&c->a[h]);
         c->a[h].q = matrix_of(&c->q[h]);
+        c->a[h].bias.values = c->bias[h].data;
+        c->a[h].bias.stride = c->bias[h].stride[0];
         c->a[h].r = c->has_r ? matrix_of(&c->r[h]) : (wpe_matrix){NULL, 0, 0};
     }
     seal_inputs(c);

@@ -175,6 +175,13 @@ static void add_relative(query *s, int64_t i) {
     }
 }
 
+/* The number of the bias that a delta reads; -1: none. */
+static int64_t bias_row(const wpe_delta_bias *bias, int64_t delta) {
+    const int64_t row = delta - bias->first_delta, last = bias->rows - 1;
+    if (row >= 0 && row <= last) return row;
+    return !bias->rows || bias->beyond == WPE_ZERO ? -1 : row < 0 ? 0 : last;
+}
+
 /* How many units of its terms' sizes a score may err by. */
 static double score_units(const attention_head *h) {
     return CHAIN(2 * h->a->head_size + h->most_rank);
@@ -193,8 +200,10 @@ static void scores_of(query *s, int64_t i) {
     for (int64_t j = s->begin; j < s->end; j++) {
         if (!s->seen[j]) continue;
         const double steep = a->slope * fabs((double)(i + a->offset - j));
-        s->score[j] = s->score[j] * a->scale - steep;
-        s->size[j] = s->size[j] * fabs(a->scale) + fabs(steep);
+        const int64_t row = bias_row(&a->bias, i + a->offset - j);
+        const double bias = row < 0 ? 0 : h->bias[row];
+        s->score[j] = s->score[j] * a->scale - steep + bias;
+        s->size[j] = s->size[j] * fabs(a->scale) + fabs(steep) + fabs(bias);
         s->tanh[j] = a->softcap != 0 ? tanh(s->score[j] / a->softcap) : 0;
         if (a->softcap != 0) s->score[j] = a->softcap * s->tanh[j];
         most_size = fmax(most_size, s->size[j]);
@@ -310,6 +319,16 @@ static void table_gradients(const query *s, int64_t i, gradient *g, double *dr, 
     }
 }
 
+static void bias_gradients(const query *s, int64_t i, const gradient *g, const judged *dbias) {
+    const wpe_attention *a = s->h->a;
+    for (int64_t j = s->begin; j < s->end; j++) {
+        const int64_t row = bias_row(&a->bias, i + a->offset - j);
+        if (!s->seen[j] || row < 0) continue;
+        dbias->value[row] += g->score[j];
+        dbias->bound[row] += g->error[j];
+    }
+}
+
 /* One query's part of every gradient. */
 static void query_gradients(const query *s, int64_t i, gradient *g, const attention_results *to) {
     const attention_head *h = s->h;
@@ -327,6 +346,7 @@ static void query_gradients(const query *s, int64_t i, gradient *g, const attent
         add_row(to->dk.value + j * d, to->dk.bound + j * d, q, d, of, error);
         add_row(to->dv.value + j * dv, to->dv.bound + j * dv, h->grad_out + i * dv, dv, w, w_error);
     }
+    if (to->dbias.value) bias_gradients(s, i, g, &to->dbias);
     const judged *dr = to->dr.value ? &to->dr : &to->dq;
     table_gradients(s, i, g, dr->value + i * d, dr->bound + i * d, &to->dp);
 }
@@ -345,6 +365,6 @@ void attention_backward_reference(const attention_head *h, const attention_resul
         scores_of(&s, i);
         if (s.begin < s.end) query_gradients(&s, i, &g, to);
     }
-    const judged *all[] = {&to->dq, &to->dr, &to->dk, &to->dv, &to->dp};
-    for (int x = 0; x < 5; x++) add_floor(all[x], floor_of(h));
+    const judged *all[] = {&to->dq, &to->dr, &to->dk, &to->dv, &to->dp, &to->dbias};
+    for (int x = 0; x < 6; x++) add_floor(all[x], floor_of(h));
 }

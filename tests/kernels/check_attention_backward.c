@@ -6,6 +6,7 @@
 typedef struct {
     array dq[MOST_HEADS], dr[MOST_HEADS], dk, dv, dp; /* the last three: padded sums */
     array dk_rows, dv_rows, dp_rows;                  /* the rows and columns in use */
+    array dbias[MOST_HEADS];
 } backward_results;
 
 /* A (rows, cols) part of a block; dp holds the table's rows from the last to the first. */
@@ -25,6 +26,8 @@ static void new_sums(const attention_call *c, const wpe_attention_sizes *s, back
     to->dv = new_block(c->own, s->dk_rows * s->dv_cols);
     to->dk_rows = used_part(&to->dk, a->keys, a->head_size, s->dk_cols, 0);
     to->dv_rows = used_part(&to->dv, a->keys, a->value_size, s->dv_cols, 0);
+    for (int h = 0; c->wants_dbias && h < c->heads; h++)
+        to->dbias[h] = new_dense(c->own, a->bias.rows, 1, 1);
     if (!c->wants_dp) return;
     to->dp = new_block(c->own, s->dp_rows * s->dk_cols);
     to->dp_rows = used_part(&to->dp, a->relative->rows, a->head_size, s->dk_cols, 1);
@@ -43,7 +46,7 @@ static wpe_attention_gradients gradients_of(const attention_call *c, int h,
     g.grad_lse = c->has_grad_lse ? c->grad_lse[h].data : NULL;
     g.dq = matrix_out_of(&to->dq[h]);
     if (c->has_r) g.dr = matrix_out_of(&to->dr[h]);
-    g.sums = (wpe_attention_sums){to->dk.data, to->dv.data, to->dp.data};
+    g.sums = (wpe_attention_sums){to->dk.data, to->dv.data, to->dp.data, to->dbias[h].data};
     return g;
 }
 
@@ -56,6 +59,7 @@ static int run_backward(const wpe_kernels *k, const attention_call *c, const pre
     for (int h = 0; h < c->heads; h++) {
         const wpe_attention_gradients g = gradients_of(c, h, to);
         const int64_t m = c->a[h].queries;
+        clear(&to->dbias[h]);
         reset(&to->dq[h]);
         if (c->has_r) reset(&to->dr[h]);
         for (volatile int64_t i = 0; i < m; i += step) {
@@ -75,20 +79,23 @@ static int judge_gradients(const attention_call *c, const backward_results *to) 
     if (c->wants_dp) right &= judge("dp", &to->dp_rows, &c->want[0].dp, infinite);
     for (int h = 0; h < c->heads; h++) {
         right &= judge("dq", &to->dq[h], &c->want[h].dq, infinite);
+        if (c->wants_dbias) right &= judge("dbias", &to->dbias[h], &c->want[h].dbias, infinite);
         if (c->has_r) right &= judge("dr", &to->dr[h], &c->want[h].dr, infinite);
     }
     return right;
 }
 
-enum { GRADIENTS = 3 + 2 * MOST_HEADS };
+enum { GRADIENTS = 3 + 3 * MOST_HEADS };
 typedef struct {
     kept_bits of[GRADIENTS];
 } gradient_bits;
-static const char *const gradient_names[GRADIENTS] = {"dk", "dv", "dp", "dq", "dr", "dq", "dr"};
+static const char *const gradient_names[GRADIENTS] = {"dk", "dv", "dp",    "dq",   "dr",
+                                                      "dq", "dr", "dbias", "dbias"};
 
 static const array *gradient(const backward_results *to, int number) {
-    const array *all[GRADIENTS] = {&to->dk_rows, &to->dv_rows, &to->dp_rows, &to->dq[0],
-                                   &to->dr[0],   &to->dq[1],   &to->dr[1]};
+    const array *all[GRADIENTS] = {&to->dk_rows, &to->dv_rows,  &to->dp_rows,
+                                   &to->dq[0],   &to->dr[0],    &to->dq[1],
+                                   &to->dr[1],   &to->dbias[0], &to->dbias[1]};
     return all[number]->data ? all[number] : NULL;
 }
 

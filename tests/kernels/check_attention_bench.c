@@ -1,13 +1,14 @@
 /* check_attention_bench.c: cycles per pair of a query and a key that it sees. */
 #include "attention_call.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { LENGTH = 480, SIZE = 64 };
 
 typedef struct {
     attention_call c;
-    array out, lse, sums;
+    array out, lse, dq, sums;
     const wpe_kernels *prepared_by;
     prepared p;
 } attention_bench;
@@ -18,7 +19,11 @@ static array new_random(int64_t rows, int64_t cols) {
     return x;
 }
 
-static void begin_bench(attention_bench *b, enum wpe_pass pass, int has_table) {
+/* What is added to the products q . k. */
+enum added { NOTHING, TABLE, SLOPE, BIAS };
+static const char *const added_names[] = {"", " with a table", " with a slope", " with a bias"};
+
+static void begin_bench(attention_bench *b, enum wpe_pass pass, enum added added) {
     memset(b, 0, sizeof *b);
     attention_call *c = &b->c;
     wpe_attention *a = &c->a[0];
@@ -40,7 +45,13 @@ static void begin_bench(attention_bench *b, enum wpe_pass pass, int has_table) {
     a->v = matrix_of(&c->v);
     b->out = new_random(a->queries, SIZE);
     b->lse = new_random(a->queries, 1);
-    if (!has_table) return;
+    b->dq = new_random(a->queries, SIZE);
+    if (added == SLOPE) a->slope = 0.01;
+    if (added == BIAS) {
+        c->bias[0] = new_random(LENGTH, 1);
+        a->bias = (wpe_delta_bias){.values = c->bias[0].data, .rows = LENGTH, .stride = 1};
+    }
+    if (added != TABLE) return;
     a->relative = &c->table.relative;
     c->table.relative = (wpe_relative){.rows = LENGTH, .zone_count = pass != WPE_DECODE};
     c->table.zones[0] = (wpe_zone){.rows = LENGTH, .rank = SIZE};
@@ -74,41 +85,38 @@ static void call_backward(const wpe_kernels *k, void *context) {
     const wpe_attention_sizes *s = &b->p.sizes;
     wpe_attention_gradients g = {.out = matrix_of(&b->out), .grad_out = b->c.a[0].v};
     g.lse = b->lse.data;
-    g.dq = matrix_out_of(&b->out);
+    g.dq = matrix_out_of(&b->dq);
     float *sums = b->sums.data; /* they grow without end, which costs nothing */
     g.sums.dk = sums;
     g.sums.dv = sums + s->dk_rows * s->dk_cols;
     if (b->c.a[0].relative) g.sums.dp = sums + 2 * s->dk_rows * s->dk_cols;
+    if (b->c.a[0].bias.rows) g.sums.dbias = sums + 2 * s->dk_rows * s->dk_cols;
     k->attention[0].backward(&b->c.a[0], b->p.packed.data, &g, 0, LENGTH, b->p.workspace.data);
 }
 
-void bench_attention(void) {
+static void bench_each(const char *name, enum wpe_pass pass, double units, bench_call *call) {
     attention_bench b;
-    const double pairs = LENGTH * (LENGTH + 1) / 2.0;
-    begin_bench(&b, WPE_FORWARD, 0);
-    bench("attention f32 480 x 64, a pair", pairs, call_forward, &b);
-    begin_bench(&b, WPE_FORWARD, 1);
-    bench("attention f32 480 x 64 with a table, a pair", pairs, call_forward, &b);
-}
-
-void bench_attention_backward(void) {
-    attention_bench b;
-    const double pairs = LENGTH * (LENGTH + 1) / 2.0;
-    for (int has_table = 0; has_table < 2; has_table++) {
-        begin_bench(&b, WPE_BACKWARD, has_table);
+    char text[80];
+    for (int added = NOTHING; added <= BIAS; added++) {
+        begin_bench(&b, pass, (enum added)added);
         b.sums = new_block(WPE_F32, 3 * (LENGTH + 64) * (SIZE + 64));
         memset(b.sums.data, 0, (size_t)count_of(&b.sums) * sizeof(float));
-        for (int64_t i = 0; i < LENGTH; i++) put(&b.lse, i, 0, 0, 6);
-        bench(has_table ? "backward f32 480 x 64 with a table, a pair"
-                        : "backward f32 480 x 64, a pair",
-              pairs, call_backward, &b);
+        for (int64_t i = 0; i < b.c.a[0].queries; i++) put(&b.lse, i, 0, 0, 6);
+        snprintf(text, sizeof text, "%s%s", name, added_names[added]);
+        bench(text, units, call, &b);
     }
 }
 
+void bench_attention(void) {
+    bench_each("attention f32 480 x 64, a pair", WPE_FORWARD, LENGTH * (LENGTH + 1) / 2.0,
+               call_forward);
+}
+
+void bench_attention_backward(void) {
+    bench_each("backward f32 480 x 64, a pair", WPE_BACKWARD, LENGTH * (LENGTH + 1) / 2.0,
+               call_backward);
+}
+
 void bench_attention_decode(void) {
-    attention_bench b;
-    begin_bench(&b, WPE_DECODE, 0);
-    bench("decode f32 480 x 64, a key", LENGTH, call_decode, &b);
-    begin_bench(&b, WPE_DECODE, 1);
-    bench("decode f32 480 x 64 with a table, a key", LENGTH, call_decode, &b);
+    bench_each("decode f32 480 x 64, a key", WPE_DECODE, LENGTH, call_decode);
 }

@@ -23,8 +23,8 @@ from ._common import (
 from ._relative_table import RelativeTable
 
 _ops = torch.ops.wavepe
-# Positions of the differentiable arguments, and how many the operator has.
-_Q, _K, _V, _P, _Q_REL, _COUNT = 0, 1, 2, 3, 6, 19
+# Positions of the differentiable arguments and of the zones, and how many the operator has.
+_Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
 _FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
 
 
@@ -48,14 +48,18 @@ def attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
+    bias: Tensor | None = None,
+    bias_first: int = 0,
+    bias_beyond: str = "zero",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention whose scores hold a relative term, fused, forward and backward.
 
-    ``score[i, j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * abs(delta)``, with
-    ``delta = i + offset - j`` and r = q_rel or q; then ``softcap * tanh(score / softcap)``.
-    p is the table of the wavelet [W], Shaw [S] or Transformer-XL [X] encoding, slopes are ALiBi's
-    [A]. Softmax and sums are float32 (float64 for float64), no (m, n) tensor is ever made, and the
-    results are the same bits for any number of threads.
+    ``score[i, j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * abs(delta)
+    + bias[delta - bias_first]``, with ``delta = i + offset - j`` and r = q_rel or q; then
+    ``softcap * tanh(score / softcap)``. p is the table of the wavelet [W], Shaw [S] or
+    Transformer-XL [X] encoding, slopes are ALiBi's [A], and bias is any other number for each
+    distance. Softmax and sums are float32 (float64 for float64), no (m, n) tensor is ever made, and
+    the results are the same bits for any number of threads.
 
     Parameters
     ----------
@@ -94,6 +98,14 @@ def attention(
         Share of the weights that are dropped. The seed comes from torch's generator.
     return_lse : bool
         Return lse, too.
+    bias : Tensor (w',) or (H, w'), optional
+        float32 (float64 for float64 q): a number for each delta, or for each head and delta, that
+        is added to the score; not scaled, before softcap. Element r belongs to
+        delta = bias_first + r. Differentiable.
+    bias_first : int
+        delta of the first number of bias. It does not depend on p's.
+    bias_beyond : "zero" or "edge"
+        A delta outside bias counts as zero, or as the nearest number.
 
     Returns
     -------
@@ -110,7 +122,8 @@ def attention(
 
     Notes
     -----
-    Subnormal numbers count as zero. Casts under autocast as scaled_dot_product_attention does.
+    Subnormal numbers count as zero. Casts under autocast as scaled_dot_product_attention does, but
+    for bias, which becomes float32.
     torch.func and forward mode run a composition of torch's own operators, O(m n) in memory.
 
     Examples
@@ -131,19 +144,22 @@ def attention(
         causal = flag("causal", causal)
     if not (isinstance(beyond, str) and beyond in BEYOND):
         check_choice("beyond", beyond, BEYOND)
+    if not (isinstance(bias_beyond, str) and bias_beyond in BEYOND):
+        check_choice("bias_beyond", bias_beyond, BEYOND)
     if return_lse is not True and return_lse is not False:
         return_lse = flag("return_lse", return_lse)
     if not torch.compiler.is_compiling():  # whose numbers may have no value yet
         first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
+        bias_first = integer("bias_first", bias_first)
     elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):
         number(*(("scale", scale) if isinstance(scale, Tensor) else ("softcap", softcap)))
     if isinstance(p, RelativeTable):
         check(first == 0 and beyond == "zero", "a relative_table has its own first and beyond")
         beyond = p.beyond
     given = {"q": q, "k": k, "v": v}
-    options = (q_rel, slopes, key_mask, segments, mask)
+    options = (q_rel, slopes, key_mask, segments, mask, bias)
     if p is not None or any(x is not None for x in options):
-        names = ("q_rel", "slopes", "key_mask", "segments", "mask")
+        names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias")
         given |= {name: x for name, x in zip(names, options, strict=True) if x is not None}
         if not (p is None or isinstance(p, RelativeTable)):
             if isinstance(p, tuple):
@@ -160,6 +176,8 @@ def attention(
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if autocast and q.dtype != torch.float64:
         q, k, v, p, q_rel = _autocast(kind, q, k, v, p, q_rel)
+        if bias is not None and bias.is_floating_point():
+            bias = bias.float()
     if isinstance(p, RelativeTable):
         p, first, zones = p.tensors(q.dtype, q.device)
     if offset is not None and not isinstance(offset, Tensor):
@@ -169,11 +187,12 @@ def attention(
         seed = torch.randint(2**62, (), device=q.device)
     scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
     hidden = (key_mask, segments, mask, dropout_p, seed)
-    out, lse = _dispatch((q, k, v, *scores, *hidden), zones or None)
+    bias_range = (bias, bias_first, bias_beyond)
+    out, lse = _dispatch((q, k, v, *scores, *hidden, zones or None, *bias_range))
     return (out, lse) if return_lse else out
 
 
-def _dispatch(arguments: tuple[Any, ...], zones: list[Tensor] | None) -> tuple[Tensor, Tensor]:
+def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """The kernel, or the composition where there is none or torch.func wants to look inside."""
     q = arguments[_Q]
     if (
@@ -189,12 +208,12 @@ def _dispatch(arguments: tuple[Any, ...], zones: list[Tensor] | None) -> tuple[T
         with torch.autocast(q.device.type, enabled=False):  # the caller has cast
             return composed(*arguments)
     if torch.compiler.is_compiling():
-        return _FORWARD(*arguments, zones)
+        return _FORWARD(*arguments)
     # Not `call`: torch.library's autograd takes half a millisecond where an argument is a list.
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-        return _Attention.apply(*arguments, zones)
+        return _Attention.apply(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return _FORWARD._op(*arguments, zones)
+        return _FORWARD._op(*arguments)
 
 
 _warned: set[str] = set()
@@ -227,41 +246,51 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("wavepe::attention_backward")
 def _(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, p, *rest = *arguments, None
-    q_rel = rest[2] if len(rest) > 2 else None
-    p_grad = len(arguments) > _COUNT and arguments[_COUNT]
-    dp = torch.empty_like(p) if p_grad else q.new_empty((0,))
-    dq_rel = q.new_empty((0,)) if q_rel is None else torch.empty_like(q_rel)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dp, dq_rel
+) -> tuple[Tensor, ...]:
+    given = [*arguments, *[None] * (_COUNT + 2 - len(arguments))]  # trailing defaults are dropped
+    q, q_rel, (p_grad, bias_grad) = given[_Q], given[_Q_REL], given[_COUNT:]
+
+    def grad(x: Tensor | None, wanted: bool = True) -> Tensor:
+        return q.new_empty((0,)) if x is None or not wanted else torch.empty_like(x)
+
+    return (
+        *(grad(given[i]) for i in (_Q, _K, _V)),
+        grad(given[_P], p_grad),
+        grad(q_rel),
+        grad(given[_BIAS], bias_grad),
+    )
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    *arguments, zones = inputs
+    arguments = list(inputs)
+    zones = arguments.pop(_ZONES)
     ctx.zones = None if zones is None else len(zones)
     save_call(ctx, arguments, *(zones or ()), *output)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     inputs, (*zones, out, lse) = saved_call(ctx)
-    p_grad = any(ctx.needs_input_grad[_P : _P + 1])  # trailing defaults are not passed
-    arguments = [grad_out, grad_lse, out, lse, *inputs, zones or None, p_grad]
+    # trailing defaults are not passed
+    p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
+    inputs.insert(_ZONES, zones or None)
+    arguments = [grad_out, grad_lse, out, lse, *inputs, p_grad, bias_grad]
     if torch.is_grad_enabled():
-        dq, dk, dv, dp, dq_rel = _BACKWARD(*arguments)
+        dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
     else:
         with torch._C._AutoDispatchBelowAutograd():
-            dq, dk, dv, dp, dq_rel = _BACKWARD._op(*arguments)
+            dq, dk, dv, dp, dq_rel, dbias = _BACKWARD._op(*arguments)
     grads: list[Any] = [None] * _COUNT
     grads[_Q], grads[_K], grads[_V] = dq, dk, dv
     grads[_P] = dp if p_grad else None
     grads[_Q_REL] = None if inputs[_Q_REL] is None else dq_rel
+    grads[_BIAS] = dbias if bias_grad else None
     return tuple(grads)
 
 
 def _registered_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     result = list(_backward(ctx, *grads))
     if ctx.zones is not None:  # torch.library wants a list for a list
-        result[-1] = [None] * ctx.zones
+        result[_ZONES] = [None] * ctx.zones
     return tuple(result[: len(ctx.needs_input_grad)])
 
 

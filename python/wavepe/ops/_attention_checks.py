@@ -97,11 +97,15 @@ def check_arguments(
     segments: Tensor | None = None,
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    *_: Any,
+    seed: Tensor | None = None,
+    zones: list[Tensor] | None = None,
+    bias: Tensor | None = None,
+    bias_first: int = 0,
+    bias_beyond: str = "zero",
 ) -> None:
     """Messages are made on failure: a compiler would fix the sizes they print."""
     optional = {"p": p, "q_rel": q_rel, "slopes": slopes, "offset": offset}
-    optional |= {"key_mask": key_mask, "segments": segments, "mask": mask}
+    optional |= {"key_mask": key_mask, "segments": segments, "mask": mask, "bias": bias}
     given = {name: x for name, x in optional.items() if x is not None}
     check_device(q=q, k=k, v=v, **given)
     check_dtype("q", q)
@@ -111,6 +115,9 @@ def check_arguments(
     check_choice("beyond", beyond, BEYOND)
     if p is not None and beyond == "edge":
         check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
+    check_choice("bias_beyond", bias_beyond, BEYOND)
+    if bias is not None and bias_beyond == "edge":
+        check(bias.shape[-1] > 0, "bias_beyond='edge' needs a bias of at least one number")
     if q_rel is not None:
         check(p is not None, "q_rel needs a table p")
     if not 0 <= dropout_p <= 1:
@@ -152,6 +159,9 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
     for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
         if name in given:
             check_dtype(name, given[name], known)
+    own = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if "bias" in given and given["bias"].dtype != own:
+        check(False, f"bias must be {own} for q of {q.dtype}, got {given['bias'].dtype}")
     if "key_mask" in given:
         check_dtype("key_mask", given["key_mask"], (torch.bool,))
     if "mask" in given:
@@ -179,5 +189,10 @@ def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
         p.dim() in (2, 3) and p.shape[-1] == d and (p.dim() == 2 or p.shape[0] == heads)
     ):
         check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
+    bias = given.get("bias")
+    if bias is not None and not (
+        bias.dim() in (1, 2) and (bias.dim() == 1 or bias.shape[0] == heads)
+    ):
+        check(False, f"bias must be (w) or ({heads}, w), got {tuple(bias.shape)}")
     if "segments" in given and queries != keys:
         check(False, f"segments need m = n, got {queries} queries and {keys} keys")

@@ -39,6 +39,10 @@ def composed(
     mask: Tensor | None,
     dropout_p: float,
     seed: Tensor | None,
+    zones: list[Tensor] | None = None,
+    bias: Tensor | None = None,
+    bias_first: int = 0,
+    bias_beyond: str = "zero",
 ) -> tuple[Tensor, Tensor]:
     """``wavepe.ops.attention`` of checked arguments; differentiable any number of times.
 
@@ -52,6 +56,10 @@ def composed(
         delta = i + offset - j; n - m if not given.
     seed : Tensor of one int64
         Of dropout; not read where dropout_p is 0.
+    zones : list
+        Not read: p has it all.
+    bias : Tensor (w') or (H, w') of the results' wide type, optional
+        Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
 
     Returns
     -------
@@ -73,6 +81,11 @@ def composed(
     scores = scores * (_default_scale(q) if scale is None else scale)
     if slopes is not None:
         scores = scores - slopes.to(wide)[:, None, None] * delta.abs().to(wide)
+    if bias is not None:
+        row = delta - _clamped(bias_first)
+        of_heads = bias if bias.dim() == 2 else bias[None]  # the same for each query
+        of_rows = of_heads[None, :, None].expand(delta.shape[0], -1, q.shape[-2], -1)
+        scores = scores + _along(of_rows, row, bias_beyond)
     if softcap is not None:
         if visible is not None:  # tanh' of a hidden NaN would be NaN
             scores = torch.where(visible, scores, 0.0)

@@ -80,7 +80,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _backward(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *inputs: Any
 ) -> tuple[Tensor, ...]:
-    given = (grad_out, grad_lse, out, lse, *_arguments(*inputs), False)
+    given = (grad_out, grad_lse, out, lse, *_arguments(*inputs))
     return torch.ops.wavepe.attention_backward(*given)[:3]
 
 

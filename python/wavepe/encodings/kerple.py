@@ -1,0 +1,95 @@
+"""KERPLE [K]: a learned kernel of the distance for each head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from .. import _checks
+from .base import Encoding, register_encoding
+from .options import one_of, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register_encoding
+@dataclasses.dataclass(frozen=True)
+class Kerple(Encoding):
+    """score(m, n) = q_m.k_n / sqrt(d) - kernel_h(abs(delta)), two learned numbers a head [K].
+
+    [K] is Chi et al., "KERPLE: Kernelized relative positional embedding for length extrapolation",
+    arXiv 2205.09921. The kernels are r1 log(1 + r2 abs(delta)) and r1 abs(delta)^r2, r1 and r2
+    above 0, and r2 at most 2 in the second. Layers share them.
+
+    Parameters
+    ----------
+    kind : str
+        "log" or "power".
+    """
+
+    name = "kerple"
+    entry = "bias"
+    learned: ClassVar[bool] = True
+
+    kind: str = option("log", one_of("log", "power"))
+
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+        """`learned_bias` of the initial values, float64 (heads, w)."""
+        length = _checks.integer("kerple length", length, 1)
+        first = 0 if _checks.flag("causal", causal) else 1 - length
+        r1, r2 = (x[:, None] for x in self._initial(heads))
+        distance = np.abs(np.arange(first, length, dtype=np.float64))
+        if self.kind == "log":
+            return -r1 * np.log1p(r2 * distance), first, "zero"
+        return -r1 * distance**r2, first, "zero"
+
+    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+        """Initial "log_r1" and "log_r2", or "logit_r2", float64 (heads,).
+
+        What is trained may have any value: r1 = exp(log_r1), r2 = exp(log_r2), and for "power"
+        2 / (1 + exp(-logit_r2)). The heads begin at the middles of equal parts of the ranges that
+        [K] draws from: (0, 2) and (0, 1), for "power" (0, 1) and (0, 2).
+        """
+        r1, r2 = self._initial(heads)
+        if self.kind == "log":
+            return {"log_r1": np.log(r1), "log_r2": np.log(r2)}
+        return {"log_r1": np.log(r1), "logit_r2": np.log(r2 / (2 - r2))}
+
+    def learned_bias(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> tuple[Tensor, int, str]:
+        """The bias of each distance, differentiable in both (needs torch).
+
+        Parameters
+        ----------
+        length : int
+            The sequence length.
+        parameters : mapping
+            Tensors (heads,), as `parameters` begins them.
+        causal : bool
+            delta = 0..length-1; otherwise 1-length..length-1.
+
+        Returns
+        -------
+        bias : Tensor (heads, w) of their dtype
+        first : int
+        beyond : str
+        """
+        import torch
+
+        r1 = parameters["log_r1"].exp()[:, None]
+        first = 0 if causal else 1 - length
+        distance = torch.arange(first, length, device=r1.device).abs().to(r1.dtype)
+        if self.kind == "log":
+            return -r1 * torch.log1p(parameters["log_r2"].exp()[:, None] * distance), first, "zero"
+        return -r1 * distance ** (2 * parameters["logit_r2"].sigmoid()[:, None]), first, "zero"
+
+    def _initial(self, heads: int) -> tuple[np.ndarray, np.ndarray]:
+        """r1 and r2 of each head."""
+        heads = _checks.integer("kerple heads", heads, 1)
+        middles = (_checks.new_array((heads,), make=np.ones).cumsum() - 0.5) / heads
+        return (2 * middles, middles) if self.kind == "log" else (middles, 2 * middles)

@@ -1,0 +1,119 @@
+"""The relative position bias of T5 [T]: a learned number for each head and bucket of distances."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .. import _checks
+from .base import Encoding, register_encoding
+from .options import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Far beyond any use; a larger number would ask for more memory than there is.
+_LARGEST = 1 << 20
+
+
+def _count(least: int) -> Any:
+    def check(label: str, value: Any) -> int:
+        count = _checks.integer(label, value, least)
+        if count > _LARGEST:
+            raise ValueError(f"{label} must be at most {_LARGEST}, got {count}")
+        return count
+
+    return check
+
+
+@register_encoding
+@dataclasses.dataclass(frozen=True)
+class T5(Encoding):
+    """score(m, n) = q_m.k_n / sqrt(d) + b_h[bucket(delta)], b learned [T].
+
+    [T] is Raffel et al., "Exploring the limits of transfer learning", arXiv 1910.10683. Half of the
+    buckets hold one distance each, the others grow with its logarithm up to `max_distance`, and the
+    last one holds all beyond. Layers share b. T5 itself does not divide q.k by sqrt(d).
+
+    Parameters
+    ----------
+    buckets : int
+        With a causal mask all are for keys before the query; without, half of them.
+    max_distance : int
+        Above half of the buckets.
+    """
+
+    name = "t5"
+    entry = "bias"
+    learned: ClassVar[bool] = True
+
+    buckets: int = option(32, _count(2))
+    max_distance: int = option(128, _count(2))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(
+                f"t5 max_distance must be above half of the buckets, {self.buckets // 2}, got "
+                f"{self.max_distance}"
+            )
+
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+        """`learned_bias` of the initial values, float64."""
+        _checks.integer("t5 length", length, 1)
+        first, index = self._buckets_by_delta(_checks.flag("causal", causal))
+        return self.parameters(1, heads)["b"][:, index], first, "edge"
+
+    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+        """The initial "b", zeros, float64 (heads, buckets)."""
+        heads = _checks.integer("t5 heads", heads, 1)
+        return {"b": _checks.new_array((heads, self.buckets), make=np.zeros)}
+
+    def learned_bias(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> tuple[Tensor, int, str]:
+        """The bias of each distance, differentiable in b (needs torch).
+
+        Parameters
+        ----------
+        length : int
+            The sequence length; the bias is the same for every one.
+        parameters : mapping
+            Tensor "b" (heads, buckets), as `parameters` begins it.
+        causal : bool
+            delta = 0..max_distance; otherwise -max_distance..max_distance.
+
+        Returns
+        -------
+        bias : Tensor (heads, w) of its dtype
+        first : int
+        beyond : str
+            "edge": a larger distance is in the last bucket.
+        """
+        import torch
+
+        first, index = self._buckets_as_numbers(causal)
+        return parameters["b"][:, torch.tensor(index, device=parameters["b"].device)], first, "edge"
+
+    def _buckets_as_numbers(self, causal: bool) -> tuple[int, list[int]]:
+        first, index = self._buckets_by_delta(causal)
+        return first, index.tolist()
+
+    def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
+        """The first delta, and the bucket of each from there on."""
+        first = 0 if causal else -self.max_distance
+        delta = np.arange(first, self.max_distance + 1)
+        buckets = self.buckets if causal else self.buckets // 2
+        exact = max(buckets // 2, 1)
+        distance = np.abs(delta)
+        with np.errstate(divide="ignore"):
+            octave = np.log(distance.astype(np.float32) / exact) / math.log(
+                self.max_distance / exact
+            )
+            grown = exact + (octave * np.float32(buckets - exact)).clip(0).astype(np.int64)
+        index = np.where(distance < exact, distance, np.minimum(grown, buckets - 1))
+        return first, index + np.where(delta < 0, buckets, 0)  # keys behind the query
