@@ -301,6 +301,19 @@ def transformer_xl(length, learned):
     return {"relative": waves @ learned["W_r"], "u": learned["u"], "v": learned["v"]}
 
 
+def t5(length, learned):
+    """[T]: a learned number for each head and bucket of distances."""
+    buckets = [oracle.t5_bucket(delta, 6, 9) for delta in range(length)]
+    return {"bias": learned["b"][:, buckets]}
+
+
+def kerple(length, learned):
+    """[K]: r1 delta^r2 leaves the score."""
+    r1, r2 = learned["log_r1"].exp(), 2 * learned["logit_r2"].sigmoid()
+    delta = torch.arange(length).to(r1)
+    return {"bias": -r1[:, None] * delta ** r2[:, None]}
+
+
 def rotary(theta, pairs=HEAD // 2, interleaved=False):
     """[R]; [B] leaves the pairs of lowest frequency alone; theta may depend on the length."""
 
@@ -332,6 +345,9 @@ ENCODINGS = {
     "rope:theta=64,interleaved=true": rotary(64.0, interleaved=True),
     "rope:theta=64,inference_theta=scaled": rotary(lambda n: 64.0 * max(n / LENGTH, 1)),
     "alibi": lambda length, learned: {"slopes": oracle.alibi_slopes(HEADS)},
+    "sandwich:dim=16": lambda length, learned: {"bias": oracle.sandwich(HEADS, range(length), 16)},
+    "t5:buckets=6,max_distance=9": t5,
+    "kerple:kind=power": kerple,
     "none": lambda length, learned: {},
     "shaw:clip=5": shaw(5),
     "transformer_xl": transformer_xl,
@@ -382,6 +398,8 @@ def dense(attention, x, parts, hidden):
     score = score / math.sqrt(HEAD)
     if "slopes" in parts:
         score = score - torch.from_numpy(parts["slopes"]).to(x)[:, None, None] * delta
+    if "bias" in parts:
+        score = score + torch.as_tensor(parts["bias"]).to(x)[:, delta]
     weights = score.masked_fill(hidden, -math.inf).softmax(-1)
     weights = attention.dropout_module(weights.nan_to_num(0))  # a row that sees nothing
     return attention.out_proj((weights @ v).permute(2, 0, 1, 3).flatten(2))

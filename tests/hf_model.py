@@ -132,6 +132,22 @@ def alibi(length, heads, dim):
     return {"slopes": oracle.alibi_slopes(heads)}
 
 
+def sandwich(length, heads, dim):
+    """[C]: a number for each head and distance joins the score, after the division."""
+    return {"bias": oracle.sandwich(heads, range(length), 16)}
+
+
+def t5(b, max_distance):
+    """[T]: a learned number for each head and bucket."""
+    return lambda length, heads, dim: {"bias": oracle.t5(b, range(length), max_distance)}
+
+
+def kerple(log_r1, log_r2):
+    """[K]: r1 log(1 + r2 delta) leaves the score."""
+    r1, r2 = np.exp(log_r1), np.exp(log_r2)
+    return lambda length, heads, dim: {"bias": oracle.kerple("log", r1, r2, range(length))}
+
+
 def nothing(length, heads, dim):
     """NoPE."""
     return {}
@@ -182,6 +198,7 @@ ENCODINGS = {
     "wavelet:kind=haar,scales=2,fixed_scale=true": wavelet("haar", [1, 1]),
     "transformer_xl:biases=false": sines,
     "alibi": alibi,
+    "sandwich:dim=16": sandwich,
     "none": nothing,
     "sinusoidal": sinusoidal(),
     "sinusoidal:theta=length": sinusoidal("length"),
@@ -196,7 +213,14 @@ ENCODINGS = {
     "rope:theta=20,inference_theta=scaled": rotary(lambda length: 20 * max(length / LENGTH, 1)),
 }
 # One of each entry point, for tests that are not about the encoding's own numbers.
-EACH_ENTRY = ("wavelet:scales=4", "alibi", "none", "sinusoidal", "rope:theta=100")
+EACH_ENTRY = (
+    "wavelet:scales=4",
+    "alibi",
+    "sandwich:dim=16",
+    "none",
+    "sinusoidal",
+    "rope:theta=100",
+)
 
 
 # --------------------------------------------------------------- the model, in float64
@@ -253,6 +277,8 @@ def attend(h, layer, config, parts):
     score /= np.sqrt(HEAD)
     if "slopes" in parts:
         score -= parts["slopes"][:, None, None] * delta
+    if "bias" in parts:
+        score += parts["bias"][:, np.maximum(delta, 0)]
     score = np.where(delta < 0, -np.inf, score)
     attention = np.exp(score - score.max(axis=-1, keepdims=True))
     attention /= attention.sum(axis=-1, keepdims=True)

@@ -248,6 +248,38 @@ def alibi_slopes(heads):
     return np.array(slopes + upper[0::2][: heads - lower])
 
 
+def t5_bucket(delta, buckets, max_distance):
+    """[T], causal: half of the buckets hold one distance, the others grow with its logarithm."""
+    exact = buckets // 2
+    if delta < exact:
+        return delta
+    with mpmath.workprec(PRECISION):
+        share = mpmath.log(mpmath.mpf(delta) / exact) / mpmath.log(mpmath.mpf(max_distance) / exact)
+        return min(exact + int(mpmath.floor(share * (buckets - exact))), buckets - 1)
+
+
+def t5(b, deltas, max_distance, causal=True):
+    """(heads, deltas), of b (heads, buckets); without a mask half of them are for keys behind."""
+    own = np.shape(b)[1] // (1 if causal else 2)
+    index = [
+        t5_bucket(abs(d), own, max_distance) + own * (d < 0 and not causal)
+        for d in map(int, deltas)
+    ]
+    return np.asarray(b)[:, index]
+
+
+def kerple(kind, r1, r2, deltas):
+    """[K]: (heads, deltas), of r1 and r2 (heads,)."""
+    r1, r2, far = np.asarray(r1)[:, None], np.asarray(r2)[:, None], np.abs(np.array(deltas, float))
+    return -r1 * np.log(1 + r2 * far) if kind == "log" else -r1 * far**r2
+
+
+def sandwich(heads, deltas, dim):
+    """[C]: (heads, deltas): the product of two sinusoidal encodings, divided by 8 h / H."""
+    product = sinusoidal(deltas, dim) @ sinusoidal([0], dim)[0]
+    return np.array([product / (8 * (h + 1) / heads) for h in range(heads)])
+
+
 def sinusoidal(positions, dim, theta=10000.0):
     """[V] 3.5: PE[m, 2i] = sin(m w_i), PE[m, 2i + 1] = cos(m w_i), w_i = theta^(-2i/d)."""
     positions = np.asarray(positions)

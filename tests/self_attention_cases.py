@@ -75,7 +75,20 @@ LEARNED = {
     "shaw:clip=3": shaw,
     "transformer_xl": transformer_xl,
 }
-SPECS = [*CONSTANT, *LEARNED, "alibi", *ROTARY, "none"]
+# Of each head and distance.
+BIASES = {
+    "sandwich:dim=16": lambda parameters, heads, deltas, causal: oracle.sandwich(heads, deltas, 16),
+    "t5:buckets=6,max_distance=9": lambda parameters, heads, deltas, causal: oracle.t5(
+        parameters["b"], deltas, 9, causal
+    ),
+    "kerple": lambda parameters, heads, deltas, causal: oracle.kerple(
+        "log", np.exp(parameters["log_r1"]), np.exp(parameters["log_r2"]), deltas
+    ),
+    "kerple:kind=power": lambda parameters, heads, deltas, causal: oracle.kerple(
+        "power", np.exp(parameters["log_r1"]), 2 / (1 + np.exp(-parameters["logit_r2"])), deltas
+    ),
+}
+SPECS = [*CONSTANT, *LEARNED, "alibi", *BIASES, *ROTARY, "none"]
 
 
 def made(spec, dtype=torch.float64, seed=0, heads=4, kv_heads=2, **options):
@@ -139,6 +152,8 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
     row = {**CONSTANT, **LEARNED}.get(spec)
     u, r = (parameters.get(name, np.zeros((heads, d))) for name in ("u", "v"))
     out = np.zeros((batch, length, heads, d))
+    if spec in BIASES:
+        bias = BIASES[spec](parameters, heads, range(1 - length, length), causal)
     for h in range(heads):
         g = h // (heads // kv_heads)
         deltas = np.arange(1 - length, length)
@@ -151,6 +166,8 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
             score = (score + p[i - seen + length - 1] @ (q[b, h, i] + r[h])) / math.sqrt(d)
             if spec == "alibi":
                 score -= oracle.alibi_slopes(heads)[h] * abs(i - seen)
+            if spec in BIASES:
+                score += bias[h, i - seen + length - 1]
             if len(seen):
                 e = np.exp(score - max(score))
                 out[b, i, h] = e @ v[b, g, seen] / e.sum()

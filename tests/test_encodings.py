@@ -13,11 +13,13 @@ ENTRY_METHODS = {
     "rotary": lambda e: e.rope_table([0, 1], 8),
     "relative": lambda e: e.table(4, 8),
     "slope": lambda e: e.slopes(2),
+    "bias": lambda e: e.bias(4, 2),
 }
 
 
 @pytest.mark.parametrize(
-    "text", ["wavelet", "shaw", "transformer_xl", "rope", "alibi", "sinusoidal", "none"]
+    "text",
+    ["wavelet", "shaw", "transformer_xl", "rope", "alibi", "t5", "sandwich", "sinusoidal", "none"],
 )
 def test_methods_of_other_entry_points_raise(text):
     encoding = wavepe.encoding(text)

@@ -37,14 +37,19 @@ def own_encodings():
 
 
 def trained_table(encoding, length, dim, heads=2):
-    """The rows of all heads side by side, for parameters that are not the initial ones."""
+    """The rows of all heads side by side, for parameters that are not the initial ones; of a bias
+    the numbers of all heads."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     parameters = {
         name: torch.from_numpy(value + rng.normal(size=value.shape))
         for name, value in encoding.parameters(dim, heads).items()
     }
-    p, first, beyond = encoding.learned_table(length, parameters)
+    if encoding.entry == "bias":
+        bias, first, beyond = encoding.learned_bias(length, parameters)
+        p = bias.T
+    else:
+        p, first, beyond = encoding.learned_table(length, parameters)
     assert first == 0
     p = p.numpy().astype(np.float32)  # equal bits, whatever product of matrices made them
     rows = np.concatenate(list(p), axis=-1) if p.ndim == 3 else p
@@ -66,6 +71,8 @@ def values(encoding, positions, length, dim=64):
         return encoding.table(length, dim)[0][positions]
     if encoding.entry == "slope":
         return positions[:, None] * encoding.slopes(8)
+    if encoding.entry == "bias":
+        return encoding.bias(length, 8)[0].T[positions]
     return np.empty((len(positions), 0))
 
 
@@ -79,7 +86,7 @@ def unique(encoding):
 
 
 def bounded(encoding):
-    if encoding.entry == "relative":
+    if encoding.entry in ("relative", "bias"):
         everything = values(encoding, np.arange(2**17), 2**17, dim=8)
     else:
         far = np.unique(
@@ -131,7 +138,8 @@ def deterministic(encoding):
 def in_two_dimensions(encoding):
     """Each axis has half of the components of one head; where there is only one, it cannot."""
     row, column = np.divmod(np.arange(256), 16)
-    components = 1 if encoding.entry == "slope" else values(encoding, [0], 16).shape[1]
+    of_head = encoding.entry in ("slope", "bias")
+    components = 1 if of_head else values(encoding, [0], 16).shape[1]
     if components < 2:
         return False
     if encoding.entry == "rotary":

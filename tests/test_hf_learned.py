@@ -1,4 +1,5 @@
-"""Llamas with learned relative encodings [S] [X], against the same model written out in float64.
+"""Llamas with learned relative encodings [S] [X] and biases [T] [K], against the same model written
+out in float64.
 
 Those of wavelets are in test_wavelet_learned.py.
 """
@@ -27,10 +28,13 @@ from hf_model import (
 )
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM, StaticCache
 
-SPECS = ("shaw:clip=3", "transformer_xl")
+T5 = "t5:buckets=6,max_distance=9"
+SPECS = ("shaw:clip=3", "transformer_xl", T5, "kerple")
 SHAPES = {
     "shaw:clip=3": {"table": (7, HEAD)},
     "transformer_xl": {"u": (4, HEAD), "v": (4, HEAD), "W_r": (4, 4 * HEAD, HEAD)},
+    T5: {"b": (4, 6)},
+    "kerple": {"log_r1": (4,), "log_r2": (4,)},
 }
 pytestmark = pytest.mark.parametrize("spec", SPECS)
 
@@ -58,6 +62,10 @@ def written_out(model):
     values = {name: x.detach().double().numpy() for name, x in parameters_of(model).items()}
     if "table" in values:
         return hf_model.shaw(values["table"], 3)
+    if "b" in values:
+        return hf_model.t5(values["b"], 9)
+    if "log_r1" in values:
+        return hf_model.kerple(values["log_r1"], values["log_r2"])
     return hf_model.transformer_xl(values["u"], values["v"], values["W_r"])
 
 
@@ -120,7 +128,7 @@ def test_gradients_are_those_of_the_written_out_model(spec):
     model.double()
     for name, parameter in parameters_of(model).items():
         gradient, entries = found[name].flatten(), parameter.data.view(-1)
-        for place in [*gradient.abs().topk(3).indices.tolist(), 0, 5]:
+        for place in [*gradient.abs().topk(3).indices.tolist(), 0, -1]:
             middle, step = entries[place].item(), 1e-5
             losses = []
             for value in (middle + step, middle - step):

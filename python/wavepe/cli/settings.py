@@ -165,5 +165,7 @@ def _try_encoding(spec: str, settings: Settings) -> None:
             encoding.table(2, settings.head_dim)  # the head size decides; the whole may be large
         elif encoding.entry == "slope":
             encoding.slopes(settings.heads)
+        elif encoding.entry == "bias":
+            encoding.bias(2, settings.heads)
     except (ValueError, TypeError) as error:
         raise UsageError(f"--encodings {spec}: {error}") from None

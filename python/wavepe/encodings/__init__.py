@@ -14,24 +14,30 @@ from .alibi import ALiBi
 from .base import Encoding, build, known_encodings, read_dict, register_encoding
 from .binary import Binary
 from .integer import Integer
+from .kerple import Kerple
 from .none import NoPE
 from .normalised import Normalised
 from .options import option
 from .rope import RoPE
+from .sandwich import Sandwich
 from .shaw import Shaw
 from .sinusoidal import Sinusoidal
 from .spec import read_spec
+from .t5 import T5
 from .transformer_xl import TransformerXL
 from .wavelet import Wavelet
 
 __all__ = [
+    "T5",
     "ALiBi",
     "Binary",
     "Encoding",
     "Integer",
+    "Kerple",
     "NoPE",
     "Normalised",
     "RoPE",
+    "Sandwich",
     "Shaw",
     "Sinusoidal",
     "TransformerXL",

@@ -25,6 +25,7 @@ ENTRY_METHODS = {
     "rotary": "rope_table",
     "relative": "table",
     "slope": "slopes",
+    "bias": "bias",
     "none": None,
 }
 
@@ -46,7 +47,8 @@ class Encoding:
         The name in specs (of the class).
     entry : str
         "absolute" (added to the token embedding), "rotary" (rotates q and k), "relative" (q.p is
-        added to q.k), "slope" (a number is added to the score) or "none" (of the class).
+        added to q.k), "slope" (a slope times the distance is taken from the score), "bias" (a
+        number for each distance is added to the score) or "none" (of the class).
     inference_only : tuple of str
         Options that change a trained model's evaluation only (of the class).
     """
@@ -148,6 +150,14 @@ class Encoding:
         """The slope of each head, float64 (heads,); the score loses slope * abs(delta)."""
         self._raise_other_entry("slopes")
 
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+        """Bias, its first delta, and what lies beyond it ("zero" or "edge").
+
+        bias is float64 (heads, w) with a number for each delta from `first` on: 0..length-1, or
+        1-length..length-1 where `causal` is False. It is added to the score and not scaled.
+        """
+        self._raise_other_entry("bias")
+
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """What a learned encoding learns: names, shapes and initial values, float64.
 
@@ -164,6 +174,12 @@ class Encoding:
         p may be (heads, w, head_dim): a table of its own for each head.
         """
         self._raise_learns_nothing("learned_table")
+
+    def learned_bias(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> tuple[Tensor, int, str]:
+        """As `bias`, of torch tensors for `parameters` and differentiable in them."""
+        self._raise_learns_nothing("learned_bias")
 
     def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """u and v (heads, head_dim) of a relative score (q + u).k + (q + v).p; None without."""

@@ -96,12 +96,11 @@ class T5(Encoding):
         """
         import torch
 
-        first, index = self._buckets_as_numbers(causal)
-        return parameters["b"][:, torch.tensor(index, device=parameters["b"].device)], first, "edge"
+        from ._buckets import buckets_by_delta
 
-    def _buckets_as_numbers(self, causal: bool) -> tuple[int, list[int]]:
-        first, index = self._buckets_by_delta(causal)
-        return first, index.tolist()
+        b = parameters["b"]
+        first, index = buckets_by_delta(self.buckets, self.max_distance, causal)
+        return b[:, torch.tensor(index, device=b.device)], first, "edge"
 
     def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
         """The first delta, and the bucket of each from there on."""

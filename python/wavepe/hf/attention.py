@@ -275,25 +275,33 @@ def _bias(
     first: int = 0,
     beyond: str = "zero",
     slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    bias_first: int = 0,
+    bias_beyond: str = "zero",
 ) -> Tensor:
     """What is added to the scaled q.k, (B, H, m, n) or (H, m, n); q_rel is scaled."""
     queries = q_rel.shape[2]
     column = torch.arange(keys, device=q_rel.device)
-    bias = q_rel.new_zeros(())
+    delta = torch.arange(queries, device=q_rel.device)[:, None] + offset - column
+    added = q_rel.new_zeros(())
     if isinstance(p, ops.RelativeTable):
         beyond = p.beyond
         p, first, _ = p.tensors(q_rel.dtype, q_rel.device)
     if p is not None:
-        bias = ops.relative_bias(q_rel, p, keys, first=first, beyond=beyond)
+        added = ops.relative_bias(q_rel, p, keys, first=first, beyond=beyond)
         if isinstance(offset, Tensor) or offset != keys - queries:
             # The operator lets the last query stand on the last key. With a static cache keys reach
             # beyond it; columns that have no source there are in the future, which is hidden.
             source = column + (keys - queries - offset)
-            bias = bias.index_select(-1, source.clamp(max=keys - 1))
+            added = added.index_select(-1, source.clamp(max=keys - 1))
     if slopes is not None:
-        delta = torch.arange(queries, device=q_rel.device)[:, None] + offset - column
-        bias = bias - slopes[:, None, None] * delta.abs()
-    return bias
+        added = added - slopes[:, None, None] * delta.abs()
+    if bias is not None:
+        row = delta - bias_first
+        numbers = bias[:, row.clamp(0, bias.shape[1] - 1)]
+        outside = (row < 0) | (row >= bias.shape[1])
+        added = added + (numbers if bias_beyond == "edge" else numbers.masked_fill(outside, 0))
+    return added
 
 
 def _cached_tokens(

@@ -109,7 +109,7 @@ class _Builder:
         if spec not in self.scores:
             found: PositionEncoding | None = None
             check_learned(encoding)
-            if encoding.entry in ("relative", "slope"):
+            if encoding.entry in ("relative", "slope", "bias"):
                 found = position_encoding(
                     encoding, self.head_dim, self.heads, causal=True, max_length=None
                 )

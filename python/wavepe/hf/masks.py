@@ -62,7 +62,7 @@ def attention_mask(**given: Any) -> Tensor | None:
 @torch.compiler.assume_constant_result  # a compiler need not read specs
 def _in_scores(spec: str) -> bool:
     """Whether the encoding is part of the attention scores."""
-    return encoding(spec).entry in ("relative", "slope")
+    return encoding(spec).entry in ("relative", "slope", "bias")
 
 
 def _queries(given: dict[str, Any]) -> int:

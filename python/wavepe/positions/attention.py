@@ -15,7 +15,17 @@ from ..encodings import Encoding
 from . import compiled
 from .angles import Frequencies
 from .precision import NARROW, AtLeastFloat32
-from .tables import capacity_for, constant_table, name_of, rows_named
+from .tables import (
+    biases_named,
+    capacity_for,
+    constant_bias,
+    constant_table,
+    name_of,
+    rows_named,
+    wide,
+)
+
+_BIAS = ("bias", "bias_first", "bias_beyond")
 
 
 class Cached:
@@ -111,13 +121,13 @@ class Slopes(PositionEncoding):
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = wide(q)
         if torch.compiler.is_compiling() or type(q) is not Tensor:
-            return {"q": q, "slopes": self._slopes.to(q.device, wide)}
-        slopes = self._copies.get((q.device, wide))
+            return {"q": q, "slopes": self._slopes.to(q.device, dtype)}
+        slopes = self._copies.get((q.device, dtype))
         if slopes is None:
             with torch.inference_mode(False):
-                slopes = self._copies[q.device, wide] = self._slopes.to(q.device, wide)
+                slopes = self._copies[q.device, dtype] = self._slopes.to(q.device, dtype)
         return {"q": q, "slopes": slopes}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,8 +163,30 @@ class Relative(PositionEncoding):
         return name_of(self.encoding, self._causal)
 
 
+class Bias(PositionEncoding):
+    """A constant for each head and distance in the score [C]."""
+
+    contiguous = True
+
+    def __init__(self, encoding: Encoding, heads: int, causal: bool) -> None:
+        super().__init__(encoding)
+        encoding.bias(1, heads, causal=causal)  # raises where it does not fit
+        self._heads, self._causal = heads, causal
+
+    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
+        if torch.compiler.is_compiling():
+            bias, first = biases_named(self._name(), self._heads, keys, q)
+            return {"q": q, "bias": bias, "bias_first": first}
+        found = constant_bias(self.encoding, self._heads, keys, self._causal, wide(q), q.device)
+        return {"q": q, **dict(zip(_BIAS, found, strict=True))}
+
+    @torch.compiler.assume_constant_result
+    def _name(self) -> str:
+        return name_of(self.encoding, self._causal)
+
+
 class Learned(AtLeastFloat32, PositionEncoding):
-    """q_rel.p_delta in the score, of a table that is learned ([S], [X], [W])."""
+    """What is learned in the score: q_rel.p_delta of a table [S][X][W], or a bias [T][K]."""
 
     contiguous = True
 
@@ -185,6 +217,11 @@ class Learned(AtLeastFloat32, PositionEncoding):
         """`arguments`, as a call that wrappers of modules (of PEFT, say) see."""
         parameters = {name: getattr(self, name) for name in self._names}
         p, first, beyond = self._table(parameters, keys, layer)
+        if self.encoding.entry == "bias":
+            return {
+                "q": q,
+                **dict(zip(_BIAS, (p.to(q.device, wide(q)), first, beyond), strict=True)),
+            }
         given = {"p": p.to(q.device, q.dtype), "first": first, "beyond": beyond}
         biases = self.encoding.query_biases(parameters)
         if biases is None:
@@ -199,9 +236,10 @@ class Learned(AtLeastFloat32, PositionEncoding):
         self, parameters: dict[str, Tensor], keys: int, layer: Cached | None
     ) -> tuple[Tensor, int, str]:
         """The table of these parameters, made once for many steps of a generation."""
-        learned = functools.partial(
-            self.encoding.learned_table, parameters=parameters, causal=self._causal
-        )
+        of_entry = self.encoding.learned_table
+        if self.encoding.entry == "bias":
+            of_entry = self.encoding.learned_bias
+        learned = functools.partial(of_entry, parameters=parameters, causal=self._causal)
         fixed = layer is not None and not torch.is_grad_enabled()
         if not fixed or any(x.is_inference() for x in parameters.values()):
             return learned(keys)
@@ -233,9 +271,10 @@ def _of_head_size(head_dim: int, made: Callable[[], Any]) -> Any:
 
 def check_learned(encoding: Encoding) -> None:
     """ValueError where an encoding learns what no front end can hold."""
-    if getattr(encoding, "learned", False) and encoding.entry != "relative":
+    if getattr(encoding, "learned", False) and encoding.entry not in ("relative", "bias"):
         raise ValueError(
-            f"{encoding} is learned and {encoding.entry}: only relative encodings can be learned"
+            f"{encoding} is learned and {encoding.entry}: only relative encodings and biases can be"
+            " learned"
         )
 
 
@@ -272,4 +311,6 @@ def position_encoding(
         return PositionEncoding(encoding)
     if getattr(encoding, "learned", False):
         return Learned(encoding, head_dim, heads, causal, **factory)
+    if encoding.entry == "bias":
+        return Bias(encoding, heads, causal)
     return Relative(encoding, head_dim, causal)

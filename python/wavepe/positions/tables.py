@@ -11,6 +11,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .._wavelet_registered import registrations
 from ..encodings import Encoding
@@ -48,6 +49,44 @@ def _kept(
     return relative_table(*encoding.table(length, head_dim, causal=causal))
 
 
+def wide(q: Tensor) -> torch.dtype:
+    """Of scores."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def constant_bias(
+    encoding: Encoding,
+    heads: int,
+    keys: int,
+    causal: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, int, str]:
+    """A bias (heads, w) with a number for every distance among `keys` tokens, its first delta, and
+    what lies beyond; not for a compiler's graph."""
+    given = encoding, heads, capacity_for(keys), causal, dtype, device
+    try:
+        return _kept_bias(*given, registrations())
+    except ValueError:  # an encoding of one's own may end before the capacity
+        return _kept_bias(encoding, heads, keys, *given[3:], registrations())
+
+
+@functools.lru_cache(maxsize=32)
+def _kept_bias(
+    encoding: Encoding,
+    heads: int,
+    length: int,
+    causal: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    definitions: int,
+) -> tuple[Tensor, int, str]:
+    bias, first, beyond = encoding.bias(length, heads, causal=causal)
+    # For every later call, whatever this one is part of: inference, a tracer.
+    with torch.inference_mode(False), _disable_current_modes():
+        return torch.from_numpy(bias).to(device, dtype), first, beyond
+
+
 # ---- for compilers, whose operators take no objects ---------------------------------------------
 
 
@@ -59,11 +98,16 @@ def name_of(encoding: Encoding, causal: bool) -> str:
     return name
 
 
-def table_named(name: str, head_dim: int, keys: int) -> RelativeTable:
-    """The constant table of what was named so, in this process or where a graph was exported."""
+def _of_name(name: str) -> tuple[Encoding, bool]:
+    """What was named so, in this process or where a graph was exported."""
     spec = name.removesuffix(_BOTH_SIDES)
-    encoding = _named[name] if name in _named else read_encoding(spec)
-    return constant_table(encoding, head_dim, keys, causal=name == spec)
+    return _named[name] if name in _named else read_encoding(spec), name == spec
+
+
+def table_named(name: str, head_dim: int, keys: int) -> RelativeTable:
+    """`constant_table` of what has this name."""
+    encoding, causal = _of_name(name)
+    return constant_table(encoding, head_dim, keys, causal)
 
 
 def rows_named(name: str, keys: int, query: Tensor) -> tuple[Tensor, int]:
@@ -93,10 +137,7 @@ def _constant_rows(
 ) -> Tensor:
     table = table_named(name, head_dim, keys)
     p, start, _ = table.tensors(dtype, device)
-    row = torch.arange(first, keys, device=device) - start
-    rows = p[row.clamp(0, max(len(p) - 1, 0))] if len(p) else p.new_zeros((len(row), head_dim))
-    outside = (row < 0) | (row >= len(p))
-    return rows if table.beyond == "edge" else rows.masked_fill(outside[:, None], 0)
+    return _between(p, start, table.beyond, first, keys)
 
 
 @_constant_rows.register_fake
@@ -104,3 +145,39 @@ def _(
     name: str, first: int, keys: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     return torch.empty((keys - first, head_dim), dtype=dtype, device=device)
+
+
+def biases_named(name: str, heads: int, keys: int, query: Tensor) -> tuple[Tensor, int]:
+    """A bias (heads, w) for every distance among `keys` tokens, and the first distance.
+
+    `name` is as `name_of` gives it; the query gives dtype and device.
+    """
+    first = 1 - keys if name.endswith(_BOTH_SIDES) else 0
+    given = name, first, keys, heads, wide(query), query.device
+    return torch.ops.wavepe_nn.constant_biases(*given), first
+
+
+@torch.library.custom_op("wavepe_nn::constant_biases", mutates_args=())
+def _constant_biases(
+    name: str, first: int, keys: int, heads: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    encoding, causal = _of_name(name)
+    bias, start, beyond = constant_bias(encoding, heads, keys, causal, dtype, device)
+    return _between(bias.T, start, beyond, first, keys).T.contiguous()
+
+
+@_constant_biases.register_fake
+def _(
+    name: str, first: int, keys: int, heads: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return torch.empty((heads, keys - first), dtype=dtype, device=device)
+
+
+def _between(rows: Tensor, start: int, beyond: str, first: int, last: int) -> Tensor:
+    """Of rows (w, ...) for delta = start.., those for delta = first..last-1, in new memory."""
+    row = torch.arange(first, last, device=rows.device) - start
+    if not len(rows):
+        return rows.new_zeros((len(row), *rows.shape[1:]))
+    found = rows[row.clamp(0, len(rows) - 1)]
+    outside = (row < 0) | (row >= len(rows))
+    return found if beyond == "edge" else found.masked_fill(outside[:, None], 0)
