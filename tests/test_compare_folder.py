@@ -19,6 +19,7 @@ from cases import forget_registrations
 from compare_cases import arguments, figures, one_line, results, text_in
 from wavepe.cli import folder as run_folder
 from wavepe.cli import main, training
+from wavepe.cli.data import load_text
 from wavepe.encodings import Encoding
 
 
@@ -259,6 +260,62 @@ def test_a_checkpoint_that_cannot_be_loaded(finished, text, tmp_path, capsys):
     shutil.rmtree(model.parent)
     assert main(arguments(text, out, specs=["none", "rope"])) == 0
     assert figures(out) == figures(finished)
+
+
+def test_a_run_that_diverged_says_so(text, tmp_path, capsys):
+    """The loss before its only step is finite."""
+    assert main(arguments(text, tmp_path, "--quiet", "--lr", "1e18", steps=1, specs=["rope"])) == 1
+    assert "rope: the perplexity at 16 is nan: try a smaller --lr" in one_line(capsys)
+
+
+@pytest.mark.parametrize("what", ["results.json", "checkpoints", "training"])
+def test_what_other_settings_made_is_not_taken(text, tmp_path, capsys, monkeypatch, what):
+    outs = tmp_path / "a", tmp_path / "b"
+    for number, out in enumerate(outs):
+        if what == "training":
+            interrupt(monkeypatch)
+        words = arguments(text, out, "--quiet", "--lr", f"0.0{number + 1}", specs=["none"])
+        assert main(words) == (130 if what == "training" else 0)
+    capsys.readouterr()
+    (outs[1] / "results.json").unlink(missing_ok=True)
+    if what == "results.json":
+        shutil.copy(outs[0] / what, outs[1] / what)
+    else:
+        shutil.copytree(outs[0] / what, outs[1] / what, dirs_exist_ok=True)
+    assert main(words) in (1, 2)
+    assert "of another comparison" in (said := one_line(capsys)) or "not of this" in said
+
+
+@pytest.mark.parametrize("known", ["[1]", "5", '"a"', "[" * 100_000])
+def test_settings_that_are_none(text, tmp_path, capsys, known):
+    (tmp_path / "settings.json").write_text(known)
+    assert main(arguments(text, tmp_path)) == 2
+    assert "settings.json" in one_line(capsys)
+
+
+def test_a_lock_of_someone_elses(text, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    for make in (lambda lock: lock.symlink_to(mine), lambda lock: lock.write_text("mine")):
+        make(tmp_path / "out" / ".lock")
+        assert main(arguments(text, tmp_path / "out")) == 2
+        assert ".lock is not of a comparison" in one_line(capsys)
+        (tmp_path / "out" / ".lock").unlink()
+    assert mine.read_text() == "precious"
+
+
+def test_a_copy_of_a_run_is_no_text(finished, text, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(text, data)
+    before = load_text(str(data), 32, 16).sha256
+    shutil.copytree(finished, data / "copy", ignore=shutil.ignore_patterns(".*"))
+    assert load_text(str(data), 32, 16).sha256 == before
+
+
+def test_an_empty_out_is_refused(text, capsys):
+    assert main(arguments(text, "")) == 2
+    assert "--out: needs a folder, got an empty name" in one_line(capsys)
 
 
 # Variants

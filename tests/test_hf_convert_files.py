@@ -1,9 +1,11 @@
 """wavepe.hf.convert: which files come along, how, and what an interruption leaves."""
 
 import errno
+import os
 import shutil
 import signal
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +199,50 @@ def test_what_a_signal_leaves(tmp_path):
     convert(source, target, "alibi")
     assert list(target.parent.iterdir()) == [target]
     load(target)
+
+
+def test_a_second_ctrl_c_leaves_nothing_either(tmp_path, monkeypatch):
+    source, rmtree = stock(tmp_path / "source", "sharded"), shutil.rmtree
+
+    def interrupted(*args, **options):
+        signal.raise_signal(signal.SIGINT)
+        rmtree(*args, **options)
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", fail)
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "new" / "target", "alibi")
+    assert list(tmp_path.iterdir()) == [source]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_modes_and_links(tmp_path):
+    source, target = stock(tmp_path / "source", "sharded"), tmp_path / "target"
+    weights = sorted(path.name for path in source.glob("*.safetensors"))
+    (source / weights[0]).chmod(0o640)
+    (source / "gone.json").symlink_to("nowhere")
+    (tmp_path / "more").mkdir()
+    (source / "linked").symlink_to(tmp_path / "more")
+    target.mkdir(mode=0o700)
+    done = convert(source, target, "shaw:clip=3")
+    assert {"gone.json", "linked"} <= set(done.left_out)
+    assert target.stat().st_mode & 0o777 == 0o700
+    assert (target / weights[0]).stat().st_mode & 0o777 == 0o640
+    new = (target / "model-position-encoding.safetensors").stat().st_mode
+    assert new == (target / "config.json").stat().st_mode
+
+
+def test_targets_that_cannot_be_replaced(tmp_path, monkeypatch):
+    source = stock(tmp_path / "source")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    refused(source, Path(), "is the current folder")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path.name == "disk")
+    refused(source, tmp_path / "disk", "is a mount point")
 
 
 def test_two_at_once(tmp_path, monkeypatch):

@@ -28,6 +28,9 @@ FITS = {
     "more layers": ({"num_hidden_layers": 3}, r"missing: model.layers.2.* and 5 more"),
     "fewer layers": ({"num_hidden_layers": 1}, r"unknown: model.layers.1"),
     "other head": ({"architectures": ["LlamaModel"]}, r"missing: embed_tokens.weight"),
+    "architectures": ({"architectures": {"a": 1}}, "architectures must be a list, got dict"),
+    "auto_map": ({"auto_map": 5}, "auto_map must be a dict, got int"),
+    "too many layers": ({"num_hidden_layers": 10**9}, "1000000000 layers, and 21 tensors"),
     "nonsense": ({"hidden_size": "wide"}, "do not fit"),
 }
 
@@ -191,6 +194,7 @@ def test_the_command_fails_in_one_line(tmp_path, capsys, monkeypatch):
         [source, source, "alibi"],
         [target, target, "alibi"],
         [source, target, "alibi", "--import", "nosuch.py"],
+        [source, target, '{"0": "rope", "0": "none"}'],
     ):
         code, out, err = run(capsys, *argv)
         assert (code, out) == (2, "")

@@ -62,14 +62,18 @@ def new_folder(target: Path) -> Iterator[Path]:
             with _held(part):
                 try:
                     yield part
+                    if target.exists():
+                        shutil.copymode(target, part)
                     os.rename(part, target)
                 except BaseException:
-                    shutil.rmtree(part, ignore_errors=True)
+                    with _undisturbed():
+                        shutil.rmtree(part, ignore_errors=True)
                     raise
         except BaseException:
-            for parent in made:
-                with suppress(OSError):
-                    parent.rmdir()
+            with _undisturbed():
+                for parent in made:
+                    with suppress(OSError):
+                        parent.rmdir()
             raise
 
 
@@ -175,6 +179,20 @@ def unwinding() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
         if caught and _received:
             signal.raise_signal(_received.pop())
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Within, Ctrl-C is ignored: a second one must not leave what the first one left to remove."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def unwind(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,7 +83,13 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise UsageError(f"--{option.replace('_', '-')} {value}: needs at least 1")
     text = load_text(args.data, max(settings.lengths), settings.train_length)
+    if args.out == "":
+        raise UsageError("--out: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ValueError as error:  # of MPLBACKEND, after hours of training otherwise
+        raise CommandError(f"matplotlib: {error}") from error
     manifest = settings.manifest(text.sha256)
     folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}"))
     threads = thread_count("--threads", args.threads or folder.recorded("threads") or _THREADS)
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
             _report(folder, settings, results, args.quiet)
     except OSError as error:
-        if error.errno in OF_THE_DISK:
+        if error.errno in OF_THE_DISK and error.filename is not None:
             raise CommandError(
                 f"{error.filename}: {error.strerror}; to go on, give the same command again"
             ) from error
@@ -137,10 +144,14 @@ class _Comparison:
         before = {"runs": [], "environment": {}} if before is None else before
         try:
             self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
+            whole = [run["perplexity"][str(n)] for run in before["runs"] for n in settings.lengths]
+            same = before["environment"].get("run", folder.run) == folder.run
             self.variants = set(before["environment"].get("variants", ())) | {wavepe.variant()}
+            if not (same and all(isinstance(value, float) for value in whole)):
+                raise TypeError
         except (KeyError, TypeError, AttributeError):
             raise UsageError(
-                f"{folder.results} is not of a comparison: remove it, or give another --out"
+                f"{folder.results} is not of this comparison: remove it, or give another --out"
             ) from None
         self.models = models_of(settings)
         for model in self.models:
@@ -176,9 +187,10 @@ class _Comparison:
 
         state = train(
             model.spec, model.seed, self.settings, self.text.train,
-            self.folder.training(model.name), self.save_every, report,
+            self.folder.training(model.name), self.folder.run, self.save_every, report,
         )  # fmt: skip
         facts = {"spec": model.spec, "seed": model.seed, "steps": state.step}
+        facts["run"] = self.folder.run
         facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
         facts["variants"] = state.variants
 
@@ -196,6 +208,11 @@ class _Comparison:
 
         began = time.perf_counter()
         perplexity = evaluate(checkpoint, spec, self.held_out, self.settings.lengths)
+        for length, value in perplexity.items():
+            if not math.isfinite(value):
+                raise CommandError(
+                    f"{spec}: the perplexity at {length} is {value}: try a smaller --lr"
+                )
         seconds = facts["seconds"] + time.perf_counter() - began
         self.done[spec, seed] = {
             "encoding": spec,
@@ -218,6 +235,7 @@ class _Comparison:
             "runs": [self.done[key] for key in wanted if key in self.done],
             "environment": {
                 **environment(),
+                "run": self.folder.run,
                 "variants": sorted(self.variants),
                 "threads": self.threads,
                 "date": datetime.date.today().isoformat(),

@@ -53,9 +53,17 @@ def _encoding(given: str) -> Any:
     if not given.lstrip().startswith("{"):
         return given
     try:
-        return json.loads(given)
+        return json.loads(given, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise ValueError(f"ENCODING begins as JSON and is none: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The dict, of keys that are given once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"ENCODING names layers twice: {', '.join(key for key, _ in pairs)}")
+    return found
 
 
 def _print(done: Conversion, args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from .errors import UsageError
-from .folder import RUN_FILES
+from .folder import is_run
 
 HELD_OUT_SHARE = 0.05
 # Folders of the standard library that hold other people's code, or tests: repetitive tables mostly.
@@ -127,7 +127,7 @@ def _walk(root: Path) -> list[tuple[str, Path]]:
     """
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_unreadable):
-        if RUN_FILES.issubset(names):
+        if is_run(names):
             subfolders.clear()
             continue
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]

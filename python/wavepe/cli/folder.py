@@ -14,19 +14,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .._files import new_file, new_folder, part_of, some, writing
 from .errors import UsageError
-from .settings import differences
+from .settings import differences, digest
 
 _SETTINGS = "settings.json"
 _LOCK = ".lock"
-# Together in a folder, they say that it is one of these.
-RUN_FILES = frozenset({_SETTINGS, _LOCK})
+_RESULTS = "results.json"
 _LONGEST = 80  # characters of a spec in a name; file systems allow 255 bytes
 
 
@@ -35,10 +34,11 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.results = path / "results.json"
+        self.results = path / _RESULTS
         self.picture = path / "perplexity.png"
         self.table = path / "table.md"
         self._settings = path / _SETTINGS
+        self.run = ""  # names the settings, once the folder is opened
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
@@ -47,11 +47,12 @@ class RunFolder:
         try:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock = open(self.path / _LOCK, "w")  # noqa: SIM115 (held as long as the folder)
+                lock = open(self.path / _LOCK, "a")  # noqa: SIM115 (held as long as the folder)
         except (FileExistsError, NotADirectoryError):
             raise UsageError(f"--out {self.path}: needs a folder, and a file is there") from None
         except PermissionError as error:
             raise UsageError(f"--out {self.path}: {error.strerror}") from None
+        self.run = digest(manifest)
         with lock:
             _lock(lock, self.path)
             known = self.read(self._settings)
@@ -71,14 +72,16 @@ class RunFolder:
         except UnicodeEncodeError:  # safetensors opens no other
             raise UsageError(f"--out {self.path}: needs a name in UTF-8") from None
         known = self.read(self._settings)
+        if (self.path / _LOCK).is_symlink() or _size(self.path / _LOCK):
+            raise UsageError(f"--out {self.path}: its {_LOCK} is not of a comparison")
         if known is not None:
             if not (isinstance(known, dict) and {"encodings", "text_sha256"} <= known.keys()):
                 raise UsageError(
                     f"--out {self.path}: its {_SETTINGS} is not of a comparison: give another --out"
                 )
         elif self.path.is_dir():
-            begun = (_LOCK, f".{_SETTINGS}.")  # a comparison killed before it had settings
-            others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(begun))
+            begun = (_LOCK, part_of(self._settings).name)  # killed before it had settings
+            others = sorted(p.name for p in self.path.iterdir() if p.name not in begun)
             if others:
                 raise UsageError(
                     f"--out {self.path} holds other files ({some(others)}) and no comparison: "
@@ -87,7 +90,8 @@ class RunFolder:
 
     def recorded(self, key: str) -> Any:
         """One of the settings the folder was begun with, or None."""
-        return (self.read(self._settings) or {}).get(key)
+        known = self.read(self._settings)
+        return known.get(key) if isinstance(known, dict) else None
 
     def checkpoint(self, name: str) -> Path:
         """Where the trained model `name` is, once it is finished."""
@@ -105,12 +109,14 @@ class RunFolder:
                 continue
             facts = self.read(path / "training.json")
             facts = facts if isinstance(facts, dict) else {}
-            if (facts.get("spec"), facts.get("seed")) == (spec, seed):
+            ours = facts.get("run", self.run) == self.run and "seconds" in facts
+            if (facts.get("spec"), facts.get("seed")) == (spec, seed) and ours:
                 return path, facts
             if name == model_name(spec, seed):
+                says = f"{facts.get('spec')} with seed {facts.get('seed')}"
                 raise UsageError(
                     f"{path} should hold the model trained as {spec} with seed {seed}, and its "
-                    f"training.json says {facts.get('spec')} with seed {facts.get('seed')}: "
+                    f"training.json says {says}{'' if ours else ', of another comparison'}: "
                     "remove that folder, or give another --out"
                 )
         return None
@@ -138,7 +144,7 @@ class RunFolder:
             return json.loads(path.read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"cannot read {path}: {error}") from None
 
     @staticmethod
@@ -147,6 +153,11 @@ class RunFolder:
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         with new_file(path) as part:  # what is not UTF-8 in file names becomes an escape of JSON's
             part.write_text(text, "utf-8", "backslashreplace")
+
+
+def is_run(names: Collection[str]) -> bool:
+    """Whether a folder with files of these names holds a comparison, or a copy of one."""
+    return _SETTINGS in names and (_LOCK in names or _RESULTS in names)
 
 
 def model_name(spec: str, seed: int) -> str:
@@ -164,6 +175,10 @@ def model_name(spec: str, seed: int) -> str:
 def _former_name(spec: str, seed: int) -> str:
     """What it was called in folders of 2026, where several specs could share a name."""
     return f"{re.sub('[^A-Za-z0-9._]+', '-', spec)}-seed{seed}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _lock(file: Any, path: Path) -> None:

@@ -63,7 +63,9 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise UsageError(f"--import {path}: {_what_happened(error, path)}") from error
     return module
 
@@ -71,7 +73,9 @@ def _from_file(path: Path) -> ModuleType:
 def _from_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
         missing = isinstance(error, ModuleNotFoundError) and error.name == name
         hint = " (the path of a file ends in .py)" if missing else ""
         raise UsageError(f"--import {name}: {_what_happened(error)}{hint}") from error

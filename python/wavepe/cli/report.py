@@ -130,7 +130,7 @@ def markdown_table(
     ]
     for name, cells in rows_of(runs, lengths):
         marked = [f"**{cell[:-1]}**" if cell.endswith("*") else cell for cell in cells]
-        lines.append(f"| `{name}` | " + " | ".join(marked) + " |")
+        lines.append(f"| `{name.replace('|', chr(92) + '|')}` | " + " | ".join(marked) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,11 +8,12 @@ import textwrap
 from collections.abc import Sequence
 
 GAP = 2  # blanks between two columns of a table
+_WIDEST = 1000  # COLUMNS may say anything
 
 
 def columns() -> int | None:
     """The width of the terminal; None where stdout is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return min(shutil.get_terminal_size().columns, _WIDEST) if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, indent: int = 2) -> str:

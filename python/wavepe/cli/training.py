@@ -38,7 +38,7 @@ LAST_RATE_SHARE = 0.05
 LOSS_MEMORY = 0.02
 
 
-_PLAIN = ("spec", "seed", "step", "seconds", "loss", "variants")
+_PLAIN = ("spec", "seed", "run", "step", "seconds", "loss", "variants")
 _WITH_STATE = ("model", "optimizer")
 
 
@@ -53,6 +53,7 @@ class State:
     optimizer: torch.optim.Optimizer
     spec: str = ""
     seed: int = 0
+    run: str = ""  # names the settings of the comparison
     step: int = 0
     seconds: float = 0.0
     loss: float = math.log(VOCABULARY)
@@ -69,6 +70,8 @@ class State:
         content = torch.load(path, map_location="cpu", weights_only=True)
         if (content.get("spec"), content.get("seed")) != (self.spec, self.seed):
             raise ValueError(f"it is of {content.get('spec')} with seed {content.get('seed')}")
+        if content.get("run") != self.run:
+            raise ValueError("it is of another comparison")
         for name in _WITH_STATE:
             getattr(self, name).load_state_dict(content[name])
         for name in _PLAIN:
@@ -103,16 +106,19 @@ def train(
     settings: Settings,
     tokens: np.ndarray,
     saved: Path,
+    run: str,
     save_every: int,
     report: Report,
 ) -> State:
     """Train from the beginning, or from `saved` where that exists, to the last step.
 
+    `run` names the comparison's settings: a state of another one is refused.
+
     The state is saved every `save_every` steps. Ctrl-C, SIGTERM and SIGHUP save after the step
     under way and raise KeyboardInterrupt.
     """
     model = new_model(spec, seed, settings)
-    state = State(model, _optimizer(model, settings), spec, seed)
+    state = State(model, _optimizer(model, settings), spec, seed, run)
     if saved.exists():
         try:
             state.load(saved)

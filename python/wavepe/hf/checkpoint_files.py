@@ -137,7 +137,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ValueError for anything else."""
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
@@ -155,6 +155,8 @@ def other_files(source: Path, weights: Weights) -> tuple[list[Path], tuple[str, 
     copied: list[Path] = []
     left_out: list[Path] = []
     for folder, folders, names in os.walk(source, onerror=_raise):
+        links = (Path(folder, name) for name in folders if Path(folder, name).is_symlink())
+        left_out += [path.relative_to(source) for path in links]
         folders[:] = sorted(
             name
             for name in folders
@@ -162,9 +164,9 @@ def other_files(source: Path, weights: Weights) -> tuple[list[Path], tuple[str, 
         )
         for name in sorted(names):
             relative = Path(folder, name).relative_to(source)
-            if str(relative) in own or not Path(folder, name).is_file():
+            if str(relative) in own:
                 continue
-            stale = name.endswith((*OTHER_WEIGHTS, INDEX))
+            stale = name.endswith((*OTHER_WEIGHTS, INDEX)) or not Path(folder, name).is_file()
             (left_out if stale else copied).append(relative)
     return copied, tuple(map(str, left_out))
 
@@ -176,7 +178,7 @@ def _raise(error: OSError) -> None:
 def save(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file of weights in the format that its name ends with."""
     if path.suffix == ".safetensors":
-        safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+        path.write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
         return
     with path.open("wb") as file:  # with a path, torch's errors do not tell the system's
         torch.save(tensors, file)

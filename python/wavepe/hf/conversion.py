@@ -172,6 +172,9 @@ def _folders(source: str | os.PathLike, target: str | os.PathLike) -> tuple[Path
         raise ValueError(f"the source must be a folder with {CONFIG} and weights: {old} {what}")
     if old.resolve() == new:
         raise ValueError(f"source and target are the same folder, {old}: give another target")
+    if new == Path.cwd() or os.path.ismount(new):
+        what = "the current folder" if new == Path.cwd() else "a mount point"
+        raise ValueError(f"the target must be a folder that can be replaced: {target} is {what}")
     if new.exists() and not (new.is_dir() and not any(new.iterdir())):
         what = "is not empty" if new.is_dir() else "is a file"
         raise ValueError(f"the target must be a new or an empty folder: {target} {what}")
@@ -197,6 +200,10 @@ def _read_config(source: Path) -> dict[str, Any]:
                 f"{source} is quantised ({key} in {CONFIG}): convert the checkpoint it was made "
                 "of, then quantise the result"
             )
+    for key, kind in (("auto_map", dict), ("architectures", list)):
+        if not isinstance(config.get(key) or kind(), kind):
+            given = type(config[key]).__name__
+            raise ValueError(f"{source / CONFIG}: {key} must be a {kind.__name__}, got {given}")
     own_code = [key for key in config.get("auto_map") or () if "Tokenizer" not in key]
     if own_code or config.get("transformers_weights"):
         key = "auto_map" if own_code else "transformers_weights"
@@ -240,6 +247,12 @@ def _plan(source: Path, chosen: Choice) -> _Plan:
     if old["model_type"] == MODEL_TYPE and old.get("position_encoding") == chosen.written():
         raise ValueError(f"{source} has the position encoding {str(chosen)!r} already")
     weights = read_weights(source)
+    layers = old.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > len(weights.tensors):
+        raise ValueError(
+            f"the weights in {source} do not fit its {CONFIG}: {layers} layers, and "
+            f"{len(weights.tensors)} tensors"
+        )
     model = _model_name(source, old, weights.tensors)
     new = {
         **old,
@@ -353,7 +366,7 @@ def _write(plan: _Plan, part: Path, link: bool) -> None:
     write_json(part / CONFIG, plan.config)
     for relative in plan.others:
         (part / relative).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.source / relative, part / relative)
+        _copy(plan.source / relative, part / relative)
     weights, sharded = plan.weights, plan.weights.index is not None or bool(plan.added)
     weight_map: dict[str, str] = {}
     for file in weights.files:
@@ -368,13 +381,18 @@ def _write(plan: _Plan, part: Path, link: bool) -> None:
         elif link:  # of the file itself: folders of the Hub's cache hold symbolic links
             os.link((plan.source / file).resolve(), part / name)
         else:
-            shutil.copyfile(plan.source / file, part / name)
+            _copy(plan.source / file, part / name)
     if plan.added:
         name = weights.beside(MODULE.replace("_", "-"))
         weight_map |= dict.fromkeys(plan.added, name)
         save(part / name, plan.added)
     if sharded:
         write_json(part / (weights.name + INDEX), _new_index(plan, weight_map))
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    shutil.copymode(source, target)
 
 
 def _new_index(plan: _Plan, weight_map: dict[str, str]) -> dict[str, Any]:
