@@ -37,7 +37,7 @@ INLINE void check_attention(const wpe_attention *a) {
     assert(!a->run_begin == !a->run_end && (!a->segments || a->queries == a->keys));
     assert(!a->relative || (a->relative->rows > 0 && a->relative->first_delta >= -limit &&
                             a->relative->first_delta <= limit));
-    assert(a->bias.rows >= 0 && (!a->bias.rows || a->bias.values));
+    assert(a->bias.rows >= 0);
     assert(a->bias.first_delta >= -limit && a->bias.first_delta <= limit);
     assert(a->drop_below <= UINT64_C(1) << 32);
     (void)a, (void)limit;

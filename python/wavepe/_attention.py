@@ -191,10 +191,9 @@ def _reachable(
     """The rows of p, or numbers of bias, that some query can reach, and delta of the first."""
     rows, queries, keys = arrays[name].shape[axis], arrays["q"].shape[-2], arrays["k"].shape[-2]
     if edge and rows == 0:
-        option, wanted = ("beyond", "a table of at least one row")
-        if name == "bias":
-            option, wanted = ("bias_beyond", "a bias of at least one number")
-        raise ValueError(f'{option}="edge" needs {wanted}, {name} has none')
+        needs = {"p": 'beyond="edge" needs a table of at least one row'}
+        needs["bias"] = 'bias_beyond="edge" needs a bias of at least one number'
+        raise ValueError(f"{needs[name]}, {name} has none")
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1
     begin, end = reached_rows(rows, first, edge, nearest, farthest)
     return slice(begin, end), max(-_FAR, min(_FAR, first)) + begin
