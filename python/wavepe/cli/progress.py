@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -83,8 +84,9 @@ class Report:
             self.note(f"{self._title}: step {step} of {self._steps}, loss {loss:.3f}, {left}")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(f"{self._place()} {text}", markup=False, soft_wrap=True)
+        """A line that stays. No reader of stderr is no reason to end a training."""
+        with suppress(OSError):
+            self._console.print(f"{self._place()} {text}", markup=False, soft_wrap=True)
 
     def _describe(self, text: str) -> None:
         """What is being done, cut so that the numbers have room."""
