@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"matplotlib: {error}") from error
     manifest = settings.manifest(text.sha256)
     folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}"))
-    threads = thread_count("--threads", args.threads or folder.recorded("threads") or _THREADS)
+    threads = thread_count("--threads", args.threads or folder.recorded("threads", int) or _THREADS)
     save_every = args.save_every or max(
         1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     )
@@ -112,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
 def _import(args: argparse.Namespace) -> tuple[str, ...]:
     """Run the files of --import; UsageError where the folder was begun with another."""
     imports = import_all(args.imports)
-    begun = RunFolder(Path(args.out)).recorded("imports") if args.out else None
-    for name in map(name_in, begun or ()):
+    begun = RunFolder(Path(args.out)).recorded("imports", list) if args.out else None
+    for name in map(name_in, map(str, begun or ())):
         if name not in map(name_in, imports):
             raise UsageError(f"--out {args.out} was begun with --import {name}: give it again")
     return imports

@@ -88,10 +88,11 @@ class RunFolder:
                     "give a new or an empty folder"
                 )
 
-    def recorded(self, key: str) -> Any:
-        """One of the settings the folder was begun with, or None."""
+    def recorded(self, key: str, kind: type) -> Any:
+        """One of the settings the folder was begun with; None where there is none of this kind."""
         known = self.read(self._settings)
-        return known.get(key) if isinstance(known, dict) else None
+        value = known.get(key) if isinstance(known, dict) else None
+        return value if isinstance(value, kind) else None
 
     def checkpoint(self, name: str) -> Path:
         """Where the trained model `name` is, once it is finished."""
