@@ -174,6 +174,8 @@ def test_absolute_vectors_are_added(spec):
                 vectors = wavepe.encoding(spec).absolute(np.array(row), 8, length=max(row) + 1)
                 wanted = x[b].to(dtype) + torch.from_numpy(vectors).float().to(dtype)
                 assert torch.equal(got[b], wanted)
+    for dtype in (torch.uint8, torch.int8, torch.int32):
+        assert torch.equal(module(x, places.to(dtype)), module(x, places))
     assert module(x[:, :0]).shape == (2, 0, 8)
     assert not list(module.parameters())
     assert not module.state_dict()

@@ -132,11 +132,9 @@ def _real(name: str, value: ArrayLike) -> np.ndarray:
 def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
     """bias as the kernels read it: of their own type, and aligned."""
     array = _real("bias", value)
-    _checks.check_size("bias", array)
-    array = array.astype(np.float64 if dtype == np.float64 else np.float32, copy=False)
     if not array.ndim:
         raise ValueError("bias must be (w,) or (..., H, w), got ()")
-    return array if array.flags.aligned else array.copy()
+    return _cast("bias", array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
 
 
 def _listed(arrays: _Arrays) -> str:
@@ -156,8 +154,15 @@ def _promoted(arrays: _Arrays) -> _Arrays:
             "float16, float32, float64 or ml_dtypes.bfloat16 needed, got "
             f"{_listed(arrays)}, together {dtype}"
         )
-    arrays = {name: x.astype(dtype, copy=False) for name, x in arrays.items()}
-    return {name: x if x.flags.aligned else x.copy() for name, x in arrays.items()}
+    return {name: _cast(name, x, dtype) for name, x in arrays.items()}
+
+
+def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in this dtype, and aligned: itself where it is so."""
+    if array.dtype == dtype and array.flags.aligned:
+        return array
+    _checks.check_size(name, array)
+    return array.astype(dtype)
 
 
 def _check_sizes(arrays: _Arrays) -> None:

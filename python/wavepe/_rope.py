@@ -126,7 +126,7 @@ def apply_rope(
     """
     from .encodings import RoPE  # which uses this module
 
-    x = np.asarray(x)
+    x = _checks.array_of("x", x)
     if x.ndim < 1 or x.shape[-1] < 2 or x.shape[-1] % 2:
         raise ValueError(f"x needs shape (..., L, d) with an even d, got {x.shape}")
     rope_of = RoPE(theta=theta, fraction=fraction)

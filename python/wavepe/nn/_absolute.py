@@ -84,7 +84,7 @@ class AbsoluteEncoding(nn.Module):
         check_tokens(x, self.dim)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
-        positions = checked_rows("positions", positions, *x.shape[:2])
+        positions = checked_rows("positions", positions, *x.shape[:2]).to(torch.int64)
         return x + self._vectors(positions).to(x.device, x.dtype)
 
     def extra_repr(self) -> str:

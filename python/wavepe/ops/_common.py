@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What torch says on the CPU, of a size that no memory holds or no 64 bits.
 _OUT_OF_MEMORY = re.compile(
     r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
+    r"|std::bad_alloc"
 )
 
 
@@ -45,7 +46,8 @@ def names_memory(name: str) -> Callable[[F], F]:
                 found = _OUT_OF_MEMORY.search(str(error))
                 if found is None or str(error).startswith("wavepe: "):
                     raise
-                raise RuntimeError(f"wavepe: {name}: out of memory: {found[0]}") from error
+                size = "" if found[0] == "std::bad_alloc" else f": {found[0]}"
+                raise RuntimeError(f"wavepe: {name}: out of memory{size}") from error
 
         return named  # type: ignore[return-value]
 
