@@ -431,7 +431,7 @@ def test_learned_encodings_of_other_entries_are_refused(torch, hf, monkeypatch):
         name = "slopes"
         learned: bool = True
 
-    with pytest.raises(ValueError, match="only relative encodings can be learned"):
+    with pytest.raises(ValueError, match="only relative encodings and biases can be learned"):
         wavepe.hf.patch(hf.tiny(), "slopes")
 
 
