@@ -211,13 +211,18 @@ def test_a_second_ctrl_c_leaves_nothing_either(tmp_path, monkeypatch):
     def fail(*args):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfile", fail)
-        patch.setattr(shutil, "rmtree", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            convert(source, tmp_path / "new" / "target", "alibi")
-    assert list(tmp_path.iterdir()) == [source]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # a shell's background job ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "copyfile", fail)
+            patch.setattr(shutil, "rmtree", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                convert(source, tmp_path / "new" / "target", "alibi")
+        assert list(tmp_path.iterdir()) == [source]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_modes_and_links(tmp_path):
