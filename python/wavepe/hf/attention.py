@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from .. import ops
 from ..encodings import encoding
 from ..positions import PositionEncoding
+from ..positions.tables import wide
 from . import masks
 from .families import CACHE_NAMES
 from .layers import text
@@ -230,11 +231,11 @@ def _composed(
 ) -> tuple[Tensor, Tensor]:
     """Attention (B, H, m, d) and its weights (B, H, m, n) by PyTorch, with a tensor of scores."""
     queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    given = (NOTHING if score is None else score).arguments(query.to(wide), keys)
+    own = wide(query)
+    given = (NOTHING if score is None else score).arguments(query.to(own), keys)
     query = given.pop("q")
     groups = query.shape[1] // key.shape[1]
-    scores = query @ key.to(wide).repeat_interleave(groups, 1).transpose(-1, -2) * scaling
+    scores = query @ key.to(own).repeat_interleave(groups, 1).transpose(-1, -2) * scaling
     scores = scores + _bias(given.pop("q_rel", query) * scaling, keys, offset, **given)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -243,7 +244,7 @@ def _composed(
         scores = scores + shown
     else:
         # The finite minimum keeps rows that see nothing (padding) finite.
-        scores = scores.masked_fill(~shown, torch.finfo(wide).min)
+        scores = scores.masked_fill(~shown, torch.finfo(own).min)
     weights = nn.functional.dropout(scores.softmax(-1).to(dtype), dropout)
     return weights @ value.repeat_interleave(groups, 1), weights
 

@@ -15,7 +15,7 @@ from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
 from ..positions import Rotation
 from ..positions.angles import Frequencies
-from ..positions.rotation import SHORT
+from ..positions.tables import wide
 from . import families
 from .families import Slot
 from .layers import Written, text
@@ -130,7 +130,7 @@ class Rotated(nn.Module):
         self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
         self.dims = dims
         self.rotation = Rotation(self.encoding, dims, config.max_position_embeddings)
-        pairs = len(self.rotation.at(SHORT, True).array)
+        pairs = self.rotation.pairs
         if 2 * pairs != dims:
             raise ValueError(
                 f"{self.encoding} rotates {2 * pairs} of {dims} dims, and the "
@@ -147,9 +147,8 @@ class Rotated(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         found = self.frequencies(position_ids)
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = ops.rope_table(
-            position_ids, found.on(x.device), attention_factor=found.factor, dtype=dtype
+            position_ids, found.on(x.device), attention_factor=found.factor, dtype=wide(x)
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 

@@ -12,7 +12,7 @@ from .. import ops, rope_table  # ops first: it says how to get torch
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
-from .tables import FIRST_CAPACITY, LARGEST_TABLE  # isort: skip
+from .tables import FIRST_CAPACITY, LARGEST_TABLE, wide  # isort: skip
 
 
 def angles(
@@ -39,7 +39,7 @@ def angles(
     -------
     (cos, sin) : Tensors (L, h) or (1|B, L, h), float64 for float64 q, else float32
     """
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = wide(q)
     if positions is None:
         stop = start + q.shape[-2]
         if not torch.compiler.is_compiling() and (

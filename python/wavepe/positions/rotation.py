@@ -22,6 +22,8 @@ class Rotation:
     Attributes
     ----------
     rope : RoPE
+    pairs : int
+        Pairs of a head's dims that rotate, those by 0 included.
     changes : bool
         A cache may hold keys of another rotation: frequencies follow the length or the mode.
     """
@@ -31,6 +33,7 @@ class Rotation:
         self.head_dim, self.trained_length = head_dim, trained_length
         # By training mode; None where the frequencies follow the length.
         self._fixed = {training: self._same_for_all(training) for training in (True, False)}
+        self.pairs = len(self.at(SHORT, True).array)
         self.changes = self._fixed[True] is None or self._fixed[True] != self._fixed[False]
 
     def fixed(self, training: bool) -> Frequencies | None:
@@ -68,7 +71,7 @@ class Rotated(PositionEncoding):
             if trained_length is not None or "trained_length" not in str(error):
                 raise
             raise ValueError(f"{error} (max_length of SelfAttention is trained_length)") from None
-        pairs = len(self._rotation.at(SHORT, True).array)
+        pairs = self._rotation.pairs
         if 2 * pairs > head_dim:
             raise ValueError(f"{encoding} rotates {2 * pairs} dims, more than head_dim={head_dim}")
 

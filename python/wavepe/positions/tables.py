@@ -50,7 +50,7 @@ def _kept(
 
 
 def wide(q: Tensor) -> torch.dtype:
-    """Of scores."""
+    """The dtype of scores and angles: float64 for float64, else float32."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
