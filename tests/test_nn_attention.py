@@ -1,15 +1,18 @@
 """wavepe.nn.Attention and wavepe.nn.AbsoluteEncoding: for layers of one's own."""
 
+import dataclasses
 import doctest
+import pickle
 
 import numpy as np
 import pytest
-from cases import load_torch
+from cases import forget_registrations, load_torch
 
 torch, ops = load_torch()
 
 import wavepe
 from self_attention_cases import SPECS, YARN, made, tokens
+from wavepe.encodings import Encoding
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
 
 ROTARY_SPECS = [spec for spec in SPECS if spec.startswith("rope")]
@@ -118,6 +121,40 @@ def test_one_compiled_graph():
     q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8)
     compiled = torch.compile(attention, backend="eager", fullgraph=True)
     assert torch.equal(compiled(q, k, k), attention(q, k, k))
+
+
+@pytest.mark.parametrize(
+    "specs", [("wavelet:scales=4", "wavelet:scales=2"), ("sandwich:dim=4", "sandwich")]
+)
+def test_graphs_of_two_encodings_are_told_apart(specs):
+    torch._dynamo.reset()
+    q = torch.randn(1, 2, 7, 8)
+    modules = [Attention(spec, 8, 2, causal=causal) for spec in specs for causal in (True, False)]
+    for module in (*modules, *modules):
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(q, q, q), module(q, q, q))
+    copied = pickle.loads(pickle.dumps(modules[0]))
+    assert torch.equal(torch.compile(copied, backend="eager")(q, q, q), modules[0](q, q, q))
+
+
+def test_a_class_registered_anew_compiles(monkeypatch):
+    forget_registrations(monkeypatch)
+    q, modules = torch.randn(1, 2, 7, 8), []
+    for size in (0.1, 0.2):
+
+        @wavepe.register_encoding
+        @dataclasses.dataclass(frozen=True)
+        class Anew(Encoding):
+            name, entry = "anew", "relative"
+
+            def table(self, length, head_dim, *, causal=True, size=size):
+                return np.arange(length)[:, None] * np.full(head_dim, size), 0, "zero"
+
+        modules.append(Attention("anew", 8, 2).eval())
+    assert not torch.allclose(*(module(q, q, q) for module in modules))
+    for module in modules:
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(q, q, q), module(q, q, q))
 
 
 Q, K = torch.zeros(2, 4, 7, 8), torch.zeros(2, 2, 7, 8)

@@ -134,20 +134,36 @@ class Slopes(PositionEncoding):
         return {**self.__dict__, "_copies": {}}
 
 
-class Relative(PositionEncoding):
-    """q.p_delta in the score, of a constant table ([W]; [X] without biases)."""
+class _Constant(PositionEncoding):
+    """What has a constant for each distance.
+
+    Its name among operators is an attribute: by that a compiler tells the graphs of two encodings
+    apart.
+    """
 
     contiguous = True
 
-    def __init__(self, encoding: Encoding, head_dim: int, causal: bool) -> None:
+    def __init__(self, encoding: Encoding, causal: bool) -> None:
         super().__init__(encoding)
+        self._causal = causal
+        self._name = name_of(encoding, causal)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._name = name_of(self.encoding, self._causal)  # in this process
+
+
+class Relative(_Constant):
+    """q.p_delta in the score, of a constant table ([W]; [X] without biases)."""
+
+    def __init__(self, encoding: Encoding, head_dim: int, causal: bool) -> None:
+        super().__init__(encoding, causal)
         # Raises where it does not fit the head size.
         _of_head_size(head_dim, lambda: encoding.table(1, head_dim, causal=causal))
-        self._causal = causal
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         if torch.compiler.is_compiling():
-            p, first = rows_named(self._name(), keys, q)
+            p, first = rows_named(self._name, keys, q)
             return {"q": q, "p": p, "first": first}
         return {"q": q, "p": constant_table(self.encoding, q.shape[-1], keys, self._causal)}
 
@@ -155,34 +171,24 @@ class Relative(PositionEncoding):
         self, q: Tensor, k: Tensor, v: Tensor, layer: Cached | None = None, **options: Any
     ) -> Tensor:
         if torch.compiler.is_compiling() and q.device.type == "cpu":
-            return compiled.attention(q, k, v, self._name(), **options)
+            return compiled.attention(q, k, v, self._name, **options)
         return super().attend(q, k, v, layer, **options)
 
-    @torch.compiler.assume_constant_result
-    def _name(self) -> str:
-        return name_of(self.encoding, self._causal)
 
-
-class Bias(PositionEncoding):
+class Bias(_Constant):
     """A constant for each head and distance in the score [C]."""
 
-    contiguous = True
-
     def __init__(self, encoding: Encoding, heads: int, causal: bool) -> None:
-        super().__init__(encoding)
+        super().__init__(encoding, causal)
         encoding.bias(1, heads, causal=causal)  # raises where it does not fit
-        self._heads, self._causal = heads, causal
+        self._heads = heads
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         if torch.compiler.is_compiling():
-            bias, first = biases_named(self._name(), self._heads, keys, q)
+            bias, first = biases_named(self._name, self._heads, keys, q)
             return {"q": q, "bias": bias, "bias_first": first}
         found = constant_bias(self.encoding, self._heads, keys, self._causal, wide(q), q.device)
         return {"q": q, **dict(zip(_BIAS, found, strict=True))}
-
-    @torch.compiler.assume_constant_result
-    def _name(self) -> str:
-        return name_of(self.encoding, self._causal)
 
 
 class Learned(AtLeastFloat32, PositionEncoding):

@@ -91,10 +91,15 @@ def _kept_bias(
 
 
 def name_of(encoding: Encoding, causal: bool) -> str:
-    """A text that `table_named` knows: the spec, and whether there are rows on both sides."""
-    name = f"{encoding}{'' if causal else _BOTH_SIDES}"
-    if _named.setdefault(name, encoding) != encoding:
-        raise ValueError(f"two encodings are called '{encoding}': a compiler needs other names")
+    """A text that `table_named` knows: the spec, and whether there are rows on both sides.
+
+    A class that is registered anew has the spec of the former one: then a number tells them apart.
+    """
+    spec, end = str(encoding), "" if causal else _BOTH_SIDES
+    name, number = spec + end, 1
+    while _named.setdefault(name, encoding) != encoding:
+        number += 1
+        name = f"{spec} #{number}{end}"
     return name
 
 
