@@ -50,7 +50,7 @@ __all__ = [
 
 
 def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encoding:
-    """The position encoding that `spec` names.
+    """Return the position encoding that `spec` names.
 
     Parameters
     ----------

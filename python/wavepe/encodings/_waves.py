@@ -10,7 +10,7 @@ from .._rope_frequencies import rope_frequencies
 
 
 def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
-    """`wavepe.sinusoidal` of the integers from `first` to `last` - 1.
+    """Return `wavepe.sinusoidal` of the integers from `first` to `last` - 1.
 
     Parameters
     ----------

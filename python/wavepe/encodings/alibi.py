@@ -22,5 +22,4 @@ class ALiBi(Encoding):
     entry = "slope"
 
     def slopes(self, heads: int) -> np.ndarray:
-        """The slope of each head, float64 (heads,): see `wavepe.alibi_slopes`."""
         return alibi_slopes(heads)

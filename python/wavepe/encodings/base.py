@@ -49,6 +49,9 @@ class Encoding:
         "absolute" (added to the token embedding), "rotary" (rotates q and k), "relative" (q.p is
         added to q.k), "slope" (a slope times the distance is taken from the score), "bias" (a
         number for each distance is added to the score) or "none" (of the class).
+    learned : bool
+        Whether a model trains parameters of it: `parameters` names them, and `learned_table` or
+        `learned_bias` reads them. An option or a property may tell.
     inference_only : tuple of str
         Options that change a trained model's evaluation only (of the class).
     """
@@ -56,6 +59,7 @@ class Encoding:
     name: ClassVar[str]
     entry: ClassVar[str]
     inference_only: ClassVar[tuple[str, ...]] = ()
+    learned = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -67,7 +71,7 @@ class Encoding:
         return write_spec(self.name, self.options())
 
     def options(self) -> dict[str, Value]:
-        """The options that differ from their defaults, in the order of the class."""
+        """Return the options that differ from their defaults, in the order of the class."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             field.name: values[field.name]
@@ -76,7 +80,7 @@ class Encoding:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Version, name and the options that differ from their defaults, ready for JSON."""
+        """Return version, name and the options that differ from their defaults, for JSON."""
         options = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in self.options().items()
@@ -101,7 +105,7 @@ class Encoding:
         return found
 
     def trained_as(self: E) -> E:
-        """The encoding that training sees: inference-only options at their defaults.
+        """Return the encoding that training sees: inference-only options at their defaults.
 
         Encodings with equal `trained_as()` can share one checkpoint.
         """
@@ -116,9 +120,25 @@ class Encoding:
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Vectors to add to the token embeddings, float64 (..., dim).
+        """Return the vectors to add to the token embeddings, float64 (..., dim).
 
-        `length` is that of the current sequence, by default the largest position + 1.
+        Parameters
+        ----------
+        positions : array (...) or scalar of integers
+            From 0.
+        dim : int
+            Size of the token embedding.
+        length : int, optional
+            Of the current sequence, by default the largest position + 1.
+        trained_length : int, optional
+            Of the sequences in training. An encoding may read neither length.
+
+        Raises
+        ------
+        ValueError
+            A position or a size that the encoding does not have.
+        TypeError
+            Positions of a wrong type.
         """
         self._raise_other_entry("absolute")
 
@@ -130,59 +150,77 @@ class Encoding:
         length: int | None = None,
         trained_length: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of the pairs, as inference uses them, float32 (..., head_dim/2).
+        """Return cosines and sines of the pairs, as inference uses them, float32 (..., pairs).
 
-        `length` is that of the current sequence, by default the largest position + 1.
+        `length`, by default the largest position + 1, and `trained_length` serve encodings that
+        follow the length. A cached decoding step passes the length of the whole sequence.
         """
         self._raise_other_entry("rope_table")
 
     def table(
         self, length: int, head_dim: int, *, causal: bool = True
     ) -> tuple[np.ndarray, int, str]:
-        """Table p, its first delta, and what lies beyond it ("zero" or "edge").
+        """Return the table p, its first delta, and what lies beyond it ("zero" or "edge").
 
         p is float32 (w, head_dim) with a row for each delta from `first` on: 0..length-1, or
-        1-length..length-1 where `causal` is False.
+        1-length..length-1 where `causal` is False. With "edge" it may end before. A learned
+        encoding's is that of the initial values.
         """
         self._raise_other_entry("table")
 
     def slopes(self, heads: int) -> np.ndarray:
-        """The slope of each head, float64 (heads,); the score loses slope * abs(delta)."""
+        """Return the slope of each head, float64 (heads,); the score loses slope * abs(delta)."""
         self._raise_other_entry("slopes")
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
-        """Bias, its first delta, and what lies beyond it ("zero" or "edge").
+        """Return the bias, its first delta, and what lies beyond it ("zero" or "edge").
 
-        bias is float64 (heads, w) with a number for each delta from `first` on: 0..length-1, or
-        1-length..length-1 where `causal` is False. It is added to the score and not scaled.
+        bias is float64 (heads, w) with a number for each delta, as `table` has a row. It is added
+        to the score and not scaled.
         """
         self._raise_other_entry("bias")
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """What a learned encoding learns: names, shapes and initial values, float64.
+        """Return what a learned encoding learns: names and initial values, float64.
 
-        The front end owns the tensors. `getattr(encoding, "learned", False)` says whether there
-        are any.
+        The front end owns the tensors. NotImplementedError where nothing is learned.
         """
         self._raise_learns_nothing("parameters")
 
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """As `table`, of torch tensors for `parameters` and differentiable in them.
+        """Return `table` for trained parameters, differentiable in them (needs torch).
 
-        p may be (heads, w, head_dim): a table of its own for each head.
+        Parameters
+        ----------
+        length : int
+            The sequence length.
+        parameters : mapping
+            Tensors as `parameters` begins them.
+        causal : bool
+            Rows for delta = 0..length-1; otherwise for 1-length..length-1.
+
+        Returns
+        -------
+        p : Tensor (w, head_dim), or (heads, w, head_dim) with a table for each head
+            Of the parameters' dtype.
+        first : int
+        beyond : str
         """
         self._raise_learns_nothing("learned_table")
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """As `bias`, of torch tensors for `parameters` and differentiable in them."""
+        """Return `bias` for trained parameters, a Tensor (heads, w) of their dtype.
+
+        Takes what `learned_table` takes, and is differentiable in the parameters (needs torch).
+        """
         self._raise_learns_nothing("learned_bias")
 
     def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """u and v (heads, head_dim) of a relative score (q + u).k + (q + v).p; None without."""
+        """Return u and v (heads, head_dim) of a score (q + u).k + (q + v).p; None without."""
         return None
 
     def _raise_other_entry(self, method: str) -> NoReturn:
@@ -243,12 +281,12 @@ def register_encoding(cls: type[E]) -> type[E]:
 
 
 def known_encodings() -> tuple[str, ...]:
-    """The names that `encoding` knows, in the order in which they were registered."""
+    """Return the names that `encoding` knows, in the order of their registration."""
     return tuple(_known)
 
 
 def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and options of a dict as `Encoding.to_dict` writes it."""
+    """Return name and options of a dict as `Encoding.to_dict` writes it."""
     if not isinstance(data, Mapping):
         raise TypeError(f"an encoding's dict must be a mapping, got {type(data).__name__}")
     options = dict(data)
@@ -261,7 +299,7 @@ def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def build(name: str, options: Mapping[str, Any]) -> Encoding:
-    """The encoding of that name with these options."""
+    """Return the encoding of that name with these options."""
     cls = _known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(
@@ -283,7 +321,7 @@ def _meant(given: Any, known: Iterable[str]) -> str:
 
 
 def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None) -> int:
-    """`length`, checked; where it is None the largest of `positions` + 1."""
+    """Return `length`, checked; where it is None the largest of `positions` + 1."""
     positions = _checks.real_array(f"{encoding.name} positions", positions)
     if length is not None:
         return _checks.integer(f"{encoding.name} length", length, 1)
@@ -312,6 +350,7 @@ def _check_class(cls: Any) -> None:
     for field in dataclasses.fields(cls):
         if field.default is dataclasses.MISSING:
             raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")
-        if hasattr(Encoding, field.name) or field.name in ("name", "entry", "version", "spec"):
+        taken = hasattr(Encoding, field.name) and field.name != "learned"
+        if taken or field.name in ("name", "entry", "version", "spec"):
             raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
     cls()  # the defaults must pass their own checks

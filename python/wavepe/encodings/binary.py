@@ -32,24 +32,6 @@ class Binary(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Vectors of zeros and ones to add to the token embeddings, float64 (..., dim).
-
-        Parameters
-        ----------
-        positions : array (...) or scalar of integers
-            From 0 to 2^dim - 1.
-        dim : int
-            Size of the token embedding.
-        length, trained_length : int, optional
-            Not used.
-
-        Raises
-        ------
-        ValueError
-            A position is negative, or has more bits than `dim`.
-        TypeError
-            Positions that are no integers.
-        """
         positions = _checks.counted_positions(f"{self.name} positions", positions)
         dim = _checks.integer(f"{self.name} dim", dim, 0)
         largest = int(positions.max()) if positions.size else 0

@@ -27,24 +27,6 @@ class Integer(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Vectors to add to the token embeddings, float64 (..., dim).
-
-        Parameters
-        ----------
-        positions : array (...) or scalar of integers
-            From 0.
-        dim : int
-            Size of the token embedding.
-        length, trained_length : int, optional
-            Not used.
-
-        Raises
-        ------
-        ValueError
-            A position is negative.
-        TypeError
-            Positions that are no integers.
-        """
         positions = _checks.counted_positions(f"{self.name} positions", positions)
         dim = _checks.integer(f"{self.name} dim", dim, 0)
         return np.repeat(positions[..., None].astype(np.float64), dim, axis=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,12 +33,11 @@ class Kerple(Encoding):
 
     name = "kerple"
     entry = "bias"
-    learned: ClassVar[bool] = True
+    learned = True
 
     kind: str = option("log", one_of("log", "power"))
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
-        """`learned_bias` of the initial values, float64 (heads, w)."""
         length = _checks.integer("kerple length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
         r1, r2 = (x[:, None] for x in self._initial(heads))
@@ -48,7 +47,7 @@ class Kerple(Encoding):
         return -r1 * distance**r2, first, "zero"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Initial "log_r1" and "log_r2", or "logit_r2", float64 (heads,).
+        """Return the initial "log_r1" and "log_r2", or "logit_r2", float64 (heads,).
 
         What is trained may have any value: r1 = exp(log_r1), r2 = exp(log_r2), and for "power"
         2 / (1 + exp(-logit_r2)). The heads begin at the middles of equal parts of the ranges that
@@ -62,23 +61,6 @@ class Kerple(Encoding):
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """The bias of each distance, differentiable in both (needs torch).
-
-        Parameters
-        ----------
-        length : int
-            The sequence length.
-        parameters : mapping
-            Tensors (heads,), as `parameters` begins them.
-        causal : bool
-            delta = 0..length-1; otherwise 1-length..length-1.
-
-        Returns
-        -------
-        bias : Tensor (heads, w) of their dtype
-        first : int
-        beyond : str
-        """
         import torch
 
         r1 = parameters["log_r1"].exp()[:, None]
@@ -89,7 +71,7 @@ class Kerple(Encoding):
         return -r1 * distance ** (2 * parameters["logit_r2"].sigmoid()[:, None]), first, "zero"
 
     def _initial(self, heads: int) -> tuple[np.ndarray, np.ndarray]:
-        """r1 and r2 of each head."""
+        """Return the initial r1 and r2 of each head."""
         heads = _checks.integer("kerple heads", heads, 1)
         middles = (_checks.new_array((heads,), make=np.ones).cumsum() - 0.5) / heads
         return (2 * middles, middles) if self.kind == "log" else (middles, 2 * middles)

@@ -31,26 +31,6 @@ class Normalised(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Vectors to add to the token embeddings, float64 (..., dim).
-
-        Parameters
-        ----------
-        positions : array (...) or scalar of integers
-            From 0.
-        dim : int
-            Size of the token embedding.
-        length : int, optional
-            N; by default the largest position + 1.
-        trained_length : int, optional
-            Not used.
-
-        Raises
-        ------
-        ValueError
-            A position is negative, or `length` is below 1.
-        TypeError
-            Positions or a `length` that are no integers.
-        """
         positions = _checks.counted_positions(f"{self.name} positions", positions)
         dim = _checks.integer(f"{self.name} dim", dim, 0)
         length = sequence_length(self, positions, length)

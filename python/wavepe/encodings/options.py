@@ -21,12 +21,12 @@ Check = Callable[[str, Any], Value]
 
 
 def option(default: Value | None, check: Check) -> Any:
-    """A dataclass field with a check: ``theta: float = option(10000.0, positive())``."""
+    """Declare a dataclass field with a check: ``theta: float = option(10000.0, positive())``."""
     return dataclasses.field(default=default, metadata={"check": check})
 
 
 def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | None:
-    """`value` as the option `field` stores it; None only where that is the default."""
+    """Return `value` as the option `field` stores it; None only where that is the default."""
     if value is None and field.default is None:
         return None
     check = field.metadata.get("check") or _like(field.default)
@@ -44,31 +44,31 @@ def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | No
 
 
 def flag(label: str, value: Any) -> bool:
-    """True or False."""
+    """Check for true or false."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{label} must be true or false, got {value!r}")
     return bool(value)
 
 
 def text(label: str, value: Any) -> str:
-    """Text; `checked` sees to it that a spec can hold it."""
+    """Check for text; `checked` sees to it that a spec can hold it."""
     if not isinstance(value, str):
         raise TypeError(f"{label} must be text, got {value!r}")
     return str(value)
 
 
 def one_of(*words: str) -> Check:
-    """One of the given words."""
+    """Return a check for one of the given words."""
     return lambda label, value: str(_checks.choice(label, value, words))
 
 
 def number(label: str, value: Any) -> float:
-    """A finite number; -0.0 becomes 0.0, as it is written the same."""
+    """Check for a finite number; -0.0 becomes 0.0, as it is written the same."""
     return _checks.finite(label, value) + 0.0
 
 
 def positive(*words: str) -> Check:
-    """A finite number above 0, or one of `words`."""
+    """Return a check for a finite number above 0, or one of `words`."""
 
     def check(label: str, value: Any) -> float | str:
         if not (words and isinstance(value, str)):
@@ -80,13 +80,28 @@ def positive(*words: str) -> Check:
     return check
 
 
+def integer(least: int, most: int = 1 << 20) -> Check:
+    """Return a check for an integer in these limits.
+
+    The upper one is far beyond any use: a larger number would ask for more memory than there is.
+    """
+
+    def check(label: str, value: Any) -> int:
+        value = _checks.integer(label, value, least)
+        if value > most:
+            raise ValueError(f"{label} must be at most {most}, got {value}")
+        return value
+
+    return check
+
+
 def share(label: str, value: Any) -> float:
-    """A number from 0 to 1, both included."""
+    """Check for a number from 0 to 1, both included."""
     return _checks.share(label, value)
 
 
 def items(label: str, value: Any) -> tuple[Any, ...]:
-    """A list of at least one, as a tuple."""
+    """Check for a list of at least one value, and return a tuple."""
     array = isinstance(value, np.ndarray) and value.ndim == 1
     if not (array or isinstance(value, Sequence)) or isinstance(value, str | bytes):
         raise TypeError(f"{label} must be a list, got {value!r}")

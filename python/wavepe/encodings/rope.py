@@ -116,12 +116,12 @@ class RoPE(Encoding):
 
     @property
     def follows_length(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence."""
+        """Tell whether the frequencies depend on the length of the sequence."""
         scaling = ROPE_TYPES[self.type or "default"]
         return scaling.follows_length or self.inference_theta == "scaled"
 
     def trained_as(self) -> RoPE:
-        """Without `inference_theta`, and with the base written out.
+        """Return it without `inference_theta`, and with the base written out.
 
         rope and rope:theta=10000 are the same model to train, so they must compare equal here.
         """
@@ -137,7 +137,7 @@ class RoPE(Encoding):
         trained_length: int | None = None,
         training: bool = False,
     ) -> tuple[np.ndarray, float]:
-        """The angle per position of each pair, and the factor on cosines and sines.
+        """Return the angle per position of each pair, and the factor on cosines and sines.
 
         Parameters
         ----------
@@ -175,19 +175,13 @@ class RoPE(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of the pairs, as inference uses them, float32 (..., pairs).
-
-        `length`, by default the largest position + 1, and `trained_length` serve
-        inference_theta="scaled" and the scalings that follow the length. A cached decoding step
-        passes the length of the whole sequence.
-        """
         if self.follows_length:
             length = sequence_length(self, positions, length)
         inv_freq, factor = self.frequencies(head_dim, length=length, trained_length=trained_length)
         return rope_table(positions, inv_freq, attention_factor=factor)
 
     def _scaling(self) -> dict[str, Any]:
-        """The parameters of the scaling that are given."""
+        """Return the parameters of the scaling that are given."""
         own = {key: getattr(self, key) for key in PARAMETERS if key != "rope_theta"}
         return {key: value for key, value in own.items() if value is not None}
 

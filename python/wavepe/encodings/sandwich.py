@@ -41,7 +41,6 @@ class Sandwich(Encoding):
     dim: int = option(128, _even)
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
-        """Of each head and distance, float64 (heads, w): delta = 0..length-1, or 1-length.. ."""
         length = _checks.integer("sandwich length", length, 1)
         heads = _checks.integer("sandwich heads", heads, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length

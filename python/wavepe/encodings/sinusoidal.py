@@ -17,7 +17,7 @@ from .options import option, positive
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal(Encoding):
-    """PE[m, 2i] = sin(m w_i), PE[m, 2i+1] = cos(m w_i), w_i = theta^(-2i/dim) [V].
+    """PE[m, 2i] = sin(m w_i), PE[m, 2i+1] = cos(m w_i), w_i = theta^(-2i/dim), dim even [V].
 
     [V] is Vaswani et al., arXiv 1706.03762; [L] is Takase & Okazaki, NAACL 2019.
 
@@ -43,11 +43,6 @@ class Sinusoidal(Encoding):
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Vectors to add to the token embeddings, float64 (..., dim); dim is even.
-
-        `length`, by default the largest position + 1, serves theta="length" and reversed=True;
-        `trained_length` is not used.
-        """
         theta: Any = self.theta
         if theta == "length" or self.reversed:
             length = sequence_length(self, positions, length)

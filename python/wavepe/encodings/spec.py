@@ -21,7 +21,7 @@ _TRUTH = {"true": True, "false": False}
 
 
 def is_word(text: object) -> bool:
-    """Whether `text` may be a name: not empty, without blanks and without ``: , = +``."""
+    """Tell whether `text` may be a name: not empty, without blanks and without ``: , = +``."""
     return isinstance(text, str) and _WORD.fullmatch(text) is not None
 
 
@@ -51,13 +51,13 @@ def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
 
 
 def write_spec(name: str, options: Mapping[str, Value]) -> str:
-    """The spec of a name and its options, in their order."""
+    """Return the spec of a name and its options, in their order."""
     text = ",".join(f"{key}={write_value(value)}" for key, value in options.items())
     return f"{name}:{text}" if text else name
 
 
 def read_value(text: str) -> Value:
-    """The value that `text` stands for; ValueError where it stands for none."""
+    """Return the value that `text` stands for; ValueError where it stands for none."""
     if "+" not in text or _DECIMAL.fullmatch(text):  # 1e+20 is a number, not a list
         return _read_scalar(text)
     first, _, rest = text.partition("+")
@@ -66,7 +66,7 @@ def read_value(text: str) -> Value:
 
 
 def write_value(value: Value) -> str:
-    """The text that `read_value` reads back as `value`."""
+    """Return the text that `read_value` reads back as `value`."""
     if isinstance(value, tuple):
         return "+".join(map(_write_scalar, value)) + "+" * (len(value) == 1)
     return _write_scalar(value)

@@ -5,29 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import _checks
 from .base import Encoding, register_encoding
-from .options import option
+from .options import integer, option
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# Far beyond any use; a larger number would ask for more memory than there is.
-_LARGEST = 1 << 20
-
-
-def _count(least: int) -> Any:
-    def check(label: str, value: Any) -> int:
-        count = _checks.integer(label, value, least)
-        if count > _LARGEST:
-            raise ValueError(f"{label} must be at most {_LARGEST}, got {count}")
-        return count
-
-    return check
 
 
 @register_encoding
@@ -49,10 +36,10 @@ class T5(Encoding):
 
     name = "t5"
     entry = "bias"
-    learned: ClassVar[bool] = True
+    learned = True
 
-    buckets: int = option(32, _count(2))
-    max_distance: int = option(128, _count(2))
+    buckets: int = option(32, integer(2))
+    max_distance: int = option(128, integer(2))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,37 +50,18 @@ class T5(Encoding):
             )
 
     def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
-        """`learned_bias` of the initial values, float64."""
         _checks.integer("t5 length", length, 1)
         first, index = self._buckets_by_delta(_checks.flag("causal", causal))
         return self.parameters(1, heads)["b"][:, index], first, "edge"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """The initial "b", zeros, float64 (heads, buckets)."""
+        """Return the initial "b", zeros, float64 (heads, buckets)."""
         heads = _checks.integer("t5 heads", heads, 1)
         return {"b": _checks.new_array((heads, self.buckets), make=np.zeros)}
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """The bias of each distance, differentiable in b (needs torch).
-
-        Parameters
-        ----------
-        length : int
-            The sequence length; the bias is the same for every one.
-        parameters : mapping
-            Tensor "b" (heads, buckets), as `parameters` begins it.
-        causal : bool
-            delta = 0..max_distance; otherwise -max_distance..max_distance.
-
-        Returns
-        -------
-        bias : Tensor (heads, w) of its dtype
-        first : int
-        beyond : str
-            "edge": a larger distance is in the last bucket.
-        """
         import torch
 
         from ._buckets import buckets_by_delta
@@ -103,7 +71,7 @@ class T5(Encoding):
         return b[:, torch.tensor(index, device=b.device)], first, "edge"
 
     def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
-        """The first delta, and the bucket of each from there on."""
+        """Return the first delta, and the bucket of each from there on."""
         first = 0 if causal else -self.max_distance
         delta = np.arange(first, self.max_distance + 1)
         buckets = self.buckets if causal else self.buckets // 2

@@ -37,14 +37,14 @@ class TransformerXL(Encoding):
     biases: bool = True
 
     @property
-    def learned(self) -> bool:
-        """Whether there is anything to train: with biases."""
+    def learned(self) -> bool:  # type: ignore[override]
+        """Tell whether there is anything to train: with biases."""
         return self.biases
 
     def table(
         self, length: int, head_dim: int, *, causal: bool = True
     ) -> tuple[np.ndarray, int, str]:
-        """Sine waves of the distance, float32 (w, head_dim); head_dim is even.
+        """Return sine waves of the distance, float32 (w, head_dim); head_dim is even.
 
         With biases these are the rows that the first head begins with; `learned_table` has all.
         """
@@ -54,11 +54,12 @@ class TransformerXL(Encoding):
         return waves.astype(np.float32), first, "zero"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Initial "u", "v" (heads, head_dim) and "W_r" (heads, heads * head_dim, head_dim).
+        """Return the initial "u", "v" and "W_r", all float64.
 
-        All float64. u and v are zeros. W_r hands each head every heads-th wave, head h from pair h
-        on: r is as large as the sine waves themselves, each head sees slow waves and fast ones, and
-        nothing need be drawn to tell heads apart. NotImplementedError without biases.
+        Their shapes are (heads, head_dim), twice, and (heads, heads * head_dim, head_dim). u and v
+        are zeros. W_r hands each head every heads-th wave, head h from pair h on: r is as large as
+        the sine waves themselves, each head sees slow waves and fast ones, and nothing need be
+        drawn to tell heads apart. NotImplementedError without biases.
         """
         if not self.biases:
             return super().parameters(head_dim, heads)
@@ -75,23 +76,6 @@ class TransformerXL(Encoding):
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """r of each head, differentiable in W_r (needs torch).
-
-        Parameters
-        ----------
-        length : int
-            The sequence length.
-        parameters : mapping
-            Tensor "W_r" (heads, heads * head_dim, head_dim), as `parameters` begins it.
-        causal : bool
-            Rows for delta = 0..length-1; otherwise for 1-length..length-1.
-
-        Returns
-        -------
-        p : Tensor (heads, w, head_dim) of its dtype
-        first : int
-        beyond : str
-        """
         if not self.biases:
             return super().learned_table(length, parameters, causal=causal)
         from ._waves import sine_waves
@@ -102,7 +86,7 @@ class TransformerXL(Encoding):
         return waves @ projection, first, "zero"
 
     def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """The trained u and v (heads, head_dim); None without biases."""
+        """Return the trained u and v (heads, head_dim); None without biases."""
         return (parameters["u"], parameters["v"]) if self.biases else None
 
     def _even(self, head_dim: int) -> int:

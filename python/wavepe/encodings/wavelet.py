@@ -104,12 +104,12 @@ class Wavelet(Encoding):
         check_levels(f"wavelet scales of kind={self.kind}", self._levels())
 
     def _levels(self) -> np.ndarray:
-        """The levels of a PyWavelets kind; of a number of them, the ends suffice to check it."""
+        """Return the levels of a PyWavelets kind; of a number of them its ends, to check it."""
         last = self.scales
         return np.array(last if isinstance(last, tuple) else [1, last], dtype=np.float64)
 
     def _unlearnable(self) -> str | None:
-        """Why the kind has no gradient to scale and shift, or None."""
+        """Say why the kind has no gradient to scale and shift; None where it has one."""
         if self.kind == "haar":
             return "is piecewise constant: its gradient is zero everywhere"
         if is_family(self.kind):
@@ -120,8 +120,16 @@ class Wavelet(Encoding):
         return None
 
     def _grid(self, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scale (level for PyWavelets) and shift of each column."""
+        """Return scale (level for PyWavelets) and shift of each column."""
         scales: Any = self.scales
+        count = len(scales) if isinstance(scales, tuple) else scales
+        head_dim = _checks.integer("wavelet head_dim", head_dim, 1)
+        if head_dim % count:
+            fitting = next(n for n in range(min(count, head_dim), 0, -1) if head_dim % n == 0)
+            raise ValueError(
+                f"head size {head_dim} is not divisible by {count} scales: choose scales, e.g. "
+                f"wavelet:scales={fitting}"
+            )
         if is_family(self.kind) and not isinstance(scales, tuple):
             scales = range(1, scales + 1)
         return wavelet_grid(head_dim, scales, self.min_scale, fixed_scale=self.fixed_scale)
@@ -129,23 +137,6 @@ class Wavelet(Encoding):
     def table(
         self, length: int, head_dim: int, *, causal: bool = True
     ) -> tuple[np.ndarray, int, str]:
-        """Table p, its first delta, and "zero".
-
-        Parameters
-        ----------
-        length : int
-            The sequence length; p holds every delta that occurs in it.
-        head_dim : int
-            A multiple of the number of scales, else ValueError.
-        causal : bool
-            Rows for delta = 0..length-1; otherwise for 1-length..length-1.
-
-        Returns
-        -------
-        p : ndarray, float32 (w, head_dim)
-        first : int
-        beyond : str
-        """
         length = _checks.integer("wavelet length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
         scale, shift = self._grid(head_dim)
@@ -154,7 +145,7 @@ class Wavelet(Encoding):
         return p, first, "zero"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Initial "scale" and "shift", both float64 (head_dim,): those of `table`.
+        """Return the initial "scale" and "shift", both float64 (head_dim,): those of `table`.
 
         All heads share them. NotImplementedError without ``learned=true``.
         """
@@ -166,23 +157,6 @@ class Wavelet(Encoding):
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """`table` for trained parameters, differentiable in them (needs torch).
-
-        Parameters
-        ----------
-        length : int
-            The sequence length.
-        parameters : mapping
-            Tensors "scale" and "shift" (head_dim,) of one float dtype, as `parameters` begins them.
-        causal : bool
-            Rows for delta = 0..length-1; otherwise for 1-length..length-1.
-
-        Returns
-        -------
-        p : Tensor (w, head_dim) of their dtype
-        first : int
-        beyond : str
-        """
         if not self.learned:
             return super().learned_table(length, parameters, causal=causal)
         import torch
