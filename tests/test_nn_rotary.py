@@ -14,7 +14,7 @@ torch, ops = load_torch()
 from rotary_cases import EXACT, SCALINGS, assert_rotated, heads
 from torch.utils.checkpoint import checkpoint
 from wavepe.nn import Rotary
-from wavepe.positions import angles
+from wavepe.positions import angles, tables
 
 # --------------------------------------------------------------- numbers
 
@@ -101,7 +101,7 @@ def test_gradients():
 
 
 def test_tables_made_under_inference_serve_training():
-    angles.kept_tables.cache_clear()
+    tables._built.cache_clear()
     with torch.inference_mode():
         rotary = Rotary(8, 321.0)
         rotary(*heads())
@@ -112,33 +112,33 @@ def test_tables_made_under_inference_serve_training():
 
 
 def test_tables_are_shared_and_grow():
-    angles.kept_tables.cache_clear()
+    tables._built.cache_clear()
     one, other = Rotary(8, 77.0), Rotary(8, scaling={"rope_theta": 77.0})
     for length in (3, 200, 1000, 5):
         q, k = heads(length, batch=1)
         assert all(map(torch.equal, one(q, k), other(q, k, torch.arange(length))))
         assert all(map(torch.equal, one(q, k), other(q, k)))
-    assert angles.kept_tables.cache_info().currsize == 1
+    assert tables._built.cache_info().currsize == 3  # of 128, 256 and 1024 positions
 
 
 def test_lengths_beyond_any_table(monkeypatch):
     q, k = heads(40, batch=1)
     wanted = Rotary(8)(q, k)
-    angles.kept_tables.cache_clear()
+    tables._built.cache_clear()
     monkeypatch.setattr(angles, "LARGEST_TABLE", 39)
     assert all(map(torch.equal, Rotary(8)(q, k), wanted))
-    assert angles.kept_tables.cache_info().currsize == 0
+    assert tables._built.cache_info().currsize == 0
 
 
 def test_a_tracer_leaves_no_fake_table_behind():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    angles.kept_tables.cache_clear()
+    tables._built.cache_clear()
     q, k = heads()
-    tables = angles.kept_tables(Rotary(8)._frequencies, "exact", q.device, torch.float32)
+    given = (Rotary(8)._frequencies, "exact", q.device, torch.float32)
     with FakeTensorMode():
-        tables.first(6)
-    assert tables.rows is None
+        cos, _ = tables.build_rows(angles._first_rows, 6, *given)
+    assert type(cos) is torch.Tensor
     assert type(Rotary(8)(q, k)[0]) is torch.Tensor
 
 
@@ -207,7 +207,7 @@ def test_copies_and_pickles():
 
 
 def test_two_threads():
-    angles.kept_tables.cache_clear()
+    tables._built.cache_clear()
     rotary = Rotary(8, 44.0)
     inputs = [heads(length, batch=1, seed=length) for length in range(1, 200, 7)]
     wanted = [Rotary(8, 44.0)(q, k, torch.arange(q.shape[2])) for q, k in inputs]

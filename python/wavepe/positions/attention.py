@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ from . import compiled
 from .angles import Frequencies
 from .precision import NARROW, AtLeastFloat32
 from .tables import (
-    biases_named,
+    build_once,
     capacity_for,
     constant_bias,
     constant_table,
@@ -24,8 +21,6 @@ from .tables import (
     rows_named,
     wide,
 )
-
-_BIAS = ("bias", "bias_first", "bias_beyond")
 
 
 class Cached:
@@ -118,77 +113,63 @@ class Slopes(PositionEncoding):
         super().__init__(encoding)
         # No buffer: casts of the module do not reach it.
         self._slopes = torch.from_numpy(encoding.slopes(heads))
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        dtype = wide(q)
+        place = (q.device, wide(q))
         if torch.compiler.is_compiling() or type(q) is not Tensor:
-            return {"q": q, "slopes": self._slopes.to(q.device, dtype)}
-        slopes = self._copies.get((q.device, dtype))
-        if slopes is None:
-            with torch.inference_mode(False):
-                slopes = self._copies[q.device, dtype] = self._slopes.to(q.device, dtype)
-        return {"q": q, "slopes": slopes}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_copies": {}}
+            return {"q": q, "slopes": self._slopes.to(*place)}
+        return {"q": q, "slopes": build_once(_slopes, self.encoding, len(self._slopes), *place)}
 
 
-class _Constant(PositionEncoding):
-    """What has a constant for each distance.
+def _slopes(encoding: Encoding, heads: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(encoding.slopes(heads)).to(device, dtype)
 
-    Its name among operators is an attribute: by that a compiler tells the graphs of two encodings
-    apart.
-    """
+
+class Relative(PositionEncoding):
+    """q.p_delta in the score, of a constant table ([W]; [X] without biases)."""
 
     contiguous = True
 
-    def __init__(self, encoding: Encoding, causal: bool) -> None:
-        super().__init__(encoding)
-        self._causal = causal
-        self._name = name_of(encoding, causal)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._name = name_of(self.encoding, self._causal)  # in this process
-
-
-class Relative(_Constant):
-    """q.p_delta in the score, of a constant table ([W]; [X] without biases)."""
-
     def __init__(self, encoding: Encoding, head_dim: int, causal: bool) -> None:
-        super().__init__(encoding, causal)
-        # Raises where it does not fit the head size.
-        _of_head_size(head_dim, lambda: encoding.table(1, head_dim, causal=causal))
+        super().__init__(encoding)
+        encoding.table(1, head_dim, causal=causal)  # raises where it does not fit
+        # An attribute: by the name a compiler tells the graphs of two encodings apart.
+        self._name, self._causal = name_of(encoding), causal
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        if torch.compiler.is_compiling():
-            p, first = rows_named(self._name, keys, q)
-            return {"q": q, "p": p, "first": first}
-        return {"q": q, "p": constant_table(self.encoding, q.shape[-1], keys, self._causal)}
+        if not torch.compiler.is_compiling():
+            return {"q": q, "p": constant_table(self.encoding, q.shape[-1], keys, self._causal)}
+        given = (self._name, keys, q.shape[-1], q.dtype, q.device)
+        p, first = rows_named(*given, causal=self._causal)
+        return {"q": q, "p": p, "first": first}
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Cached | None = None, **options: Any
     ) -> Tensor:
         if torch.compiler.is_compiling() and q.device.type == "cpu":
-            return compiled.attention(q, k, v, self._name, **options)
+            return compiled.attention(q, k, v, self._name, self._causal, **options)
         return super().attend(q, k, v, layer, **options)
 
 
-class Bias(_Constant):
+class Bias(PositionEncoding):
     """A constant for each head and distance in the score [C]."""
 
+    contiguous = True
+
     def __init__(self, encoding: Encoding, heads: int, causal: bool) -> None:
-        super().__init__(encoding, causal)
+        super().__init__(encoding)
         encoding.bias(1, heads, causal=causal)  # raises where it does not fit
-        self._heads = heads
+        self._name, self._heads, self._causal = name_of(encoding), heads, causal
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         if torch.compiler.is_compiling():
-            bias, first = biases_named(self._name, self._heads, keys, q)
-            return {"q": q, "bias": bias, "bias_first": first}
-        found = constant_bias(self.encoding, self._heads, keys, self._causal, wide(q), q.device)
-        return {"q": q, **dict(zip(_BIAS, found, strict=True))}
+            given = (self._name, keys, self._heads, wide(q), q.device)
+            rows, first = rows_named(*given, causal=self._causal)
+            return {"q": q, "bias": rows.T, "bias_first": first}
+        bias, first, beyond = constant_bias(
+            self.encoding, self._heads, keys, self._causal, wide(q), q.device
+        )
+        return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
 
 
 class Learned(AtLeastFloat32, PositionEncoding):
@@ -203,7 +184,7 @@ class Learned(AtLeastFloat32, PositionEncoding):
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
         dtype = factory.get("dtype") or torch.get_default_dtype()
         factory["dtype"] = torch.float32 if dtype in NARROW else dtype
-        initial = _of_head_size(head_dim, self.initial)
+        initial = self.initial()
         for name, value in initial.items():
             self.register_parameter(name, nn.Parameter(torch.empty(value.shape, **factory)))
         self._names = tuple(initial)
@@ -224,10 +205,8 @@ class Learned(AtLeastFloat32, PositionEncoding):
         parameters = {name: getattr(self, name) for name in self._names}
         p, first, beyond = self._table(parameters, keys, layer)
         if self.encoding.entry == "bias":
-            return {
-                "q": q,
-                **dict(zip(_BIAS, (p.to(q.device, wide(q)), first, beyond), strict=True)),
-            }
+            bias = p.to(q.device, wide(q))
+            return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
         given = {"p": p.to(q.device, q.dtype), "first": first, "beyond": beyond}
         biases = self.encoding.query_biases(parameters)
         if biases is None:
@@ -242,42 +221,26 @@ class Learned(AtLeastFloat32, PositionEncoding):
         self, parameters: dict[str, Tensor], keys: int, layer: Cached | None
     ) -> tuple[Tensor, int, str]:
         """The table of these parameters, made once for many steps of a generation."""
-        of_entry = self.encoding.learned_table
+        learned = self.encoding.learned_table
         if self.encoding.entry == "bias":
-            of_entry = self.encoding.learned_bias
-        learned = functools.partial(of_entry, parameters=parameters, causal=self._causal)
+            learned = self.encoding.learned_bias
         fixed = layer is not None and not torch.is_grad_enabled()
         if not fixed or any(x.is_inference() for x in parameters.values()):
-            return learned(keys)
+            return learned(keys, parameters, causal=self._causal)
         assert layer is not None
         capacity = capacity_for(keys)
         state = (capacity, *((x.data_ptr(), x._version) for x in parameters.values()))
         if layer.table is None or layer.table[0] != state:
             try:
-                layer.table = state, learned(capacity)
-            except ValueError:  # an encoding of one's own may end between
-                return learned(keys)
+                layer.table = state, learned(capacity, parameters, causal=self._causal)
+            except ValueError:  # an encoding may end before the capacity
+                return learned(keys, parameters, causal=self._causal)
         return layer.table[1]
-
-
-def _of_head_size(head_dim: int, made: Callable[[], Any]) -> Any:
-    """What it makes; where it does not fit, what is called dim there is the head size here."""
-    try:
-        return made()
-    except ValueError as error:
-        misfit = re.fullmatch(r"dim \d+ is not divisible by the number of scales (\d+)", str(error))
-        if misfit is None:
-            raise
-        count = next(n for n in range(min(int(misfit[1]), head_dim), 0, -1) if head_dim % n == 0)
-        raise ValueError(
-            f"head size {head_dim} is not divisible by {misfit[1]} scales: choose scales, e.g. "
-            f"wavelet:scales={count}"
-        ) from None
 
 
 def check_learned(encoding: Encoding) -> None:
     """ValueError where an encoding learns what no front end can hold."""
-    if getattr(encoding, "learned", False) and encoding.entry not in ("relative", "bias"):
+    if encoding.learned and encoding.entry not in ("relative", "bias"):
         raise ValueError(
             f"{encoding} is learned and {encoding.entry}: only relative encodings and biases can be"
             " learned"
@@ -315,7 +278,7 @@ def position_encoding(
         return Slopes(encoding, heads)
     if encoding.entry == "none":
         return PositionEncoding(encoding)
-    if getattr(encoding, "learned", False):
+    if encoding.learned:
         return Learned(encoding, head_dim, heads, causal, **factory)
     if encoding.entry == "bias":
         return Bias(encoding, heads, causal)
