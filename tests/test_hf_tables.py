@@ -21,8 +21,8 @@ def test_tables_grow_and_are_shared():
     spec = "wavelet:kind=haar,scales=1+300"  # one that no other test has asked for
     encoding = wavepe.encoding(spec)
     for length in (3, 1000, 2500, 5):
-        table = tables.constant_table(encoding, 8, length, True)
-        assert tables.constant_table(encoding, 8, length, True) is table
+        table = tables.constant_table(length, encoding, 8, True)
+        assert tables.constant_table(length, encoding, 8, True) is table
         wanted = encoding.table(length, 8)[0]
         p, first, _ = table.tensors(torch.float32, "cpu")
         assert (first, table.beyond) == (0, "zero")
@@ -36,7 +36,7 @@ def test_tables_grow_and_are_shared():
         rows, first = tables.rows_named(*given, causal=False)
         assert first == 1 - length
         assert np.array_equal(rows.numpy(), encoding.table(length, 8, causal=False)[0])
-    both = (tables.constant_table(encoding, 8, length, True) for length in (100, 5))
+    both = (tables.constant_table(length, encoding, 8, True) for length in (100, 5))
     assert next(both) is next(both)
 
 

@@ -82,7 +82,7 @@ def rope_frequencies(
         warnings.warn(doubt, stacklevel=2)
     kind = given["rope_type"]
     check_parameters(kind, given)
-    case = _Case(dim, _base(theta, given.get("rope_theta")), given, length, max_length)
+    case = _Case(dim, base_of(theta, given.get("rope_theta")), given, length, max_length)
     with np.errstate(all="ignore"):
         inv_freq, factor = ROPE_TYPES[kind].formula(case)
     if not (np.isfinite(inv_freq).all() and math.isfinite(factor)):
@@ -172,7 +172,8 @@ def known_keys(kind: str) -> tuple[str, ...]:
     return ("rope_theta", "partial_rotary_factor", *row.required, *row.optional)
 
 
-def _base(theta: float | None, rope_theta: float | None) -> float:
+def base_of(theta: float | None, rope_theta: float | None) -> float:
+    """Return the base, which is given once or not at all."""
     theta = None if theta is None else _checks.positive("theta", theta)
     if theta is not None and rope_theta is not None and theta != rope_theta:
         raise ValueError(f"theta is {theta} and scaling's rope_theta is {rope_theta}: give one")

@@ -12,11 +12,11 @@ from .. import _checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions.absolute import AbsoluteVectors
-from ._sequences import check_tokens, checked_rows
+from ._sequences import check_shape, checked_rows
 
 
 class AbsoluteEncoding(nn.Module):
-    """Adds the vectors of an absolute encoding to token embeddings, before the first layer.
+    """Add the vectors of an absolute encoding to token embeddings, before the first layer.
 
     Nothing is learned. Constants are no buffers: no cast of the module reaches them.
 
@@ -62,7 +62,7 @@ class AbsoluteEncoding(nn.Module):
         self._vectors = AbsoluteVectors(self.encoding, self.dim, trained_length)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """x plus the vectors of its positions.
+        """Return x plus the vectors of its positions.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class AbsoluteEncoding(nn.Module):
         RuntimeError
             Wrong shapes or dtypes.
         """
-        check_tokens(x, self.dim)
+        check_shape("x", x, "B", "L", self.dim)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
         positions = checked_rows("positions", positions, *x.shape[:2]).to(torch.int64)

@@ -13,7 +13,7 @@ from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions import position_encoding
 from ._cache import CachedTokens, KVCache
-from ._sequences import check_order, checked_rows, joined_key_mask, joined_positions
+from ._sequences import check_order, check_shape, checked_rows, joined_key_mask, joined_positions
 
 
 class Attention(nn.Module):
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Attention of the queries to the keys, and to those in the cache.
+        """Return attention of the queries to the keys, and to those in the cache.
 
         Parameters
         ----------
@@ -182,16 +182,9 @@ class Attention(nn.Module):
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None) -> None:
         """Raise where they are none of this module's; `ops.attention` compares the rest."""
-        heads = {"q": self.heads, "k": self.kv_heads, "v": self.kv_heads}
-        for (name, count), x in zip(heads.items(), (q, k, v), strict=True):
-            if not isinstance(x, Tensor):
-                raise RuntimeError(f"wavepe: {name} must be a torch.Tensor, got {type(x).__name__}")
-            last = "dv" if name == "v" else self.head_dim
-            width = x.shape[-1] if name == "v" and x.dim() else self.head_dim
-            if x.dim() != 4 or (x.shape[1], x.shape[3]) != (count, width):
-                raise RuntimeError(
-                    f"wavepe: {name} must be (B, {count}, tokens, {last}), got {tuple(x.shape)}"
-                )
+        check_shape("q", q, "B", self.heads, "tokens", self.head_dim)
+        check_shape("k", k, "B", self.kv_heads, "tokens", self.head_dim)
+        check_shape("v", v, "B", self.kv_heads, "tokens", "dv")
         queries, keys = q.shape[2], k.shape[2]
         if queries > keys or (cache is not None and queries != keys):
             needed = "as many keys as queries, beside a cache" if cache is not None else "m <= n"
@@ -201,7 +194,7 @@ class Attention(nn.Module):
             )
 
     def _layer(self, cache: KVCache, segments: Tensor | None, count: int) -> CachedTokens:
-        """This module's part of the cache."""
+        """Return this module's part of the cache."""
         if not isinstance(cache, KVCache):
             raise RuntimeError(f"wavepe: cache must be a KVCache, got {type(cache).__name__}")
         if not self.causal:
@@ -213,14 +206,14 @@ class Attention(nn.Module):
         return cache._layer(self, count)
 
     def reset_parameters(self) -> None:
-        """Initial values, as a new module has them."""
+        """Set initial values, as a new module has them."""
         self.position_encoding.reset_parameters()
 
     def extra_repr(self) -> str:
         return self._described(f"'{self.encoding}', head_dim={self.head_dim}")
 
     def _described(self, first: str, *more: str) -> str:
-        """Arguments; of those with a default the ones that differ."""
+        """Return the arguments; of those with a default the ones that differ."""
         parts = [first, f"heads={self.heads}"]
         parts += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
         parts += more

@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from .. import _checks, ops, rope_frequencies  # ops first: it says how to get torch
-from .._rope_frequencies import DEFAULT_THETA
+import torch
+from torch import Tensor, nn
+
+from .. import _checks, ops
+from .._rope_frequencies import base_of, standard_parameters
 from ..encodings import RoPE
 from ..encodings.spec import write_value
-from ..ops._common import INTEGERS
-from ..positions.angles import Frequencies, angles, sequence_length
-from ..positions.rotation import LONG, SHORT
-
-import torch  # isort: skip
-from torch import Tensor, nn  # isort: skip
+from ..positions.angles import Frequencies, angles
+from ..positions.rotation import Rotation
+from ._sequences import check_shape, checked_rows
 
 
 class Rotary(nn.Module):
@@ -65,6 +65,11 @@ class Rotary(nn.Module):
     >>> step = rotary(q[:, :, :1], k[:, :, :1], torch.tensor([10]))
     """
 
+    _last: Frequencies | None
+    # The same where they are not the ones to use now. Forward reads nothing else, so a compiled
+    # graph is made again only where theta changes.
+    _stale: Frequencies | None
+
     def __init__(
         self,
         head_dim: int,
@@ -80,17 +85,19 @@ class Rotary(nn.Module):
         self.head_dim = _checks.integer("head_dim", head_dim, 1)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
+        if max_length is not None:
+            max_length = _checks.integer("max_length", max_length, 1)
         self.interleaved = _checks.flag("interleaved", interleaved)
         self.fraction = RoPE(fraction=fraction).fraction
         self.max_length = max_length
         self.precision = _checks.choice("precision", precision, ("exact", "hf"))
-        self._memory = _Memory()
+        self.reset()
         self._set(theta, scaling)
 
     def forward(
         self, q: Tensor, k: Tensor, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated by their positions.
+        """Rotate queries and keys by their positions.
 
         Parameters
         ----------
@@ -111,22 +118,29 @@ class Rotary(nn.Module):
             A wrong shape or dtype; or the call continues a sequence whose keys were rotated with
             other frequencies.
         """
-        _check(self.head_dim, q, k, positions)
-        frequencies = self._frequencies
-        if self._follows_length:
-            frequencies = self._at_length(q, positions)
-        if self._memory.stale is not None and q.shape[-2] > 0:
-            _refuse_to_continue(self._memory.stale, frequencies, positions)
-            self._memory.stale = None
+        check_shape("q", q, "B", "H", "L", self.head_dim)
+        check_shape("k", k, "B", "H", "L", self.head_dim)
+        if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+            raise RuntimeError(
+                "wavepe: q (B, H, L, d) and k (B, Hk, L, d) must have one batch and one length, "
+                f"got {tuple(q.shape)} and {tuple(k.shape)}"
+            )
+        if positions is not None:
+            positions = checked_rows("positions", positions, q.shape[0], q.shape[2])
+        frequencies, keep = self._frequencies, self._frequencies is not None
+        if frequencies is None:
+            frequencies = self._of_longest(q.shape[2], positions)
+        if self._stale is not None and q.shape[2] > 0:
+            self._check_starts(self._stale, frequencies, positions)
+            self._stale = None
         if not torch.compiler.is_exporting():  # an exported graph has no theta to change
-            self._memory.last = frequencies
-        keep = not self._follows_length
+            self._last = frequencies
         cos, sin = angles(frequencies, q, positions, precision=self.precision, keep=keep)
         return ops.rope_qk(q, k, cos, sin, interleaved=self.interleaved)
 
     def reset(self) -> None:
         """Forget the frequencies of the last call: caches made with them have been dropped."""
-        self._memory.last = self._memory.stale = None
+        self._last = self._stale = None
 
     @property
     def theta(self) -> float:
@@ -160,112 +174,49 @@ class Rotary(nn.Module):
         return ", ".join(parts)
 
     def _set(self, theta: float | None, scaling: Mapping[str, Any] | None) -> None:
-        """Take over a base and a scaling; nothing changes where they are refused."""
-        named = isinstance(scaling, Mapping) and set(scaling) <= {"rope_theta"}
-        if self.fraction != 1 and not (scaling is None or named):
+        """Set base and scaling; nothing changes where they are refused."""
+        given, doubts = standard_parameters(scaling, self.max_length)
+        theta, kind = base_of(theta, given.pop("rope_theta", None)), given.pop("rope_type")
+        if self.fraction != 1 and not set(scaling or ()) <= {"rope_theta"}:
             raise ValueError(
                 f"fraction={self.fraction:g} and scaling={scaling!r} both say which pairs are "
                 "rotated: give one"
             )
-        first, base = self._compute(theta, scaling, SHORT)
+        rope = RoPE(theta, self.fraction, type=None if kind == "default" else kind, **given)
+        for doubt in doubts:
+            warnings.warn(doubt, stacklevel=3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once is enough
-            self._follows_length = first != self._compute(theta, scaling, LONG)[0]
-        self._frequencies, self._theta = first, base
+            label = f"theta={write_value(theta)}"
+            self._rotation = Rotation(rope, self.head_dim, self.max_length, label)
+        self._theta = theta
         self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
-        if not self._follows_length:
-            self._memory.compare(first)
+        self._frequencies = self._rotation.fixed(training=False)
+        if self._frequencies is not None:
+            self._compare(self._frequencies)
 
-    def _compute(
-        self, theta: float | None, scaling: Mapping[str, Any] | None, length: int
-    ) -> tuple[Frequencies, float]:
-        """Frequencies and base."""
-        named = scaling.get("rope_theta") if isinstance(scaling, Mapping) else None
-        base = named if theta is None else theta
-        base = DEFAULT_THETA if base is None else base
-        inv_freq, factor = rope_frequencies(
-            self.head_dim, theta, scaling=scaling, length=length, max_length=self.max_length
-        )
-        if self.fraction != 1:
-            inv_freq, factor = RoPE(theta=base, fraction=self.fraction).frequencies(self.head_dim)
-        base = float(base)
-        label = f"theta={write_value(base)}"
-        if length > 1:
-            label += f" (frequencies of length {length})"
-        return Frequencies(inv_freq, factor, label), base
-
-    @torch.compiler.disable(reason="this scaling type follows the length: its base is made eagerly")
-    def _at_length(self, q: Tensor, positions: Tensor | None) -> Frequencies:
-        """The frequencies of the length that this call reaches."""
-        length = q.shape[-2] if positions is None else sequence_length(positions)
-        found, _ = self._compute(self._theta, self._scaling, max(length, 1))
-        self._memory.compare(found)
+    @torch.compiler.disable(reason="this RoPE follows the length: its frequencies are made eagerly")
+    def _of_longest(self, length: int, positions: Tensor | None) -> Frequencies:
+        found = self._rotation.of_longest(length, positions, training=False)
+        self._compare(found)
         return found
 
+    def _compare(self, now: Frequencies) -> None:
+        self._stale = None if self._last is None or self._last == now else self._last
 
-class _Memory:
-    """What a module last rotated with; a plain object, so that forward may write it cheaply.
-
-    `stale` holds those frequencies where they are not the ones to use now. Forward reads nothing
-    else, so a compiled graph is made again only where theta changes.
-    """
-
-    def __init__(self) -> None:
-        self.last: Frequencies | None = None
-        self.stale: Frequencies | None = None
-
-    def compare(self, now: Frequencies) -> None:
-        self.stale = None if self.last is None or self.last == now else self.last
-
-
-def _refuse_to_continue(then: Frequencies, now: Frequencies, positions: Tensor | None) -> None:
-    """Raise where a row of `positions` continues a sequence."""
-    if positions is None:
-        return
-    message = (
-        "wavepe: the keys before %s were rotated with "
-        + then.label
-        + ", and this call rotates with "
-        + now.label
-        + ": drop the cache and start from position 0, or call reset() where no cached key is used"
-        + " (a type that follows the length cannot go on from cached keys once the length moves it)"
-    )
-    starts = positions.to(torch.int64).amin(-1)
-    if torch.compiler.is_compiling():
-        torch._assert_async((starts <= 0).all(), message % "this call")
-    elif (starts > 0).any():
-        raise RuntimeError(message % f"position {int(starts.max())}")
-
-
-def _check(head_dim: int, q: Tensor, k: Tensor, positions: Tensor | None) -> None:
-    """The shapes, in terms of q, k and positions; the operators check the rest.
-
-    Messages are made where they are needed: a compiler would fix the sizes it prints.
-    """
-    for name, x in (("q", q), ("k", k)):
-        if not isinstance(x, Tensor):
-            raise RuntimeError(f"wavepe: {name} must be a torch.Tensor, got {type(x).__name__}")
-        if x.dim() != 4 or x.shape[-1] != head_dim:
-            raise RuntimeError(
-                f"wavepe: {name} must be (B, H, L, {head_dim}), got {tuple(x.shape)}"
-            )
-    if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise RuntimeError(
-            "wavepe: q (B, H, L, d) and k (B, Hk, L, d) must have one batch and one length, got "
-            f"{tuple(q.shape)} and {tuple(k.shape)}"
+    @staticmethod
+    def _check_starts(then: Frequencies, now: Frequencies, positions: Tensor | None) -> None:
+        """Raise where a row of `positions` continues a sequence."""
+        if positions is None:
+            return
+        message = (
+            f"wavepe: the keys before %s were rotated with {then.label}, and this call rotates "
+            f"with {now.label}: drop the cache and start from position 0, or call reset() where no "
+            "cached key is used (a type that follows the length cannot go on from cached keys once "
+            "the length moves it)"
         )
-    if positions is None:
-        return
-    if not isinstance(positions, Tensor):
-        raise RuntimeError(
-            f"wavepe: positions must be a torch.Tensor, got {type(positions).__name__}"
-        )
-    if positions.dtype not in INTEGERS:
-        raise RuntimeError(f"wavepe: positions must hold integers, got {positions.dtype}")
-    batch, length = q.shape[0], q.shape[2]
-    good = positions.dim() in (1, 2) and positions.shape[-1] == length
-    if not good or (positions.dim() == 2 and positions.shape[0] not in (1, batch)):
-        raise RuntimeError(
-            f"wavepe: positions must be (L,) or (1|B, L), here ({length},) or (1|{batch}, "
-            f"{length}); got {tuple(positions.shape)}"
-        )
+        starts = positions.to(torch.int64).amin(-1)
+        if torch.compiler.is_compiling():
+            torch._assert_async((starts <= 0).all(), message % "this call")
+        elif (starts > 0).any():
+            raise RuntimeError(message % f"position {int(starts.max())}")

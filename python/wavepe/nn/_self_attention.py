@@ -12,16 +12,16 @@ from .. import _checks
 from ..encodings import Encoding
 from ._attention import Attention
 from ._cache import KVCache
-from ._sequences import check_tokens
+from ._sequences import check_shape
 
 
 class SelfAttention(Attention):
     """Multi-head self-attention whose position encoding is named by a spec.
 
     ``y = o_proj(attention(q_proj(x), k_proj(x), v_proj(x)))``, with the encoding inside: wavelets
-    [W], RoPE [R], ALiBi [A], Shaw [S], Transformer-XL [X], none, or one of your own. Computed by
-    `wavepe.ops.attention`. It is `Attention`, with the projections around it: what that says of
-    constants, and of what is learned, holds here.
+    [W], RoPE [R], ALiBi [A], Shaw [S], Transformer-XL [X], none, or one of your own. It is
+    `Attention` with the projections around it: what that says of constants, and of what is learned,
+    holds here.
 
     Parameters
     ----------
@@ -29,14 +29,8 @@ class SelfAttention(Attention):
         Size of a token's vector.
     heads : int
         Number of query heads H; divides `dim` unless `head_dim` is given.
-    kv_heads : int, optional
-        Number of key and value heads, a divisor of `heads` (grouped queries); None is `heads`.
-    encoding : str, dict or Encoding
-        What `wavepe.encoding` reads. Absolute ones are added to token embeddings and refused here.
-    causal : bool
-        A token sees itself and those before it; else all of them.
-    dropout : float
-        Share of the attention weights that are dropped in training mode.
+    kv_heads, encoding, causal, dropout, device, dtype
+        As in `Attention`.
     head_dim : int, optional
         Head size d; None is dim / heads.
     bias : bool
@@ -45,8 +39,6 @@ class SelfAttention(Attention):
         Keys at a distance of `window` tokens or more before the query are hidden.
     max_length : int, optional
         The trained length, for the rope types that need it.
-    device, dtype : optional
-        Of the parameters, as in torch's own modules.
 
     Raises
     ------
@@ -113,25 +105,14 @@ class SelfAttention(Attention):
         segments: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Attention of the tokens x to themselves, and to those in the cache.
+        """Return attention of the tokens x to themselves, and to those in the cache.
 
         Parameters
         ----------
         x : Tensor (B, L, dim)
-        key_mask : bool Tensor (B|1, L), or (B|1, cached + L) with a cache, optional
-            False hides a token (padding) from all queries: the opposite of the `key_padding_mask`
-            of torch. The cache remembers that of its tokens. The output of a token that sees
+        key_mask, positions, segments, cache : optional
+            As in `Attention.forward`, for the L tokens of x. The output of a token that sees
             nothing is `o_proj` of zeros.
-        positions : integer Tensor (L,) or (B|1, L), optional
-            None is the index, counted on from the cache; then padding on the left is right as it
-            is, as all encodings here are relative. Rotary encodings take any positions that rise,
-            the others positions that go up by 1 (hidden tokens may have any). With a cache they
-            are given for all tokens or for none.
-        segments : integer Tensor (L,) or (B|1, L), optional
-            Packed sequences: a token sees only tokens of its own number. Positions may start again
-            in each, and need not. Not together with a cache.
-        cache : KVCache, optional
-            The tokens before these; x is added to it. Needs a causal module.
 
         Returns
         -------
@@ -140,10 +121,9 @@ class SelfAttention(Attention):
         Raises
         ------
         RuntimeError
-            Wrong shapes or dtypes; positions that start again without segments; a cache that does
-            not fit.
+            As `Attention.forward`.
         """
-        check_tokens(x, self.dim)
+        check_shape("x", x, "B", "L", self.dim)
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -161,7 +141,7 @@ class SelfAttention(Attention):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def reset_parameters(self) -> None:
-        """Initial values, as a new module has them."""
+        """Set initial values, as a new module has them."""
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             projection.reset_parameters()
         super().reset_parameters()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops._common import INTEGERS
+from ..ops._common import INTEGERS, check_tensors
 from ._cache import CachedTokens
 
 # Messages are made where they are needed: a compiler would fix the sizes they print.
@@ -14,38 +14,33 @@ from ._cache import CachedTokens
 def joined_key_mask(
     key_mask: Tensor | None, layer: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
-    """The mask (B|1, cached + count) of cached and new tokens; None where nothing is hidden."""
+    """Return the mask (B|1, cached + count) of all tokens; None where nothing is hidden."""
     seen = 0 if layer is None else layer.length
     kept = None if layer is None else layer.key_mask
     if key_mask is None:
         return None if kept is None else torch.cat([kept, kept.new_ones((len(kept), count))], 1)
-    _check_tensor("key_mask", key_mask)
+    check_tensors(key_mask=key_mask)
     if key_mask.dtype != torch.bool:
         raise RuntimeError(
             f"wavepe: key_mask must be bool, True for what may be seen; got {key_mask.dtype}"
         )
-    if key_mask.dim() != 2 or key_mask.shape[0] not in (1, batch):
-        _refuse_key_mask(key_mask, seen, batch, count)
-    if key_mask.shape[1] == seen + count:
+    good = key_mask.dim() == 2 and key_mask.shape[0] in (1, batch)
+    if good and key_mask.shape[1] == seen + count:
         return key_mask.expand(batch, -1)
-    if key_mask.shape[1] != count:
-        _refuse_key_mask(key_mask, seen, batch, count)
+    if not good or key_mask.shape[1] != count:
+        cached = f" or {(batch, seen + count)}, cached tokens included" if seen else ""
+        raise RuntimeError(
+            f"wavepe: key_mask must be (B, L), here {(batch, count)}{cached}; got "
+            f"{tuple(key_mask.shape)}"
+        )
     kept = key_mask.new_ones((batch, seen)) if kept is None else kept
     return torch.cat([kept, key_mask.expand(batch, -1)], 1)
-
-
-def _refuse_key_mask(key_mask: Tensor, seen: int, batch: int, count: int) -> None:
-    cached = f" or {(batch, seen + count)}, cached tokens included" if seen else ""
-    raise RuntimeError(
-        f"wavepe: key_mask must be (B, L), here {(batch, count)}{cached}; got "
-        f"{tuple(key_mask.shape)}"
-    )
 
 
 def joined_positions(
     positions: Tensor | None, layer: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
-    """int64 (B|1, cached + count), or None where every token's position is its index.
+    """Return int64 (B|1, cached + count), or None where every token's position is its index.
 
     Raises
     ------
@@ -111,16 +106,20 @@ def _taken(x: Tensor, before: Tensor) -> Tensor:
     return x.expand(rows, -1).gather(1, before.clamp(min=0).expand(rows, -1))
 
 
-def check_tokens(x: Tensor, dim: int) -> None:
-    """Raise where x is not (B, L, dim)."""
-    _check_tensor("x", x)
-    if x.dim() != 3 or x.shape[-1] != dim:
-        raise RuntimeError(f"wavepe: x must be (B, L, {dim}), got {tuple(x.shape)}")
+def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
+    """Raise where x is no Tensor of that shape; a word stands for any size."""
+    check_tensors(**{name: x})
+    good = x.dim() == len(shape)
+    for size, needed in zip(x.shape, shape, strict=False):
+        good = good and (isinstance(needed, str) or size == needed)
+    if not good:
+        needed = ", ".join(map(str, shape))
+        raise RuntimeError(f"wavepe: {name} must be ({needed}), got {tuple(x.shape)}")
 
 
 def checked_rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
-    """(L,) as (1, L)."""
-    _check_tensor(name, x)
+    """Return integers (L,) or (B|1, L) as (B|1, L)."""
+    check_tensors(**{name: x})
     if x.dtype not in INTEGERS:
         raise RuntimeError(f"wavepe: {name} must hold integers, got {x.dtype}")
     good = x.dim() in (1, 2) and x.shape[-1] == count
@@ -130,8 +129,3 @@ def checked_rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
             f"got {tuple(x.shape)}"
         )
     return x if x.dim() == 2 else x[None]
-
-
-def _check_tensor(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise RuntimeError(f"wavepe: {name} must be a torch.Tensor, got {type(x).__name__}")

@@ -3,31 +3,19 @@
 attention.py    one class for each entry point of an encoding; `position_encoding` picks it
 rotation.py     frequencies that are fixed or follow the length, and the rotation [R]
 angles.py       cos and sin of positions
-tables.py       constant tables, made once for a length
-compiled.py     the same inside of a compiler's graph
 absolute.py     vectors added to token embeddings
-precision.py    parameters that stay in float32
+tables.py       what NumPy computes, once for a length; constant rows in a compiler's graph
+compiled.py     attention with a constant table in a compiler's graph
 """
 
-from .attention import (
-    Cached,
-    Learned,
-    PositionEncoding,
-    Relative,
-    Slopes,
-    check_learned,
-    position_encoding,
-)
-from .rotation import Rotated, Rotation
+from .attention import Cached, Learned, PositionEncoding, check_learned, position_encoding
+from .rotation import Rotation
 
 __all__ = [
     "Cached",
     "Learned",
     "PositionEncoding",
-    "Relative",
-    "Rotated",
     "Rotation",
-    "Slopes",
     "check_learned",
     "position_encoding",
 ]

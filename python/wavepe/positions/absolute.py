@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding
-from .tables import LARGEST_TABLE, build_rows, encoding_named, name_of
+from .tables import LARGEST_TABLE, encoding_named, keep_by_length, name_of
 
 
 class AbsoluteVectors:
@@ -50,9 +50,10 @@ def _vectors(encoding: Encoding, positions: Tensor, dim: int) -> Tensor:
     lowest, highest = (int(value) for value in positions.aminmax())
     if lowest < 0 or highest >= LARGEST_TABLE:
         return _to_torch(encoding.absolute(positions.cpu().numpy(), dim), device)
-    return build_rows(_first_rows, highest + 1, encoding, dim, device)[positions]
+    return _first_rows(highest + 1, encoding, dim, device)[positions]
 
 
+@keep_by_length
 def _first_rows(count: int, encoding: Encoding, dim: int, device: torch.device) -> Tensor:
     return _to_torch(encoding.absolute(np.arange(count), dim), device)
 

@@ -9,7 +9,7 @@ from .. import ops, rope_table  # ops first: it says how to get torch
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
-from .tables import LARGEST_TABLE, build_once, build_rows, wide  # isort: skip
+from .tables import LARGEST_TABLE, build_once, keep_by_length, wide  # isort: skip
 
 
 class Frequencies:
@@ -74,7 +74,7 @@ def angles(
         if not torch.compiler.is_compiling() and (
             keep and type(q) is Tensor and stop <= LARGEST_TABLE
         ):
-            cos, sin = build_rows(_first_rows, stop, frequencies, precision, device, dtype)
+            cos, sin = _first_rows(stop, frequencies, precision, device, dtype)
             return cos[start:stop], sin[start:stop]
         positions = torch.arange(start, stop, device=device)
     return ops.rope_table(
@@ -86,6 +86,7 @@ def angles(
     )
 
 
+@keep_by_length
 def _first_rows(
     count: int,
     frequencies: Frequencies,
@@ -101,8 +102,3 @@ def _first_rows(
         dtype=np.float64 if dtype == torch.float64 else np.float32,
     )
     return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
-
-
-def sequence_length(positions: Tensor) -> int:
-    """Return the length of the longest sequence in `positions`."""
-    return int(positions.to(torch.int64).max()) + 1 if positions.numel() else 1

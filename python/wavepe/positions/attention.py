@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from .. import ops
 from ..encodings import Encoding
 from . import compiled
 from .angles import Frequencies
-from .precision import NARROW, AtLeastFloat32
 from .tables import (
     build_once,
     capacity_for,
@@ -21,6 +21,8 @@ from .tables import (
     rows_named,
     wide,
 )
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class Cached:
@@ -138,7 +140,7 @@ class Relative(PositionEncoding):
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         if not torch.compiler.is_compiling():
-            return {"q": q, "p": constant_table(self.encoding, q.shape[-1], keys, self._causal)}
+            return {"q": q, "p": constant_table(keys, self.encoding, q.shape[-1], self._causal)}
         given = (self._name, keys, q.shape[-1], q.dtype, q.device)
         p, first = rows_named(*given, causal=self._causal)
         return {"q": q, "p": p, "first": first}
@@ -167,13 +169,17 @@ class Bias(PositionEncoding):
             rows, first = rows_named(*given, causal=self._causal)
             return {"q": q, "bias": rows.T, "bias_first": first}
         bias, first, beyond = constant_bias(
-            self.encoding, self._heads, keys, self._causal, wide(q), q.device
+            keys, self.encoding, self._heads, self._causal, wide(q), q.device
         )
         return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
 
 
-class Learned(AtLeastFloat32, PositionEncoding):
-    """What is learned in the score: q_rel.p_delta of a table [S][X][W], or a bias [T][K]."""
+class Learned(PositionEncoding):
+    """What is learned in the score: q_rel.p_delta of a table [S][X][W], or a bias [T][K].
+
+    Its parameters are float32 in a model of bfloat16 or float16: a step of training is smaller than
+    bfloat16's distance between a shift and its neighbour. In a float64 model they are float64.
+    """
 
     contiguous = True
 
@@ -183,12 +189,19 @@ class Learned(AtLeastFloat32, PositionEncoding):
         super().__init__(encoding)
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
         dtype = factory.get("dtype") or torch.get_default_dtype()
-        factory["dtype"] = torch.float32 if dtype in NARROW else dtype
+        factory["dtype"] = torch.float32 if dtype in _NARROW else dtype
         initial = self.initial()
         for name, value in initial.items():
             self.register_parameter(name, nn.Parameter(torch.empty(value.shape, **factory)))
         self._names = tuple(initial)
         self.reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        def kept(tensor: Tensor) -> Tensor:
+            given = fn(tensor)
+            return tensor.to(given.device) if given.dtype in _NARROW else given
+
+        return super()._apply(kept, recurse)
 
     def initial(self) -> dict[str, Tensor]:
         """Initial values of the parameters, float64."""

@@ -60,7 +60,7 @@ def _arguments(
     q: Tensor, k: Tensor, v: Tensor, name: str, one_sided: bool, *rest: Any
 ) -> tuple[Any, ...]:
     """Return the arguments of torch.ops.wavepe.attention_forward for those of _INPUTS."""
-    table = constant_table(encoding_named(name), q.shape[-1], k.shape[2], one_sided)
+    table = constant_table(k.shape[2], encoding_named(name), q.shape[-1], one_sided)
     p, first, zones = table.tensors(q.dtype, q.device)
     return (q, k, v, p, first, table.beyond, None, None, *rest, zones or None)
 

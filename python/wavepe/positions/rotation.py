@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import ops
 from ..encodings import Encoding, RoPE
-from .angles import Frequencies, angles, sequence_length
+from .angles import Frequencies, angles
 from .attention import Cached, PositionEncoding
 
 # Any two lengths beyond every threshold that a scaling type may have.
@@ -28,31 +28,41 @@ class Rotation:
         A cache may hold keys of another rotation: frequencies follow the length or the mode.
     """
 
-    def __init__(self, encoding: Encoding, head_dim: int, trained_length: int | None) -> None:
+    def __init__(
+        self,
+        encoding: Encoding,
+        head_dim: int,
+        trained_length: int | None,
+        label: str | None = None,
+    ) -> None:
         self.rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
         self.head_dim, self.trained_length = head_dim, trained_length
+        self._label = label or str(encoding)
         # By training mode; None where the frequencies follow the length.
         self._fixed = {training: self._same_for_all(training) for training in (True, False)}
         self.pairs = len(self.at(SHORT, True).array)
         self.changes = self._fixed[True] is None or self._fixed[True] != self._fixed[False]
+        if not self.changes:
+            for frequencies in self._fixed.values():
+                cast(Frequencies, frequencies).label = self._label
 
     def fixed(self, training: bool) -> Frequencies | None:
-        """Those of all lengths; None where they follow the length."""
+        """Return the frequencies of all lengths; None where they follow the length."""
         return self._fixed[training]
 
     def at(self, length: int, training: bool) -> Frequencies:
-        """Those of a sequence of `length` tokens."""
+        """Return the frequencies of a sequence of `length` tokens."""
         inv_freq, factor = self.rope.frequencies(
             self.head_dim, length=length, trained_length=self.trained_length, training=training
         )
         mode = "training" if training else "evaluation"
-        return Frequencies(inv_freq, factor, f"{self.rope} at length {length} in {mode}")
+        return Frequencies(inv_freq, factor, f"{self._label} at length {length} in {mode}")
 
     @torch.compiler.disable(reason="this RoPE follows the length: its frequencies are made eagerly")
     def of_longest(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
-        """Those of the longest sequence in `positions`; of `length` without them."""
+        """Return those of the longest sequence in `positions`; of `length` without them."""
         if positions is not None:
-            length = sequence_length(positions)
+            length = int(positions.to(torch.int64).max()) + 1 if positions.numel() else 1
         return self.at(max(length, 1), training)
 
     def _same_for_all(self, training: bool) -> Frequencies | None:

@@ -50,15 +50,21 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
     return _built(build, arguments, registrations())
 
 
-def build_rows(build: Callable[..., T], length: int, *arguments: Any) -> T:
-    """Return what `build` gives for at least `length` tokens, computed once for many lengths.
+def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function of a number of tokens and other arguments: keep what it returns.
 
-    Not for a compiler's graph. `build` takes a number of tokens and `arguments`.
+    It is called with a capacity of at least that number, so one result serves many lengths. Not for
+    a compiler's graph.
     """
-    try:
-        return build_once(build, capacity_for(length), *arguments)
-    except ValueError:  # an encoding may end before the capacity: "binary" has 2^dim positions
-        return build_once(build, length, *arguments)
+
+    @functools.wraps(build)
+    def kept(length: int, *arguments: Any) -> T:
+        try:
+            return build_once(build, capacity_for(length), *arguments)
+        except ValueError:  # an encoding may end before the capacity: "binary" has 2^dim positions
+            return build_once(build, length, *arguments)
+
+    return kept
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,36 +74,23 @@ def _built(build: Callable[..., T], arguments: tuple[Any, ...], definitions: int
         return build(*arguments)
 
 
-def constant_table(encoding: Encoding, head_dim: int, keys: int, causal: bool) -> RelativeTable:
+@keep_by_length
+def constant_table(keys: int, encoding: Encoding, head_dim: int, causal: bool) -> RelativeTable:
     """Return a table with a row for every distance among `keys` tokens."""
-    return build_rows(_table, keys, encoding, head_dim, causal)
-
-
-def _table(keys: int, encoding: Encoding, head_dim: int, causal: bool) -> RelativeTable:
     return relative_table(*encoding.table(keys, head_dim, causal=causal))
 
 
+@keep_by_length
 def constant_bias(
+    keys: int,
     encoding: Encoding,
     heads: int,
-    keys: int,
     causal: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, int, str]:
     """Return a bias (heads, w) with a number for every distance among `keys` tokens, its first
     distance, and what lies beyond it."""
-    return build_rows(_bias, keys, encoding, heads, causal, dtype, device)
-
-
-def _bias(
-    keys: int,
-    encoding: Encoding,
-    heads: int,
-    causal: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, int, str]:
     bias, first, beyond = encoding.bias(keys, heads, causal=causal)
     return torch.from_numpy(bias).to(device, dtype), first, beyond
 
@@ -153,10 +146,10 @@ def _constant_rows(
 ) -> Tensor:
     encoding = encoding_named(name)
     if encoding.entry == "bias":
-        bias, first, beyond = constant_bias(encoding, size, keys, causal, dtype, device)
+        bias, first, beyond = constant_bias(keys, encoding, size, causal, dtype, device)
         rows = bias.T
     else:
-        table = constant_table(encoding, size, keys, causal)
+        table = constant_table(keys, encoding, size, causal)
         (rows, first, _), beyond = table.tensors(dtype, device), table.beyond
     place = torch.arange(0 if causal else 1 - keys, keys, device=device) - first
     if not len(rows):
