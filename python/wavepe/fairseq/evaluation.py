@@ -27,9 +27,16 @@ def refuse_skipped_tokens() -> None:
 
     @functools.wraps(evaluate)
     def eval_lm(*args: Any, batch_iterator: Iterable[Any], **kwargs: Any) -> Any:
-        counter = _Counted(batch_iterator)
-        results = evaluate(*args, batch_iterator=counter, **kwargs)
-        if counter.tokens == 0:
+        tokens = 0
+
+        def counted() -> Iterator[Any]:
+            nonlocal tokens
+            for batch in batch_iterator:
+                tokens += int(batch.get("ntokens", 0))
+                yield batch
+
+        results = evaluate(*args, batch_iterator=counted(), **kwargs)
+        if tokens == 0:
             raise ValueError("eval-lm: no token was evaluated: is the --gen-subset empty?")
         return results
 
@@ -63,15 +70,3 @@ def refuse_skipped_tokens() -> None:
     utils.call_main = call_main
     command.eval_lm = eval_lm
     FairseqTask.filter_indices_by_size = filter_indices_by_size
-
-
-class _Counted:
-    """Batches, and the tokens in those that were taken."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches, self.tokens = batches, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches:
-            self.tokens += int(batch.get("ntokens", 0))
-            yield batch

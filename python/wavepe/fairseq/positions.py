@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..encodings import Encoding, encoding
+from ..encodings import Encoding
+from ..encodings import encoding as read_encoding
 from ..positions import PositionEncoding, check_learned, position_encoding
 from ..positions.absolute import AbsoluteVectors
 
@@ -21,26 +22,15 @@ class DecoderPositions(nn.Module):
     trained length (``inference_theta=scaled``) are right whatever ``--tokens-per-sample`` an
     evaluation names.
 
-    Parameters
-    ----------
-    encoding : Encoding
-    head_dim, heads, dim : int
-        Sizes of the head and of the embedding, and the number of heads.
-    trained_length : int
-        Tokens per sample.
-
     Attributes
     ----------
     attention : PositionEncoding
         What the encoding does in the attention of every layer.
     absolute : AbsoluteVectors or None
         What it adds to the token embeddings.
-
-    Raises
-    ------
-    ValueError
-        The encoding does not fit the sizes.
     """
+
+    record: Tensor
 
     def __init__(
         self, encoding: Encoding, head_dim: int, heads: int, dim: int, trained_length: int
@@ -49,39 +39,29 @@ class DecoderPositions(nn.Module):
         check_learned(encoding)
         self.encoding = encoding
         self._sizes = head_dim, heads, dim
-        self.trained_length = trained_length
-        self.attention = self._in_attention()
-        self.absolute = self._added()
-        self.record: Tensor
+        added = encoding.entry == "absolute"
+        self.attention = self._in_attention(
+            read_encoding("none") if added else encoding, trained_length
+        )
+        self.absolute: AbsoluteVectors | None = None
         self.register_buffer("record", torch.empty(0))
-        self._write()
+        self.set_trained_length(trained_length)
 
     def set_trained_length(self, length: int) -> None:
-        """Make anew what may follow the trained length; nothing of that is learned."""
+        """Set it, and build anew what may follow it; nothing of that is learned."""
         self.trained_length = length
         if self.encoding.entry == "rotary":
-            self.attention = self._in_attention().train(self.training)
-        self.absolute = self._added()
-        self._write()
-
-    def _in_attention(self) -> PositionEncoding:
+            self.attention = self._in_attention(self.encoding, length).train(self.training)
         if self.encoding.entry == "absolute":
-            return PositionEncoding(encoding("none"))
-        head_dim, heads, _ = self._sizes
-        return position_encoding(
-            self.encoding, head_dim, heads, causal=True, max_length=self.trained_length
-        )
-
-    def _added(self) -> AbsoluteVectors | None:
-        if self.encoding.entry != "absolute":
-            return None
-        return AbsoluteVectors(self.encoding, self._sizes[2], self.trained_length)
-
-    def _write(self) -> None:
+            self.absolute = AbsoluteVectors(self.encoding, self._sizes[2], length)
         trained = self.encoding.trained_as().to_dict()
-        text = json.dumps({"encoding": trained, "trained_length": self.trained_length})
+        text = json.dumps({"encoding": trained, "trained_length": length})
         # As numbers that are exact in every dtype, and may be averaged with their like.
         self.record = torch.tensor([float(ord(letter)) for letter in text]).to(self.record.device)
+
+    def _in_attention(self, encoding: Encoding, length: int) -> PositionEncoding:
+        head_dim, heads, _ = self._sizes
+        return position_encoding(encoding, head_dim, heads, causal=True, max_length=length)
 
     def _load_from_state_dict(
         self,
@@ -101,7 +81,7 @@ class DecoderPositions(nn.Module):
             )
             return
         record = json.loads("".join(chr(round(number)) for number in found.tolist()))
-        trained = encoding(record["encoding"])
+        trained = read_encoding(record["encoding"])
         if trained != self.encoding.trained_as():
             error_msgs.append(
                 f"this model has the position encoding '{self.encoding}', and the checkpoint was "
