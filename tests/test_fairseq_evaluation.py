@@ -127,7 +127,9 @@ def test_no_tokens_at_all(guarded, trained, tmp_path):
 # --------------------------------------------------------------- lengths and windows
 
 
-@pytest.mark.parametrize("spec", ["wavelet", "rope", "alibi", "sinusoidal", "shaw"])
+@pytest.mark.parametrize(
+    "spec", ["wavelet", "rope", "alibi", "t5", "kerple", "sandwich", "sinusoidal", "shaw"]
+)
 def test_eight_times_the_trained_length(spec, guarded, trained, caplog):
     """With no override, and all tokens of it."""
     caplog.set_level(logging.INFO, logger="fairseq_cli.eval_lm")

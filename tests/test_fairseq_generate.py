@@ -39,7 +39,10 @@ def generated(path, capsys, *given):
     ]
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "rope:theta=64", "alibi", "sinusoidal"])
+@pytest.mark.parametrize(
+    "spec",
+    ["wavelet:scales=4", "rope:theta=64", "alibi", "t5", "kerple", "sandwich", "sinusoidal"],
+)
 def test_scores_are_those_of_the_full_pass(spec, tmp_path, capsys):
     """Of two beams per line, one often takes the other's cache; a batch has 8 lines."""
     run = train(tmp_path, "--pos-enc", spec, "--max-update", 20, recipe=GPT)
