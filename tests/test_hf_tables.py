@@ -29,12 +29,10 @@ def test_tables_grow_and_are_shared():
         both = min(length, len(p))
         assert np.array_equal(p[:both].numpy(), wanted[:both])
         assert not wanted[both:].any()
-        given = (tables.name_of(encoding), length, 8, torch.float32, torch.device("cpu"))
-        rows, first = tables.rows_named(*given, causal=True)
-        assert first == 0
+        given = (length, 8, torch.float32, torch.device("cpu"))
+        rows = tables._constant_rows(tables.name_of(encoding), True, *given)
         assert np.array_equal(rows.numpy(), wanted)
-        rows, first = tables.rows_named(*given, causal=False)
-        assert first == 1 - length
+        rows = tables._constant_rows(tables.name_of(encoding), False, *given)
         assert np.array_equal(rows.numpy(), encoding.table(length, 8, causal=False)[0])
     both = (tables.constant_table(length, encoding, 8, True) for length in (100, 5))
     assert next(both) is next(both)
@@ -65,8 +63,8 @@ def test_a_table_of_ones_own_may_begin_and_end_anywhere(monkeypatch, beyond):
     wanted = reference(model, row[0], parts)[0]
     assert close(logits(model, row)[0], wanted)
     assert close(logits(model, row, output_attentions=True)[0], wanted)
-    given = (f"three_{beyond}", 9, HEAD, torch.float32, torch.device("cpu"))
-    got, _ = tables.rows_named(*given, causal=True)
+    given = (f"three_{beyond}", True, 9, HEAD, torch.float32, torch.device("cpu"))
+    got = tables._constant_rows(*given)
     assert np.array_equal(got.numpy(), parts(9, 1, 1)["relative"].astype(np.float32))
 
 

@@ -79,7 +79,7 @@ def test_window_softcap_and_value_size(spec):
     attention, q, k, _ = parts(made(spec), tokens())
     v = torch.randn(2, 2, 11, 5, dtype=q.dtype)
     got = attention(q, k, v, window=4, softcap=2.0)
-    turned = attention.position_encoding.rotated(q, k, None, None)
+    turned = attention.position_encoding.rotate(q, k, None, None)
     given = attention.position_encoding.arguments(turned[0], 11, None)
     wanted = ops.attention(**given, k=turned[1], v=v, window=4, softcap=2.0)
     assert got.shape == (2, 4, 11, 5)

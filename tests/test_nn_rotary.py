@@ -14,7 +14,7 @@ torch, ops = load_torch()
 from rotary_cases import EXACT, SCALINGS, assert_rotated, heads
 from torch.utils.checkpoint import checkpoint
 from wavepe.nn import Rotary
-from wavepe.positions import angles, tables
+from wavepe.positions import rotation, tables
 
 # --------------------------------------------------------------- numbers
 
@@ -125,7 +125,7 @@ def test_lengths_beyond_any_table(monkeypatch):
     q, k = heads(40, batch=1)
     wanted = Rotary(8)(q, k)
     tables._built.cache_clear()
-    monkeypatch.setattr(angles, "LARGEST_TABLE", 39)
+    monkeypatch.setattr(rotation, "LARGEST_TABLE", 39)
     assert all(map(torch.equal, Rotary(8)(q, k), wanted))
     assert tables._built.cache_info().currsize == 0
 
@@ -137,7 +137,7 @@ def test_a_tracer_leaves_no_fake_table_behind():
     q, k = heads()
     given = (Rotary(8)._frequencies, "exact", q.device, torch.float32)
     with FakeTensorMode():
-        cos, _ = angles._first_rows(6, *given)
+        cos, _ = rotation._first_rows(6, *given)
     assert type(cos) is torch.Tensor
     assert type(Rotary(8)(q, k)[0]) is torch.Tensor
 

@@ -241,7 +241,7 @@ def test_it_prints_what_it_is():
         "32, heads=4, kv_heads=2, head_dim=16, encoding='wavelet:scales=4', causal=False, "
         "dropout=0.1, window=5"
     )
-    assert "(position_encoding): Relative(wavelet:scales=4)" in text
+    assert "(position_encoding): Constant(wavelet:scales=4)" in text
     assert "32, heads=4, encoding='rope'\n" in str(SelfAttention(32, 4, encoding="rope"))
 
 

@@ -23,7 +23,7 @@ def register() -> None:
     ImportError
         No fairseq, or no torch; the message says how to get it.
     """
-    from .registration import register as register_now
+    from .model import register as register_now
 
     register_now()
 

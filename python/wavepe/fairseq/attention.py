@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from . import compat  # noqa: F401 - fairseq cannot be imported before
 
 import torch  # isort: skip
 from fairseq.modules import MultiheadAttention  # isort: skip
 from torch import Tensor  # isort: skip
 
-from .positions import DecoderPositions  # isort: skip
-
-Incremental = dict[str, dict[str, Tensor | None]]
+from .positions import DecoderPositions, places_of  # isort: skip
 
 # Of what stands for the causal mask of queries x keys.
 CAUSAL_SHAPE = (0,)
@@ -28,46 +24,25 @@ class CausalSelfAttention(MultiheadAttention):
     # Set by the layer's decoder; in a tuple, as it is no part of this module.
     positions: tuple[DecoderPositions]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # by which --retain-dropout-modules names it
-        self.dropout_module.module_name = MultiheadAttention.__name__
-
     def forward(
         self,
         query: Tensor,
         key: Tensor | None,
         value: Tensor | None,
         key_padding_mask: Tensor | None = None,
-        incremental_state: Incremental | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
         attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, None]:
-        """Attention of each token to itself and to those before it.
+        """Return attention (T, B, C) of each token to itself and to those before it, and None.
 
-        Parameters
-        ----------
-        query, key, value : Tensor (T, B, C)
-            The same tensor.
-        key_padding_mask : Tensor (B, T), optional
-            True (or not 0) for padding.
-        incremental_state : dict, optional
-            Holds the tokens before these, and is given these.
-        attn_mask : Tensor (0,)
-            Stands for the causal mask, which is not made; None with `incremental_state`.
-
-        Returns
-        -------
-        out : Tensor (T, B, C)
-        weights : None
-
-        Raises
-        ------
-        NotImplementedError
-            Weights are asked for, another mask is given, or keys of another sequence.
+        `query`, `key` and `value` are one tensor (T, B, C). `incremental_state` holds the tokens
+        before these, and is given these. `attn_mask` of `CAUSAL_SHAPE` stands for the causal mask;
+        it is None with `incremental_state`. NotImplementedError where weights are asked for, or
+        another mask or keys of another sequence are given.
         """
         if need_weights or need_head_weights or before_softmax:
             raise NotImplementedError(
@@ -87,12 +62,14 @@ class CausalSelfAttention(MultiheadAttention):
         )
         encoding = self.positions[0].attention
         if incremental_state is None:
-            q, k = encoding.rotated(q, k, _positions(key_padding_mask), None)
+            padding = key_padding_mask
+            places = None if padding is None else places_of(~padding.bool())
+            q, k = encoding.rotate(q, k, places, None)
         else:
             cached = self._get_input_buffer(incremental_state)
             before = cached.get("prev_key")
             seen = 0 if before is None else before.shape[2]
-            q, k = encoding.rotated(q, k, None, encoding.cached(seen) if seen else None)
+            q, k = encoding.rotate(q, k, None, encoding.cached(seen) if seen else None)
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
         dropout = self.dropout_module
@@ -108,7 +85,7 @@ class CausalSelfAttention(MultiheadAttention):
     def _with_cached(
         self, cached: dict[str, Tensor | None], k: Tensor, v: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and padding of all tokens so far, which `cached` holds from now on."""
+        """Return keys, values and padding of all tokens so far; `cached` holds them from now on."""
         before, values = cached.get("prev_key"), cached.get("prev_value")
         if before is not None and values is not None:
             k, v = torch.cat([before, k], dim=2), torch.cat([values, v], dim=2)
@@ -119,6 +96,5 @@ class CausalSelfAttention(MultiheadAttention):
         return k, v, mask
 
 
-def _positions(padding: Tensor | None) -> Tensor | None:
-    """Of each token (B, T) the number of tokens before it, so that padding adds to no length."""
-    return None if padding is None else ((~padding.bool()).cumsum(1) - 1).clamp(min=0)
+# By this name --retain-dropout-modules knows the dropout in it.
+CausalSelfAttention.__name__ = MultiheadAttention.__name__

@@ -75,6 +75,21 @@ def mutable_defaults() -> Iterator[None]:
         yield
 
 
+def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Put the decorated function in the place of ``owner.name``, its first argument."""
+
+    def replace(function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    return replace
+
+
 def numpy_compat() -> None:
     """Give NumPy 2 the `np.compat.long` of NumPy 1.
 
@@ -91,16 +106,13 @@ def broadcast_of_objects() -> None:
     "UnpicklingError: Weights only load failed ... omegaconf.dictconfig.DictConfig": torch 2.6 and
     later read tensors only, and fairseq broadcasts a checkpoint's objects when ranks resume.
     """
-    utils: Any = importlib.import_module("fairseq.distributed.utils")
-    original = utils._broadcast_object_slow
+    utils = importlib.import_module("fairseq.distributed.utils")
 
-    @functools.wraps(original)
-    def broadcast_object(*args: Any, **kwargs: Any) -> Any:
+    @wrap(utils, "_broadcast_object_slow")
+    def broadcast_object(original: Any, *args: Any, **kwargs: Any) -> Any:
         load = functools.partial(torch.load, weights_only=False)
         with mock.patch.object(torch, "load", load):
             return original(*args, **kwargs)
-
-    utils._broadcast_object_slow = broadcast_object
 
 
 def namespaces_in_checkpoints() -> None:
@@ -117,16 +129,13 @@ def ddp_without_devices() -> None:
     "ValueError: DistributedDataParallel device_ids and output_device arguments only work with
     single-device/multiple-device GPU modules or CPU modules, but got device_ids [0]".
     """
-    models: Any = importlib.import_module("fairseq.models.distributed_fairseq_model")
-    original = models.DistributedDataParallel
+    models = importlib.import_module("fairseq.models.distributed_fairseq_model")
 
-    @functools.wraps(original)
-    def distributed(module: torch.nn.Module, **options: Any) -> Any:
+    @wrap(models, "DistributedDataParallel")
+    def distributed(original: Any, module: torch.nn.Module, **options: Any) -> Any:
         if next(module.parameters()).device.type == "cpu":
             options |= {"device_ids": None, "output_device": None}
         return original(module=module, **options)
-
-    models.DistributedDataParallel = distributed
 
 
 def processes_without_devices() -> None:
@@ -137,15 +146,12 @@ def processes_without_devices() -> None:
     strangers, each of which trains alone and writes the same checkpoint, or divides by the number
     of GPUs.
     """
-    utils: Any = importlib.import_module("fairseq.distributed.utils")
-    original = utils.call_main
+    utils = importlib.import_module("fairseq.distributed.utils")
 
-    @functools.wraps(original)
-    def call_main(cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
+    @wrap(utils, "call_main")
+    def call_main(original: Any, cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
         _launch(cfg.distributed_training)
         return original(cfg, main, **kwargs)
-
-    utils.call_main = call_main
 
 
 def _launch(cfg: Any) -> None:

@@ -24,12 +24,6 @@ MAX_POSITIONS = 1_000_000
 class DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer with `CausalSelfAttention`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for module in (self.dropout_module, self.activation_dropout_module):
-            # by which --retain-dropout-modules names it
-            module.module_name = TransformerDecoderLayerBase.__name__
-
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> CausalSelfAttention:
@@ -51,6 +45,10 @@ class DecoderLayer(TransformerDecoderLayerBase):
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
         )
+
+
+# By this name --retain-dropout-modules knows the dropouts in it.
+DecoderLayer.__name__ = TransformerDecoderLayerBase.__name__
 
 
 class Decoder(TransformerDecoder):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import compat  # noqa: F401 - fairseq cannot be imported before
+from . import compat  # fairseq cannot be imported before
 
 from fairseq.distributed import utils  # isort: skip
 from fairseq.tasks import FairseqTask  # isort: skip
@@ -21,12 +20,9 @@ def refuse_skipped_tokens() -> None:
     where that is all of them prints "Evaluated 0 tokens" and a perplexity of 1.00. Of several
     processes, one on each GPU by default, each evaluates its part, and one prints that.
     """
-    launch = utils.call_main
-    evaluate = command.eval_lm
-    select = FairseqTask.filter_indices_by_size
 
-    @functools.wraps(evaluate)
-    def eval_lm(*args: Any, batch_iterator: Iterable[Any], **kwargs: Any) -> Any:
+    @compat.wrap(command, "eval_lm")
+    def eval_lm(evaluate: Any, *args: Any, batch_iterator: Iterable[Any], **kwargs: Any) -> Any:
         tokens = 0
 
         def counted() -> Iterator[Any]:
@@ -40,23 +36,24 @@ def refuse_skipped_tokens() -> None:
             raise ValueError("eval-lm: no token was evaluated: is the --gen-subset empty?")
         return results
 
-    @functools.wraps(select)
+    @compat.wrap(FairseqTask, "filter_indices_by_size")
     def filter_indices_by_size(
-        self: Any, indices: Any, dataset: Any, max_positions: Any = None, *args: Any, **kwargs: Any
+        select: Any, task: Any, indices: Any, dataset: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        kept = select(self, indices, dataset, max_positions, *args, **kwargs)
+        kept = select(task, indices, dataset, *args, **kwargs)
         if len(kept) < len(indices):
+            limit = args[0] if args else kwargs.get("max_positions")
             longest = max(int(dataset.num_tokens(index)) for index in set(indices) - set(kept))
             raise ValueError(
                 f"eval-lm: {len(indices) - len(kept)} of {len(indices)} blocks are longer than the "
-                f"{max_positions} positions of this model (up to {longest} tokens) and would be "
+                f"{limit} positions of this model (up to {longest} tokens) and would be "
                 "left out: where its positions are fairseq's sinusoidal ones, give "
                 f"--model-overrides \"{{'max_target_positions': {longest}}}\"; else shorter blocks"
             )
         return kept
 
-    @functools.wraps(launch)
-    def call_main(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    @compat.wrap(utils, "call_main")
+    def call_main(launch: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         processes = int(os.environ.get("WORLD_SIZE", 1))
         processes = max(processes, cfg.distributed_training.distributed_world_size)
         if processes > 1 or cfg.dataset.num_shards > 1:
@@ -66,7 +63,3 @@ def refuse_skipped_tokens() -> None:
                 "--num-shards, and no torchrun"
             )
         return launch(cfg, *args, **kwargs)
-
-    utils.call_main = call_main
-    command.eval_lm = eval_lm
-    FairseqTask.filter_indices_by_size = filter_indices_by_size

@@ -1,4 +1,4 @@
-"""`transformer_lm` with the options ``--pos-enc`` and its shorthands."""
+"""`transformer_lm` with the options ``--pos-enc`` and its shorthands, put where fairseq looks."""
 
 # fairseq reads the types of the fields, and knows Optional alone.
 # ruff: noqa: UP045
@@ -8,10 +8,15 @@ from typing import Any, Optional
 
 from . import compat  # noqa: F401 - fairseq cannot be imported before
 
+from fairseq import models  # isort: skip
 from fairseq.models import transformer_lm  # isort: skip
+from hydra.core.config_store import ConfigStore  # isort: skip
 
 from ..encodings import encoding, known_encodings  # isort: skip
+from .decoder import language_model_decoder  # isort: skip
 from .options import write_out  # isort: skip
+
+NAME = "transformer_lm"
 
 
 @dataclass
@@ -38,7 +43,7 @@ class WavePELanguageModelConfig(transformer_lm.TransformerLanguageModelConfig):
 
 
 class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
-    """fairseq's language model, whose decoder `registration` chooses by ``--pos-enc``."""
+    """fairseq's language model, whose decoder `register` chooses by ``--pos-enc``."""
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -59,3 +64,21 @@ def _spec(text: str) -> str:
         return str(encoding(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def register() -> None:
+    """Let every architecture of `transformer_lm` take ``--pos-enc``; again does nothing."""
+    if models.MODEL_REGISTRY[NAME] is WavePELanguageModel:
+        return
+    # fairseq's own build_model looks its decoder up by this name.
+    transformer_lm.TransformerDecoder = language_model_decoder
+    models.MODEL_REGISTRY[NAME] = WavePELanguageModel
+    models.MODEL_DATACLASS_REGISTRY[NAME] = WavePELanguageModelConfig
+    # fairseq reads the options from an attribute of this very name; in a class it would be mangled.
+    setattr(WavePELanguageModel, "__dataclass", WavePELanguageModelConfig)
+    for arch, name in models.ARCH_MODEL_NAME_REGISTRY.items():
+        if name == NAME:
+            models.ARCH_MODEL_REGISTRY[arch] = WavePELanguageModel
+    node = WavePELanguageModelConfig()
+    node._name = NAME
+    ConfigStore.instance().store(name=NAME, group="model", node=node, provider="wavepe")

@@ -63,16 +63,8 @@ class DecoderPositions(nn.Module):
         head_dim, heads, _ = self._sizes
         return position_encoding(encoding, head_dim, heads, causal=True, max_length=length)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        error_msgs = rest[-1]
         found = state_dict.get(f"{prefix}record")
         if found is None:
             error_msgs.append(
@@ -113,5 +105,9 @@ class AbsolutePositions(nn.Module):
                 "encoded for a shorter one"
             )
         real = tokens != self.padding_idx
-        place = real.cumsum(1) - 1
-        return own.absolute(place.clamp(min=0)).masked_fill(~real[..., None], 0)
+        return own.absolute(places_of(real)).masked_fill(~real[..., None], 0)
+
+
+def places_of(real: Tensor) -> Tensor:
+    """Return of each token (B, T) the number of real ones before it: padding adds to no length."""
+    return (real.cumsum(1) - 1).clamp(min=0)

@@ -13,8 +13,7 @@ from transformers import PretrainedConfig
 from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
-from ..positions import Rotation
-from ..positions.angles import Frequencies
+from ..positions.rotation import Frequencies, Rotation
 from ..positions.tables import wide
 from . import families
 from .families import Slot

@@ -161,7 +161,7 @@ class Attention(nn.Module):
         if positions is not None:
             check_order(positions, key_mask, segments, self.position_encoding.contiguous)
         new = None if positions is None else positions[:, seen:]
-        q, k = self.position_encoding.rotated(q, k, new, layer)
+        q, k = self.position_encoding.rotate(q, k, new, layer)
         if layer is not None:
             k, v = layer.extended(k, v)
         out = self.position_encoding.attend(

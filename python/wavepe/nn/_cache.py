@@ -46,7 +46,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Number of tokens that every module has seen."""
+        """The number of tokens that every module has seen."""
         return min((layer.length for layer in self._layers.values()), default=0)
 
     def reset(self) -> None:
@@ -72,7 +72,7 @@ class KVCache:
         if indices.dtype not in INTEGERS:
             raise RuntimeError(f"wavepe: indices must be integers, got {indices.dtype}")
         indices = indices.to(torch.int64)
-        rows = min((layer.rows for layer in self._layers.values()), default=None)
+        rows = min((len(layer.keys) for layer in self._layers.values()), default=None)
         if rows is not None and indices.numel():
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= rows:
@@ -106,10 +106,7 @@ class KVCache:
         )
 
     def _layer(self, module: nn.Module, count: int) -> CachedTokens:
-        """The part of one attention module.
-
-        A module is called once in a pass, so it may not be ahead of the others.
-        """
+        """Return the part of one module, which may not be ahead of the others."""
         layer = self._layers.get(module)
         seen = max((other.length for other in self._layers.values()), default=0)
         if layer is None and seen > count:
@@ -143,21 +140,15 @@ class CachedTokens(Cached):
         super().__init__()
         self.key_mask: Tensor | None = None
         self.positions: Tensor | None = None
-        self._keys: Tensor | None = None  # (B, Hk, capacity, d)
-        self._values: Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        """The batch size."""
-        return 0 if self._keys is None else self._keys.shape[0]
+        self.keys = self.values = torch.empty(0)  # (B, Hk, capacity, d)
 
     def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Kept keys and values, and these after them; they count from `commit` on."""
-        if self.length == 0 or self._keys is None or self._values is None:
-            self._keys, self._values = k[:, :, :0], v[:, :, :0]
-        _check_fits(self._keys, k)
-        self._keys, keys = _appended(self._keys, self.length, k)
-        self._values, values = _appended(self._values, self.length, v)
+        """Return kept keys and values with these after them; they count from `commit` on."""
+        if self.length == 0:
+            self.keys, self.values = k[:, :, :0], v[:, :, :0]
+        _check_fits(self.keys, k)
+        self.keys, keys = _appended(self.keys, self.length, k)
+        self.values, values = _appended(self.values, self.length, v)
         return keys, values
 
     def commit(self, count: int, key_mask: Tensor | None, positions: Tensor | None) -> None:
@@ -168,7 +159,7 @@ class CachedTokens(Cached):
         self.positions = None if positions is None else positions.clone()
 
     def reorder(self, indices: Tensor) -> None:
-        for name in ("_keys", "_values", "key_mask", "positions"):
+        for name in ("keys", "values", "key_mask", "positions"):
             kept = getattr(self, name)
             if kept is not None:
                 kept = kept.index_select(0, indices.to(kept.device))
@@ -193,7 +184,7 @@ def _check_fits(kept: Tensor, k: Tensor) -> None:
 
 
 def _appended(storage: Tensor, length: int, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Storage with `new` from `length` on, and what of it is in use."""
+    """Return storage with `new` from `length` on, and what of it is in use."""
     stop = length + new.shape[2]
     if torch.is_grad_enabled():  # attention saves keys and values for any gradient, of q too
         storage = torch.cat([storage[:, :, :length], new], dim=2)

@@ -14,8 +14,7 @@ from .. import _checks, ops
 from .._rope_frequencies import base_of, standard_parameters
 from ..encodings import RoPE
 from ..encodings.spec import write_value
-from ..positions.angles import Frequencies, angles
-from ..positions.rotation import Rotation
+from ..positions.rotation import Frequencies, Rotation, angles
 from ._sequences import check_shape, checked_rows
 
 
@@ -127,15 +126,14 @@ class Rotary(nn.Module):
             )
         if positions is not None:
             positions = checked_rows("positions", positions, q.shape[0], q.shape[2])
-        frequencies, keep = self._frequencies, self._frequencies is not None
-        if frequencies is None:
-            frequencies = self._of_longest(q.shape[2], positions)
+        frequencies = self._frequencies or self._of_longest(q.shape[2], positions)
         if self._stale is not None and q.shape[2] > 0:
-            self._check_starts(self._stale, frequencies, positions)
+            if positions is not None:
+                _check_starts(self._stale, frequencies, positions)
             self._stale = None
         if not torch.compiler.is_exporting():  # an exported graph has no theta to change
             self._last = frequencies
-        cos, sin = angles(frequencies, q, positions, precision=self.precision, keep=keep)
+        cos, sin = angles(frequencies, q, positions, precision=self.precision)
         return ops.rope_qk(q, k, cos, sin, interleaved=self.interleaved)
 
     def reset(self) -> None:
@@ -195,7 +193,7 @@ class Rotary(nn.Module):
         if self._frequencies is not None:
             self._compare(self._frequencies)
 
-    @torch.compiler.disable(reason="this RoPE follows the length: its frequencies are made eagerly")
+    @torch.compiler.disable(reason="this RoPE follows the length: NumPy computes its frequencies")
     def _of_longest(self, length: int, positions: Tensor | None) -> Frequencies:
         found = self._rotation.of_longest(length, positions, training=False)
         self._compare(found)
@@ -204,19 +202,17 @@ class Rotary(nn.Module):
     def _compare(self, now: Frequencies) -> None:
         self._stale = None if self._last is None or self._last == now else self._last
 
-    @staticmethod
-    def _check_starts(then: Frequencies, now: Frequencies, positions: Tensor | None) -> None:
-        """Raise where a row of `positions` continues a sequence."""
-        if positions is None:
-            return
-        message = (
-            f"wavepe: the keys before %s were rotated with {then.label}, and this call rotates "
-            f"with {now.label}: drop the cache and start from position 0, or call reset() where no "
-            "cached key is used (a type that follows the length cannot go on from cached keys once "
-            "the length moves it)"
-        )
-        starts = positions.to(torch.int64).amin(-1)
-        if torch.compiler.is_compiling():
-            torch._assert_async((starts <= 0).all(), message % "this call")
-        elif (starts > 0).any():
-            raise RuntimeError(message % f"position {int(starts.max())}")
+
+def _check_starts(then: Frequencies, now: Frequencies, positions: Tensor) -> None:
+    """Raise where a row of `positions` continues a sequence."""
+    message = (
+        f"wavepe: the keys before %s were rotated with {then.label}, and this call rotates with "
+        f"{now.label}: drop the cache and start from position 0, or call reset() where no cached "
+        "key is used (a type that follows the length cannot go on from cached keys once the length "
+        "moves it)"
+    )
+    starts = positions.to(torch.int64).amin(-1)
+    if torch.compiler.is_compiling():
+        torch._assert_async((starts <= 0).all(), message % "this call")
+    elif (starts > 0).any():
+        raise RuntimeError(message % f"position {int(starts.max())}")

@@ -18,10 +18,8 @@ from ._sequences import check_shape
 class SelfAttention(Attention):
     """Multi-head self-attention whose position encoding is named by a spec.
 
-    ``y = o_proj(attention(q_proj(x), k_proj(x), v_proj(x)))``, with the encoding inside: wavelets
-    [W], RoPE [R], ALiBi [A], Shaw [S], Transformer-XL [X], none, or one of your own. It is
-    `Attention` with the projections around it: what that says of constants, and of what is learned,
-    holds here.
+    ``y = o_proj(attention(q_proj(x), k_proj(x), v_proj(x)))``: `Attention` with the projections
+    around it. What that says of constants, and of what is learned, holds here.
 
     Parameters
     ----------
@@ -39,11 +37,6 @@ class SelfAttention(Attention):
         Keys at a distance of `window` tokens or more before the query are hidden.
     max_length : int, optional
         The trained length, for the rope types that need it.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Sizes that do not fit together, an absolute encoding, wrong options.
 
     Examples
     --------
@@ -111,17 +104,12 @@ class SelfAttention(Attention):
         ----------
         x : Tensor (B, L, dim)
         key_mask, positions, segments, cache : optional
-            As in `Attention.forward`, for the L tokens of x. The output of a token that sees
-            nothing is `o_proj` of zeros.
+            As in `Attention.forward`, for the L tokens of x; so are the errors. The output of a
+            token that sees nothing is `o_proj` of zeros.
 
         Returns
         -------
         Tensor (B, L, dim)
-
-        Raises
-        ------
-        RuntimeError
-            As `Attention.forward`.
         """
         check_shape("x", x, "B", "L", self.dim)
         q, k, v = (

@@ -40,13 +40,7 @@ def joined_key_mask(
 def joined_positions(
     positions: Tensor | None, layer: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
-    """Return int64 (B|1, cached + count), or None where every token's position is its index.
-
-    Raises
-    ------
-    RuntimeError
-        Wrong shape or dtype, or none where the cached tokens came with theirs.
-    """
+    """Return int64 (B|1, cached + count), or None where every token's position is its index."""
     kept = None if layer is None else layer.positions
     if positions is None:
         if kept is not None:

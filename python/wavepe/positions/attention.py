@@ -11,16 +11,8 @@ from torch import Tensor, nn
 from .. import ops
 from ..encodings import Encoding
 from . import compiled
-from .angles import Frequencies
-from .tables import (
-    build_once,
-    capacity_for,
-    constant_bias,
-    constant_table,
-    name_of,
-    rows_named,
-    wide,
-)
+from .rotation import Frequencies, Rotation, angles
+from .tables import build_once, capacity_for, constant_bias, constant_table, name_of, wide
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -60,10 +52,10 @@ class PositionEncoding(nn.Module):
         super().__init__()
         self.encoding = encoding
 
-    def rotated(
+    def rotate(
         self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Cached | None
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys of the new tokens, rotated by their positions.
+        """Rotate queries and keys of the new tokens by their positions.
 
         Parameters
         ----------
@@ -77,16 +69,16 @@ class PositionEncoding(nn.Module):
         return q, k
 
     def cached(self, length: int) -> Cached:
-        """What a cache of `length` tokens, kept by others, is to `rotated`."""
+        """Return what `rotate` needs to know of a cache of `length` tokens that others keep."""
         return Cached(length)
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        """Queries, and what else `ops.attention` is given for this encoding.
+        """Return the queries, and what else `ops.attention` takes for this encoding.
 
         Parameters
         ----------
         q : Tensor (B, H, m, d)
-            What `rotated` returned.
+            What `rotate` returned.
         keys : int
             Number of keys n.
         """
@@ -95,15 +87,58 @@ class PositionEncoding(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Cached | None = None, **options: Any
     ) -> Tensor:
-        """`ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d)."""
+        """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d)."""
         out: Any = ops.attention(**self.arguments(q, k.shape[2], layer), k=k, v=v, **options)
         return out
 
     def reset_parameters(self) -> None:
-        """Initial values for what is learned."""
+        """Set initial values for what is learned."""
 
     def extra_repr(self) -> str:
         return str(self.encoding)
+
+
+class RotaryEncoding(PositionEncoding):
+    """Queries and keys that are rotated by their positions [R]."""
+
+    def __init__(self, encoding: Encoding, head_dim: int, trained_length: int | None) -> None:
+        super().__init__(encoding)
+        try:
+            self._rotation = Rotation(encoding, head_dim, trained_length)
+        except ValueError as error:
+            if trained_length is not None or "trained_length" not in str(error):
+                raise
+            raise ValueError(f"{error} (max_length of SelfAttention is trained_length)") from None
+        pairs = self._rotation.pairs
+        if 2 * pairs > head_dim:
+            raise ValueError(f"{encoding} rotates {2 * pairs} dims, more than head_dim={head_dim}")
+
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Cached | None
+    ) -> tuple[Tensor, Tensor]:
+        start = 0 if layer is None else layer.length
+        found = self._rotation.needed(start + k.shape[-2], positions, self.training)
+        if layer is not None:
+            then = layer.frequencies
+            if layer.length and then is not None and then != found:
+                raise RuntimeError(
+                    f"wavepe: the {layer.length} cached keys were rotated for {then.label}, this "
+                    f"call rotates for {found.label}: reset() the cache, and compute the whole "
+                    "sequence anew"
+                )
+            layer.frequencies = found
+        cos, sin = angles(found, k, positions, start=start)
+        how = {"interleaved": self._rotation.rope.interleaved}
+        if q.shape[-2] == k.shape[-2]:
+            return ops.rope_qk(q, k, cos, sin, **how)
+        last = k.shape[-2] - q.shape[-2]
+        q = ops.rope(q, cos[..., last:, :], sin[..., last:, :], **how)
+        return q, ops.rope(k, cos, sin, **how)
+
+    def cached(self, length: int) -> Cached:
+        layer = super().cached(length)
+        layer.frequencies = self._rotation.needed(length, None, self.training)
+        return layer
 
 
 class Slopes(PositionEncoding):
@@ -127,51 +162,40 @@ def _slopes(encoding: Encoding, heads: int, device: torch.device, dtype: torch.d
     return torch.from_numpy(encoding.slopes(heads)).to(device, dtype)
 
 
-class Relative(PositionEncoding):
-    """q.p_delta in the score, of a constant table ([W]; [X] without biases)."""
+class Constant(PositionEncoding):
+    """Constants of the distance in the score: q.p_delta of a table [W][X], or a bias [C]."""
 
     contiguous = True
 
-    def __init__(self, encoding: Encoding, head_dim: int, causal: bool) -> None:
+    def __init__(self, encoding: Encoding, head_dim: int, heads: int, causal: bool) -> None:
         super().__init__(encoding)
-        encoding.table(1, head_dim, causal=causal)  # raises where it does not fit
+        self._is_bias, self._causal = encoding.entry == "bias", causal
+        self._size = heads if self._is_bias else head_dim
+        build = encoding.bias if self._is_bias else encoding.table
+        build(1, self._size, causal=causal)  # raises where the encoding does not fit
         # An attribute: by the name a compiler tells the graphs of two encodings apart.
-        self._name, self._causal = name_of(encoding), causal
+        self._name = name_of(encoding)
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        if not torch.compiler.is_compiling():
-            return {"q": q, "p": constant_table(keys, self.encoding, q.shape[-1], self._causal)}
-        given = (self._name, keys, q.shape[-1], q.dtype, q.device)
-        p, first = rows_named(*given, causal=self._causal)
-        return {"q": q, "p": p, "first": first}
+        place = (wide(q) if self._is_bias else q.dtype, q.device)
+        if torch.compiler.is_compiling():
+            first = 0 if self._causal else 1 - keys
+            given = (self._name, self._causal, keys, self._size, *place)
+            rows = torch.ops.wavepe_nn.constant_rows(*given)
+            if self._is_bias:
+                return {"q": q, "bias": rows.T, "bias_first": first}
+            return {"q": q, "p": rows, "first": first}
+        if not self._is_bias:
+            return {"q": q, "p": constant_table(keys, self.encoding, self._size, self._causal)}
+        bias, first, beyond = constant_bias(keys, self.encoding, self._size, self._causal, *place)
+        return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Cached | None = None, **options: Any
     ) -> Tensor:
-        if torch.compiler.is_compiling() and q.device.type == "cpu":
+        if torch.compiler.is_compiling() and q.device.type == "cpu" and not self._is_bias:
             return compiled.attention(q, k, v, self._name, self._causal, **options)
         return super().attend(q, k, v, layer, **options)
-
-
-class Bias(PositionEncoding):
-    """A constant for each head and distance in the score [C]."""
-
-    contiguous = True
-
-    def __init__(self, encoding: Encoding, heads: int, causal: bool) -> None:
-        super().__init__(encoding)
-        encoding.bias(1, heads, causal=causal)  # raises where it does not fit
-        self._name, self._heads, self._causal = name_of(encoding), heads, causal
-
-    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        if torch.compiler.is_compiling():
-            given = (self._name, keys, self._heads, wide(q), q.device)
-            rows, first = rows_named(*given, causal=self._causal)
-            return {"q": q, "bias": rows.T, "bias_first": first}
-        bias, first, beyond = constant_bias(
-            keys, self.encoding, self._heads, self._causal, wide(q), q.device
-        )
-        return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
 
 
 class Learned(PositionEncoding):
@@ -204,7 +228,7 @@ class Learned(PositionEncoding):
         return super()._apply(kept, recurse)
 
     def initial(self) -> dict[str, Tensor]:
-        """Initial values of the parameters, float64."""
+        """Return initial values of the parameters, float64."""
         found = self.encoding.parameters(self._head_dim, self._heads)
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
@@ -214,18 +238,18 @@ class Learned(PositionEncoding):
                 getattr(self, name).copy_(value)
 
     def forward(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        """`arguments`, as a call that wrappers of modules (of PEFT, say) see."""
+        """Return `arguments`, by a call that wrappers of modules (of PEFT, say) see."""
         parameters = {name: getattr(self, name) for name in self._names}
         p, first, beyond = self._table(parameters, keys, layer)
         if self.encoding.entry == "bias":
             bias = p.to(q.device, wide(q))
             return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
-        given = {"p": p.to(q.device, q.dtype), "first": first, "beyond": beyond}
+        given = {"q": q, "p": p.to(q.device, q.dtype), "first": first, "beyond": beyond}
         biases = self.encoding.query_biases(parameters)
-        if biases is None:
-            return {"q": q, **given}
-        u, v = (bias[:, None].to(q.device, q.dtype) for bias in biases)
-        return {"q": q + u, "q_rel": q + v, **given}
+        if biases is not None:
+            u, v = (bias[:, None].to(q.device, q.dtype) for bias in biases)
+            given |= {"q": q + u, "q_rel": q + v}
+        return given
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         return self(q, keys, layer)
@@ -233,10 +257,11 @@ class Learned(PositionEncoding):
     def _table(
         self, parameters: dict[str, Tensor], keys: int, layer: Cached | None
     ) -> tuple[Tensor, int, str]:
-        """The table of these parameters, made once for many steps of a generation."""
+        """Return the table of these parameters, computed once for many steps of a generation."""
         learned = self.encoding.learned_table
         if self.encoding.entry == "bias":
             learned = self.encoding.learned_bias
+        # No compiler reads `is_inference`, so it comes last; such a tensor has no version.
         fixed = layer is not None and not torch.is_grad_enabled()
         if not fixed or any(x.is_inference() for x in parameters.values()):
             return learned(keys, parameters, causal=self._causal)
@@ -252,7 +277,7 @@ class Learned(PositionEncoding):
 
 
 def check_learned(encoding: Encoding) -> None:
-    """ValueError where an encoding learns what no front end can hold."""
+    """Raise ValueError where an encoding learns what no front end can hold."""
     if encoding.learned and encoding.entry not in ("relative", "bias"):
         raise ValueError(
             f"{encoding} is learned and {encoding.entry}: only relative encodings and biases can be"
@@ -269,15 +294,13 @@ def position_encoding(
     max_length: int | None,
     **factory: Any,
 ) -> PositionEncoding:
-    """The module of an encoding.
+    """Return the module of an encoding.
 
     Raises
     ------
     ValueError
         The encoding does not fit the head size, lacks `max_length`, or is added to embeddings.
     """
-    from .rotation import Rotated  # which builds on this module
-
     if encoding.entry == "absolute":
         raise ValueError(
             f"the encoding '{encoding}' is absolute: its vectors are added to the token embeddings "
@@ -286,13 +309,11 @@ def position_encoding(
         )
     check_learned(encoding)
     if encoding.entry == "rotary":
-        return Rotated(encoding, head_dim, max_length)
+        return RotaryEncoding(encoding, head_dim, max_length)
     if encoding.entry == "slope":
         return Slopes(encoding, heads)
     if encoding.entry == "none":
         return PositionEncoding(encoding)
     if encoding.learned:
         return Learned(encoding, head_dim, heads, causal, **factory)
-    if encoding.entry == "bias":
-        return Bias(encoding, heads, causal)
-    return Relative(encoding, head_dim, causal)
+    return Constant(encoding, head_dim, heads, causal)

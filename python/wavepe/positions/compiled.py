@@ -99,8 +99,6 @@ def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
     return (*grads, *[None] * (len(inputs) - 3))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    save_call(ctx, inputs, *output)
-
-
-_forward.register_autograd(_gradient, setup_context=_setup)
+_forward.register_autograd(
+    _gradient, setup_context=lambda ctx, inputs, output: save_call(ctx, inputs, *output)
+)

@@ -1,19 +1,54 @@
-"""Rotary encodings in attention: which frequencies a call needs, and the rotation itself [R]."""
+"""Rotary encodings: float64 frequencies, fixed or following the length; angles of positions [R]."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops
+from .. import ops, rope_table
 from ..encodings import Encoding, RoPE
-from .angles import Frequencies, angles
-from .attention import Cached, PositionEncoding
+from .tables import LARGEST_TABLE, build_once, keep_by_length, wide
 
 # Any two lengths beyond every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
+
+
+class Frequencies:
+    """Radians per position of each pair, in float64, and the factor on cosines and sines.
+
+    No module holds the tensor as its own: casts of a module do not reach it. `label` is for
+    messages, and `kept` says that other calls will ask for the angles of the same frequencies.
+    """
+
+    kept = False
+
+    def __init__(self, inv_freq: np.ndarray, factor: float, label: str) -> None:
+        self.factor, self.label = float(factor), label
+        self.array = np.array(inv_freq, np.float64)
+        self.key = (self.array.tobytes(), self.factor)
+        with torch.inference_mode(False):
+            self.inv_freq = torch.from_numpy(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Frequencies) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return inv_freq on that device."""
+        if device.type == "cpu":
+            return self.inv_freq
+        if torch.compiler.is_compiling():
+            return self.inv_freq.to(device)
+        return build_once(_copy, self, device)
+
+
+def _copy(frequencies: Frequencies, device: torch.device) -> Tensor:
+    return frequencies.inv_freq.to(device)
 
 
 class Rotation:
@@ -29,11 +64,7 @@ class Rotation:
     """
 
     def __init__(
-        self,
-        encoding: Encoding,
-        head_dim: int,
-        trained_length: int | None,
-        label: str | None = None,
+        self, encoding: Encoding, head_dim: int, trained_length: int | None, label: str = ""
     ) -> None:
         self.rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
         self.head_dim, self.trained_length = head_dim, trained_length
@@ -58,7 +89,11 @@ class Rotation:
         mode = "training" if training else "evaluation"
         return Frequencies(inv_freq, factor, f"{self._label} at length {length} in {mode}")
 
-    @torch.compiler.disable(reason="this RoPE follows the length: its frequencies are made eagerly")
+    def needed(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
+        """Return the frequencies of all lengths, or else those that `of_longest` gives."""
+        return self.fixed(training) or self.of_longest(length, positions, training)
+
+    @torch.compiler.disable(reason="this RoPE follows the length: NumPy computes its frequencies")
     def of_longest(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
         """Return those of the longest sequence in `positions`; of `length` without them."""
         if positions is not None:
@@ -67,54 +102,61 @@ class Rotation:
 
     def _same_for_all(self, training: bool) -> Frequencies | None:
         short, long = (self.at(length, training) for length in (SHORT, LONG))
+        short.kept = True
         return short if short == long else None
 
 
-class Rotated(PositionEncoding):
-    """Queries and keys rotated by their positions [R]."""
+def angles(
+    frequencies: Frequencies,
+    q: Tensor,
+    positions: Tensor | None,
+    *,
+    precision: str = "exact",
+    start: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin for queries and keys at `positions`.
 
-    def __init__(self, encoding: Encoding, head_dim: int, trained_length: int | None) -> None:
-        super().__init__(encoding)
-        try:
-            self._rotation = Rotation(encoding, head_dim, trained_length)
-        except ValueError as error:
-            if trained_length is not None or "trained_length" not in str(error):
-                raise
-            raise ValueError(f"{error} (max_length of SelfAttention is trained_length)") from None
-        pairs = self._rotation.pairs
-        if 2 * pairs > head_dim:
-            raise ValueError(f"{encoding} rotates {2 * pairs} dims, more than head_dim={head_dim}")
+    Parameters
+    ----------
+    q : Tensor (B, H, L, d)
+        Gives length, device and dtype.
+    positions : integer Tensor (L,) or (B|1, L), optional
+        None is start..start+L-1.
 
-    def rotated(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Cached | None
-    ) -> tuple[Tensor, Tensor]:
-        start = 0 if layer is None else layer.length
-        found = self._rotation.fixed(self.training)
-        keep = found is not None
-        if found is None:
-            found = self._rotation.of_longest(start + k.shape[-2], positions, self.training)
-        if layer is not None:
-            _check_cache(layer, found)
-            layer.frequencies = found
-        cos, sin = angles(found, k, positions, start=start, keep=keep)
-        how = {"interleaved": self._rotation.rope.interleaved}
-        if q.shape[-2] == k.shape[-2]:
-            return ops.rope_qk(q, k, cos, sin, **how)
-        last = k.shape[-2] - q.shape[-2]
-        q = ops.rope(q, cos[..., last:, :], sin[..., last:, :], **how)
-        return q, ops.rope(k, cos, sin, **how)
-
-    def cached(self, length: int) -> Cached:
-        layer = super().cached(length)
-        found = self._rotation.fixed(self.training)
-        layer.frequencies = found or self._rotation.of_longest(length, None, self.training)
-        return layer
+    Returns
+    -------
+    (cos, sin) : Tensors (L, h) or (1|B, L, h), float64 for float64 q, else float32
+    """
+    dtype, device = wide(q), q.device
+    if positions is None:
+        stop = start + q.shape[-2]
+        keep = frequencies.kept and stop <= LARGEST_TABLE and type(q) is Tensor
+        if keep and not torch.compiler.is_compiling():
+            cos, sin = _first_rows(stop, frequencies, precision, device, dtype)
+            return cos[start:stop], sin[start:stop]
+        positions = torch.arange(start, stop, device=device)
+    return ops.rope_table(
+        positions,
+        frequencies.on(device),
+        attention_factor=frequencies.factor,
+        precision=precision,
+        dtype=dtype,
+    )
 
 
-def _check_cache(layer: Cached, now: Frequencies) -> None:
-    then = layer.frequencies
-    if layer.length and then is not None and then != now:
-        raise RuntimeError(
-            f"wavepe: the {layer.length} cached keys were rotated for {then.label}, this call "
-            f"rotates for {now.label}: reset() the cache, and compute the whole sequence anew"
-        )
+@keep_by_length
+def _first_rows(
+    count: int,
+    frequencies: Frequencies,
+    precision: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    cos, sin = rope_table(
+        np.arange(count),
+        frequencies.array,
+        attention_factor=frequencies.factor,
+        precision=precision,
+        dtype=np.float64 if dtype == torch.float64 else np.float32,
+    )
+    return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)

@@ -116,34 +116,14 @@ def encoding_named(name: str) -> Encoding:
     return _named[name] if name in _named else read_encoding(name.partition(" ")[0])
 
 
-def rows_named(
-    name: str, keys: int, size: int, dtype: torch.dtype, device: torch.device, *, causal: bool
-) -> tuple[Tensor, int]:
-    """Return constant rows for every distance among `keys` tokens, and the first distance.
-
-    Parameters
-    ----------
-    name : str
-        As `name_of` gives it, of an encoding with the entry point "relative" or "bias".
-    keys : int
-    size : int
-        The head size of a table, the number of heads of a bias.
-    causal : bool
-        Rows for the distances 0..keys-1; else 1-keys..keys-1.
-
-    Returns
-    -------
-    rows : Tensor (w, size)
-    first : int
-    """
-    rows = torch.ops.wavepe_nn.constant_rows(name, causal, keys, size, dtype, device)
-    return rows, 0 if causal else 1 - keys
-
-
 @torch.library.custom_op("wavepe_nn::constant_rows", mutates_args=())
 def _constant_rows(
     name: str, causal: bool, keys: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
+    """Return the row (keys, size) of each distance from 0 on, or from 1-keys on unless `causal`.
+
+    `size` is the head size of a table, the number of heads of a bias.
+    """
     encoding = encoding_named(name)
     if encoding.entry == "bias":
         bias, first, beyond = constant_bias(keys, encoding, size, causal, dtype, device)
