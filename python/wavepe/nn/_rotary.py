@@ -125,7 +125,7 @@ class Rotary(nn.Module):
                 f"got {tuple(q.shape)} and {tuple(k.shape)}"
             )
         if positions is not None:
-            positions = checked_rows("positions", positions, q.shape[0], q.shape[2])
+            checked_rows("positions", positions, q.shape[0], q.shape[2])
         frequencies = self._frequencies or self._of_longest(q.shape[2], positions)
         if self._stale is not None and q.shape[2] > 0:
             if positions is not None:
