@@ -163,8 +163,8 @@ class Encoding:
         """Return the table p, its first delta, and what lies beyond it ("zero" or "edge").
 
         p is float32 (w, head_dim) with a row for each delta from `first` on: 0..length-1, or
-        1-length..length-1 where `causal` is False. With "edge" it may end before. A learned
-        encoding's is that of the initial values.
+        1-length..length-1 where `causal` is False. It may end before. That of a learned encoding
+        has the initial values.
         """
         self._raise_other_entry("table")
 

@@ -30,22 +30,22 @@ except ImportError as error:
 
 
 def train() -> None:
-    """``wavepe-fairseq-train``: ``fairseq-train``, for ``--pos-enc``."""
+    """Run ``wavepe-fairseq-train``: ``fairseq-train``, for ``--pos-enc``."""
     _run("train")
 
 
 def eval_lm() -> None:
-    """``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm``, which scores every token or raises."""
+    """Run ``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm``, which scores every token or raises."""
     _run("eval_lm")
 
 
 def preprocess() -> None:
-    """``wavepe-fairseq-preprocess``: ``fairseq-preprocess``."""
+    """Run ``wavepe-fairseq-preprocess``: ``fairseq-preprocess``."""
     _run("preprocess")
 
 
 def generate() -> None:
-    """``wavepe-fairseq-generate``: ``fairseq-generate``."""
+    """Run ``wavepe-fairseq-generate``: ``fairseq-generate``."""
     _run("generate")
 
 

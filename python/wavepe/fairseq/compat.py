@@ -50,7 +50,7 @@ def import_fairseq() -> None:
 
 @contextlib.contextmanager
 def mutable_defaults() -> Iterator[None]:
-    """Dataclasses of fairseq and Hydra may be defaults of fields, within the block.
+    """Let dataclasses of fairseq and Hydra be defaults of fields, within the block.
 
     "ValueError: mutable default <class 'fairseq.dataclass.configs.CommonConfig'> for field common
     is not allowed": from Python 3.11 on a default must be hashable, and a dataclass that compares
@@ -68,8 +68,8 @@ def mutable_defaults() -> Iterator[None]:
 
     @functools.wraps(original)
     def dataclass(cls: Any = None, /, **options: Any) -> Any:
-        made: Any = original(cls, **options)
-        return hashable(made) if cls is not None else lambda given: hashable(made(given))
+        built: Any = original(cls, **options)
+        return hashable(built) if cls is not None else lambda given: hashable(built(given))
 
     with mock.patch.object(dataclasses, "dataclass", dataclass):
         yield

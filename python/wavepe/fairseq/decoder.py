@@ -69,7 +69,7 @@ class Decoder(TransformerDecoder):
             self.embed_positions = AbsolutePositions(self.position_encoding, self.padding_idx)
 
     def build_decoder_layer(self, args: Any, no_encoder_attn: bool = False) -> Any:
-        """As fairseq's, which names its own class of layer."""
+        """Build a layer as fairseq does, which names its own class."""
         cfg = TransformerConfig.from_namespace(args)
         if not hasattr(self, "position_encoding"):
             encoding = chosen_encoding(self.args)
@@ -92,15 +92,15 @@ class Decoder(TransformerDecoder):
         return super().extract_features(prev_output_tokens, *args, **kwargs)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """What stands for the causal mask of queries x keys, which no layer here needs."""
+        """Return what stands for the causal mask of queries x keys, which no layer here needs."""
         return tensor.new_empty(CAUSAL_SHAPE)
 
     def max_positions(self) -> int:
-        """No length is too long; ``--max-target-positions`` is for tables of positions."""
+        """Return a length that none exceeds; ``--max-target-positions`` is for tables."""
         return MAX_POSITIONS
 
 
 def language_model_decoder(args: Any, *rest: Any, **options: Any) -> TransformerDecoder:
-    """The decoder of a language model: this one, or without ``--pos-enc`` fairseq's."""
+    """Return the decoder of a language model: this one, or without ``--pos-enc`` fairseq's."""
     decoder = TransformerDecoder if chosen_encoding(args) is None else Decoder
     return decoder(args, *rest, **options)

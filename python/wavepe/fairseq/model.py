@@ -59,7 +59,7 @@ class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
 
 
 def _spec(text: str) -> str:
-    """The argument of ``--pos-enc``, checked while the command line is read."""
+    """Check the argument of ``--pos-enc`` while the command line is read."""
     try:
         return str(encoding(text))
     except ValueError as error:

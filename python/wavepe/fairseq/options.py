@@ -16,7 +16,7 @@ SHORTHANDS = {
 
 
 def chosen_encoding(args: Any) -> Encoding | None:
-    """The encoding that the options name; None for fairseq's own.
+    """Return the encoding that the options name; None for fairseq's own.
 
     Raises
     ------

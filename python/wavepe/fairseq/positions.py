@@ -96,7 +96,7 @@ class AbsolutePositions(nn.Module):
         self.padding_idx = padding_idx
 
     def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
-        """Vectors, float32 (B, L, dim), of the tokens (B, L) of the sequences so far."""
+        """Return vectors, float32 (B, L, dim), of the tokens (B, L) of the sequences so far."""
         (own,) = self._positions
         assert own.absolute is not None
         if own.absolute.follows_length and incremental_state is not None and tokens.shape[1] > 1:

@@ -54,7 +54,7 @@ class KVCache:
         self._layers.clear()
 
     def reorder(self, indices: Tensor) -> None:
-        """Row b becomes what row indices[b] was, as beam search asks for.
+        """Let row b become what row indices[b] was, as beam search asks for.
 
         Parameters
         ----------

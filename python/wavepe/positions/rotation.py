@@ -146,11 +146,7 @@ def angles(
 
 @keep_by_length
 def _first_rows(
-    count: int,
-    frequencies: Frequencies,
-    precision: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    count: int, frequencies: Frequencies, precision: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     cos, sin = rope_table(
         np.arange(count),

@@ -45,7 +45,7 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
     """Return ``build(*arguments)``, computed by the first call with equal arguments.
 
     All modules share it. It is computed again after a user has registered an encoding or a wavelet,
-    for the name may have been known before.
+    for a known name may mean another one since.
     """
     return _built(build, arguments, registrations())
 
@@ -53,8 +53,8 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
 def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
     """Decorate a function of a number of tokens and other arguments: keep what it returns.
 
-    It is called with a capacity of at least that number, so one result serves many lengths. Not for
-    a compiler's graph.
+    The function is called with a capacity of at least that number, so that one result serves many
+    lengths. Not for a compiler's graph.
     """
 
     @functools.wraps(build)
