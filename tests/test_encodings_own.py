@@ -50,6 +50,26 @@ def test_own_encoding(own):
     register_encoding(Even)  # once more is fine
 
 
+def test_learned_may_be_a_constant_or_an_option(own):
+    @register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Trained(Encoding):
+        name = "trained"
+        entry = "bias"
+        learned: bool = True
+
+        def bias(self, length, heads, *, causal=True):
+            return np.zeros((heads, 1)), 0, "edge"
+
+    for spec, learned in (
+        ("trained", True),
+        ("trained:learned=false", False),
+        ("shaw", True),
+        ("alibi", False),
+    ):
+        assert wavepe.encoding(spec).learned is learned
+
+
 def test_own_rotary_encoding(own):
     @register_encoding
     @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def trained_table(encoding, length, dim, heads=2):
 def values(encoding, positions, length, dim=64):
     """What the encoding gives a model at these positions or distances, (n, components)."""
     positions = np.asarray(positions)
-    if getattr(encoding, "learned", False):
+    if encoding.learned:
         return trained_table(encoding, length, dim)[positions]
     lengths = {"length": length, "trained_length": TRAINED}
     if encoding.entry == "absolute":
@@ -129,7 +129,7 @@ def digest(encoding):
 
 
 def deterministic(encoding):
-    if getattr(encoding, "learned", False):
+    if encoding.learned:
         return False
     other = output("-c", DIGEST, Path(__file__).parent, encoding).strip()
     return digest(type(encoding).from_dict(encoding.to_dict())) == digest(encoding) == other

@@ -148,7 +148,7 @@ def test_copies_pickles_and_state(spec):
         assert other.encoding == module.encoding
     state = module.state_dict()
     learned = [name for name in state if name not in WEIGHTS]
-    assert bool(learned) == getattr(module.encoding, "learned", False)
+    assert bool(learned) == module.encoding.learned
     assert all(name.startswith("position_encoding.") for name in learned)
     assert not list(module.buffers())
     other = made(spec, seed=9)

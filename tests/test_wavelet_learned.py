@@ -77,7 +77,7 @@ def test_kinds_without_a_gradient_are_refused(register, options, reason):
 @pytest.mark.parametrize("spec", ["wavelet", "rope", "alibi", "none", "sinusoidal"])
 def test_the_others_learn_nothing(spec):
     encoding = wavepe.encoding(spec)
-    assert not getattr(encoding, "learned", False)
+    assert not encoding.learned
     with pytest.raises(NotImplementedError, match=f"{spec}.*learns nothing"):
         encoding.parameters(8, 2)
     with pytest.raises(NotImplementedError, match="learns nothing"):
