@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .. import ops
 from ..encodings import encoding
+from ..ops._attention_composed import attention_with_weights
 from ..positions import PositionEncoding
-from ..positions.tables import wide
 from . import masks
 from .families import CACHE_NAMES
 from .layers import text
@@ -145,108 +144,43 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    queries, keys = query.shape[2], key.shape[2]
+    offset = kwargs.get("wavepe_offset", keys - queries)
+    options: dict[str, Any] = {
+        "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
+    }  # fmt: skip
+    position = NOTHING if score is None else score
     seen = masks.read(attention_mask)
-    options: Options = {
-        "offset": kwargs.get("wavepe_offset", key.shape[2] - query.shape[2]),
-        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
-        "dropout": dropout,
-        "window": sliding_window,
-        "softcap": softcap,
-    }
     added = seen.mask is not None and seen.mask.is_floating_point()
     if weights_wanted or added:
-        out, weights = _composed(score, query, key, value, attention_mask, **options)
+        mask = masks.visible(attention_mask, queries, keys, offset, query.device, sliding_window)
+        given = position.arguments(query, keys)
+        out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
+        weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in FUSED_ON:
-        whole = _mask_of_sdpa(query, key, attention_mask, options["offset"], sliding_window)
+        whole = _mask_of_sdpa(query, key, attention_mask, offset, sliding_window)
         return sdpa_attention_forward(
             module, query, key, value, whole, dropout=dropout, scaling=scaling
         )
-    out = _fused(score, query, key, value, seen, **options)
+    if seen.segments is not None and seen.segments.shape[1] < keys:
+        # A static cache has room behind the packed sequences that fill it.
+        key, value = (x[:, :, : seen.segments.shape[1]] for x in (key, value))
+    window = sliding_window if seen.causal else None
+    out = position.attend(query, key, value, **seen._asdict(), window=window, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _mask_of_sdpa(
     query: Tensor, key: Tensor, mask: Tensor | None, offset: int | Tensor, window: int | None
 ) -> Tensor | None:
-    """Written out; None where causality is all, as PyTorch's attention reads it."""
+    """Return the mask written out, or None where PyTorch's attention sees causality by itself."""
     queries, keys = query.shape[2], key.shape[2]
     alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
     first = isinstance(offset, int) and offset == 0  # with room behind, in a static cache
     if mask is None and (alone or (first and queries > 1)) and (window is None or keys <= window):
         return None
     return masks.visible(mask, queries, keys, offset, query.device, window)
-
-
-class Options(TypedDict):
-    """What `_fused` and `_composed` take alike."""
-
-    offset: int | Tensor
-    scaling: float
-    dropout: float
-    window: int | None
-    softcap: float | None
-
-
-def _fused(
-    score: PositionEncoding | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: masks.Seen,
-    *,
-    offset: int | Tensor,
-    scaling: float,
-    dropout: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Attention (B, H, m, d) by `wavepe.ops.attention`."""
-    if seen.segments is not None and seen.segments.shape[1] < key.shape[2]:
-        # A static cache has room behind the packed sequences that fill it.
-        key, value = (x[:, :, : seen.segments.shape[1]] for x in (key, value))
-    options: dict[str, Any] = {
-        **seen._asdict(),
-        "scale": scaling,
-        "offset": offset,
-        "window": window if seen.causal else None,
-        "softcap": softcap,
-        "dropout_p": dropout,
-    }
-    return (NOTHING if score is None else score).attend(query, key, value, **options)
-
-
-def _composed(
-    score: PositionEncoding | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    offset: int | Tensor,
-    scaling: float,
-    dropout: float,
-    window: int | None,
-    softcap: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Attention (B, H, m, d) and its weights (B, H, m, n) by PyTorch, with a tensor of scores."""
-    queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
-    own = wide(query)
-    given = (NOTHING if score is None else score).arguments(query.to(own), keys)
-    query = given.pop("q")
-    groups = query.shape[1] // key.shape[1]
-    scores = query @ key.to(own).repeat_interleave(groups, 1).transpose(-1, -2) * scaling
-    scores = scores + _bias(given.pop("q_rel", query) * scaling, keys, offset, **given)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    shown = masks.visible(mask, queries, keys, offset, query.device, window)
-    if shown.is_floating_point():
-        scores = scores + shown
-    else:
-        # The finite minimum keeps rows that see nothing (padding) finite.
-        scores = scores.masked_fill(~shown, torch.finfo(own).min)
-    weights = nn.functional.dropout(scores.softmax(-1).to(dtype), dropout)
-    return weights @ value.repeat_interleave(groups, 1), weights
 
 
 def _score(module: Any) -> PositionEncoding | None:
@@ -265,44 +199,6 @@ def _score(module: Any) -> PositionEncoding | None:
             "configuration"
         )
     return None
-
-
-def _bias(
-    q_rel: Tensor,
-    keys: int,
-    offset: int | Tensor,
-    *,
-    p: Any = None,
-    first: int = 0,
-    beyond: str = "zero",
-    slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    bias_first: int = 0,
-    bias_beyond: str = "zero",
-) -> Tensor:
-    """What is added to the scaled q.k, (B, H, m, n) or (H, m, n); q_rel is scaled."""
-    queries = q_rel.shape[2]
-    column = torch.arange(keys, device=q_rel.device)
-    delta = torch.arange(queries, device=q_rel.device)[:, None] + offset - column
-    added = q_rel.new_zeros(())
-    if isinstance(p, ops.RelativeTable):
-        beyond = p.beyond
-        p, first, _ = p.tensors(q_rel.dtype, q_rel.device)
-    if p is not None:
-        added = ops.relative_bias(q_rel, p, keys, first=first, beyond=beyond)
-        if isinstance(offset, Tensor) or offset != keys - queries:
-            # The operator lets the last query stand on the last key. With a static cache keys reach
-            # beyond it; columns that have no source there are in the future, which is hidden.
-            source = column + (keys - queries - offset)
-            added = added.index_select(-1, source.clamp(max=keys - 1))
-    if slopes is not None:
-        added = added - slopes[:, None, None] * delta.abs()
-    if bias is not None:
-        row = delta - bias_first
-        numbers = bias[:, row.clamp(0, bias.shape[1] - 1)]
-        outside = (row < 0) | (row >= bias.shape[1])
-        added = added + (numbers if bias_beyond == "edge" else numbers.masked_fill(outside, 0))
-    return added
 
 
 def _cached_tokens(
