@@ -210,6 +210,10 @@ def parts_of(spec, model):
     }
     if spec.startswith("shaw:clip="):
         return hf_model.shaw(learned["table"], int(spec.removeprefix("shaw:clip=")))
+    if spec.startswith("t5:"):
+        return hf_model.t5(learned["b"], int(spec.rpartition("=")[2]))
+    if spec == "kerple":
+        return hf_model.kerple(learned["log_r1"].numpy(), learned["log_r2"].numpy())
     assert spec == "transformer_xl"
     return hf_model.transformer_xl(learned["u"], learned["v"], learned["W_r"])
 
@@ -321,7 +325,7 @@ class Reference:
 
 
 def attention(module, query, key, value, attention_mask, **kwargs):
-    """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta|)) v, in float64."""
+    """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta| + bias)) v, float64."""
     layer = module.layer_of_reference
     reference, family = layer.reference, layer.reference.family
     parts = reference.parts if layer.positions else {}
@@ -338,6 +342,8 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     score = score * family.scaling
     if "slopes" in parts:
         score = score - parts["slopes"][:, None, None] * delta.abs()
+    if "bias" in parts:
+        score = score + parts["bias"][:, delta.clamp(min=0)]
     if family.cap is not None:
         score = family.cap * torch.tanh(score / family.cap)
     seen = reference.seen
