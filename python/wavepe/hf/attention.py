@@ -26,7 +26,7 @@ from . import masks
 from .families import CACHE_NAMES
 from .layers import text
 from .names import NAME
-from .rotary import Angles, Rotary, Rotated
+from .rotary import Angles, Rotary
 
 NOTHING = PositionEncoding(encoding("none"))
 
@@ -48,8 +48,6 @@ class Layer:
         What the encoding puts into the scores.
     rotation : int, optional
         Of several rotations that a model's layers have, this layer's.
-    angles : Rotated, optional
-        A rotation that this layer is the first to have: caches are checked against it.
     rotary : Rotary, optional
         Of a layer that stands alone, outside a model: makes its position embeddings.
     """
@@ -57,7 +55,6 @@ class Layer:
     names: tuple[str, ...]
     score: PositionEncoding | None = None
     rotation: int | None = None
-    angles: Rotated | None = None
     rotary: Rotary | None = None
 
 
@@ -77,10 +74,10 @@ def before_attention(
     if cache is not None:
         seen, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
         kwargs["wavepe_offset"] = seen - first
-    position_ids = kwargs.get("position_ids")
-    if position_ids is None and (layer.rotary or layer.angles):
-        position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
     if layer.rotary is not None:
+        position_ids = kwargs.get("position_ids")
+        if position_ids is None:
+            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
         if layer.rotary.training != module.training:  # it is no child, which train() would reach
             layer.rotary.train(module.training)
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
@@ -92,8 +89,6 @@ def before_attention(
             f"{text(module.config.position_encoding)!r}, but another module than wavepe's made its "
             "angles: leave the model's rotary_emb in place, or wavepe.hf.unpatch(model) first"
         )
-    if cache is not None and layer.angles is not None and layer.angles.changes:
-        layer.angles.check_cache(cache, seen, position_ids)
     return (), kwargs
 
 

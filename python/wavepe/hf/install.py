@@ -20,7 +20,7 @@ from .families import Slot
 from .layers import Choice, Written, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
-from .rotary import CACHE_TAG, Own, Rotary, Rotated, Unrotated
+from .rotary import Own, Rotary, Rotated, RotatedGuard, Unrotated
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Parts:
 
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
+    rotated: list[Rotated] = field(default_factory=list)
     absolute: AddAbsolute | None = None
     learned: Learned | None = None
 
@@ -89,8 +90,8 @@ class _Builder:
             dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
             rotation: nn.Module = Own(stock, slot) if own else Unrotated(dims)
             if rope is not None:
-                layer.angles = rotation = Rotated(self.config, slot, dims, rope)
-                rotation.cache_tag = "_".join((CACHE_TAG, *filter(None, slot), str(len(found))))
+                rotation = Rotated(self.config, slot, dims, rope)
+                self.parts.rotated.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
@@ -154,7 +155,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         attach(base, parts.learned)
     if parts.absolute is not None:
         record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
-    # Before the other: it finds positions that vectors are then made of.
+    if parts.rotated:
+        record.hooks += RotatedGuard(parts.rotated, families.argument_names(base)).attach(base)
+    # Before the others: it finds positions that vectors are then made of.
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
     )
@@ -272,16 +275,18 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     attention.wavepe = layer
     if builder.parts.learned is not None:
         attach(attention, builder.parts.learned)
-    hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
-    record = Installed(choice.written(), type(attention).__name__, stock, own, [hook])
-    attention._wavepe = record
+    hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
+    if builder.parts.rotated:
+        hooks += RotatedGuard(builder.parts.rotated, layer.names).attach(attention)
+    attention._wavepe = Installed(choice.written(), type(attention).__name__, stock, own, hooks)
 
 
 def release_attention(attention: Any) -> None:
     """Undo `install_attention`, where it was done: the layer is part of a model now."""
     present = attention.__dict__.pop("_wavepe", None)
     if present is not None:
-        present.hooks[0].remove()
+        for hook in present.hooks:
+            hook.remove()
         attention.config = present.stock
         detach(attention)
         del attention.wavepe

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from . import families
+from .cache_guard import PACKED
 from .masks import numbered
-
-# On a cache that packed sequences filled.
-CACHE_TAG = "_wavepe_packed"
 
 
 class FindPacked:
@@ -34,13 +32,13 @@ class FindPacked:
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
             return None  # the model says what is wrong, or the mask says what is seen
-        if cache is not None and hasattr(cache, CACHE_TAG):
+        if cache is not None and hasattr(cache, PACKED):
             if cache.get_seq_length() > 0:
                 raise ValueError(
                     "the cache holds packed sequences, and what follows belongs to none of them: "
                     "generate from one sequence a row"
                 )
-            delattr(cache, CACHE_TAG)  # it was emptied since
+            delattr(cache, PACKED)  # it was emptied since
         begins = self._begins(kwargs, tokens, mask, cache)
         if begins is None:
             return None
@@ -57,7 +55,7 @@ class FindPacked:
                 f"{int(cache.get_seq_length())} tokens of a cache: pass use_cache=False"
             )
         if cache is not None:
-            setattr(cache, CACHE_TAG, True)
+            setattr(cache, PACKED, True)
         elif kwargs.get("use_cache") is not True:
             kwargs["use_cache"] = False  # it could not be continued
         else:

@@ -17,11 +17,11 @@ from ..positions import Rotation
 from ..positions.angles import Frequencies
 from ..positions.tables import wide
 from . import families
+from .cache_guard import CacheGuard, cache_of, named
 from .families import Slot
 from .layers import Written, text
 from .names import NAME
 
-CACHE_TAG = "_wavepe_inv_freq"
 ALL = "all"
 
 
@@ -137,13 +137,21 @@ class Rotated(nn.Module):
                 "pairs (i, i + d/2) of this model need them all: fraction or type=proportional "
                 "leaves pairs of the whole head alone"
             )
-        self.changes = self.rotation.changes
-        self.cache_tag = CACHE_TAG
+        fixed = self.rotation.fixed(False)
+        self.steady_name = None if self.rotation.changes or fixed is None else self._name(fixed)
 
-    def frequencies(self, position_ids: Tensor) -> Frequencies:
-        """Those that these positions need."""
+    def frequencies(self, position_ids: Tensor | None, length: int = 1) -> Frequencies:
+        """Return those that these positions need, or without positions a sequence of `length`."""
         found = self.rotation.fixed(self.training)
-        return found or self.rotation.of_longest(1, position_ids, self.training)
+        return found or self.rotation.of_longest(length, position_ids, self.training)
+
+    def name(self, position_ids: Tensor | None, length: int) -> str:
+        """Return what stands on a cache of keys that were rotated so."""
+        return self.steady_name or self._name(self.frequencies(position_ids, length))
+
+    def _name(self, found: Frequencies) -> str:
+        steady = "" if not self.rotation.changes else " as the length or the mode asks"
+        return named(f"{self.encoding}{steady}", found.array.tobytes(), repr(found.factor).encode())
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         found = self.frequencies(position_ids)
@@ -152,23 +160,31 @@ class Rotated(nn.Module):
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
-    def check_cache(self, cache: Any, seen: int | Tensor, position_ids: Tensor) -> None:
-        """Refuse a cache whose keys were rotated with other frequencies, and mark it.
 
-        Raises
-        ------
-        ValueError
-            The base has changed since the cache was filled, or another model filled it.
-        """
-        now = self.frequencies(position_ids)
-        if getattr(cache, self.cache_tag, None) != now and seen > 0:
-            raise ValueError(
-                f"{self.encoding}: {int(seen)} cached keys were rotated with another base than "
-                f"this call needs (length {int(position_ids.max()) + 1}, trained length "
-                f"{self.rotation.trained_length}, training mode {self.training}): pass "
-                "use_cache=False"
-            )
-        setattr(cache, self.cache_tag, now)
+class RotatedGuard(CacheGuard):
+    """A `CacheGuard` of rotations that may follow the length of the sequence.
+
+    Parameters
+    ----------
+    rotated : list of Rotated
+    names : tuple of str
+        Of the positional arguments of the module that is guarded.
+    """
+
+    def __init__(self, rotated: list[Rotated], names: tuple[str, ...]) -> None:
+        self.rotated, self.names = rotated, names
+        steady = all(one.steady_name for one in rotated)
+        super().__init__(self.rotation(nn.Module(), (), {}) if steady else None)
+
+    def rotation(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        position_ids, length = None, 1
+        if not all(one.steady_name for one in self.rotated):
+            kwargs = dict(zip(self.names, args, strict=False)) | kwargs
+            position_ids, cache = kwargs.get("position_ids"), cache_of(args, kwargs)
+            tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
+            length = next((x.shape[1] for x in tokens if x is not None), 1)
+            length += 0 if cache is None else int(cache.get_seq_length())
+        return "; ".join([one.name(position_ids, length) for one in self.rotated])
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import inspect
-import types
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 from .. import _checks
 from ..encodings import encoding as read_encoding
 from ..encodings.spec import write_value
-from .cache_guard import CACHE_TAG, CacheGuard
+from .cache_guard import CacheGuard, named
 from .families import TRANSFORMERS_5
 from .layers import text
 from .rotary import Rotary, Rotated
@@ -29,6 +28,7 @@ from .rotary import Rotary, Rotated
 M = TypeVar("M", bound=nn.Module)
 Bases = dict[str, float]
 
+GUARD = "_wavepe_guard"  # of the module that uses a stock rotary module
 ONE = ""  # the layer type of a model with one base for all layers
 
 
@@ -90,12 +90,11 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     fresh = [_rebuilt(place, new) for place in places]
     if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
         return model
-    guards = _guards(places)  # before the frequencies change: it notes what they were
+    before = ["" if isinstance(p.module, Rotated) else _name(p) for p in places]
     copies.replace(model)
     for place, made in zip(places, fresh, strict=True):
         _take_over(place.module, made)
-    for owner, guard in guards:
-        guard.filled_by = _tag(place for place in places if place.owner is owner)
+    _guard_caches(places, before)
     return model
 
 
@@ -307,9 +306,7 @@ def _rebuilt(place: _Place, config: Any) -> Any:
         with torch.inference_mode(False), torch.device("cpu"):
             if isinstance(module, Rotated):
                 encoding = read_encoding(config.position_encoding)
-                new = Rotated(config, module.slot, module.dims, encoding)
-                new.cache_tag = module.cache_tag
-                return new
+                return Rotated(config, module.slot, module.dims, encoding)
             made = type(module)(config=config, **given)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"this theta gives no frequencies: {error}") from error
@@ -350,29 +347,29 @@ def _take_over(module: Any, made: Any) -> None:
 # ---------------------------------------------------------------- caches
 
 
-def _guards(places: list[_Place]) -> list[tuple[nn.Module, CacheGuard]]:
-    """The modules that use these rotary modules, each with its guard, made where there is none."""
-    found = []
+def _guard_caches(places: list[_Place], before: list[str]) -> None:
+    """Let the modules that use stock rotary modules refuse keys of other frequencies.
+
+    `before` names those of each place before the change. A patched model has its guard already.
+    """
+    added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
-        guard = owner.__dict__.get(CACHE_TAG)
+        own = [i for i, place in enumerate(places) if place.owner is owner]
+        if any(isinstance(places[i].module, Rotated) for i in own):
+            continue
+        guard = owner.__dict__.get(GUARD)
         if guard is None:
-            guard = CacheGuard(_tag(place for place in places if place.owner is owner))
-            owner.register_forward_pre_hook(guard.before, with_kwargs=True)
-            owner.register_forward_hook(guard.after)
-            owner.__dict__[CACHE_TAG] = guard
-            # A compiled model does not look for new hooks, but for another forward it does.
-            owner.__dict__.setdefault("forward", types.MethodType(type(owner).forward, owner))
-        found.append((owner, guard))
-    return found
+            guard = owner.__dict__[GUARD] = CacheGuard("; ".join(before[i] for i in own))
+            guard.attach(owner)
+            added = True
+        guard.current = "; ".join(_name(places[i]) for i in own)
+    if added and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # what was compiled does not look for new hooks
 
 
-def _tag(places: Iterable[_Place]) -> str:
-    """Names the frequencies of rotary modules, exactly."""
-    places = list(places)
-    module = places[0].module
-    base = str(module.encoding) if isinstance(module, Rotated) else _written(_bases(module.config))
-    digest = hashlib.sha256()
-    for place in places:
-        for frequencies in _frequencies(place.module):
-            digest.update(frequencies.double().cpu().numpy().tobytes())
-    return f"{base} (frequencies {digest.hexdigest()[:12]})"
+def _name(place: _Place) -> str:
+    """Name the frequencies of a stock rotary module."""
+    held = [
+        frequencies.double().cpu().numpy().tobytes() for frequencies in _frequencies(place.module)
+    ]
+    return named(_written(_bases(place.module.config)), *held)
