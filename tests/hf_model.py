@@ -5,7 +5,7 @@ import oracle
 import torch
 import wavepe.hf
 from transformers import LlamaConfig, LlamaForCausalLM
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 LENGTH = 16  # trained length
 HEAD = 8  # head size

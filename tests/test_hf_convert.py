@@ -13,7 +13,7 @@ from convert_cases import IDS, SMALL, change, load, patched, read, state, stock
 from hf_model import LENGTH, logits, tiny, tokens
 from transformers import AutoModel, LlamaModel
 from wavepe.hf import convert
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 LEARNED = ("shaw:clip=3", "transformer_xl", "wavelet:scales=4,learned=true")

@@ -13,7 +13,7 @@ from hf_families import build
 from hf_model import close, logits, patched_tiny, tiny, tokens
 from transformers import AutoModelForCausalLM, MistralForCausalLM
 from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)

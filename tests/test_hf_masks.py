@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
 from wavepe.hf.attention import attention_forward
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 # One of each kind of term in the scores.
 SCORES = (

@@ -14,7 +14,7 @@ from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config, StaticCache
 from wavepe.encodings import RoPE
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 from wavepe.hf.rotary import Rotated
 
 THETA = 50.0  # small, so that positions matter in sequences this short

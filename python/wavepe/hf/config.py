@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 from transformers import LlamaConfig, PretrainedConfig
 
-from . import families
+from . import families, rope_config
 from .layers import Choice, Spec, Written
 from .names import CLASS_PREFIX, MODEL_TYPE, NAME
 
@@ -62,7 +62,7 @@ class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
     model_type = MODEL_TYPE
     position_encoding: str | dict = "rope"
 
-    if families.TRANSFORMERS_5:  # configurations are dataclasses since
+    if rope_config.TRANSFORMERS_5:  # configurations are dataclasses since
 
         def __post_init__(self, **kwargs: Any) -> None:
             super().__post_init__(**{"attn_implementation": NAME, **_checked(kwargs)})
@@ -77,9 +77,7 @@ class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
         ) -> None:
             self.position_encoding = position_encoding  # type: ignore[assignment] # it is written
             if rope_parameters:  # of a file that transformers 5 has written
-                scaling = dict(rope_parameters)
-                kwargs["rope_theta"] = scaling.pop("rope_theta", kwargs.get("rope_theta", 10000.0))
-                kwargs["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+                kwargs |= rope_config.for_transformers_4(rope_parameters)
             super().__init__(**{"attn_implementation": NAME, **_checked(kwargs)})
 
     @classmethod

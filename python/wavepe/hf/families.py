@@ -8,18 +8,15 @@ softcaps (these reach the attention function by themselves), and in layers witho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .own_forward import names_in_forward
+from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
-# Those before have config.rope_theta and config.rope_scaling for config.rope_parameters.
-TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
 # Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
 CACHE_NAMES = ("past_key_values", "layer_past")
 
@@ -39,13 +36,6 @@ SUPPORTED = (
 )
 # Those that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox")
-
-
-class Slot(NamedTuple):
-    """What rotates a layer: a module of the base model, and its layer type where it has several."""
-
-    module: str = "rotary_emb"
-    layer_type: str | None = None
 
 
 def decoder(model: nn.Module) -> Any:
@@ -127,14 +117,9 @@ def slots(base: Any) -> list[Slot | None]:
     if hasattr(base, "rotary_emb_local"):  # Gemma 3 in transformers < 5
         names = ("rotary_emb", "rotary_emb_local")
         return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
-    if _bases_by_type(config):
+    if has_layer_types(config):
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
     return [Slot() if getattr(layer, "use_rope", True) else None for layer in layers]
-
-
-def _bases_by_type(config: Any) -> bool:
-    given = getattr(config, "rope_parameters", None) or {}
-    return any(isinstance(value, Mapping) for value in given.values())
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
@@ -143,25 +128,6 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
         return head_dim
     name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
     return 2 * getattr(stock, name).numel()
-
-
-def rope_parameters(config: Any, slot: Slot) -> dict[str, Any]:
-    """Base and scaling of a slot, as transformers 5 writes them."""
-    if TRANSFORMERS_5:
-        given = config.rope_parameters
-        return dict(given if slot.layer_type is None else given[slot.layer_type])
-    if slot.module == "rotary_emb_local":
-        return {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
-    given = {"rope_theta": config.rope_theta} | (getattr(config, "rope_scaling", None) or {})
-    kind = given.pop("type", "default")  # its old name, which some families keep (Phi-3)
-    if given.setdefault("rope_type", kind) == "longrope":
-        # The length is read from the configuration only, and where it is there, the factor is not.
-        given.pop("original_max_position_embeddings", None)
-        original = getattr(config, "original_max_position_embeddings", None)
-        if original is not None:
-            given.pop("factor", None)
-            given["original_max_position_embeddings"] = original
-    return given
 
 
 def head_dim(base: Any) -> int:

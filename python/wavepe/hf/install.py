@@ -16,10 +16,10 @@ from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import WavePELlamaConfig, patched_config, return_changes
-from .families import Slot
 from .layers import Choice, Written, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
+from .rope_config import Slot
 from .rotary import Own, Rotary, Rotated, RotatedGuard, Unrotated
 
 

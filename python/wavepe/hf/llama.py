@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from .config import WavePELlamaConfig
-from .families import TRANSFORMERS_5
 from .install import install_own
 from .learned import MODULE
 from .names import MODEL_TYPE, NAME
+from .rope_config import TRANSFORMERS_5
 
 
 class _WithEncoding:

@@ -16,11 +16,11 @@ from ..encodings import Encoding, RoPE
 from ..positions import Rotation
 from ..positions.angles import Frequencies
 from ..positions.tables import wide
-from . import families
+from . import families, rope_config
 from .cache_guard import CacheGuard, cache_of, named
-from .families import Slot
 from .layers import Written, text
 from .names import NAME
+from .rope_config import Slot
 
 ALL = "all"
 
@@ -189,7 +189,7 @@ class RotatedGuard(CacheGuard):
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """`encoding` with the base of the model, and where it names no type, with its scaling."""
-    parameters = families.rope_parameters(config, slot)
+    parameters = rope_config.parameters(config, slot)
     given, doubts = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)

@@ -19,17 +19,14 @@ from transformers import PreTrainedModel
 
 from .. import _checks
 from ..encodings import encoding as read_encoding
-from ..encodings.spec import write_value
+from . import rope_config
 from .cache_guard import CacheGuard, named
-from .families import TRANSFORMERS_5
 from .layers import text
+from .rope_config import ONE, Bases
 from .rotary import Rotary, Rotated
 
 M = TypeVar("M", bound=nn.Module)
-Bases = dict[str, float]
-
 GUARD = "_wavepe_guard"  # of the module that uses a stock rotary module
-ONE = ""  # the layer type of a model with one base for all layers
 
 
 def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
@@ -187,46 +184,10 @@ def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
 # ---------------------------------------------------------------- configurations
 
 
-def _bases(config: Any) -> Bases:
-    """The bases that a configuration names; the key is `ONE` where there is one for all layers."""
-    if TRANSFORMERS_5:
-        given = config.rope_parameters
-        nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
-        if nested:
-            return {key: value["rope_theta"] for key, value in nested.items()}
-        return {ONE: given["rope_theta"]}
-    if hasattr(config, "rope_local_base_freq"):
-        local = config.rope_local_base_freq
-        return {"full_attention": config.rope_theta, "sliding_attention": local}
-    return {ONE: config.rope_theta}
-
-
-def _write_bases(config: Any, bases: Bases) -> None:
-    """Let a configuration name other bases, in the form that its version of transformers reads."""
-    if TRANSFORMERS_5:
-        given = config.rope_parameters
-        changed: dict[str, Any] = {"rope_theta": bases[ONE]} if ONE in bases else {}
-        for key in bases.keys() - {ONE}:
-            changed[key] = {**given[key], "rope_theta": bases[key]}
-        config.rope_parameters = {**given, **changed}
-    elif ONE not in bases:
-        config.rope_theta = bases["full_attention"]
-        config.rope_local_base_freq = bases["sliding_attention"]
-    else:
-        config.rope_theta = bases[ONE]
-        if hasattr(config, "rotary_emb_base"):  # GPT-NeoX reads this one from a file
-            config.rotary_emb_base = bases[ONE]
-    if _bases(type(config).from_dict(config.to_dict())) != bases:
-        raise ValueError(
-            f"a {type(config).__name__} with the base {_written(bases)} comes back from a file "
-            "with another one"
-        )
-
-
 def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -> None:
     """Write the base into `config`: in its spec where the encoding is one of ours."""
     if not isinstance(rotary, Rotated):
-        _write_bases(config, _wanted(theta, _bases(config)))
+        rope_config.write_bases(config, _wanted(theta, rope_config.bases(config)))
         return
     encoding: Any = rotary.encoding
     follows = encoding.inference_theta in (None, "scaled")
@@ -237,28 +198,24 @@ def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -
 
 
 def _wanted(theta: float | Mapping[str, float], present: Bases) -> Bases:
-    """The bases that the user asks for, all of them."""
+    """Return the bases that the user asks for, all of them."""
+    now = rope_config.describe(present)
     if not isinstance(theta, Mapping):
         base = _checks.positive("theta", theta)
         if len(set(present.values())) > 1:
             raise ValueError(
-                f"the layer types of this model have different bases, {_written(present)}: give a "
-                "dict of those to be changed"
+                f"the layer types of this model have different bases, {now}: give a dict of those "
+                "to be changed"
             )
         return dict.fromkeys(present, base)
     if ONE in present:
         raise ValueError(
-            f"this model has one base for all layers, {_written(present)}: give a number, got "
-            f"{dict(theta)!r}"
+            f"this model has one base for all layers, {now}: give a number, got {dict(theta)!r}"
         )
     unknown = [key for key in theta if key not in present]
     if unknown or not theta:
-        raise ValueError(f"the bases of this model are {_written(present)}; got {dict(theta)!r}")
+        raise ValueError(f"the bases of this model are {now}; got {dict(theta)!r}")
     return present | {key: _checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
-
-
-def _written(bases: Bases) -> str:
-    return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in bases.items())
 
 
 class _ConfigCopies:
@@ -294,9 +251,7 @@ def _rebuilt(place: _Place, config: Any) -> Any:
     """What the rotary module of a model built from `config` would be."""
     module = place.module
     if place.local:
-        config = copy.deepcopy(config)
-        config.rope_theta = config.rope_local_base_freq
-        config.rope_scaling = {"rope_type": "default"}
+        config = rope_config.of_local_layers(config)
     given = {
         key: getattr(module, key)
         for key in inspect.signature(type(module).__init__).parameters
@@ -372,4 +327,4 @@ def _name(place: _Place) -> str:
     held = [
         frequencies.double().cpu().numpy().tobytes() for frequencies in _frequencies(place.module)
     ]
-    return named(_written(_bases(place.module.config)), *held)
+    return named(rope_config.describe(rope_config.bases(place.module.config)), *held)
