@@ -14,7 +14,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from .own_forward import names_in_forward
 from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
 # Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
@@ -90,6 +89,12 @@ def _why_not(base: nn.Module, config: Any) -> str:
     if not any(map(_uses_interface, base.modules())):
         return "its attention does not go through transformers' attention interface"
     return "this family is not tested here, and what differs in it would go unseen"
+
+
+def names_in_forward(module: nn.Module) -> tuple[str, ...]:
+    """Return the globals and attributes that the forward of the module's class names."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return () if code is None else code.co_names
 
 
 def _uses_interface(module: nn.Module) -> bool:
