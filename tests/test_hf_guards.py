@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 import wavepe.hf
 from hf_families import build
 from hf_model import close, logits, patched_tiny, tiny, tokens
-from transformers import AutoModelForCausalLM, MistralForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
@@ -129,16 +129,6 @@ def test_copies(make, spec):
         assert close(logits(copied, IDS), wanted, 1e-6)
         assert torch.equal(logits(wavepe.hf.unpatch(copied), IDS), stock)
     assert torch.equal(logits(model, IDS), wanted)
-
-
-def test_a_family_without_a_type_is_not_saved(tmp_path):
-    model = wavepe.hf.patch(mistral(), WAVELET)
-    for save in (model.save_pretrained, model.config.save_pretrained):
-        with pytest.raises(ValueError, match="a patched Mistral cannot be saved"):
-            save(tmp_path)
-    assert not list(tmp_path.glob("*.safetensors"))
-    wavepe.hf.unpatch(model).save_pretrained(tmp_path)
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is MistralForCausalLM
 
 
 def test_the_window_holds():

@@ -23,9 +23,8 @@ from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
 from ..positions import PositionEncoding
 from . import masks
-from .families import CACHE_NAMES
+from .families import CACHE_NAMES, NAME
 from .layers import text
-from .names import NAME
 from .rotary import Angles, Rotary
 
 NOTHING = PositionEncoding(encoding("none"))

@@ -33,29 +33,15 @@ from .checkpoint_files import (
     save,
     write_json,
 )
-from .config import ON_DISK, STOCK_CLASSES, WavePELlamaConfig
+from .config import CLASS_PREFIX, CONFIGS, ON_DISK
+from .config import MODELS as CLASSES
 from .layers import Choice, Spec, Written, text
 from .learned import MODULE
-from .llama import (
-    WavePELlamaForCausalLM,
-    WavePELlamaForQuestionAnswering,
-    WavePELlamaForSequenceClassification,
-    WavePELlamaForTokenClassification,
-    WavePELlamaModel,
-)
-from .names import CLASS_PREFIX, MODEL_TYPE
 
+MODEL_TYPE = "wavepe_llama"
+WavePELlamaConfig: Any = CONFIGS[MODEL_TYPE]
 FAMILIES = ("llama", MODEL_TYPE)
-CLASSES = {
-    cls.__name__: cls
-    for cls in (
-        WavePELlamaModel,
-        WavePELlamaForCausalLM,
-        WavePELlamaForSequenceClassification,
-        WavePELlamaForTokenClassification,
-        WavePELlamaForQuestionAnswering,
-    )
-}
+STOCK_CLASSES = [name.removeprefix(CLASS_PREFIX) for name in CLASSES if "Llama" in name]
 # Old Llamas stored the frequencies of each layer; transformers leaves them unread.
 OLD_FREQUENCIES = "rotary_emb.inv_freq"
 
@@ -284,7 +270,7 @@ def _model_name(source: Path, config: dict[str, Any], tensors: Iterable[str]) ->
     names = config.get("architectures") or ()
     if not names:  # as the tensors have it: those of a LlamaModel begin with "layers."
         whole = any(name.startswith("model.") for name in tensors)
-        return WavePELlamaForCausalLM.__name__ if whole else WavePELlamaModel.__name__
+        return "WavePELlamaForCausalLM" if whole else "WavePELlamaModel"
     stock = str(names[0]).removeprefix(CLASS_PREFIX)
     if stock not in STOCK_CLASSES:
         raise ValueError(

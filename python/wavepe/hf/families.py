@@ -16,6 +16,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
+NAME = "wavepe"  # of the attention and of its mask, registered with transformers
+TYPE_PREFIX = "wavepe_"  # of model types whose checkpoints keep the encoding
+
 # Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
 CACHE_NAMES = ("past_key_values", "layer_past")
 
@@ -75,8 +78,8 @@ def decoder(model: nn.Module) -> Any:
 
 
 def family(config: Any) -> str:
-    """The model_type that a configuration has in transformers; of wavepe_llama, llama."""
-    return "llama" if config.model_type == "wavepe_llama" else config.model_type
+    """Return the model_type in transformers: of a wavepe_llama, llama."""
+    return config.model_type.removeprefix(TYPE_PREFIX)
 
 
 def _why_not(base: nn.Module, config: Any) -> str:
@@ -112,7 +115,7 @@ def is_stock(config: Any) -> bool:
 
 def attentions(base: Any) -> list[Any]:
     """The attention layer of each decoder layer."""
-    name = "attention" if base.config.model_type == "gpt_neox" else "self_attn"
+    name = "attention" if family(base.config) == "gpt_neox" else "self_attn"
     return [getattr(layer, name) for layer in base.layers]
 
 
@@ -145,9 +148,9 @@ def head_dim(base: Any) -> int:
 def embedding_scale(base: Any) -> float:
     """What the base model multiplies embeddings by after it has looked them up."""
     config = base.config
-    if config.model_type == "granite":
+    if family(config) == "granite":
         return float(config.embedding_multiplier)
-    if config.model_type == "gemma2" and not TRANSFORMERS_5:
+    if family(config) == "gemma2" and not TRANSFORMERS_5:
         return float(config.hidden_size) ** 0.5
     return 1.0
 

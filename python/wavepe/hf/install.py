@@ -15,7 +15,7 @@ from ..positions import Learned, PositionEncoding, check_learned, position_encod
 from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
-from .config import WavePELlamaConfig, patched_config, return_changes
+from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, Written, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
@@ -38,7 +38,7 @@ class Parts:
 class Installed:
     """What a base model remembers of its encoding, as its attribute `_wavepe`.
 
-    `stock` is the configuration before a patch; None for a wavepe_llama, which has no way back.
+    `stock` is the configuration before a patch; None for a wavepe_<family>, which has no way back.
     """
 
     spec: Written
@@ -182,20 +182,21 @@ def install_patch(model: nn.Module, choice: Choice) -> None:
     """
     base = families.decoder(model)
     config = base.config
-    if isinstance(config, WavePELlamaConfig):
+    if isinstance(config, EncodedConfig):
         raise ValueError(
-            f"this is a wavepe_llama with the position encoding {text(config.position_encoding)!r}:"
-            " load it with another by from_pretrained(folder, position_encoding=...)"
+            f"this is a {config.model_type} with the position encoding "
+            f"{text(config.position_encoding)!r}: load it with another by "
+            "from_pretrained(folder, position_encoding=...)"
         )
     if (present := installed(base)) is not None:
         raise ValueError(
             f"this model is patched with {text(present.spec)!r} already: "
             "wavepe.hf.unpatch(model) first"
         )
-    for layer in families.attentions(base):
-        release_attention(layer)
     own = patched_config(config, choice.written())
     parts = make_parts(choice, base, own)
+    for layer in families.attentions(base):
+        release_attention(layer)
     replace_config(model, config, own)
     _attach(base, parts, Installed(choice.written(), type(model).__name__, config, own))
 
@@ -209,7 +210,7 @@ def adopt(model: nn.Module) -> None:
 
 
 def install_own(model: nn.Module) -> None:
-    """Install the encoding that the configuration of a wavepe_llama names, once."""
+    """Install the encoding that the configuration of a wavepe_<family> names, once."""
     base = families.decoder(model)
     if installed(base) is not None:
         return
@@ -225,7 +226,7 @@ def uninstall(model: nn.Module) -> None:
     Raises
     ------
     ValueError
-        The model is not patched, was patched through another model, or is a wavepe_llama.
+        The model is not patched, was patched through another model, or is a wavepe_<family>.
     """
     base = families.decoder(model)
     present = installed(base)
@@ -233,8 +234,8 @@ def uninstall(model: nn.Module) -> None:
         raise ValueError(f"this {type(model).__name__} is not patched")
     if present.stock is None:
         raise ValueError(
-            f"this is a wavepe_llama with the position encoding {text(present.spec)!r}: it has no "
-            "other one to go back to"
+            f"this is a {present.config.model_type} with the position encoding "
+            f"{text(present.spec)!r}: it has no other one to go back to"
         )
     if present.owner != type(model).__name__:
         raise ValueError(

@@ -18,8 +18,8 @@ from ..positions.angles import Frequencies
 from ..positions.tables import wide
 from . import families, rope_config
 from .cache_guard import CacheGuard, cache_of, named
+from .families import NAME
 from .layers import Written, text
-from .names import NAME
 from .rope_config import Slot
 
 ALL = "all"

@@ -41,8 +41,8 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     model : transformers.PreTrainedModel
         A causal model with rotary embedding, or a wrapper of one; its weights are untouched. Pass
         the outermost model, the one that will be saved. A model that `patch` gave a "rope", or a
-        wavepe_llama, keeps the base in its spec: as `inference_theta` where that is a number, else
-        as `theta`.
+        wavepe_<family>, keeps the base in its spec: as `inference_theta` where that is a number,
+        else as `theta`.
     theta : float or dict
         The base, above 0. A model that rotates its layer types with different bases (Gemma 3:
         "full_attention" and "sliding_attention") takes a dict of those to be changed.
