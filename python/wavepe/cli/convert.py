@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from .errors import CommandError, UsageError, out_of_memory, require
+from .errors import UsageError, require
 from .imports import import_all
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ def run(args: argparse.Namespace) -> int:
         done = convert(args.source, args.target, _encoding(args.encoding), link=args.link)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        raise CommandError(str(error)) from error
     _print(done, args)
     return 0
 

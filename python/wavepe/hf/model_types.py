@@ -13,7 +13,7 @@ except ImportError:
     conversion_mapping = None
 
 from .config import CLASS_PREFIX, CONFIGS, MODELS
-from .families import NAME
+from .families import NAME, decoder
 from .install import install_own
 from .learned import MODULE
 
@@ -47,7 +47,7 @@ class EncodedModel:
         super().post_init()  # type: ignore[misc] # of the stock class beside this one
         model: Any = self
         install_own(model)
-        if hasattr(model.base_model, MODULE):
+        if hasattr(decoder(model), MODULE):
             kept = set(model._keep_in_fp32_modules_strict or ())
             model._keep_in_fp32_modules_strict = kept | {MODULE}
 
@@ -89,11 +89,21 @@ def register() -> None:
 
 def _copy_conversion(stock: str, own: str) -> None:
     """Read and write the weights of one's own type as those of the stock type or class."""
-    if conversion_mapping is None:
-        return
-    mapping = conversion_mapping.get_checkpoint_conversion_mapping(stock)
-    if mapping is not None:
+    if (mapping := _conversion(stock)) is not None:
         conversion_mapping.register_checkpoint_conversion_mapping(own, mapping, overwrite=True)
+
+
+def _conversion(name: str) -> Any:
+    if conversion_mapping is None:
+        return None
+    return conversion_mapping.get_checkpoint_conversion_mapping(name)
+
+
+def stored_as_named(model: Any) -> bool:
+    """Return whether files hold a model's tensors under the names that it has in memory."""
+    return (
+        _conversion(type(model).__name__) is None and _conversion(model.config.model_type) is None
+    )
 
 
 register()
