@@ -15,7 +15,7 @@ from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config, StaticCache
 from wavepe.encodings import RoPE
 from wavepe.hf.rope_config import TRANSFORMERS_5
-from wavepe.hf.rotary import Rotated
+from wavepe.hf.rotary import RopeRotation
 
 THETA = 50.0  # small, so that positions matter in sequences this short
 TYPES = {
@@ -279,7 +279,7 @@ def test_own_rotary_encoding_takes_the_scaling(monkeypatch):
             return inv_freq / 2, factor
 
     model = wavepe.hf.patch(scaled("linear", factor=2.0), "halved")
-    assert [type(m) for m in model.model.rotary_emb.rotations["all"]] == [Rotated]
+    assert [type(m) for m in model.model.rotary_emb.rotations["all"]] == [RopeRotation]
     ids = tokens(1, LENGTH)
     assert close(logits(model, ids), logits(scaled("linear", factor=4.0), ids), 1e-5)
 

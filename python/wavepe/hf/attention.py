@@ -60,7 +60,7 @@ class Layer:
 def before_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of an attention layer: what its attention function is not told."""
+    """Add what the attention function of a layer is not told (a forward pre-hook)."""
     layer = module.wavepe
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
     if kwargs.get("cache") is not None:
@@ -103,7 +103,7 @@ def attention_forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with the layer's encoding, as transformers calls it.
+    """Compute attention with the layer's encoding; transformers calls this function.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def _mask_of_sdpa(
 
 
 def _score(module: Any) -> PositionEncoding | None:
-    """What the layer adds to its scores.
+    """Return what the layer adds to its scores.
 
     A layer without an encoding may belong to a model that shares a configuration with others, but
     not to one whose configuration names an encoding.
@@ -198,7 +198,7 @@ def _score(module: Any) -> PositionEncoding | None:
 def _cached_tokens(
     cache: Any, layer_idx: int, queries: int, kwargs: dict[str, Any]
 ) -> tuple[int | Tensor, int | Tensor]:
-    """Number of tokens before the first query, and of those that a window has dropped.
+    """Return the number of tokens before the first query, and of those that a window has dropped.
 
     The first is a tensor of no dimensions for a static cache, which counts on in it while the layer
     runs.

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import rope_config
 from .families import NAME, SUPPORTED, TYPE_PREFIX, is_stock
-from .layers import Choice, Written
+from .layers import Choice, StoredSpec
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
@@ -58,7 +58,7 @@ class EncodedConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As of transformers; ValueError for the configuration of another family."""
+        """Build as transformers does; ValueError for the configuration of another family."""
         own, stock = cls.model_type, cls.stock.model_type
         kind = config_dict.get("model_type", own)
         if kind not in (own, stock):
@@ -85,7 +85,7 @@ class PatchedConfig:
     """What makes a stock configuration that of a patched model."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """As of transformers; ValueError for a class that has no counterpart here."""
+        """Save as transformers does; ValueError for a class that has no counterpart here."""
         config: Any = self
         for name in config.architectures or ():
             if CLASS_PREFIX + name not in MODELS:
@@ -102,7 +102,7 @@ class PatchedConfig:
         return {**output, "model_type": own, **ON_DISK, "architectures": names or None}
 
 
-def patched_config(stock: PretrainedConfig, written: Written) -> PretrainedConfig:
+def patched_config(stock: PretrainedConfig, written: StoredSpec) -> PretrainedConfig:
     """Return a copy of `stock` for one patched model.
 
     It is a copy, because models built from one configuration share it: set there, the encoding

@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .._files import new_folder, some
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import SUPPORTED, TYPE_PREFIX, decoder
-from .layers import Choice, Spec, Written
+from .layers import Choice, Spec, StoredSpec
 from .learned import MODULE
 from .model_types import stored_as_named
 
@@ -60,7 +60,7 @@ class Conversion:
     """
 
     folder: Path
-    encoding: Written
+    encoding: StoredSpec
     model: str
     tensors: int
     bytes: int

@@ -41,7 +41,7 @@ PARTIAL = ("phi3", "gpt_neox")
 
 
 def decoder(model: nn.Module) -> Any:
-    """The base model in `model`, of a family that can be patched.
+    """Return the base model in `model`, of a family that can be patched.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def family(config: Any) -> str:
 
 
 def _why_not(base: nn.Module, config: Any) -> str:
-    """What stands in the way, as far as can be seen from outside."""
+    """Say what stands in the way, as far as can be seen from outside."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
@@ -105,7 +105,7 @@ def _uses_interface(module: nn.Module) -> bool:
 
 
 def is_stock(config: Any) -> bool:
-    """Whether a configuration is of transformers' own class for its model_type."""
+    """Return whether a configuration is of transformers' own class for its model_type."""
     kind = config.model_type
     return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] is type(config)
 
@@ -114,13 +114,13 @@ def is_stock(config: Any) -> bool:
 
 
 def attentions(base: Any) -> list[Any]:
-    """The attention layer of each decoder layer."""
+    """Return the attention layer of each decoder layer."""
     name = "attention" if family(base.config) == "gpt_neox" else "self_attn"
     return [getattr(layer, name) for layer in base.layers]
 
 
 def slots(base: Any) -> list[Slot | None]:
-    """What rotates each layer; None for those that the family leaves without positions."""
+    """Return what rotates each layer; None for a layer that the family leaves without positions."""
     config, layers = base.config, attentions(base)
     if hasattr(base, "rotary_emb_local"):  # Gemma 3 in transformers < 5
         names = ("rotary_emb", "rotary_emb_local")
@@ -131,7 +131,7 @@ def slots(base: Any) -> list[Slot | None]:
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
-    """Number of dims of a head that the family rotates, from the first on."""
+    """Return how many dims of a head the family rotates, from the first on."""
     if family(config) not in PARTIAL:
         return head_dim
     name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
@@ -139,14 +139,14 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
 
 
 def head_dim(base: Any) -> int:
-    """Number of dims of a head."""
+    """Return the number of dims of a head."""
     layer = attentions(base)[0]
     size = getattr(layer, "head_dim", None)
     return layer.head_size if size is None else size
 
 
 def embedding_scale(base: Any) -> float:
-    """What the base model multiplies embeddings by after it has looked them up."""
+    """Return the factor by which the base model multiplies the embeddings that it looks up."""
     config = base.config
     if family(config) == "granite":
         return float(config.embedding_multiplier)
@@ -156,7 +156,7 @@ def embedding_scale(base: Any) -> float:
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the positional arguments of a module's forward."""
+    """Return the names of the positional arguments of a module's forward."""
     forward = inspect.unwrap(type(module).forward)
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

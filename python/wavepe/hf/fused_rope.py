@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .. import _checks, ops
 from .families import names_in_forward
 from .layers import text
-from .rotary import Own, Rotary, Rotated
+from .rotary import RopeRotation, Rotary, StockRotation
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -74,7 +74,9 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
         return model
     rotaries = [module for module in model.modules() if isinstance(module, Rotary)]
     rotations = [rotation for rotary in rotaries for rotation in rotary.modules()]
-    if rotaries and not any(isinstance(rotation, Rotated | Own) for rotation in rotations):
+    if rotaries and not any(
+        isinstance(rotation, RopeRotation | StockRotation) for rotation in rotations
+    ):
         raise ValueError(
             f"this model has the position encoding {text(rotaries[0].spec)!r}, which is not "
             "rotary: there is nothing to rotate"
@@ -191,7 +193,7 @@ LAYOUTS = [
 
 
 def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function that does what `apply(q, k, cos, sin)` does, in one call.
+    """Return a function that does what `apply(q, k, cos, sin)` does, in one call.
 
     What that is, is found by trying it out: families differ in the order of the pairs, in the form
     of the angles, and in whether queries keep their dtype where it is lower than that of the angles
@@ -227,7 +229,7 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
 
 
 def _sample() -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
+    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
     with torch.device("cpu"), torch.inference_mode(False):
         q, k = torch.arange(240.0).sin().view(2, 3, 5, 8), torch.arange(80.0).cos().view(2, 1, 5, 8)
         return q, k, 1 + torch.arange(40.0).view(2, 5, 4)

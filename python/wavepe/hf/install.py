@@ -16,11 +16,11 @@ from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
 from .config import EncodedConfig, patched_config, return_changes
-from .layers import Choice, Written, text
+from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
 from .rope_config import Slot
-from .rotary import Own, Rotary, Rotated, RotatedGuard, Unrotated
+from .rotary import IdentityRotation, RopeGuard, RopeRotation, Rotary, StockRotation
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Parts:
 
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
-    rotated: list[Rotated] = field(default_factory=list)
+    rotated: list[RopeRotation] = field(default_factory=list)
     absolute: AddAbsolute | None = None
     learned: Learned | None = None
 
@@ -41,7 +41,7 @@ class Installed:
     `stock` is the configuration before a patch; None for a wavepe_<family>, which has no way back.
     """
 
-    spec: Written
+    spec: StoredSpec
     owner: str
     stock: PretrainedConfig | None
     config: PretrainedConfig
@@ -49,7 +49,7 @@ class Installed:
 
 
 def installed(base: nn.Module) -> Installed | None:
-    """What is installed in `base`."""
+    """Return what is installed in `base`, or None."""
     return base.__dict__.get("_wavepe")
 
 
@@ -76,7 +76,7 @@ class _Builder:
     def layer(
         self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
     ) -> Layer:
-        """What a layer needs of `encoding`, None for its own; a slot None does not rotate."""
+        """Build what a layer needs of `encoding`, None for its own; slot None does not rotate."""
         layer = Layer(families.argument_names(attention))
         if encoding is not None:
             layer.score = self.score(encoding)
@@ -88,9 +88,9 @@ class _Builder:
         if key not in found:
             found.append(key)
             dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
-            rotation: nn.Module = Own(stock, slot) if own else Unrotated(dims)
+            rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
-                rotation = Rotated(self.config, slot, dims, rope)
+                rotation = RopeRotation(self.config, slot, dims, rope)
                 self.parts.rotated.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
@@ -99,7 +99,7 @@ class _Builder:
         return layer
 
     def score(self, encoding: Encoding) -> PositionEncoding | None:
-        """What `encoding` puts into the scores; layers of one encoding share it.
+        """Return what `encoding` puts into the scores; layers of one encoding share it.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class _Builder:
 
 
 def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
-    """Everything that the encodings need in a base model, under its new configuration.
+    """Build all that the encodings need in a base model, under its new configuration.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     if parts.absolute is not None:
         record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
     if parts.rotated:
-        record.hooks += RotatedGuard(parts.rotated, families.argument_names(base)).attach(base)
+        record.hooks += RopeGuard(parts.rotated, families.argument_names(base)).attach(base)
     # Before the others: it finds positions that vectors are then made of.
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
@@ -278,7 +278,7 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
         attach(attention, builder.parts.learned)
     hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
     if builder.parts.rotated:
-        hooks += RotatedGuard(builder.parts.rotated, layer.names).attach(attention)
+        hooks += RopeGuard(builder.parts.rotated, layer.names).attach(attention)
     attention._wavepe = Installed(choice.written(), type(attention).__name__, stock, own, hooks)
 
 

@@ -22,7 +22,7 @@ NUMBERED = torch.int64  # packed sequences
 
 
 def attention_mask(**given: Any) -> Tensor | None:
-    """The mask of a forward pass, as transformers asks for it.
+    """Return the mask of a forward pass; transformers calls this function.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def attention_mask(**given: Any) -> Tensor | None:
 
 @torch.compiler.assume_constant_result  # a compiler need not read specs
 def _in_scores(spec: str) -> bool:
-    """Whether the encoding is part of the attention scores."""
+    """Return whether the encoding is part of the attention scores."""
     return encoding(spec).entry in ("relative", "slope", "bias")
 
 
@@ -71,7 +71,7 @@ def _queries(given: dict[str, Any]) -> int:
 
 
 def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
-    """Which keys are no padding; those beyond the mask wait in a static cache.
+    """Return which keys are no padding; keys beyond the mask wait in a static cache.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
 
 
 def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor | None:
-    """The number of each token's sequence, from a mask that is causal within sequences.
+    """Number each token's sequence, from a mask that is causal within sequences.
 
     transformers hands over a function of two places and no more. A token that does not see the one
     before it begins a sequence.
@@ -107,7 +107,7 @@ def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tenso
 
 
 def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
-    """The mask of packed sequences from their first tokens, both (B, n); None where all is one.
+    """Build the mask of packed sequences from their first tokens (B, n); None for one a row.
 
     The first token of a row begins a sequence in any case. `padding` is True at tokens.
     """
@@ -122,11 +122,11 @@ def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
 
 
 def is_packed(mask: Tensor | None) -> bool:
-    """Whether a mask is one of packed sequences, as `numbered` makes it."""
+    """Return whether `numbered` has made this mask."""
     return mask is not None and mask.ndim == 4 and mask.dtype == NUMBERED
 
 
-class Seen(NamedTuple):
+class MaskParts(NamedTuple):
     """A mask, sorted by what `wavepe.ops.attention` calls its parts.
 
     Attributes
@@ -145,8 +145,8 @@ class Seen(NamedTuple):
     mask: Tensor | None = None
 
 
-def read(mask: Tensor | None) -> Seen:
-    """What a mask of `attention_mask`, or one of the user's own, says.
+def read(mask: Tensor | None) -> MaskParts:
+    """Sort a mask of `attention_mask`, or one of the user's own, into its parts.
 
     Raises
     ------
@@ -154,16 +154,16 @@ def read(mask: Tensor | None) -> Seen:
         An integer mask that is not of `attention_mask`.
     """
     if mask is None:
-        return Seen()
+        return MaskParts()
     if mask.dtype == torch.bool or mask.is_floating_point():
-        return Seen(causal=False, mask=mask)
+        return MaskParts(causal=False, mask=mask)
     if mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.dtype not in (SEEN, NUMBERED):
         raise TypeError(
             f"attention_mask must be bool or floating point, got {mask.dtype} of shape "
             f"{tuple(mask.shape)}"
         )
     row = mask[:, 0, 0]
-    return Seen(key_mask=row != 0, segments=row if mask.dtype == NUMBERED else None)
+    return MaskParts(key_mask=row != 0, segments=row if mask.dtype == NUMBERED else None)
 
 
 def visible(
@@ -174,7 +174,7 @@ def visible(
     device: torch.device,
     window: int | None = None,
 ) -> Tensor:
-    """A mask of `attention_mask` written out, bool (B|1, 1, m, n); one of the user's own as it is.
+    """Write out a mask of `attention_mask`, bool (B|1, 1, m, n); return a user's own as it is.
 
     Parameters
     ----------

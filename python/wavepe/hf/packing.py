@@ -65,7 +65,7 @@ class FindPacked:
     def _begins(
         self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any
     ) -> Tensor | None:
-        """Where sequences begin, (B, n); None where there is one a row."""
+        """Find where sequences begin, (B, n); None where there is one a row."""
         rows, length = tokens.shape[:2]
         if kwargs.get("cu_seq_lens_q") is not None:
             begins = _from_lengths(kwargs, rows, length, tokens.device)
@@ -95,7 +95,7 @@ class FindPacked:
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor:
-    """Tokens whose position is not beyond that of the last one before, past any padding, (B, n).
+    """Find tokens whose position is not beyond that of the token before, past padding, (B, n).
 
     A gap begins no sequence: positions may be drawn at random, or tokens have been left out.
     """
@@ -107,7 +107,7 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor:
 
 
 def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.device) -> Tensor:
-    """Of the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
+    """Read the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
     ends, same = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
     if not isinstance(ends, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")

@@ -118,7 +118,7 @@ def unpatch(model: M) -> M:
 
 @contextmanager
 def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
-    """`patch` for the time of a with block; see there. The block may end by an exception."""
+    """Patch a model for the time of a with block, which may end by an exception; see `patch`."""
     patch(model, encoding, **options)
     record = installed(families.decoder(model))
     try:

@@ -17,7 +17,7 @@ from ..encodings.spec import write_value
 TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
 
 Bases = dict[str, float]
-ONE = ""  # the layer type of a model with one base for all layers
+ALL_LAYERS = ""  # the layer type of a model with one base for all layers
 
 
 class Slot(NamedTuple):
@@ -68,16 +68,16 @@ def of_local_layers(config: Any) -> Any:
 
 
 def bases(config: Any) -> Bases:
-    """Return the base of each layer type; the key is `ONE` where there is one for all layers."""
+    """Return the base of each layer type; the key is `ALL_LAYERS` where there is one for all."""
     if has_layer_types(config):
         given = config.rope_parameters.items()
         return {key: value["rope_theta"] for key, value in given if isinstance(value, Mapping)}
     if TRANSFORMERS_5:
-        return {ONE: config.rope_parameters["rope_theta"]}
+        return {ALL_LAYERS: config.rope_parameters["rope_theta"]}
     if hasattr(config, "rope_local_base_freq"):
         local = config.rope_local_base_freq
         return {"full_attention": config.rope_theta, "sliding_attention": local}
-    return {ONE: config.rope_theta}
+    return {ALL_LAYERS: config.rope_theta}
 
 
 def write_bases(config: Any, new: Bases) -> None:
@@ -93,14 +93,14 @@ def write_bases(config: Any, new: Bases) -> None:
         changed = {key: {**given[key], "rope_theta": base} for key, base in new.items()}
         config.rope_parameters = {**given, **changed}
     elif TRANSFORMERS_5:
-        config.rope_parameters = {**config.rope_parameters, "rope_theta": new[ONE]}
-    elif ONE not in new:
+        config.rope_parameters = {**config.rope_parameters, "rope_theta": new[ALL_LAYERS]}
+    elif ALL_LAYERS not in new:
         config.rope_theta = new["full_attention"]
         config.rope_local_base_freq = new["sliding_attention"]
     else:
-        config.rope_theta = new[ONE]
+        config.rope_theta = new[ALL_LAYERS]
         if hasattr(config, "rotary_emb_base"):  # GPT-NeoX reads this one from a file
-            config.rotary_emb_base = new[ONE]
+            config.rotary_emb_base = new[ALL_LAYERS]
     if bases(type(config).from_dict(config.to_dict())) != new:
         raise ValueError(
             f"a {type(config).__name__} with the base {describe(new)} comes back from a file with "

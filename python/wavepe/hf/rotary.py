@@ -19,7 +19,7 @@ from ..positions.tables import wide
 from . import families, rope_config
 from .cache_guard import CacheGuard, cache_of, named
 from .families import NAME
-from .layers import Written, text
+from .layers import StoredSpec, text
 from .rope_config import Slot
 
 ALL = "all"
@@ -53,11 +53,11 @@ class Rotary(nn.Module):
         super().__init__()
         self.stock = stock
         self.config = config
-        self.spec: Written = config.position_encoding
+        self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
 
     def add(self, slot: Slot, rotation: nn.Module) -> None:
-        """Another rotation for layers of this slot."""
+        """Add another rotation for layers of this slot."""
         key = slot.layer_type or ALL
         if key not in self.rotations:
             self.rotations[key] = nn.ModuleList()
@@ -65,7 +65,7 @@ class Rotary(nn.Module):
         self.train(self.stock.training)  # a model that is patched may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """`Angles` in x's dtype, or a tuple of them where the layers differ."""
+        """Return `Angles` in x's dtype, or a tuple of them where the layers differ."""
         if self.config._attn_implementation != NAME:
             raise ValueError(
                 f"this model has the position encoding {text(self.spec)!r}, which needs "
@@ -83,7 +83,7 @@ class Rotary(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
 
-class Own(nn.Module):
+class StockRotation(nn.Module):
     """The family's own rotation, for layers that a hybrid does not name."""
 
     stock: Any
@@ -99,7 +99,7 @@ class Own(nn.Module):
         return Angles(*self.stock(x, position_ids, self.slot.layer_type))
 
 
-class Unrotated(nn.Module):
+class IdentityRotation(nn.Module):
     """The rotation by nothing, for all encodings that are not rotary."""
 
     def __init__(self, dims: int) -> None:
@@ -111,7 +111,7 @@ class Unrotated(nn.Module):
         return Angles(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
 
 
-class Rotated(nn.Module):
+class RopeRotation(nn.Module):
     """RoPE with the encoding's frequencies, and exact angles at any position [R].
 
     Frequencies that follow the length are those of the longest row of the batch, whatever was
@@ -141,12 +141,12 @@ class Rotated(nn.Module):
         self.steady_name = None if self.rotation.changes or fixed is None else self._name(fixed)
 
     def frequencies(self, position_ids: Tensor | None, length: int = 1) -> Frequencies:
-        """Return those that these positions need, or without positions a sequence of `length`."""
+        """Return the frequencies for positions, or without them for a sequence of `length`."""
         found = self.rotation.fixed(self.training)
         return found or self.rotation.of_longest(length, position_ids, self.training)
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
-        """Return what stands on a cache of keys that were rotated so."""
+        """Name the rotation, for a note on a cache of such keys."""
         return self.steady_name or self._name(self.frequencies(position_ids, length))
 
     def _name(self, found: Frequencies) -> str:
@@ -161,17 +161,17 @@ class Rotated(nn.Module):
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
 
-class RotatedGuard(CacheGuard):
+class RopeGuard(CacheGuard):
     """A `CacheGuard` of rotations that may follow the length of the sequence.
 
     Parameters
     ----------
-    rotated : list of Rotated
+    rotated : list of RopeRotation
     names : tuple of str
         Of the positional arguments of the module that is guarded.
     """
 
-    def __init__(self, rotated: list[Rotated], names: tuple[str, ...]) -> None:
+    def __init__(self, rotated: list[RopeRotation], names: tuple[str, ...]) -> None:
         self.rotated, self.names = rotated, names
         steady = all(one.steady_name for one in rotated)
         super().__init__(self.rotation(nn.Module(), (), {}) if steady else None)
@@ -188,7 +188,7 @@ class RotatedGuard(CacheGuard):
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
-    """`encoding` with the base of the model, and where it names no type, with its scaling."""
+    """Add the model's base to `encoding`, and where it names no type, the model's scaling."""
     parameters = rope_config.parameters(config, slot)
     given, doubts = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)

@@ -22,8 +22,8 @@ from ..encodings import encoding as read_encoding
 from . import rope_config
 from .cache_guard import CacheGuard, named
 from .layers import text
-from .rope_config import ONE, Bases
-from .rotary import Rotary, Rotated
+from .rope_config import ALL_LAYERS, Bases
+from .rotary import RopeRotation, Rotary
 
 M = TypeVar("M", bound=nn.Module)
 GUARD = "_wavepe_guard"  # of the module that uses a stock rotary module
@@ -87,7 +87,7 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     fresh = [_rebuilt(place, new) for place in places]
     if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
         return model
-    before = ["" if isinstance(p.module, Rotated) else _name(p) for p in places]
+    before = ["" if isinstance(p.module, RopeRotation) else _name(p) for p in places]
     copies.replace(model)
     for place, made in zip(places, fresh, strict=True):
         _take_over(place.module, made)
@@ -107,14 +107,14 @@ class _Place(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """The second module of Gemma 3 before transformers 5, for the layers with a window."""
+        """Return whether this is Gemma 3's module for windows, before transformers 5."""
         return self.name.endswith("rotary_emb_local")
 
 
 def _rotating(model: nn.Module) -> list[_Place]:
-    """The rotary modules of the model's text layers; ValueError where none has a base to set."""
+    """Find the rotary modules of the text layers; ValueError where none has a base to set."""
     found = list(_all_rotating(model, "", None))
-    encodings = {p.module.encoding for p in found if isinstance(p.module, Rotated)}
+    encodings = {p.module.encoding for p in found if isinstance(p.module, RopeRotation)}
     if len(encodings) > 1:
         raise ValueError(
             f"the layers of this model have different encodings, {', '.join(map(str, encodings))}: "
@@ -142,7 +142,7 @@ def _rotating(model: nn.Module) -> list[_Place]:
 
 
 def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
-    """Rotary modules; the stock one within one of ours is there for the way back only."""
+    """Find rotary modules, but for the stock module that one of ours keeps for the way back."""
     owner_or_self = module if owner is None else owner
     if isinstance(module, Rotary):
         for rotation in _rotated(module):
@@ -161,14 +161,14 @@ def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iter
         yield from _all_rotating(child, f"{name}.{key}", owner)
 
 
-def _rotated(rotary: Rotary) -> list[Rotated]:
-    """The rotations of a patched model; ValueError where a theta would not reach all layers."""
+def _rotated(rotary: Rotary) -> list[RopeRotation]:
+    """Return the rotations of a patched model; ValueError where theta is not one for all."""
     if not isinstance(rotary.spec, str):
         raise ValueError(
             f"this model has the position encodings {text(rotary.spec)!r}, by layer: unpatch it, "
             "and patch it with the theta that each should have"
         )
-    found = [module for module in rotary.modules() if isinstance(module, Rotated)]
+    found = [module for module in rotary.modules() if isinstance(module, RopeRotation)]
     if not found:
         raise ValueError(
             f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
@@ -186,13 +186,13 @@ def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
 
 def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -> None:
     """Write the base into `config`: in its spec where the encoding is one of ours."""
-    if not isinstance(rotary, Rotated):
+    if not isinstance(rotary, RopeRotation):
         rope_config.write_bases(config, _wanted(theta, rope_config.bases(config)))
         return
     encoding: Any = rotary.encoding
     follows = encoding.inference_theta in (None, "scaled")
     key = "theta" if follows else "inference_theta"
-    base = _wanted(theta, {ONE: getattr(encoding, key)})[ONE]
+    base = _wanted(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
     if base != getattr(encoding, key):  # else the spec stays as short as it was
         config.position_encoding = str(dataclasses.replace(encoding, **{key: base}))
 
@@ -208,7 +208,7 @@ def _wanted(theta: float | Mapping[str, float], present: Bases) -> Bases:
                 "to be changed"
             )
         return dict.fromkeys(present, base)
-    if ONE in present:
+    if ALL_LAYERS in present:
         raise ValueError(
             f"this model has one base for all layers, {now}: give a number, got {dict(theta)!r}"
         )
@@ -248,7 +248,7 @@ class _ConfigCopies:
 
 
 def _rebuilt(place: _Place, config: Any) -> Any:
-    """What the rotary module of a model built from `config` would be."""
+    """Build the rotary module that a model of `config` would have."""
     module = place.module
     if place.local:
         config = rope_config.of_local_layers(config)
@@ -259,9 +259,9 @@ def _rebuilt(place: _Place, config: Any) -> Any:
     }
     try:
         with torch.inference_mode(False), torch.device("cpu"):
-            if isinstance(module, Rotated):
+            if isinstance(module, RopeRotation):
                 encoding = read_encoding(config.position_encoding)
-                return Rotated(config, module.slot, module.dims, encoding)
+                return RopeRotation(config, module.slot, module.dims, encoding)
             made = type(module)(config=config, **given)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"this theta gives no frequencies: {error}") from error
@@ -271,15 +271,15 @@ def _rebuilt(place: _Place, config: Any) -> Any:
 
 
 def _frequencies(module: Any) -> list[Tensor]:
-    """Of sequences that need no other ones for their length."""
-    if isinstance(module, Rotated):
+    """Return the frequencies that do not depend on the sequence length."""
+    if isinstance(module, RopeRotation):
         return [module.rotation.at(1, training).inv_freq for training in (True, False)]
     named = {**vars(module), **dict(module.named_buffers(recurse=False))}
     return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
 
 
 def _same(place: _Place, made: Any) -> bool:
-    """Whether the model rotates with these frequencies, whatever its configuration says."""
+    """Return whether the model rotates with these frequencies, whatever its configuration says."""
     pairs = zip(_frequencies(place.module), _frequencies(made), strict=True)
     return all(torch.equal(live.cpu(), new.to(live.dtype)) for live, new in pairs)
 
@@ -310,7 +310,7 @@ def _guard_caches(places: list[_Place], before: list[str]) -> None:
     added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
         own = [i for i, place in enumerate(places) if place.owner is owner]
-        if any(isinstance(places[i].module, Rotated) for i in own):
+        if any(isinstance(places[i].module, RopeRotation) for i in own):
             continue
         guard = owner.__dict__.get(GUARD)
         if guard is None:
