@@ -31,6 +31,16 @@ NOTHING = PositionEncoding(encoding("none"))
 
 # Where `ops.attention` is a kernel; elsewhere PyTorch's serves layers without a score better.
 FUSED_ON = ("cpu",)
+# Tensors that transformers hands to every attention function, and that do not change the scores.
+IGNORED = (
+    "position_ids",
+    "cache_position",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "num_items_in_batch",
+)
 # transformers < 5 asks for the places of the queries, not for their number.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
 
@@ -130,8 +140,7 @@ def attention_forward(
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights", False)
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    if kwargs.get("head_mask") is not None:
-        raise ValueError("head_mask is not supported by the attention 'wavepe'")
+    _check_known(kwargs, attention_mask)
     if not causal:
         if score is not None:
             raise ValueError(f"{score.encoding} needs causal attention here, got is_causal=False")
@@ -163,6 +172,22 @@ def attention_forward(
     window = sliding_window if seen.causal else None
     out = position.attend(query, key, value, **seen._asdict(), window=window, **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
+    """Raise ValueError for what would change the scores and is not known here (sinks, biases)."""
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor) and name not in IGNORED and name != "wavepe_offset":
+            raise ValueError(
+                f"the attention 'wavepe' does not know the tensor {name!r}: load this model with "
+                "another attn_implementation"
+            )
+    ends = kwargs.get("cu_seq_lens_q")
+    if mask is None and ends is not None and ends.numel() > 2:
+        raise ValueError(
+            "packed sequences by cu_seq_lens_q alone: give position_ids that start again in each, "
+            "or wavepe.hf.patch(model), which reads cu_seq_lens_q"
+        )
 
 
 def _mask_of_sdpa(

@@ -39,7 +39,8 @@ def attention_mask(**given: Any) -> Tensor | None:
         Of those, it sees the keys of its own number: sequences are packed; 0 is padding.
     bool Tensor (B, 1, m, n), or None as PyTorch's attention reads it
         What `sdpa_mask` gives, for attention that looks in both directions (encodings outside of
-        the scores only) and for functions that a user has laid over the causal one.
+        the scores only), for functions that a user has laid over the causal one, and for a stock
+        model wherever the last query does not stand on the last key, or its family sees less.
     """
     function, padding = given["mask_function"], given.get("attention_mask")
     if function is getattr(masking_utils, "bidirectional_mask_function", None):
@@ -50,6 +51,9 @@ def attention_mask(**given: Any) -> Tensor | None:
         return masking_utils.sdpa_mask(**given)
     if given.get("use_vmap") or (padding is not None and padding.ndim != 2):
         return masking_utils.sdpa_mask(**given)
+    stock = not hasattr(given["config"], "position_encoding")
+    if stock and (function is not masking_utils.causal_mask_function or not _is_aligned(given)):
+        return masking_utils.sdpa_mask(**{**given, "allow_is_causal_skip": False})
     first, keys = given.get("kv_offset", 0), given["kv_length"]
     if padding is not None:
         return seen_keys(padding, first, keys)
@@ -68,6 +72,18 @@ def _in_scores(spec: str) -> bool:
 def _queries(given: dict[str, Any]) -> int:
     # transformers < 5 gives the places of the queries instead of their number.
     return given["q_length"] if "q_length" in given else given["cache_position"].shape[0]
+
+
+def _is_aligned(given: dict[str, Any]) -> bool:
+    """Return whether the last query is known to stand on the last key."""
+    queries, keys = _queries(given), given["kv_length"]
+    if queries == keys:
+        return True
+    place = given["q_offset"] if "q_offset" in given else given["cache_position"][0]
+    place = place - given.get("kv_offset", 0)
+    if isinstance(place, Tensor) and torch.compiler.is_compiling():
+        return False
+    return int(place) + queries == keys
 
 
 def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
