@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 import wavepe.hf
 from hf_families import build
 from hf_model import close, logits, patched_tiny, tiny, tokens
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
@@ -169,3 +169,32 @@ def test_a_layer_that_rotates_out_of_sight():
     stock = logits(model, IDS)
     assert close(logits(wavepe.hf.patch(model, WAVELET), IDS), wanted, 1e-5)
     assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), stock)
+
+
+# ------------------------------------------------------------------ caches of another encoding
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "sinusoidal", "rope", "none"])
+def test_a_cache_that_the_stock_model_filled_is_refused(spec):
+    model = tiny()
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:, :5], past_key_values=cache)
+    empty = DynamicCache(config=model.config)
+    wavepe.hf.patch(model, spec)
+    with pytest.raises(ValueError, match=r"5 cached keys .*the stock model's own .*empty cache"):
+        logits(model, IDS[:, 5:], past_key_values=cache)
+    logits(model, IDS[:, :5], past_key_values=empty)
+    step = logits(model, IDS[:, 5:], past_key_values=empty)
+    assert close(step, logits(model, IDS, use_cache=False)[:, 5:], 1e-5)
+
+
+def test_a_cache_of_another_patch_is_refused():
+    model = wavepe.hf.patch(tiny(), "wavelet:scales=4")
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:, :5], past_key_values=cache)
+    wavepe.hf.patch(wavepe.hf.unpatch(model), "alibi")
+    with pytest.raises(ValueError, match=r"computed with wavelet:scales=4.*computes with alibi"):
+        logits(model, IDS[:, 5:], past_key_values=cache)
+    other = wavepe.hf.patch(tiny(), {"1": "alibi"})
+    with pytest.raises(ValueError, match="computes with 1: alibi"):
+        logits(other, IDS[:, 5:], past_key_values=copy.deepcopy(cache))

@@ -1,4 +1,4 @@
-"""attn_implementation="wavepe" on stock models: their own attention with every cache, or an error."""
+"""attn_implementation="wavepe" on stock models: right with every cache, or an error."""
 
 import pytest
 

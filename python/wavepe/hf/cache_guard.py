@@ -1,28 +1,31 @@
-"""Notes on caches: how their keys were rotated, and whether they hold packed sequences."""
+"""Notes on caches: with which encoding they were filled, and whether with packed sequences."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import Cache
 
 # Attributes of caches.
-ROTATION = "_wavepe_rotation"
+ENCODING = "_wavepe_encoding"
+STOCK = "_wavepe_stock"
 PACKED = "_wavepe_packed"
 
 
 class CacheGuard:
-    """Forward hooks of a module that is given a cache: they refuse keys of another rotation.
+    """Forward hooks of a module that is given a cache: they refuse keys of another encoding.
 
     Attributes
     ----------
     initial : str or None
-        How the keys of a cache without a note were rotated; None is unknown.
+        The encoding, with its frequencies, of a cache without a note; None is unknown.
     current : str
-        How keys are rotated now.
+        That of now.
     """
 
     def __init__(self, initial: str | None, current: str = "") -> None:
@@ -35,35 +38,35 @@ class CacheGuard:
             module.register_forward_hook(self.after, with_kwargs=True),
         ]
 
-    def rotation(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Name the rotation of this call's keys."""
+    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Name the encoding of this call."""
         return self.current
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise ValueError where the cache holds keys of another rotation; else note this one."""
+        """Raise ValueError where the cache holds keys of another encoding; else note this one."""
         cache = cache_of(args, kwargs)
         if cache is None or torch.compiler.is_exporting():
             return
-        now = self.rotation(module, args, kwargs)
-        then = getattr(cache, ROTATION, self.initial)
+        now = self.encoding(args, kwargs)
+        then = getattr(cache, ENCODING, self.initial)
         if then != now and (count := _length(cache)) > 0:
             raise ValueError(
-                f"the {int(count)} cached keys were rotated with {then or 'unknown frequencies'}, "
-                f"and this call rotates with {now}: start from an empty cache, or pass "
+                f"the {int(count)} cached keys were computed with {then or 'unknown frequencies'}, "
+                f"and this call computes with {now}: start from an empty cache, or pass "
                 "use_cache=False"
             )
-        if _is_cache(cache) and getattr(cache, ROTATION, None) != now:
-            setattr(cache, ROTATION, now)
+        if _is_cache(cache) and getattr(cache, ENCODING, None) != now:
+            setattr(cache, ENCODING, now)
 
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Note the rotation on a cache that the module has made itself."""
+        """Note the encoding on a cache that the module has made itself."""
         if cache_of(args, kwargs) is not None or torch.compiler.is_exporting():
             return
         values = output.values() if isinstance(output, Mapping) else output
         for cache in filter(_is_cache, values if isinstance(values, Iterable) else ()):
-            setattr(cache, ROTATION, self.rotation(module, args, kwargs))
+            setattr(cache, ENCODING, self.encoding(args, kwargs))
 
 
 def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,8 +75,15 @@ def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return next(filter(_is_cache, args), None) if cache is None else cache
 
 
+def mark_stock_caches() -> None:
+    """Mark the caches that are there before a patch: a patched model refuses their keys."""
+    for value in gc.get_objects():
+        if issubclass(type(value), Cache) and not hasattr(value, ENCODING):
+            setattr(value, STOCK, True)
+
+
 def named(label: str, *frequencies: bytes) -> str:
-    """Name a rotation for messages; equal names are equal frequencies."""
+    """Name frequencies for messages; equal names are equal frequencies."""
     digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
     return f"{label} (frequencies {digest[:12]})"
 

@@ -20,7 +20,7 @@ from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
 from .rope_config import Slot
-from .rotary import IdentityRotation, RopeGuard, RopeRotation, Rotary, StockRotation
+from .rotary import EncodingGuard, IdentityRotation, RopeRotation, Rotary, StockRotation
 
 
 @dataclass
@@ -155,8 +155,8 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         attach(base, parts.learned)
     if parts.absolute is not None:
         record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
-    if parts.rotated:
-        record.hooks += RopeGuard(parts.rotated, families.argument_names(base)).attach(base)
+    names = families.argument_names(base)
+    record.hooks += EncodingGuard(record.spec, parts.rotated, names).attach(base)
     # Before the others: it finds positions that vectors are then made of.
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
@@ -276,10 +276,10 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     attention.wavepe = layer
     if builder.parts.learned is not None:
         attach(attention, builder.parts.learned)
+    spec = choice.written()
     hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
-    if builder.parts.rotated:
-        hooks += RopeGuard(builder.parts.rotated, layer.names).attach(attention)
-    attention._wavepe = Installed(choice.written(), type(attention).__name__, stock, own, hooks)
+    hooks += EncodingGuard(spec, builder.parts.rotated, layer.names).attach(attention)
+    attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 
 
 def release_attention(attention: Any) -> None:

@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from . import families
+from .cache_guard import mark_stock_caches
 from .config import EncodedConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import Choice, Spec
@@ -89,6 +90,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 "patch the model first, then shard it"
             )
     install_patch(model, chosen)
+    mark_stock_caches()
     return model
 
 

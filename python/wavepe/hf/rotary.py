@@ -17,7 +17,7 @@ from ..positions import Rotation
 from ..positions.angles import Frequencies
 from ..positions.tables import wide
 from . import families, rope_config
-from .cache_guard import CacheGuard, cache_of, named
+from .cache_guard import ENCODING, STOCK, CacheGuard, cache_of, named
 from .families import NAME
 from .layers import StoredSpec, text
 from .rope_config import Slot
@@ -161,22 +161,36 @@ class RopeRotation(nn.Module):
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
 
-class RopeGuard(CacheGuard):
-    """A `CacheGuard` of rotations that may follow the length of the sequence.
+class EncodingGuard(CacheGuard):
+    """The `CacheGuard` of a patched model.
 
     Parameters
     ----------
+    spec : str or dict
+        The encoding.
     rotated : list of RopeRotation
+        The rotations of the model, which may follow the length of the sequence.
     names : tuple of str
         Of the positional arguments of the module that is guarded.
     """
 
-    def __init__(self, rotated: list[RopeRotation], names: tuple[str, ...]) -> None:
-        self.rotated, self.names = rotated, names
+    def __init__(
+        self, spec: StoredSpec, rotated: list[RopeRotation], names: tuple[str, ...]
+    ) -> None:
+        self.spec, self.rotated, self.names = spec, rotated, names
         steady = all(one.steady_name for one in rotated)
-        super().__init__(self.rotation(nn.Module(), (), {}) if steady else None)
+        super().__init__(self.encoding((), {}) if steady else None)
 
-    def rotation(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse caches of the stock model, too."""
+        cache = cache_of(args, kwargs)
+        if hasattr(cache, STOCK):
+            delattr(cache, STOCK)
+            setattr(cache, ENCODING, "the stock model's own encoding")
+        super().before(module, args, kwargs)
+
+    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Name the encoding of this call, and the frequencies that it needs."""
         position_ids, length = None, 1
         if not all(one.steady_name for one in self.rotated):
             kwargs = dict(zip(self.names, args, strict=False)) | kwargs
@@ -184,7 +198,10 @@ class RopeGuard(CacheGuard):
             tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
             length = next((x.shape[1] for x in tokens if x is not None), 1)
             length += 0 if cache is None else int(cache.get_seq_length())
-        return "; ".join([one.name(position_ids, length) for one in self.rotated])
+        found = [one.name(position_ids, length) for one in self.rotated]
+        # Of a model with rope alone, the frequencies say all.
+        spec = [] if found and isinstance(self.spec, str) else [text(self.spec)]
+        return "; ".join(spec + found)
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
