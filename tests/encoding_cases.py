@@ -9,8 +9,8 @@ A row is the spec of a small model (head size 8) and a function, which takes the
     rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
     added       (length, dim), joins the token embeddings
 
-A row of `LEARNED` also tells the shapes of the parameters, for 4 heads. A formula of parameters is
-written for torch tensors and keeps their gradients.
+A row of `LEARNED` also tells the shapes of the parameters, for 4 heads. Its formula is written for
+torch tensors and keeps their gradients.
 """
 
 import numpy as np
@@ -173,6 +173,8 @@ LEARNED = {
     "kerple": (kerple, {"log_r1": (4,), "log_r2": (4,)}),
     "kerple:kind=power": (kerple_power, {"log_r1": (4,), "logit_r2": (4,)}),
 }
+# A cache keeps what was encoded for a shorter sequence.
+FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
 ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
 
 

@@ -271,8 +271,6 @@ def features(made, ids, **options_):
 # --------------------------------------------------------------- encodings, by their formulas
 
 EQUAL_COMPONENTS = ("integer", "normalised")
-# Generation keeps what it encoded for a shorter sequence.
-FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
 
 
 def turned(x, frequencies, factor, interleaved):

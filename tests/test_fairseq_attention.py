@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import wavepe
 from cases import forget_registrations
-from encoding_cases import CONSTANT, ENCODINGS, SCALED
+from encoding_cases import CONSTANT, ENCODINGS, FOLLOW_LENGTH, SCALED
 from fairseq_cases import (
     DIM,
-    FOLLOW_LENGTH,
     LENGTH,
     MARKS,
     features,

@@ -9,10 +9,10 @@ pytest.importorskip("transformers")
 
 import numpy as np
 import wavepe.hf
+from encoding_cases import FOLLOW_LENGTH
 from hf_model import close, logits, patched_tiny, reference, tiny, tiny_config, tokens
 from wavepe.hf.absolute import AddAbsolute
 
-FOLLOW_LENGTH = ("normalised", "sinusoidal:theta=length", "sinusoidal:reversed=true")
 STEADY = ("binary", "integer", "sinusoidal")
 
 
