@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
+from encoding_cases import LEARNED
 from hf_model import (
     HEAD,
     close,
@@ -23,18 +24,8 @@ from transformers.masking_utils import create_causal_mask
 from wavepe.hf.attention import attention_forward
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
-# One of each kind of term in the scores.
-SCORES = (
-    "wavelet:scales=4",
-    "wavelet:scales=4,learned=true",
-    "transformer_xl:biases=false",
-    "transformer_xl",
-    "shaw:clip=3",
-    "alibi",
-    "t5:max_distance=8,buckets=4",
-    "kerple",
-    "sandwich:dim=8",
-)
+# Of each kind of term in the scores.
+SCORES = ("wavelet:scales=4", "transformer_xl:biases=false", "alibi", "sandwich:dim=16", *LEARNED)
 EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
 
 
