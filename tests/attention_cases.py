@@ -101,7 +101,7 @@ def composed(q, k, v, *, return_lse=False, **options):
     given = DEFAULTS | options
     arguments, of_bias = ([given.get(n) for n in names] for names in (NAMES, BIAS_NAMES))
     seed = torch.randint(2**62, ()) if given["dropout_p"] > 0 else None
-    found = dense(q, k, v, *arguments, seed, None, *of_bias)
+    found = dense(q, k, v, *arguments, seed, None, *of_bias)[:2]
     return found if return_lse else found[0]
 
 

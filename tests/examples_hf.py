@@ -34,7 +34,7 @@ def wavelet(scale=None, shift=None):
     scale = initial_scale if scale is None else scale.double().numpy()
     shift = initial_shift if shift is None else shift.double().numpy()
 
-    def parts(length, heads, dim):
+    def parts(length, **_):
         return {"relative": oracle.wavelet_table(range(length), scale, shift, "ricker", None)}
 
     return parts

@@ -24,6 +24,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import load_torch
+from encoding_cases import learned_by, parts_of
 
 if importlib.util.find_spec("fairseq") is None:
     pytest.skip("fairseq is not installed here: make test-fairseq", allow_module_level=True)
@@ -269,115 +270,23 @@ def features(made, ids, **options_):
 
 # --------------------------------------------------------------- encodings, by their formulas
 
-
-def wavelet(kind, scales):
-    """[W]: q.p_delta joins q.k before the division by sqrt(d)."""
-
-    def parts(length, learned):
-        scale, shift = oracle.wavelet_grid(HEAD, scales)
-        return {"relative": oracle.wavelet_table(range(length), scale, shift, kind)}
-
-    return parts
-
-
-def learned_wavelet(length, learned):
-    """[W] with a scale and a shift per column."""
-    u = (torch.arange(length)[:, None] - learned["shift"]) / learned["scale"]
-    return {"relative": (1 - u**2) * torch.exp(-(u**2) / 2)}
-
-
-def shaw(clip):
-    """[S]: row clip(key - query) of a learned table."""
-
-    def parts(length, learned):
-        return {"relative": learned["table"][clip - torch.arange(length).clamp(max=clip)]}
-
-    return parts
-
-
-def transformer_xl(length, learned):
-    """[X]: (q + u).k + (q + v).r, where r is a projection of heads * d sine waves per head."""
-    waves = torch.from_numpy(oracle.sinusoidal(range(length), DIM)).to(learned["W_r"])
-    return {"relative": waves @ learned["W_r"], "u": learned["u"], "v": learned["v"]}
-
-
-def t5(length, learned):
-    """[T]: a learned number for each head and bucket of distances."""
-    buckets = [oracle.t5_bucket(delta, 6, 9) for delta in range(length)]
-    return {"bias": learned["b"][:, buckets]}
-
-
-def kerple(length, learned):
-    """[K]: r1 delta^r2 leaves the score."""
-    r1, r2 = learned["log_r1"].exp(), 2 * learned["logit_r2"].sigmoid()
-    delta = torch.arange(length).to(r1)
-    return {"bias": -r1[:, None] * delta ** r2[:, None]}
-
-
-def rotary(theta, pairs=HEAD // 2, interleaved=False):
-    """[R]; [B] leaves the pairs of lowest frequency alone; theta may depend on the length."""
-
-    def parts(length, learned):
-        base = theta(length) if callable(theta) else theta
-        frequencies = oracle.rope_frequencies(HEAD, base)
-        frequencies[pairs:] = 0
-        return {"angles": np.arange(length)[:, None] * frequencies, "interleaved": interleaved}
-
-    return parts
-
-
-def added(row):
-    """Absolute: vectors of positions, which may depend on the length of the sequence."""
-    return lambda length, learned: {"added": np.array([row(m, length) for m in range(length)])}
-
-
-@functools.cache
-def wave(m, theta=10000.0):
-    return oracle.sinusoidal([m], DIM, theta)[0]
-
-
-ENCODINGS = {
-    "wavelet": wavelet("ricker", 2.0 ** np.arange(8)),
-    "wavelet:kind=haar,scales=2": wavelet("haar", [1, 2]),
-    "wavelet:scales=1+3": wavelet("ricker", [1, 3]),
-    "rope": rotary(10000.0),
-    "rope:theta=64,fraction=0.5": rotary(64.0, pairs=2),
-    "rope:theta=64,interleaved=true": rotary(64.0, interleaved=True),
-    "rope:theta=64,inference_theta=scaled": rotary(lambda n: 64.0 * max(n / LENGTH, 1)),
-    "alibi": lambda length, learned: {"slopes": oracle.alibi_slopes(HEADS)},
-    "sandwich:dim=16": lambda length, learned: {"bias": oracle.sandwich(HEADS, range(length), 16)},
-    "t5:buckets=6,max_distance=9": t5,
-    "kerple:kind=power": kerple,
-    "none": lambda length, learned: {},
-    "shaw:clip=5": shaw(5),
-    "transformer_xl": transformer_xl,
-    "transformer_xl:biases=false": lambda length, learned: {
-        "relative": oracle.sinusoidal(range(length), HEAD)
-    },
-    "wavelet:scales=4,learned=true": learned_wavelet,
-    "sinusoidal": added(lambda m, length: wave(m)),
-    "sinusoidal:theta=length": added(lambda m, length: wave(m, float(length))),
-    "sinusoidal:reversed=true": added(lambda m, length: wave(length - m)),
-    "binary": added(lambda m, length: [float(bit) for bit in format(m, f"0{DIM}b")]),
-    "integer": added(lambda m, length: [float(m)] * DIM),
-    "normalised": added(lambda m, length: [m / length] * DIM),
-}
 EQUAL_COMPONENTS = ("integer", "normalised")
-# Generation keeps what it encoded for a shorter sequence.
-FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
-# Their tables are kept in float32.
-ROUNDED = ("wavelet", "wavelet:kind=haar,scales=2", "wavelet:scales=1+3", "binary", "integer")
-ROUNDED += ("sinusoidal", "transformer_xl:biases=false", *FOLLOW_LENGTH)
 
 
-def turned(x, angles, interleaved):
-    """[R]: each pair (a, b) of x (B, H, L, d) by its angle (L, h)."""
+def turned(x, frequencies, factor, interleaved):
+    """[R]: each pair (a, b) of x (B, H, L, d) by its angle."""
     a, b = (list(i) for i in zip(*oracle.rope_pairs(HEAD // 2, interleaved), strict=True))
-    cos, sin = (torch.from_numpy(f(angles)).to(x) for f in (np.cos, np.sin))
+    angles = np.arange(x.shape[-2])[:, None] * frequencies
+    cos, sin = (torch.from_numpy(factor * f(angles)).to(x) for f in (np.cos, np.sin))
     y = x.clone()
     y[..., a] = x[..., a] * cos - x[..., b] * sin
     y[..., b] = x[..., b] * cos + x[..., a] * sin
     return y
+
+
+def parts_in(encoding, length, learned=None):
+    """What `encoding` puts into a model, see encoding_cases.parts_of."""
+    return parts_of(encoding, length, HEADS, dim=DIM, learned=learned, trained_length=LENGTH)
 
 
 def dense(attention, x, parts, hidden):
@@ -387,8 +296,8 @@ def dense(attention, x, parts, hidden):
         projection(x).unflatten(-1, (HEADS, HEAD)).permute(1, 2, 0, 3)
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    if "angles" in parts:
-        q, k = (turned(y, parts["angles"], parts["interleaved"]) for y in (q, k))
+    if "rotation" in parts:
+        q, k = (turned(y, *parts["rotation"]) for y in (q, k))
     u, r = (parts[name][:, None] if name in parts else 0 for name in ("u", "v"))
     score = (q + u) @ k.transpose(-1, -2)
     delta = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
@@ -412,39 +321,34 @@ class Reference(MultiheadAttention):
         hidden = attn_mask.isinf()[None, None]
         if key_padding_mask is not None:
             hidden = hidden | key_padding_mask[:, None, None]
-        return dense(self, query, self.parts(len(query), self.learned), hidden), None
+        return dense(self, query, parts_in(self.encoding, len(query), self.learned), hidden), None
 
 
 class ReferencePositions(torch.nn.Module):
     """Absolute vectors; padding gets zeros and is not counted."""
 
-    def __init__(self, parts, padding):
+    def __init__(self, encoding, padding):
         super().__init__()
-        self.parts, self.padding = parts, padding
+        self.encoding, self.padding = encoding, padding
 
     def forward(self, ids, incremental_state=None):
         out = torch.zeros(*ids.shape, DIM, dtype=torch.float64)
         for row, vectors in zip(ids != self.padding, out, strict=True):
-            vectors[row] = torch.from_numpy(self.parts(int(row.sum()), None)["added"])
+            vectors[row] = torch.from_numpy(parts_in(self.encoding, int(row.sum()))["added"])
         return out
 
 
-def learned_by(made):
-    """Names and tensors of what the position encoding learns."""
-    return dict(made.decoder.position_encoding.attention.named_parameters())
-
-
-def reference(made, spec, parts=None):
-    """fairseq's own model with the weights of `made`, in float64, its attention by `dense`."""
-    parts = ENCODINGS[spec] if parts is None else parts
+def reference(made, spec, encoding=None):
+    """fairseq's own model with the weights of `made`, in float64, its attention by `dense`; of
+    another encoding than `spec`, where one is given."""
+    encoding = spec if encoding is None else encoding
     stock = model(spec, stock=True).double()
     weights = {k: v for k, v in made.state_dict().items() if "position_encoding" not in k}
     stock.load_state_dict(weights)
-    learned = {name: x.detach().double() for name, x in learned_by(made).items()}
-    stock.learned = torch.nn.ParameterDict(learned)
+    stock.learned = torch.nn.ParameterDict(learned_by(made))
     for layer in stock.decoder.layers:
         layer.self_attn.__class__ = Reference
-        layer.self_attn.parts, layer.self_attn.learned = parts, dict(stock.learned)
-    if "added" in parts(2, stock.learned):
-        stock.decoder.embed_positions = ReferencePositions(parts, stock.decoder.padding_idx)
+        layer.self_attn.encoding, layer.self_attn.learned = encoding, dict(stock.learned)
+    if "added" in parts_in(encoding, 2, stock.learned):
+        stock.decoder.embed_positions = ReferencePositions(encoding, stock.decoder.padding_idx)
     return stock

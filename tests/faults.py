@@ -103,21 +103,21 @@ def prepared(case, place):
         return [*words, "--out", str(out / "run")], out
     import safetensors.torch
     import torch
-    from convert_cases import state, stock, stock_bin
+    from convert_cases import stock, stock_bin
     from hf_model import tiny
 
     source, target = place / "source", out / "new" / "target"
     stored = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # will be dropped
-    if case == "copied":
-        stock(source, "sharded")
-    elif case == "rewritten":
-        stock(source)
-        file = source / "model.safetensors"
-        safetensors.torch.save_file(state(source) | stored, file, {"format": "pt"})
-    else:
+    if case == "bin":
         model = tiny()
         stock_bin(model, source)
         torch.save(model.state_dict() | stored, source / "pytorch_model.bin")
+    else:
+        stock(source, "sharded")
+    if case == "rewritten":
+        file = next(source.glob("model-00001-of-*.safetensors"))
+        tensors = safetensors.torch.load(file.read_bytes()) | stored
+        safetensors.torch.save_file(tensors, file, {"format": "pt"})
     return ["convert", str(source), str(target), "shaw:clip=3"], out
 
 

@@ -9,11 +9,10 @@ read from transformers.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import hf_model
-import numpy as np
 import oracle
 import torch
 import transformers
+from encoding_cases import learned_by, parts_of
 from hf_model import HEAD, VOCABULARY
 from torch import nn
 from transformers import (
@@ -199,21 +198,6 @@ def stirred(model):
     return model
 
 
-def parts_of(spec, model):
-    """What `spec` puts into a model, made by the oracle: see `hf_model.ENCODINGS`."""
-    if spec in hf_model.ENCODINGS:
-        return hf_model.ENCODINGS[spec]
-    learned = {
-        name.rsplit(".", 1)[1]: weight.detach().double()
-        for name, weight in model.state_dict().items()
-        if "position_encoding." in name
-    }
-    if spec.startswith("shaw:clip="):
-        return hf_model.shaw(learned["table"], int(spec.removeprefix("shaw:clip=")))
-    assert spec == "transformer_xl"
-    return hf_model.transformer_xl(learned["u"], learned["v"], learned["W_r"])
-
-
 # ------------------------------------------------------------------ the reference
 
 NAME = "families_reference"
@@ -263,7 +247,7 @@ class Reference:
         self.model.load_state_dict(weights)
         self.model.set_attn_implementation(NAME)
         self.parts, self.added = {}, None
-        self.make = None if spec is None else parts_of(spec, model)
+        self.spec, self.learned = spec, learned_by(model)
         base_model = decoder(self.model)
         if spec is not None:
             theta = float(spec.removeprefix("rope:theta=")) if spec.startswith("rope") else None
@@ -310,9 +294,13 @@ class Reference:
                 [place - (row[:, None] == row).int().argmax(1) for row in segments]
             )
         config = self.model.config
-        if self.make is not None:
-            made = self.make(length, config.num_attention_heads, config.hidden_size)
-            self.parts = {key: torch.from_numpy(np.asarray(x)) for key, x in made.items()}
+        if self.spec is not None:
+            sizes = {"dim": config.hidden_size, "trained_length": config.max_position_embeddings}
+            made = parts_of(
+                self.spec, length, config.num_attention_heads, learned=self.learned, **sizes
+            )
+            made.pop("rotation", None)  # see Rotation
+            self.parts = {key: torch.as_tensor(x) for key, x in made.items()}
         added = self.parts.pop("added", None)
         self.added = None if added is None else added[positions]
         self.weights = []
@@ -321,7 +309,7 @@ class Reference:
 
 
 def attention(module, query, key, value, attention_mask, **kwargs):
-    """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta|)) v, in float64."""
+    """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta| + bias)) v, float64."""
     layer = module.layer_of_reference
     reference, family = layer.reference, layer.reference.family
     parts = reference.parts if layer.positions else {}
@@ -330,14 +318,16 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     delta = reference.delta
-    score = (query + parts.get("u", 0)) @ key.transpose(2, 3)
+    u, v = (parts[name][:, None] if name in parts else 0 for name in ("u", "v"))
+    score = (query + u) @ key.transpose(2, 3)
     if "relative" in parts:
         p = parts["relative"][..., delta.clamp(min=0), :]  # (L, L, d), or one for each head
-        q = query + parts.get("v", 0)
-        score = score + (q[:, :, :, None] * p).sum(-1)
+        score = score + ((query + v)[:, :, :, None] * p).sum(-1)
     score = score * family.scaling
     if "slopes" in parts:
         score = score - parts["slopes"][:, None, None] * delta.abs()
+    if "bias" in parts:
+        score = score + parts["bias"][:, delta.clamp(min=0)]
     if family.cap is not None:
         score = family.cap * torch.tanh(score / family.cap)
     seen = reference.seen

@@ -2,7 +2,7 @@
 
 from hf_model import tiny, tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 THETA = 50.0  # of these models, small, so that positions matter in short sequences
 OTHER = 7.0

@@ -61,10 +61,8 @@ def reader(**attributes):
 
 # ---- what is due: a call of each function --------------------------------------------------------
 
-SPECS = ("wavelet", "wavelet:learned=true", "wavelet:scales=2", "rope", "rope:theta=100", "shaw")
-SPECS += ("rope:inference_theta=scaled", "rope:type=dynamic,factor=2.0", "alibi", "shaw:clip=3")
-SPECS += ("transformer_xl", "none", "sinusoidal", "binary", "integer", "normalised")
-WORDS = ("kind", "scales", "theta", "clip", "type", "factor", "learned", "fraction", "mscale", "xx")
+SPECS = (*encodings.known_encodings(), "wavelet:learned=true", "wavelet:scales=2", "rope:theta=100")
+SPECS += ("rope:inference_theta=scaled", "rope:type=dynamic,factor=2.0", "shaw:clip=3")
 VALUES = ("1", "0", "-1", "1e400", "nan", "true", "None", "1+2+8", "8+", "ricker", "db2", "scaled")
 VALUES += ("10" * 200, "yarn", "1e-320", "\u0663", "é", "")
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "xx", None)
@@ -74,8 +72,15 @@ def spec():
     """The text of a spec, which may be wrong."""
     if pick.random() < 0.6:
         return repr(pick.choice(SPECS))
-    given = (f"{pick.choice(WORDS)}={pick.choice(VALUES)}" for _ in range(pick.choice((1, 1, 2))))
-    return repr(f"{pick.choice(SPECS).partition(':')[0]}:{','.join(given)}")
+    name = pick.choice(SPECS).partition(":")[0]
+    given = (f"{option_of(name)}={pick.choice(VALUES)}" for _ in range(pick.choice((1, 1, 2))))
+    return repr(f"{name}:{','.join(given)}")
+
+
+def option_of(name):
+    """An option, most often one of the encoding `name`."""
+    own = [field.name for field in dataclasses.fields(wavepe.encoding(name))]
+    return pick.choice((*own, "theta", "xx"))
 
 
 def scaling():
@@ -102,7 +107,8 @@ def scaling():
 def dictionary():
     """A dict of an encoding, which may be wrong."""
     name = pick.choice(SPECS).partition(":")[0]
-    key, value = pick.choice((*WORDS, "version", "name")), pick.choice((*ANYTHING, "1", "0.5"))
+    key = pick.choice((option_of(name), option_of(name), "version", "name"))
+    value = pick.choice((*ANYTHING, "1", "0.5"))
     return "{" + f"'name': {name!r}, {key!r}: {value}" + "}"
 
 
@@ -119,10 +125,13 @@ wavepe.encoding(DICT)
 encodings.Encoding.from_dict(DICT)
 encodings.RoPE.from_dict({'version': 1, 'name': 'rope', 'theta': 100.0})
 encodings.ALiBi()
+encodings.Kerple(kind='power')
 encodings.RoPE(theta=100.0, fraction=0.5, interleaved=False, inference_theta='scaled')
 encodings.RoPE(type='yarn', factor=2.0, original_max_position_embeddings=16, truncate=True)
+encodings.Sandwich(dim=16)
 encodings.Shaw(clip=3)
 encodings.Sinusoidal(theta='length', reversed=True)
+encodings.T5(buckets=6, max_distance=9)
 encodings.TransformerXL(biases=True)
 encodings.Wavelet(kind='ricker', scales=(1, 2), min_scale=1.0, fixed_scale=False, mirrored=None)
 encodings.known_encodings()
@@ -170,9 +179,15 @@ encoding('wavelet').table(5, 8, causal=False)
 encoding('wavelet:kind=haar,scales=2').table(5, 8)
 encoding(SPEC).slopes(4)
 encoding('alibi').slopes(4)
+encoding(SPEC).bias(5, 4, causal=True)
+encoding('t5').bias(5, 4, causal=False)
+encoding('kerple').bias(5, 4)
+encoding('sandwich').bias(5, 4)
 encoding(SPEC).parameters(8, 4)
 encoding('shaw').parameters(8, 4)
 encoding('transformer_xl').parameters(8, 4)
+encoding('t5').parameters(8, 4)
+encoding('kerple').parameters(8, 4)
 encoding(SPEC).to_dict()
 encoding(SPEC).trained_as()
 analysis.band_variance(N(3, 4))

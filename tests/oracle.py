@@ -265,13 +265,17 @@ def t5(b, deltas, max_distance, causal=True):
         t5_bucket(abs(d), own, max_distance) + own * (d < 0 and not causal)
         for d in map(int, deltas)
     ]
-    return np.asarray(b)[:, index]
+    return b[:, index]
 
 
 def kerple(kind, r1, r2, deltas):
-    """[K]: (heads, deltas), of r1 and r2 (heads,)."""
-    r1, r2, far = np.asarray(r1)[:, None], np.asarray(r2)[:, None], np.abs(np.array(deltas, float))
-    return -r1 * np.log(1 + r2 * far) if kind == "log" else -r1 * far**r2
+    """[K]: (heads, deltas), of r1 and r2 (heads,). All are arrays, or all are tensors, whose
+    gradients are kept."""
+    r1, r2, far = r1[:, None], r2[:, None], abs(deltas)
+    if kind == "power":
+        return -r1 * far**r2
+    grown = 1 + r2 * far
+    return -r1 * (np.log(grown) if isinstance(grown, np.ndarray) else grown.log())
 
 
 def sandwich(heads, deltas, dim):

@@ -1,4 +1,4 @@
-"""What the tests of wavepe.nn.SelfAttention share: encodings, modules, and the formula in float64.
+"""What the tests of wavepe.nn.SelfAttention share: modules, and their formula in float64.
 
 Nothing of the formula is shared with the package.
 """
@@ -7,88 +7,13 @@ import math
 
 import numpy as np
 import oracle
-import oracle_rope
 import torch
+import wavepe
+from encoding_cases import CONSTANT, ENCODINGS, HEAD, SCALED, learned_by, parts_of
 from wavepe.nn import SelfAttention
 
-HEAD_DIM = 8
-YARN = "rope:type=yarn,factor=4,original_max_position_embeddings=16"
-
-
-def turned(rotation, interleaved=False):
-    """Rotary: frequencies, factor on cos and sin, layout."""
-    return lambda module: (*rotation(), interleaved)
-
-
-def kept_pairs(pairs):
-    frequencies = oracle.rope_frequencies(HEAD_DIM)
-    return np.where(np.arange(HEAD_DIM // 2) < pairs, frequencies, 0.0), 1.0
-
-
-ROTARY = {
-    "rope": turned(lambda: (oracle.rope_frequencies(HEAD_DIM), 1.0)),
-    "rope:theta=50,interleaved=true": turned(
-        lambda: (oracle.rope_frequencies(HEAD_DIM, 50.0), 1.0), interleaved=True
-    ),
-    "rope:fraction=0.5": turned(lambda: kept_pairs(2)),
-    YARN: turned(lambda: oracle_rope.yarn(HEAD_DIM, 10000.0, 4.0, 16)),
-}
-
-
-def wavelet(scales, kind="ricker"):
-    def row(parameters, head, delta):
-        scale, shift = oracle.wavelet_grid(HEAD_DIM, scales)
-        return oracle.wavelet_table([delta], scale, shift, kind)[0]
-
-    return row
-
-
-def learned_wavelet(parameters, head, delta):
-    """[W] with a scale and a shift per column."""
-    u = (delta - parameters["shift"]) / parameters["scale"]
-    return (1 - u**2) * np.exp(-(u**2) / 2)
-
-
-def shaw(parameters, head, delta):
-    """[S]: a_clip(n - m), row 0 is n - m = -clip."""
-    return parameters["table"][min(max(-delta, -3), 3) + 3]
-
-
-def transformer_xl(parameters, head, delta):
-    """[X]: sine waves of the distance times W_r."""
-    projection = parameters["W_r"][head]
-    return oracle.sinusoidal([delta], len(projection))[0] @ projection
-
-
-def sine_waves(parameters, head, delta):
-    return oracle.sinusoidal([delta], HEAD_DIM)[0]
-
-
-# Constant tables are rounded to float32.
-CONSTANT = {
-    "wavelet:scales=4": wavelet([1, 2, 4, 8]),
-    "wavelet:kind=haar,scales=2": wavelet([1, 2], "haar"),
-    "transformer_xl:biases=false": sine_waves,
-}
-LEARNED = {
-    "wavelet:scales=4,learned=true": learned_wavelet,
-    "shaw:clip=3": shaw,
-    "transformer_xl": transformer_xl,
-}
-# Of each head and distance.
-BIASES = {
-    "sandwich:dim=16": lambda parameters, heads, deltas, causal: oracle.sandwich(heads, deltas, 16),
-    "t5:buckets=6,max_distance=9": lambda parameters, heads, deltas, causal: oracle.t5(
-        parameters["b"], deltas, 9, causal
-    ),
-    "kerple": lambda parameters, heads, deltas, causal: oracle.kerple(
-        "log", np.exp(parameters["log_r1"]), np.exp(parameters["log_r2"]), deltas
-    ),
-    "kerple:kind=power": lambda parameters, heads, deltas, causal: oracle.kerple(
-        "power", np.exp(parameters["log_r1"]), 2 / (1 + np.exp(-parameters["logit_r2"])), deltas
-    ),
-}
-SPECS = [*CONSTANT, *LEARNED, "alibi", *BIASES, *ROTARY, "none"]
+SPECS = [spec for spec in ENCODINGS if wavepe.encoding(spec).entry != "absolute" and spec != SCALED]
+ROTARY = [spec for spec in SPECS if spec.startswith("rope")]
 
 
 def made(spec, dtype=torch.float64, seed=0, heads=4, kv_heads=2, **options):
@@ -97,10 +22,10 @@ def made(spec, dtype=torch.float64, seed=0, heads=4, kv_heads=2, **options):
     Weights are larger than a new module's: scores must matter.
     """
     torch.manual_seed(seed)
-    module = SelfAttention(HEAD_DIM * heads, heads, kv_heads, spec, **options).to(dtype).eval()
+    module = SelfAttention(HEAD * heads, heads, kv_heads, spec, **options).to(dtype).eval()
     with torch.no_grad():
         for x in module.parameters():
-            x.mul_(2) if x.dim() == 2 and x.shape[-1] == HEAD_DIM * heads else None
+            x.mul_(2) if x.dim() == 2 and x.shape[-1] == HEAD * heads else None
         for x in module.position_encoding.parameters():
             x.add_(0.3 * torch.randn(x.shape, dtype=x.dtype))
     return module
@@ -115,13 +40,11 @@ def array(x):
     return x.detach().double().numpy()
 
 
-def exact(module, x, *, key_mask=None, positions=None, segments=None, window=None, rotation=None):
-    """The module's output by the definition, float64 (B, L, dim); `rotation` (frequencies, factor,
-    interleaved) is by default that of its encoding."""
-    spec, causal = str(module.encoding), module.causal
+def exact(module, x, *, key_mask=None, positions=None, segments=None, window=None, parts=None):
+    """The module's output by the definition, float64 (B, L, dim); `parts` as in encoding_cases, by
+    default those of its encoding."""
+    causal = module.causal
     weights = {name: array(value) for name, value in module.state_dict().items()}
-    prefix = "position_encoding."
-    parameters = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     batch, length, _ = x.shape
     heads, kv_heads, d = module.heads, module.kv_heads, module.head_dim
     where = np.arange(length) if positions is None else np.asarray(positions)
@@ -133,10 +56,11 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
 
     q, k = projected("q_proj", heads), projected("k_proj", kv_heads)
     v = projected("v_proj", kv_heads)
-    if rotation is None and spec in ROTARY:
-        rotation = ROTARY[spec](module)
-    if rotation is not None:
-        inv_freq, factor, interleaved = rotation
+    if parts is None:
+        learned = learned_by(module)
+        parts = parts_of(module.encoding, length, heads, learned=learned, causal=causal)
+    if "rotation" in parts:
+        inv_freq, factor, interleaved = parts["rotation"]
         cos, sin = oracle.rope_table(where, inv_freq, factor)
         q, k = (oracle.rope(y, cos[:, None], sin[:, None], interleaved) for y in (q, k))
 
@@ -149,25 +73,22 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
         )
         return not hidden
 
-    row = {**CONSTANT, **LEARNED}.get(spec)
-    u, r = (parameters.get(name, np.zeros((heads, d))) for name in ("u", "v"))
+    absent = np.zeros((heads, 1))
+    u, r, slopes = (np.asarray(parts.get(name, absent)) for name in ("u", "v", "slopes"))
+    if "relative" in parts:
+        p = np.broadcast_to(parts["relative"], (heads, *parts["relative"].shape[-2:]))
     out = np.zeros((batch, length, heads, d))
-    if spec in BIASES:
-        bias = BIASES[spec](parameters, heads, range(1 - length, length), causal)
     for h in range(heads):
         g = h // (heads // kv_heads)
-        deltas = np.arange(1 - length, length)
-        p = np.zeros((len(deltas), d))
-        if row is not None:
-            p = np.array([row(parameters, h, delta) for delta in deltas]).reshape(p.shape)
         for b, i in np.ndindex(batch, length):
             seen = np.array([j for j in range(length) if visible(b, i, j)], int)
+            place = i - seen if causal else i - seen + length - 1
             score = k[b, g, seen] @ (q[b, h, i] + u[h])
-            score = (score + p[i - seen + length - 1] @ (q[b, h, i] + r[h])) / math.sqrt(d)
-            if spec == "alibi":
-                score -= oracle.alibi_slopes(heads)[h] * abs(i - seen)
-            if spec in BIASES:
-                score += bias[h, i - seen + length - 1]
+            if "relative" in parts:
+                score += p[h, place] @ (q[b, h, i] + r[h])
+            score = score / math.sqrt(d) - slopes[h] * abs(i - seen)
+            if "bias" in parts:
+                score += np.asarray(parts["bias"])[h, place]
             if len(seen):
                 e = np.exp(score - max(score))
                 out[b, i, h] = e @ v[b, g, seen] / e.sum()
@@ -180,7 +101,9 @@ def assert_exact(got, module, x, *, where=None, **options):
     assert got.dtype == x.dtype
     wanted = exact(module, x, **options)
     where = np.ones(wanted.shape[:2], bool) if where is None else np.asarray(where)
-    rounded = 2.0**-22 if str(module.encoding) in CONSTANT else 2.0**-46
+    # Constant tables are rounded to float32.
+    constant = module.encoding.entry == "relative" and str(module.encoding) in CONSTANT
+    rounded = 2.0**-22 if constant else 2.0**-46
     bound = {
         torch.float64: rounded,
         torch.float32: 2.0**-19,

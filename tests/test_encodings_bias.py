@@ -44,7 +44,7 @@ def test_kerple(kind):
                 "zero",
                 (heads, 50 - first),
             )
-            wanted = oracle.kerple(kind, np.exp(r1), r2, range(first, 50))
+            wanted = oracle.kerple(kind, np.exp(r1), r2, np.arange(first, 50))
             assert np.abs(bias - wanted).max() < 1e-12 * np.abs(wanted).max()
     assert 0 < r2.min() < r2.max() < 2
 

@@ -17,7 +17,9 @@ TRAINED = 128
 
 def rows(heading):
     """The table whose header starts with `heading`, as lists of cells."""
-    lines = PAGE[PAGE.index(f"| {heading} |") :].split("\n\n")[0].splitlines()
+    start = f"| {heading} |"
+    assert start in PAGE, f"docs/encodings.md: add a table that begins {start}"
+    lines = PAGE[PAGE.index(start) :].split("\n\n")[0].splitlines()
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line
     ]
@@ -184,22 +186,44 @@ def test_cell(name, prop, cell):
     assert cell == ("yes" if PROPERTIES[prop](wavepe.encoding(name)) else "no")
 
 
+def assert_all_named(heading, body):
+    named, known = sorted(row[0].strip("`") for row in body), sorted(own_encodings())
+    assert named == known, (
+        f"docs/encodings.md, the table that begins | {heading} |, needs one row for each encoding: "
+        f"add {set(known) - set(named)}, remove {set(named) - set(known)}"
+    )
+
+
 def test_the_table_is_whole():
     header, *body = rows("encoding")
     assert header[1:] == list(PROPERTIES)
-    assert sorted(row[0].strip("`") for row in body) == sorted(own_encodings())
+    assert_all_named("encoding", body)
     assert {len(row) for row in body} == {len(header)}
     for prop in PROPERTIES:
         assert f"- **{prop}**:" in PAGE, "defined below the table"
 
 
 def test_every_encoding_and_option_is_on_the_page():
-    assert sorted(row[0].strip("`") for row in rows("spec")[1:]) == sorted(own_encodings())
+    assert_all_named("spec", rows("spec")[1:])
     for name, cls in own_encodings().items():
         options = [field.name for field in dataclasses.fields(cls)]
         if options:
             first = [row[0] for row in rows(f"`{name}` option")[1:]]
-            assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(options), name
+            told = re.findall(r"`(\w+)`", " ".join(first))
+            assert sorted(told) == sorted(options), f"docs/encodings.md, options of {name}"
+
+
+def test_every_encoding_is_run_in_models():
+    pytest.importorskip("torch")
+    from encoding_cases import CONSTANT, LEARNED
+
+    for name in own_encodings():
+        table = "LEARNED" if wavepe.encoding(name).learned else "CONSTANT"
+        specs = {"CONSTANT": CONSTANT, "LEARNED": LEARNED}[table]
+        assert any(spec.partition(":")[0] == name for spec in specs), (
+            f"tests/encoding_cases.py: add a row of {name!r} and its formula to {table}, which the "
+            "tests of wavepe.nn, wavepe.hf and wavepe.fairseq run"
+        )
 
 
 def test_defaults_on_the_page():

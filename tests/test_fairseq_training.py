@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from fairseq_cases import (
     BARE,
-    ENCODINGS,
     GPT,
     MARKS,
     NO_DROPOUT,
     WIKI103,
     dense,
     evaluate,
+    parts_in,
     torch,
     train,
     without_plugin,
@@ -50,13 +50,12 @@ def test_without_pos_enc_it_is_stock_fairseq(arch, tmp_path, monkeypatch):
 # --------------------------------------------------------------- fused attention, and all scores
 
 
-def of_scores(parts):
+def of_scores(encoding):
     """The forward of self-attention by `dense`."""
 
     def forward(self, query, *_, key_padding_mask=None, **__):
-        learned = dict(self.positions[0].attention.named_parameters())
         hidden = torch.ones(len(query), len(query), dtype=torch.bool).triu(1)
-        return dense(self, query, parts(len(query), learned), hidden), None
+        return dense(self, query, parts_in(encoding, len(query)), hidden), None
 
     return mock.patch.object(CausalSelfAttention, "forward", forward)
 
@@ -67,7 +66,7 @@ def test_training_is_that_of_attention_written_out(tmp_path):
     not grow where the learning rate is small."""
     given = ("--pos-enc", "wavelet", *NO_DROPOUT, "--max-tokens", 128, "--max-update", 200)
     fused = train(tmp_path / "fused", *given, recipe=GPT)
-    with of_scores(ENCODINGS["wavelet"]):
+    with of_scores("wavelet"):
         scores = train(tmp_path / "scores", *given, recipe=GPT)
     assert len(fused.losses) == 200
     assert np.mean(fused.losses[-20:]) < fused.losses[0] - 2  # it has learned
@@ -80,7 +79,7 @@ def test_training_with_dropout_is_close_to_it(tmp_path):
     alone: as means of 50 updates they were 0.003 apart, and 0.26 from those without dropout."""
     given = ("--pos-enc", "wavelet", *NO_DROPOUT, "--max-tokens", 128, "--max-update", 50)
     means = [np.mean(train(tmp_path / "none", *given, recipe=GPT).losses)]
-    for patched in (contextlib.nullcontext(), of_scores(ENCODINGS["wavelet"])):
+    for patched in (contextlib.nullcontext(), of_scores("wavelet")):
         with patched:
             run = train(tmp_path / "dropout", *given, "--attention-dropout", 0.9, recipe=GPT)
         (tmp_path / "dropout" / "checkpoint_last.pt").unlink()

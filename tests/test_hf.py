@@ -10,17 +10,17 @@ transformers = pytest.importorskip("transformers")
 
 import numpy as np
 import wavepe.hf
+from encoding_cases import rotary
 from hf_model import (
     EACH_ENTRY,
-    ENCODINGS,
     LENGTH,
+    SPECS,
     close,
     gradients,
     logits,
     patched_tiny,
     recompute,
     reference,
-    rotary,
     tiny,
     tokens,
     worst,
@@ -36,14 +36,14 @@ CACHED = [*EACH_ENTRY, "rope:theta=20,inference_theta=300"]
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 2)], ids=str)
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_logits_equal_the_written_out_model(spec, heads):
     model = patched_tiny(spec, heads=heads[0], kv_heads=heads[1])
     for length in (1, 7, 3 * LENGTH):
         ids = tokens(2, length)
         got = logits(model, ids)
         for row, result in zip(ids, got, strict=True):
-            assert close(result, reference(model, row, ENCODINGS[spec])[0])
+            assert close(result, reference(model, row, spec)[0])
 
 
 @pytest.mark.parametrize("theta", ["scaled", "300"])
@@ -52,7 +52,7 @@ def test_training_takes_theta_and_inference_the_other(theta):
     model, row = patched_tiny(spec), tokens(1, 3 * LENGTH)
     trained = reference(model, row[0], rotary(20.0))[0]
     assert close(logits(model.train(), row)[0], trained)
-    assert close(logits(model.eval(), row)[0], reference(model, row[0], ENCODINGS[spec])[0])
+    assert close(logits(model.eval(), row)[0], reference(model, row[0], spec)[0])
     assert not close(logits(model, row)[0], trained)
 
 
@@ -91,16 +91,16 @@ def test_bare_rope_takes_the_scaling_of_the_model(scaling):
 def test_float64_model(spec):
     model = patched_tiny(spec).double()
     row = tokens(1, LENGTH)
-    assert close(logits(model, row)[0], reference(model, row[0], ENCODINGS[spec])[0], 1e-6)
+    assert close(logits(model, row)[0], reference(model, row[0], spec)[0], 1e-6)
 
 
 @pytest.mark.parametrize("spec", EACH_ENTRY)
 def test_bfloat16_is_as_good_as_the_stock_model(spec):
     stock = tiny().bfloat16()
     row = tokens(1, LENGTH)
-    error = worst(logits(stock, row)[0].double(), reference(stock, row[0], ENCODINGS["rope"])[0])
+    error = worst(logits(stock, row)[0].double(), reference(stock, row[0], "rope")[0])
     with wavepe.hf.patched(stock, spec) as model:
-        wanted = reference(model, row[0], ENCODINGS[spec])[0]
+        wanted = reference(model, row[0], spec)[0]
         assert worst(logits(model, row)[0].double(), wanted) <= 2 * error
 
 
@@ -108,14 +108,14 @@ def test_bfloat16_is_as_good_as_the_stock_model(spec):
 def test_attention_weights_on_request(spec):
     model, row = patched_tiny(spec), tokens(1, 9)
     found = model(row, output_attentions=True)
-    wanted, weights = reference(model, row[0], ENCODINGS[spec])
+    wanted, weights = reference(model, row[0], spec)
     assert close(found.logits[0].detach(), wanted)
     assert close(torch.cat(found.attentions).detach(), weights)
     hidden = model(row, output_hidden_states=True).hidden_states
     assert len(hidden) == 3
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_later_token_changes_no_earlier_output(spec):
     model, ids = patched_tiny(spec), tokens(1, 2 * LENGTH)
     other = ids.clone()
@@ -142,7 +142,7 @@ def test_a_ragged_batch_equals_its_rows(spec, side):
     # Relative encodings need no positions, and absolute ones find them in the mask.
     found = logits(model, ids, attention_mask=mask)
     for row, kept in enumerate(mask.bool()):
-        wanted = reference(model, ids[row][kept], ENCODINGS[spec])[0]
+        wanted = reference(model, ids[row][kept], spec)[0]
         assert close(given[row][kept], wanted)
         assert close(found[row][kept], wanted)
     with_weights = logits(model, ids, attention_mask=mask, output_attentions=True)
@@ -157,8 +157,8 @@ def test_each_row_of_a_batch_has_its_own_length(spec):
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
     got = logits(model, ids, attention_mask=mask, use_cache=False)
-    assert close(got[0], reference(model, ids[0], ENCODINGS[spec])[0])
-    assert close(got[1, 5:], reference(model, ids[1, 5:], ENCODINGS[spec])[0])
+    assert close(got[0], reference(model, ids[0], spec)[0])
+    assert close(got[1, 5:], reference(model, ids[1, 5:], spec)[0])
 
 
 @pytest.mark.parametrize("spec", EACH_ENTRY)
@@ -178,8 +178,8 @@ def test_packed_sequences_without_a_cache(spec):
     model, ids = patched_tiny(spec), tokens(1, 12)
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
     got = logits(model, ids, position_ids=positions, use_cache=False)[0]
-    assert close(got[:5], reference(model, ids[0, :5], ENCODINGS[spec])[0])
-    assert close(got[5:], reference(model, ids[0, 5:], ENCODINGS[spec])[0])
+    assert close(got[:5], reference(model, ids[0, :5], spec)[0])
+    assert close(got[5:], reference(model, ids[0, 5:], spec)[0])
 
 
 @pytest.mark.parametrize("spec", EACH_ENTRY)
@@ -235,8 +235,8 @@ def test_a_ragged_batch_in_pieces(spec):
     first = logits(model, ids[:, :9], attention_mask=mask[:, :9], past_key_values=cache)
     second = logits(model, ids[:, 9:], attention_mask=mask, past_key_values=cache)
     got = torch.cat([first, second], dim=1)
-    assert close(got[0, 5:], reference(model, ids[0, 5:], ENCODINGS[spec])[0])
-    assert close(got[1], reference(model, ids[1], ENCODINGS[spec])[0])
+    assert close(got[0, 5:], reference(model, ids[0, 5:], spec)[0])
+    assert close(got[1], reference(model, ids[1], spec)[0])
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_gradients_of_a_wavelet_model():
     found = gradients(model, ids)
 
     def loss():
-        row = reference(model, ids[0], ENCODINGS[WAVELET])[0][:-1]
+        row = reference(model, ids[0], WAVELET)[0][:-1]
         row = row - row.max(axis=1, keepdims=True)
         chosen = row[np.arange(LENGTH - 1), ids[0, 1:].numpy()]
         return (np.log(np.exp(row).sum(axis=1)) - chosen).mean()

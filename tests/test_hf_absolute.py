@@ -9,10 +9,10 @@ pytest.importorskip("transformers")
 
 import numpy as np
 import wavepe.hf
-from hf_model import ENCODINGS, close, logits, patched_tiny, reference, tiny, tiny_config, tokens
+from encoding_cases import FOLLOW_LENGTH
+from hf_model import close, logits, patched_tiny, reference, tiny, tiny_config, tokens
 from wavepe.hf.absolute import AddAbsolute
 
-FOLLOW_LENGTH = ("normalised", "sinusoidal:theta=length", "sinusoidal:reversed=true")
 STEADY = ("binary", "integer", "sinusoidal")
 
 
@@ -36,8 +36,8 @@ def test_each_row_has_its_own_length(spec):
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
     got = logits(model, ids, attention_mask=mask, use_cache=False)
-    assert close(got[0], reference(model, ids[0], ENCODINGS[spec])[0])
-    assert close(got[1, 5:], reference(model, ids[1, 5:], ENCODINGS[spec])[0])
+    assert close(got[0], reference(model, ids[0], spec)[0])
+    assert close(got[1, 5:], reference(model, ids[1, 5:], spec)[0])
     with pytest.raises(ValueError, match="use_cache=False"):
         model.generate(ids, max_new_tokens=2, do_sample=False)
     assert model.generate(ids, max_new_tokens=2, use_cache=False).shape == (2, 14)
@@ -54,10 +54,10 @@ def test_a_cache_serves_what_does_not_follow_the_length(spec):
 def test_binary_ends_where_the_bits_do():
     # width 4: sixteen positions, fewer than the tables hold at first
     model, row = patched_tiny("binary", hidden_size=4), tokens(1, 16)
-    assert close(logits(model, row)[0], reference(model, row[0], ENCODINGS["binary"])[0])
+    assert close(logits(model, row)[0], reference(model, row[0], "binary")[0])
     with pytest.raises(ValueError, match="position 16 has 5 bits, and there are 4 dims"):
         logits(model, tokens(1, 17))
-    assert close(logits(model, row)[0], reference(model, row[0], ENCODINGS["binary"])[0])
+    assert close(logits(model, row)[0], reference(model, row[0], "binary")[0])
     with pytest.raises(ValueError, match="at least 0"):
         logits(model, row[:, :2], position_ids=torch.tensor([[-1, 0]]))
 

@@ -17,7 +17,7 @@ from hf_model import (
     tokens,
 )
 from transformers import StaticCache
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 
 @pytest.fixture(autouse=True)

@@ -6,19 +6,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
+from encoding_cases import LEARNED
 from hf_families import FAMILIES, VOCABULARY, Reference, build, stirred
-from hf_model import close, gradients, logits, tokens
+from hf_model import EACH_ENTRY, close, gradients, logits, tokens
 from transformers import AutoConfig, AutoModel
 
-SPECS = (
-    "wavelet:scales=4",
-    "shaw:clip=4",
-    "transformer_xl",
-    "alibi",
-    "none",
-    "sinusoidal",
-    "rope:theta=100",
-)
+SPECS = (*EACH_ENTRY, *LEARNED)
 LENGTH = 20  # more than three windows
 # float32 against float64: two layers of sums of at most 40 terms. 2e-6 is seen, of stock models
 # too.
@@ -113,7 +106,7 @@ def test_there_and_back(family):
         with wavepe.hf.patched(model, spec):
             learned = [key for key in model.state_dict() if "position_encoding." in key]
             assert [key for key in model.state_dict() if key not in learned] == keys
-            assert bool(learned) == (spec in ("shaw:clip=4", "transformer_xl"))
+            assert bool(learned) == (spec in LEARNED)
             seen.append(logits(stirred(model), ids))
         assert torch.equal(logits(model, ids), stock)
         assert list(model.state_dict()) == keys

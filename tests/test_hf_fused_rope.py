@@ -143,11 +143,22 @@ def test_copies_and_files(calls, tmp_path):
     stored.seek(0)
     pickled = torch.load(stored, weights_only=False)
     calls.clear()
-    for stock in (AutoModelForCausalLM.from_pretrained(tmp_path).eval(), pickled):
-        assert close(logits(stock, ids), wanted, 1e-5)
-        assert not calls
-    assert torch.equal(logits(use_fused_rope(pickled), ids), wanted)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert close(logits(stock, ids), wanted, 1e-5)
+    assert not calls
+    assert torch.equal(logits(pickled, ids), wanted)
     assert len(calls) == 2
+    stock = use_fused_rope(pickled, enabled=False)
+    assert not any(isinstance(module, fused_rope.Fused) for module in stock.modules())
+    assert type(stock.model.layers[0].self_attn) is type(build("llama").model.layers[0].self_attn)
+
+
+def test_replicas_use_their_own_weights():
+    """DataParallel copies a layer's attributes: a forward among them would be the original's."""
+    layer = use_fused_rope(build("llama")).model.layers[0].self_attn
+    replica = layer._replicate_for_data_parallel()
+    assert replica.forward.__self__ is replica
+    assert replica.forward.__func__ is layer.forward.__func__
 
 
 # What transformers 4.57 makes masks of, as PyTorch traces it.

@@ -11,9 +11,9 @@ transformers = pytest.importorskip("transformers")
 import wavepe.hf
 from hf_families import build
 from hf_model import close, logits, patched_tiny, tiny, tokens
-from transformers import AutoModelForCausalLM, MistralForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
@@ -131,16 +131,6 @@ def test_copies(make, spec):
     assert torch.equal(logits(model, IDS), wanted)
 
 
-def test_a_family_without_a_type_is_not_saved(tmp_path):
-    model = wavepe.hf.patch(mistral(), WAVELET)
-    for save in (model.save_pretrained, model.config.save_pretrained):
-        with pytest.raises(ValueError, match="a patched Mistral cannot be saved"):
-            save(tmp_path)
-    assert not list(tmp_path.glob("*.safetensors"))
-    wavepe.hf.unpatch(model).save_pretrained(tmp_path)
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is MistralForCausalLM
-
-
 def test_the_window_holds():
     """Only the last tokens that two layers of window 5 reach move the logits."""
     model = wavepe.hf.patch(mistral(), WAVELET)
@@ -155,7 +145,7 @@ def test_the_window_holds():
 def test_masks_of_heads_are_refused():
     layer = patched_tiny(WAVELET).model.layers[0].self_attn
     query = torch.zeros(1, 4, 3, 8)
-    with pytest.raises(ValueError, match="head_mask is not supported"):
+    with pytest.raises(ValueError, match="head_mask"):
         wavepe.hf.attention.attention_forward(
             layer, query, query, query, None, head_mask=torch.ones(4)
         )
@@ -179,3 +169,32 @@ def test_a_layer_that_rotates_out_of_sight():
     stock = logits(model, IDS)
     assert close(logits(wavepe.hf.patch(model, WAVELET), IDS), wanted, 1e-5)
     assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), stock)
+
+
+# ------------------------------------------------------------------ caches of another encoding
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "sinusoidal", "rope", "none"])
+def test_a_cache_that_the_stock_model_filled_is_refused(spec):
+    model = tiny()
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:, :5], past_key_values=cache)
+    empty = DynamicCache(config=model.config)
+    wavepe.hf.patch(model, spec)
+    with pytest.raises(ValueError, match=r"5 cached keys .*the stock model's own .*empty cache"):
+        logits(model, IDS[:, 5:], past_key_values=cache)
+    logits(model, IDS[:, :5], past_key_values=empty)
+    step = logits(model, IDS[:, 5:], past_key_values=empty)
+    assert close(step, logits(model, IDS, use_cache=False)[:, 5:], 1e-5)
+
+
+def test_a_cache_of_another_patch_is_refused():
+    model = wavepe.hf.patch(tiny(), "wavelet:scales=4")
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:, :5], past_key_values=cache)
+    wavepe.hf.patch(wavepe.hf.unpatch(model), "alibi")
+    with pytest.raises(ValueError, match=r"computed with wavelet:scales=4.*computes with alibi"):
+        logits(model, IDS[:, 5:], past_key_values=cache)
+    other = wavepe.hf.patch(tiny(), {"1": "alibi"})
+    with pytest.raises(ValueError, match="computes with 1: alibi"):
+        logits(other, IDS[:, 5:], past_key_values=copy.deepcopy(cache))

@@ -10,13 +10,11 @@ pytest.importorskip("transformers")
 import numpy as np
 import wavepe.hf
 from hf_model import (
-    ENCODINGS,
     attend,
     close,
     logits,
-    nothing,
+    parts_in,
     rms_norm,
-    rotary,
     tiny,
     tokens,
 )
@@ -25,7 +23,6 @@ from wavepe.hf.layers import Choice
 
 IDS = tokens(2, 14)
 WAVELET = "wavelet:scales=4"
-OWN = rotary(10000.0)  # of the stock model
 HYBRIDS = [
     ({"0": WAVELET, "1": "alibi", "2": "none", "3": "rope"}, [WAVELET, "alibi", "none", "rope"]),
     ({"1-2": "none"}, ["rope", "none", "none", "rope"]),
@@ -40,7 +37,7 @@ def of_layers(model, row, specs):
     config, eps = model.config, model.config.rms_norm_eps
     x = weights["model.embed_tokens.weight"][np.asarray(row)]
     for index, spec in enumerate(specs):
-        parts = (nothing if spec == "none" else ENCODINGS[spec])(len(row), 4, config.hidden_size)
+        parts = parts_in(model, spec, len(row))
         prefix = f"model.layers.{index}."
         layer = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
         out, _ = attend(rms_norm(x, layer["input_layernorm.weight"], eps), layer, config, parts)

@@ -1,8 +1,4 @@
-"""Llamas with learned relative encodings [S] [X] and biases [T] [K], against the same model written
-out in float64.
-
-Those of wavelets are in test_wavelet_learned.py.
-"""
+"""Llamas with learned encodings, against the same model written out in float64."""
 
 import copy
 
@@ -11,11 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import hf_model
 import numpy as np
 import wavepe.hf
+from encoding_cases import HEAD, LEARNED
 from hf_model import (
-    HEAD,
     LENGTH,
     close,
     gradients,
@@ -25,18 +20,11 @@ from hf_model import (
     reference,
     tiny,
     tokens,
+    worst,
 )
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM, StaticCache
 
-T5 = "t5:buckets=6,max_distance=9"
-SPECS = ("shaw:clip=3", "transformer_xl", T5, "kerple")
-SHAPES = {
-    "shaw:clip=3": {"table": (7, HEAD)},
-    "transformer_xl": {"u": (4, HEAD), "v": (4, HEAD), "W_r": (4, 4 * HEAD, HEAD)},
-    T5: {"b": (4, 6)},
-    "kerple": {"log_r1": (4,), "log_r2": (4,)},
-}
-pytestmark = pytest.mark.parametrize("spec", SPECS)
+pytestmark = pytest.mark.parametrize("spec", LEARNED)
 
 
 def parameters_of(model):
@@ -57,22 +45,6 @@ def shake(model):
             parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
 
 
-def written_out(model):
-    """The encoding with the model's present parameters, for hf_model.reference."""
-    values = {name: x.detach().double().numpy() for name, x in parameters_of(model).items()}
-    if "table" in values:
-        return hf_model.shaw(values["table"], 3)
-    if "b" in values:
-        return hf_model.t5(values["b"], 9)
-    if "log_r1" in values:
-        return hf_model.kerple(values["log_r1"], values["log_r2"])
-    return hf_model.transformer_xl(values["u"], values["v"], values["W_r"])
-
-
-def wanted_logits(model, row):
-    return reference(model, row, written_out(model))[0]
-
-
 # ------------------------------------------------------------------ numbers
 
 
@@ -81,36 +53,36 @@ def test_logits_equal_the_written_out_model(spec, heads):
     model = trained(spec, heads=heads[0], kv_heads=heads[1])
     for length in (1, 7, 3 * LENGTH):
         row = tokens(1, length)
-        assert close(logits(model, row)[0], wanted_logits(model, row[0]))
+        assert close(logits(model, row)[0], reference(model, row[0], spec)[0])
 
 
 def test_first_values_are_those_of_the_encoding(spec):
     model = patched_tiny(spec)
     initial = wavepe.encoding(spec).parameters(HEAD, 4)
     got = parameters_of(model)
-    assert {name: tuple(x.shape) for name, x in got.items()} == SHAPES[spec]
+    assert {name: tuple(x.shape) for name, x in got.items()} == LEARNED[spec][1]
     assert list(got) == list(initial)
     for name, value in initial.items():
         assert torch.equal(got[name], torch.from_numpy(value).float())
     row = tokens(1, 2 * LENGTH)
-    assert close(logits(model, row)[0], wanted_logits(model, row[0]))
+    assert close(logits(model, row)[0], reference(model, row[0], spec)[0])
     assert not close(logits(trained(spec), row), logits(model, row), 1e-2)
 
 
 def test_float64_model(spec):
     model, row = trained(spec).double(), tokens(1, LENGTH)
     assert all(x.dtype == torch.float64 for x in parameters_of(model).values())
-    assert close(logits(model, row)[0], wanted_logits(model, row[0]), 1e-6)
+    assert close(logits(model, row)[0], reference(model, row[0], spec)[0], 1e-6)
 
 
 def test_bfloat16_is_as_good_as_the_stock_model(spec):
     stock, row = tiny().bfloat16(), tokens(1, LENGTH)
-    wanted = reference(stock, row[0], hf_model.ENCODINGS["rope"])[0]
-    error = hf_model.worst(logits(stock, row)[0].double(), wanted)
+    wanted = reference(stock, row[0], "rope")[0]
+    error = worst(logits(stock, row)[0].double(), wanted)
     model = trained(spec, torch.bfloat16)
     assert all(x.dtype == torch.float32 for x in parameters_of(model).values())
     got = logits(model, row)[0].double()
-    assert hf_model.worst(got, wanted_logits(model, row[0])) <= 2 * error
+    assert worst(got, reference(model, row[0], spec)[0]) <= 2 * error
 
 
 def test_gradients_are_those_of_the_written_out_model(spec):
@@ -120,7 +92,7 @@ def test_gradients_are_those_of_the_written_out_model(spec):
     found = {name: x.grad.clone() for name, x in parameters_of(model).items()}
 
     def loss():
-        row = wanted_logits(model, ids[0])[:-1]
+        row = reference(model, ids[0], spec)[0][:-1]
         row = row - row.max(axis=1, keepdims=True)
         chosen = row[np.arange(8), ids[0, 1:].numpy()]
         return (np.log(np.exp(row).sum(axis=1)) - chosen).mean()
@@ -143,7 +115,7 @@ def test_gradients_are_those_of_the_written_out_model(spec):
 def test_attention_weights_on_request(spec):
     model, row = trained(spec), tokens(1, 9)
     found = model(row, output_attentions=True)
-    wanted, weights = reference(model, row[0], written_out(model))
+    wanted, weights = reference(model, row[0], spec)
     assert close(found.logits[0].detach(), wanted)
     assert close(torch.cat(found.attentions).detach(), weights)
 
@@ -167,15 +139,15 @@ def test_a_ragged_batch_equals_its_rows(spec, side):
     got = logits(model, ids, attention_mask=mask)
     assert torch.isfinite(got).all()
     for row, kept in enumerate(mask.bool()):
-        assert close(got[row][kept], wanted_logits(model, ids[row][kept]))
+        assert close(got[row][kept], reference(model, ids[row][kept], spec)[0])
 
 
 def test_packed_sequences(spec):
     model, ids = trained(spec), tokens(1, 12)
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
     got = logits(model, ids, position_ids=positions, use_cache=False)[0]
-    assert close(got[:5], wanted_logits(model, ids[0, :5]))
-    assert close(got[5:], wanted_logits(model, ids[0, 5:]))
+    assert close(got[:5], reference(model, ids[0, :5], spec)[0])
+    assert close(got[5:], reference(model, ids[0, 5:], spec)[0])
 
 
 # ------------------------------------------------------------------ caches
@@ -287,7 +259,7 @@ def test_unpatch_restores_everything(spec):
     attributes = [sorted(vars(module)) for module in model.modules()]
     wavepe.hf.patch(model, spec)
     added = [name for name in model.state_dict() if name not in names]
-    assert added == [f"model.position_encoding.{name}" for name in SHAPES[spec]]
+    assert added == [f"model.position_encoding.{name}" for name in LEARNED[spec][1]]
     shake(model)
     other = copy.deepcopy(model)
     assert torch.equal(logits(other, ids), logits(model, ids))

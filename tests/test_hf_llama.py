@@ -11,8 +11,8 @@ import wavepe
 import wavepe.hf
 from hf_model import (
     EACH_ENTRY,
-    ENCODINGS,
     LENGTH,
+    SPECS,
     close,
     logits,
     patched_tiny,
@@ -48,7 +48,7 @@ def own(spec, **options):
 # --------------------------------------------------------------- the configuration
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_configurations_keep_the_encoding(spec, tmp_path):
     encoding = wavepe.encoding(spec)
     for form in (spec, encoding, encoding.to_dict()):
@@ -77,10 +77,10 @@ def test_wrong_encodings_are_seen_by_the_configuration():
 # --------------------------------------------------------------- the models
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_logits_equal_the_written_out_model(spec):
     model, ids = own(spec), tokens(1, 3 * LENGTH)
-    assert close(logits(model, ids)[0], reference(model, ids[0], ENCODINGS[spec])[0])
+    assert close(logits(model, ids)[0], reference(model, ids[0], spec)[0])
     assert torch.equal(logits(model, ids), logits(patched_tiny(spec), ids))
 
 
@@ -97,7 +97,7 @@ def test_first_weights_depend_on_the_seed_alone():
         assert all(torch.equal(state[name], states[0][name]) for name in state)
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_checkpoint_keeps_its_encoding(spec, tmp_path):
     model = own(spec)
     wanted = logits(model, IDS)
@@ -176,7 +176,7 @@ def test_bfloat16_checkpoints(spec, tmp_path):
     assert torch.equal(logits(loaded, IDS), wanted)
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_patched_stock_model_is_saved_with_its_encoding(spec, tmp_path):
     model = patched_tiny(spec)
     wanted = logits(model, IDS)
@@ -249,7 +249,7 @@ def test_another_attention_is_refused(other, tmp_path):
     with pytest.raises(ValueError, match=f"got '{other}'"):
         model(IDS)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="wavepe")
-    assert close(logits(loaded, IDS)[0], reference(loaded, IDS[0], ENCODINGS[WAVELET])[0])
+    assert close(logits(loaded, IDS)[0], reference(loaded, IDS[0], WAVELET)[0])
 
 
 def test_a_spec_changed_on_a_live_model_raises(tmp_path):

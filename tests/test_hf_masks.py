@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
+from encoding_cases import LEARNED
 from hf_model import (
     HEAD,
     close,
@@ -20,17 +21,11 @@ from hf_model import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.attention import attention_forward
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
-# One of each kind of term in the scores.
-SCORES = (
-    "wavelet:scales=4",
-    "wavelet:scales=4,learned=true",
-    "transformer_xl:biases=false",
-    "transformer_xl",
-    "shaw:clip=3",
-    "alibi",
-)
+# Of each kind of term in the scores.
+SCORES = ("wavelet:scales=4", "transformer_xl:biases=false", "alibi", "sandwich:dim=16", *LEARNED)
 EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
 
 
@@ -156,6 +151,22 @@ def test_the_operator_and_pytorch_agree_under_any_mask(spec):
         assert close(logits(model, ids, attention_mask=mask, output_attentions=True), fused, 1e-5)
         added = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
         assert close(logits(model, ids, attention_mask=added), fused, 1e-5)
+
+
+# Of the projection in a Transformer-XL, autocast rounds the product in either case.
+@pytest.mark.parametrize("spec", [spec for spec in SCORES if not spec.startswith("transf")])
+def test_weights_do_not_lose_digits_under_autocast(spec):
+    layer = patched_tiny(spec).model.layers[0].self_attn
+    q, k, v = torch.randn(3, 1, layer.config.num_attention_heads, 11, HEAD)
+
+    def both():
+        given = {"scaling": HEAD**-0.5, "output_attentions": True}
+        return attention_forward(layer, q, k[:, :2], v[:, :2], None, **given)
+
+    with torch.no_grad():
+        exact = both()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert all(map(torch.equal, both(), exact))
 
 
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])

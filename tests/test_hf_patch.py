@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 import wavepe.hf
 from hf_model import (
     EACH_ENTRY,
-    ENCODINGS,
     HEAD,
+    SPECS,
     close,
     logits,
     patched_tiny,
@@ -72,7 +72,7 @@ def state(model):
 # --------------------------------------------------------------- patch and unpatch
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_unpatch_restores_everything(spec):
     model = tiny()
     before, wanted = state(model), logits(model, IDS)
@@ -186,7 +186,7 @@ def test_another_dtype_after_the_patch():
 # --------------------------------------------------------------- all Llamas
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("spec", SPECS)
 def test_llamas_made_in_between_keep_the_encoding(spec, all_llamas):
     before = tiny()
     stock, wanted = logits(before, IDS), logits(patched_tiny(spec), IDS)

@@ -1,5 +1,6 @@
 """Llamas patched with every rope type, against stock Llamas with the same rope_parameters."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -13,8 +14,8 @@ from hf_model import HEAD, LENGTH, close, gradients, logits, tiny, tokens
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config, StaticCache
 from wavepe.encodings import RoPE
-from wavepe.hf.families import TRANSFORMERS_5
-from wavepe.hf.rotary import Rotated
+from wavepe.hf.rope_config import TRANSFORMERS_5
+from wavepe.hf.rotary import RopeRotation
 
 THETA = 50.0  # small, so that positions matter in sequences this short
 TYPES = {
@@ -176,6 +177,25 @@ def test_cache_is_refused_as_the_base_changes(name, last):
 # ------------------------------------------------------------------ options beside a scaling
 
 
+@pytest.mark.parametrize("made", ["by the caller", "by the model"])
+def test_cache_of_another_patched_model_is_refused(made):
+    ids = tokens(1, 6)
+    one, other = (wavepe.hf.patch(tiny(), f"rope:theta={theta}") for theta in (30, 50))
+    cache = DynamicCache() if made == "by the caller" else None
+    with torch.no_grad():
+        cache = one(ids[:, :5], past_key_values=cache).past_key_values
+    with pytest.raises(ValueError, match=r"5 cached keys .*theta=30 .*theta=50 .*empty cache"):
+        logits(other, ids[:, 5:], past_key_values=cache)
+    step = logits(one, ids[:, 5:], past_key_values=cache)
+    assert close(step, logits(one, ids)[:, 5:], 1e-5)
+    with torch.no_grad():  # and through a copy of the model
+        copied = copy.deepcopy(one)
+        wavepe.hf.set_theta(copied, 70.0)
+        with pytest.raises(ValueError, match=r"theta=30 .*theta=70 "):
+            copied(ids[:, :1], past_key_values=cache)
+        one(ids[:, :1], past_key_values=cache)
+
+
 @pytest.mark.parametrize("name", ["linear", "yarn", "llama3", "longrope"])
 def test_inference_theta_on_a_scaled_model(name):
     model = wavepe.hf.patch(scaled(name), "rope:inference_theta=300")
@@ -259,7 +279,7 @@ def test_own_rotary_encoding_takes_the_scaling(monkeypatch):
             return inv_freq / 2, factor
 
     model = wavepe.hf.patch(scaled("linear", factor=2.0), "halved")
-    assert [type(m) for m in model.model.rotary_emb.rotations["all"]] == [Rotated]
+    assert [type(m) for m in model.model.rotary_emb.rotations["all"]] == [RopeRotation]
     ids = tokens(1, LENGTH)
     assert close(logits(model, ids), logits(scaled("linear", factor=4.0), ids), 1e-5)
 

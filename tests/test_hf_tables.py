@@ -52,7 +52,7 @@ def test_a_table_of_ones_own_may_begin_and_end_anywhere(monkeypatch, beyond):
         def table(self, length, head_dim, *, causal=True):
             return rows, 2, beyond
 
-    def parts(length, heads, dim):
+    def parts(length, **_):
         place = np.arange(length) - 2
         table = rows[place.clip(0, 2)].astype(np.float64)
         return {
@@ -65,7 +65,7 @@ def test_a_table_of_ones_own_may_begin_and_end_anywhere(monkeypatch, beyond):
     assert close(logits(model, row, output_attentions=True)[0], wanted)
     given = (f"three_{beyond}", True, 9, HEAD, torch.float32, torch.device("cpu"))
     got = tables._constant_rows(*given)
-    assert np.array_equal(got.numpy(), parts(9, 1, 1)["relative"].astype(np.float32))
+    assert np.array_equal(got.numpy(), parts(9)["relative"].astype(np.float32))
 
 
 def test_a_table_made_in_inference_mode_serves_training():

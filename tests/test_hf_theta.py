@@ -14,7 +14,7 @@ from hf_model import LENGTH, VOCABULARY, logits, tiny, tiny_config, tokens
 from hf_theta_cases import FAMILIES, OTHER, THETA, bases, build
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
-from wavepe.hf.families import TRANSFORMERS_5
+from wavepe.hf.rope_config import TRANSFORMERS_5
 from wavepe.hf.theta import set_theta
 
 TYPES = {

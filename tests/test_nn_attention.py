@@ -11,11 +11,10 @@ from cases import forget_registrations, load_torch
 torch, ops = load_torch()
 
 import wavepe
-from self_attention_cases import SPECS, YARN, made, tokens
+from encoding_cases import YARN
+from self_attention_cases import SPECS, made, tokens
 from wavepe.encodings import Encoding
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
-
-ROTARY_SPECS = [spec for spec in SPECS if spec.startswith("rope")]
 
 
 def parts(module, x):

@@ -11,7 +11,8 @@ from cases import load_torch
 torch, ops = load_torch()
 
 import wavepe
-from self_attention_cases import LEARNED, ROTARY, SPECS, made, tokens
+from encoding_cases import LEARNED
+from self_attention_cases import ROTARY, SPECS, made, tokens
 from wavepe.nn import KVCache, SelfAttention
 from wavepe.nn import _cache as cache_module
 
@@ -347,10 +348,9 @@ def test_a_learned_table_is_made_once(spec, monkeypatch):
     module, x, cache = made(spec), tokens(9), KVCache()
     calls = []
     kind = type(module.encoding)
-    original = kind.learned_table
-    monkeypatch.setattr(
-        kind, "learned_table", lambda *a, **k: calls.append(a[1]) or original(*a, **k)
-    )
+    method = "learned_bias" if kind.entry == "bias" else "learned_table"
+    original = getattr(kind, method)
+    monkeypatch.setattr(kind, method, lambda *a, **k: calls.append(a[1]) or original(*a, **k))
     with torch.no_grad():
         stepwise(module, x, list(range(9)), cache)
         assert calls == [128]

@@ -10,16 +10,8 @@ from cases import forget_registrations, load_torch
 torch, ops = load_torch()
 
 import wavepe
-from self_attention_cases import (
-    LEARNED,
-    ROTARY,
-    SPECS,
-    YARN,
-    assert_exact,
-    exact,
-    made,
-    tokens,
-)
+from encoding_cases import LEARNED, YARN
+from self_attention_cases import ROTARY, SPECS, assert_exact, exact, made, tokens
 from wavepe.nn import SelfAttention
 
 CONTIGUOUS = [spec for spec in SPECS if spec not in ROTARY and spec != "none"]
@@ -210,8 +202,9 @@ def test_types_that_follow_the_length(spec):
     module = made(spec, max_length=16)
     for length in (11, 40):
         x, rotation = tokens(length), (*FOLLOWING[spec](length), False)
+        parts = {"rotation": rotation}
         for positions in (None, torch.arange(length)):
-            assert_exact(module(x, positions=positions), module, x, rotation=rotation)
+            assert_exact(module(x, positions=positions), module, x, parts=parts)
     with pytest.raises(ValueError, match="max_length of SelfAttention"):
         SelfAttention(32, 4, encoding=spec)
 

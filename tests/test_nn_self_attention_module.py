@@ -11,7 +11,8 @@ torch, ops = load_torch()
 
 import wavepe
 import wavepe.nn
-from self_attention_cases import LEARNED, SPECS, assert_exact, made, tokens
+from encoding_cases import LEARNED
+from self_attention_cases import SPECS, assert_exact, made, tokens
 from torch.utils.checkpoint import checkpoint
 from wavepe.nn import KVCache, SelfAttention
 

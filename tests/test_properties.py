@@ -203,7 +203,7 @@ def specs():
         import hf_model
     except ImportError:  # no torch here
         return []
-    return list(hf_model.ENCODINGS)
+    return hf_model.SPECS
 
 
 def depends_on_differences(spec):

@@ -161,118 +161,15 @@ def shake(torch, model):
     return model
 
 
-def written_out(model):
-    """The encoding of a model with its present parameters, for hf_model.reference."""
-    scale, shift = (x.detach().double().numpy() for x in parameters_of(model))
-
-    def parts(length, heads, dim):
-        return {"relative": oracle.wavelet_table(length, scale, shift)}
-
-    return parts
-
-
-def test_a_patched_model(torch, hf):
-    model, ids = hf.tiny(), hf.tokens(2, 12)
-    before, weights = hf.logits(model, ids), copy.deepcopy(model.state_dict())
-    names, attributes = list(weights), [sorted(vars(module)) for module in model.modules()]
-    wavepe.hf.patch(model, SPEC)
-    learned = ["model.position_encoding.scale", "model.position_encoding.shift"]
-    assert [name for name in model.state_dict() if name not in names] == learned
-    assert [name for name, _ in model.named_parameters() if name not in names] == learned
-    assert torch.equal(hf.logits(model, ids), hf.logits(hf.patched_tiny(PLAIN), ids))
-    shake(torch, model)
-    for length in (1, 7, 3 * hf.LENGTH):
-        row = hf.tokens(1, length)
-        got = hf.logits(model, row)[0]
-        assert hf.close(got, hf.reference(model, row[0], written_out(model))[0])
-    wavepe.hf.unpatch(model)
-    assert torch.equal(hf.logits(model, ids), before)
-    assert list(model.state_dict()) == names
-    assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
-    assert [sorted(vars(module)) for module in model.modules()] == attributes
-
-
-def test_gradients_are_those_of_the_written_out_model(torch, hf):
-    """By differences of the loss that the float64 model has."""
-    model, ids = shake(torch, hf.patched_tiny(SPEC)), hf.tokens(1, 9)
-    hf.gradients(model, ids)
-
-    def loss():
-        scores = hf.reference(model, ids[0], written_out(model))[0][:-1]
-        scores -= scores.max(axis=1, keepdims=True)
-        logarithms = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        return -logarithms[np.arange(8), ids[0, 1:].numpy()].mean()
-
-    model.base_model.position_encoding.double()
-    step = 1e-6
-    for parameter, got in [(x, x.grad.numpy().copy()) for x in parameters_of(model)]:
-        wanted = np.empty(8)
-        for column in range(8):
-            losses = []
-            for change in (step, -2 * step):
-                with torch.no_grad():
-                    parameter[column] += change
-                losses.append(loss())
-            with torch.no_grad():
-                parameter[column] += step
-            wanted[column] = (losses[0] - losses[1]) / (2 * step)
-        assert np.abs(wanted).min() > 1e-4
-        assert hf.close(got, wanted)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_gradients(torch, hf, reentrant):
-    model, ids = shake(torch, hf.patched_tiny(SPEC)).train(), hf.tokens(2, 9)
-    wanted = hf.gradients(model, ids)
-    hf.recompute(model, reentrant)
-    for got, gradient in zip(hf.gradients(model, ids), wanted, strict=True):
-        assert hf.close(got, gradient, 1e-5)
-
-
-def test_decoding_step_by_step(torch, hf):
-    from transformers import DynamicCache, StaticCache
-
-    model, ids = shake(torch, hf.patched_tiny(SPEC)), hf.tokens(2, 12)
-    wanted = hf.logits(model, ids)
-    for cache in (DynamicCache(), StaticCache(model.config, max_cache_len=20)):
-        parts = []
-        for piece in (ids[:, :5], ids[:, 5:6], ids[:, 6:]):
-            parts.append(hf.logits(model, piece, past_key_values=cache))
-        assert hf.close(torch.cat(parts, dim=1), wanted, 1e-5)
-
-
 def test_a_change_shows_at_once(torch, hf):
     """No table outlives the parameters it came from."""
     model, row = hf.patched_tiny(SPEC), hf.tokens(1, 12)
     first = hf.logits(model, row)
+    assert torch.equal(first, hf.logits(hf.patched_tiny(PLAIN), row))
     shake(torch, model)
     assert not hf.close(hf.logits(model, row), first, 1e-2)
-    assert hf.close(hf.logits(model, row)[0], hf.reference(model, row[0], written_out(model))[0])
+    assert hf.close(hf.logits(model, row)[0], hf.reference(model, row[0], SPEC)[0])
     assert torch.equal(hf.logits(hf.patched_tiny(SPEC), row), first)
-
-
-def test_compiled_whole(torch, hf):
-    torch._dynamo.reset()
-    model = shake(torch, hf.patched_tiny(SPEC)).train()
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
-    for length in (9, 12, 3 * hf.LENGTH):
-        ids = hf.tokens(2, length)
-        options = {"use_cache": False}
-        assert torch.equal(hf.logits(compiled, ids, **options), hf.logits(model, ids, **options))
-    assert len(graphs) == 1
-    torch._dynamo.reset()
-    ids = hf.tokens(2, 9)
-    wanted = hf.gradients(model, ids)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for got, gradient in zip(hf.gradients(compiled, ids), wanted, strict=True):
-        assert hf.close(got, gradient, 1e-5)
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -285,7 +285,7 @@ def test_in_a_model():
 
     row = tokens(1, 3 * LENGTH)
 
-    def parts(length, heads, dim):
+    def parts(length, **_):
         return {"relative": table("db2", range(length), np.repeat([1, 2], 4), [0, 1, 2, 3] * 2)}
 
     model = patched_tiny("wavelet:kind=db2,scales=2")

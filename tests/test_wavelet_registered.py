@@ -383,7 +383,7 @@ def test_in_a_model(register, torch, hf):
     register("lopsided", lopsided)
     row = tokens(1, 3 * LENGTH)
 
-    def parts(length, heads, dim):
+    def parts(length, **_):
         scale, shift = oracle.wavelet_grid(8, [1, 2, 4, 8])
         return {"relative": written_out(np.arange(length), scale, shift)}
 

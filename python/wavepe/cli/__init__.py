@@ -21,7 +21,7 @@ from .errors import CommandError, UsageError, out_of_memory
 # Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
 _COMMANDS = {
     "compare": "train one small Llama per position encoding on a text, evaluate beyond its length",
-    "convert": "turn the checkpoint of a Llama into one with another position encoding",
+    "convert": "turn the checkpoint of a model into one with another position encoding",
     "bench": "time every operator against what one would use instead",
     "info": "what this installation has, and the commands that bring what it lacks",
 }

@@ -1,4 +1,4 @@
-"""``wavepe convert``: the checkpoint of a Llama under another position encoding."""
+"""``wavepe convert``: a checkpoint under another position encoding."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from .errors import CommandError, UsageError, out_of_memory, require
+from .errors import UsageError, require
 from .imports import import_all
 
 if TYPE_CHECKING:
     from ..hf.conversion import Conversion
 
-_PREFIX = "WavePELlama"  # of the classes; what follows names an Auto class
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``wavepe convert``."""
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="folder of a Llama: config.json, weights, tokenizer")
+    add(
+        "source",
+        metavar="SOURCE",
+        help="folder of a Llama, Mistral, ...: config.json, weights, tokenizer",
+    )
     add("target", metavar="TARGET", help="the folder to make, new or empty")
     add("encoding", metavar="ENCODING",
         help="name or name:key=value,key=value, as rope:theta=1e6 or wavelet:scales=8; or of "
@@ -40,10 +42,6 @@ def run(args: argparse.Namespace) -> int:
         done = convert(args.source, args.target, _encoding(args.encoding), link=args.link)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        raise CommandError(str(error)) from error
     _print(done, args)
     return 0
 
@@ -80,7 +78,7 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
     ):
         if names:
             print(f"{what}: {some(names)}")
-    auto = "AutoModel" + done.model.removeprefix(_PREFIX).removeprefix("Model")
+    auto = "AutoModel" + "".join(done.model.partition("For")[1:])
     print("load it in Python, where that module registers its encodings:" if args.imports
         else "load it in Python:")  # fmt: skip
     print(

@@ -1,10 +1,13 @@
 """wavepe in models of transformers: swap their position encoding, keep it in checkpoints.
 
-`patch` changes a live stock model of the Llama family and `unpatch` restores it;
-`WavePELlamaForCausalLM` is the model type "wavepe_llama", which importing this module makes known
-to the Auto classes, and `convert` turns a Llama's folder into one. `set_theta` and `use_fused_rope`
-are for any model with rotary embedding.
+`patch` changes a live stock model of one of the families and `unpatch` restores it. A patched
+model saves itself as the model type "wavepe_<family>" (`WavePELlamaForCausalLM`,
+`WavePEMistralForCausalLM`, ...), which importing this module makes known to the Auto classes, and
+`convert` turns a stock model's folder into one. `set_theta` and `use_fused_rope` are for stock
+models with rotary embedding too.
 """
+
+from typing import Any as _Any
 
 from .._runtime import command_for
 
@@ -17,27 +20,22 @@ except ImportError as error:
     ) from error
 
 from . import attention as _attention
-from . import llama as _llama
-from .config import WavePELlamaConfig
+from . import model_types as _model_types  # noqa: F401 - it makes the classes
+from .config import CONFIGS as _CONFIGS
+from .config import MODELS as _MODELS
 from .conversion import convert
 from .fused_rope import use_fused_rope
-from .llama import (
-    WavePELlamaForCausalLM,
-    WavePELlamaForQuestionAnswering,
-    WavePELlamaForSequenceClassification,
-    WavePELlamaForTokenClassification,
-    WavePELlamaModel,
-)
 from .patching import patch, patch_llama, patched, unpatch, unpatch_llama
 from .theta import set_theta
 
+_attention.register()
+_classes = {cls.__name__: cls for cls in (*_CONFIGS.values(), *_MODELS.values())}
+globals().update(_classes)
+WavePELlamaConfig: _Any  # for type checkers
+WavePELlamaForCausalLM: _Any
+
 __all__ = [
-    "WavePELlamaConfig",
-    "WavePELlamaForCausalLM",
-    "WavePELlamaForQuestionAnswering",
-    "WavePELlamaForSequenceClassification",
-    "WavePELlamaForTokenClassification",
-    "WavePELlamaModel",
+    *_classes,
     "convert",
     "patch",
     "patch_llama",
@@ -47,6 +45,3 @@ __all__ = [
     "unpatch_llama",
     "use_fused_rope",
 ]
-
-_attention.register()
-_llama.register()

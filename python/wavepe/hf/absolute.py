@@ -56,7 +56,7 @@ class AddAbsolute:
 
 
 def _positions(kwargs: dict[str, Any], embeds: Tensor, seen: int | Tensor) -> Tensor:
-    """Positions (1|B, q) of the tokens of this call."""
+    """Return the positions (1|B, q) of the tokens of this call."""
     if kwargs.get("position_ids") is not None:
         return kwargs["position_ids"]
     queries, mask = embeds.shape[1], kwargs.get("attention_mask")

@@ -12,27 +12,35 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .. import ops
 from ..encodings import encoding
+from ..ops._attention_composed import attention_with_weights
 from ..positions import PositionEncoding
-from ..positions.tables import wide
 from . import masks
-from .families import CACHE_NAMES
+from .families import CACHE_NAMES, NAME
 from .layers import text
-from .names import NAME
-from .rotary import Angles, Rotary, Rotated
+from .rotary import Angles, Rotary
 
 NOTHING = PositionEncoding(encoding("none"))
 
 # Where `ops.attention` is a kernel; elsewhere PyTorch's serves layers without a score better.
 FUSED_ON = ("cpu",)
+# Tensors that transformers hands to every attention function, and that do not change the scores.
+IGNORED = (
+    "position_ids",
+    "cache_position",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "num_items_in_batch",
+)
 # transformers < 5 asks for the places of the queries, not for their number.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
 
@@ -49,8 +57,6 @@ class Layer:
         What the encoding puts into the scores.
     rotation : int, optional
         Of several rotations that a model's layers have, this layer's.
-    angles : Rotated, optional
-        A rotation that this layer is the first to have: caches are checked against it.
     rotary : Rotary, optional
         Of a layer that stands alone, outside a model: makes its position embeddings.
     """
@@ -58,14 +64,13 @@ class Layer:
     names: tuple[str, ...]
     score: PositionEncoding | None = None
     rotation: int | None = None
-    angles: Rotated | None = None
     rotary: Rotary | None = None
 
 
 def before_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of an attention layer: what its attention function is not told."""
+    """Add what the attention function of a layer is not told (a forward pre-hook)."""
     layer = module.wavepe
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
     if kwargs.get("cache") is not None:
@@ -78,10 +83,10 @@ def before_attention(
     if cache is not None:
         seen, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
         kwargs["wavepe_offset"] = seen - first
-    position_ids = kwargs.get("position_ids")
-    if position_ids is None and (layer.rotary or layer.angles):
-        position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
     if layer.rotary is not None:
+        position_ids = kwargs.get("position_ids")
+        if position_ids is None:
+            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
         if layer.rotary.training != module.training:  # it is no child, which train() would reach
             layer.rotary.train(module.training)
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
@@ -93,8 +98,6 @@ def before_attention(
             f"{text(module.config.position_encoding)!r}, but another module than wavepe's made its "
             "angles: leave the model's rotary_emb in place, or wavepe.hf.unpatch(model) first"
         )
-    if cache is not None and layer.angles is not None and layer.angles.changes:
-        layer.angles.check_cache(cache, seen, position_ids)
     return (), kwargs
 
 
@@ -110,7 +113,7 @@ def attention_forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with the layer's encoding, as transformers calls it.
+    """Compute attention with the layer's encoding; transformers calls this function.
 
     Parameters
     ----------
@@ -137,39 +140,60 @@ def attention_forward(
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights", False)
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    if kwargs.get("head_mask") is not None:
-        raise ValueError("head_mask is not supported by the attention 'wavepe'")
+    _check_known(kwargs, attention_mask)
     if not causal:
         if score is not None:
             raise ValueError(f"{score.encoding} needs causal attention here, got is_causal=False")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    queries, keys = query.shape[2], key.shape[2]
+    offset = kwargs.get("wavepe_offset", keys - queries)
+    options: dict[str, Any] = {
+        "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
+    }  # fmt: skip
+    position = NOTHING if score is None else score
     seen = masks.read(attention_mask)
-    options: Options = {
-        "offset": kwargs.get("wavepe_offset", key.shape[2] - query.shape[2]),
-        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
-        "dropout": dropout,
-        "window": sliding_window,
-        "softcap": softcap,
-    }
     added = seen.mask is not None and seen.mask.is_floating_point()
     if weights_wanted or added:
-        out, weights = _composed(score, query, key, value, attention_mask, **options)
+        mask = masks.visible(attention_mask, queries, keys, offset, query.device, sliding_window)
+        given = position.arguments(query, keys)
+        out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
+        weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in FUSED_ON:
-        whole = _mask_of_sdpa(query, key, attention_mask, options["offset"], sliding_window)
+        whole = _mask_of_sdpa(query, key, attention_mask, offset, sliding_window)
         return sdpa_attention_forward(
             module, query, key, value, whole, dropout=dropout, scaling=scaling
         )
-    out = _fused(score, query, key, value, seen, **options)
+    if seen.segments is not None and seen.segments.shape[1] < keys:
+        # A static cache has room behind the packed sequences that fill it.
+        key, value = (x[:, :, : seen.segments.shape[1]] for x in (key, value))
+    window = sliding_window if seen.causal else None
+    out = position.attend(query, key, value, **seen._asdict(), window=window, **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
+    """Raise ValueError for what would change the scores and is not known here (sinks, biases)."""
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor) and name not in IGNORED and name != "wavepe_offset":
+            raise ValueError(
+                f"the attention 'wavepe' does not know the tensor {name!r}: load this model with "
+                "another attn_implementation"
+            )
+    ends = kwargs.get("cu_seq_lens_q")
+    if mask is None and ends is not None and ends.numel() > 2:
+        raise ValueError(
+            "packed sequences by cu_seq_lens_q alone: give position_ids that start again in each, "
+            "or wavepe.hf.patch(model), which reads cu_seq_lens_q"
+        )
 
 
 def _mask_of_sdpa(
     query: Tensor, key: Tensor, mask: Tensor | None, offset: int | Tensor, window: int | None
 ) -> Tensor | None:
-    """Written out; None where causality is all, as PyTorch's attention reads it."""
+    """Return the mask written out, or None where PyTorch's attention sees causality by itself."""
     queries, keys = query.shape[2], key.shape[2]
     alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
     first = isinstance(offset, int) and offset == 0  # with room behind, in a static cache
@@ -178,79 +202,8 @@ def _mask_of_sdpa(
     return masks.visible(mask, queries, keys, offset, query.device, window)
 
 
-class Options(TypedDict):
-    """What `_fused` and `_composed` take alike."""
-
-    offset: int | Tensor
-    scaling: float
-    dropout: float
-    window: int | None
-    softcap: float | None
-
-
-def _fused(
-    score: PositionEncoding | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: masks.Seen,
-    *,
-    offset: int | Tensor,
-    scaling: float,
-    dropout: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Attention (B, H, m, d) by `wavepe.ops.attention`."""
-    if seen.segments is not None and seen.segments.shape[1] < key.shape[2]:
-        # A static cache has room behind the packed sequences that fill it.
-        key, value = (x[:, :, : seen.segments.shape[1]] for x in (key, value))
-    options: dict[str, Any] = {
-        **seen._asdict(),
-        "scale": scaling,
-        "offset": offset,
-        "window": window if seen.causal else None,
-        "softcap": softcap,
-        "dropout_p": dropout,
-    }
-    return (NOTHING if score is None else score).attend(query, key, value, **options)
-
-
-def _composed(
-    score: PositionEncoding | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    offset: int | Tensor,
-    scaling: float,
-    dropout: float,
-    window: int | None,
-    softcap: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Attention (B, H, m, d) and its weights (B, H, m, n) by PyTorch, with a tensor of scores."""
-    queries, keys, dtype = query.shape[2], key.shape[2], query.dtype
-    own = wide(query)
-    given = (NOTHING if score is None else score).arguments(query.to(own), keys)
-    query = given.pop("q")
-    groups = query.shape[1] // key.shape[1]
-    scores = query @ key.to(own).repeat_interleave(groups, 1).transpose(-1, -2) * scaling
-    scores = scores + _bias(given.pop("q_rel", query) * scaling, keys, offset, **given)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    shown = masks.visible(mask, queries, keys, offset, query.device, window)
-    if shown.is_floating_point():
-        scores = scores + shown
-    else:
-        # The finite minimum keeps rows that see nothing (padding) finite.
-        scores = scores.masked_fill(~shown, torch.finfo(own).min)
-    weights = nn.functional.dropout(scores.softmax(-1).to(dtype), dropout)
-    return weights @ value.repeat_interleave(groups, 1), weights
-
-
 def _score(module: Any) -> PositionEncoding | None:
-    """What the layer adds to its scores.
+    """Return what the layer adds to its scores.
 
     A layer without an encoding may belong to a model that shares a configuration with others, but
     not to one whose configuration names an encoding.
@@ -267,48 +220,10 @@ def _score(module: Any) -> PositionEncoding | None:
     return None
 
 
-def _bias(
-    q_rel: Tensor,
-    keys: int,
-    offset: int | Tensor,
-    *,
-    p: Any = None,
-    first: int = 0,
-    beyond: str = "zero",
-    slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    bias_first: int = 0,
-    bias_beyond: str = "zero",
-) -> Tensor:
-    """What is added to the scaled q.k, (B, H, m, n) or (H, m, n); q_rel is scaled."""
-    queries = q_rel.shape[2]
-    column = torch.arange(keys, device=q_rel.device)
-    delta = torch.arange(queries, device=q_rel.device)[:, None] + offset - column
-    added = q_rel.new_zeros(())
-    if isinstance(p, ops.RelativeTable):
-        beyond = p.beyond
-        p, first, _ = p.tensors(q_rel.dtype, q_rel.device)
-    if p is not None:
-        added = ops.relative_bias(q_rel, p, keys, first=first, beyond=beyond)
-        if isinstance(offset, Tensor) or offset != keys - queries:
-            # The operator lets the last query stand on the last key. With a static cache keys reach
-            # beyond it; columns that have no source there are in the future, which is hidden.
-            source = column + (keys - queries - offset)
-            added = added.index_select(-1, source.clamp(max=keys - 1))
-    if slopes is not None:
-        added = added - slopes[:, None, None] * delta.abs()
-    if bias is not None:
-        row = delta - bias_first
-        numbers = bias[:, row.clamp(0, bias.shape[1] - 1)]
-        outside = (row < 0) | (row >= bias.shape[1])
-        added = added + (numbers if bias_beyond == "edge" else numbers.masked_fill(outside, 0))
-    return added
-
-
 def _cached_tokens(
     cache: Any, layer_idx: int, queries: int, kwargs: dict[str, Any]
 ) -> tuple[int | Tensor, int | Tensor]:
-    """Number of tokens before the first query, and of those that a window has dropped.
+    """Return the number of tokens before the first query, and of those that a window has dropped.
 
     The first is a tensor of no dimensions for a static cache, which counts on in it while the layer
     runs.

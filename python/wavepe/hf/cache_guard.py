@@ -1,56 +1,97 @@
-"""Caches of another base: what `set_theta` leaves in a model so that they are refused."""
+"""Notes on caches: with which encoding they were filled, and whether with packed sequences."""
 
 from __future__ import annotations
 
+import gc
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import Cache
 
-CACHE_TAG = "_wavepe_theta"  # on caches: with what their keys were rotated
+# Attributes of caches.
+ENCODING = "_wavepe_encoding"
+STOCK = "_wavepe_stock"
+PACKED = "_wavepe_packed"
 
 
 class CacheGuard:
-    """Forward hooks of the module that owns the rotary one: it refuses keys of another base.
+    """Forward hooks of a module that is given a cache: they refuse keys of another encoding.
 
-    `at_first` names the frequencies before the first change, those of a cache without a mark;
-    `filled_by` those of now, with which caches are marked.
+    Attributes
+    ----------
+    initial : str or None
+        The encoding, with its frequencies, of a cache without a note; None is unknown.
+    current : str
+        That of now.
     """
 
-    def __init__(self, frequencies: str) -> None:
-        self.at_first = self.filled_by = frequencies
+    def __init__(self, initial: str | None, current: str = "") -> None:
+        self.initial, self.current = initial, current
+
+    def attach(self, module: nn.Module) -> list[Any]:
+        """Register the hooks, and return their handles."""
+        return [
+            module.register_forward_pre_hook(self.before, with_kwargs=True),
+            module.register_forward_hook(self.after, with_kwargs=True),
+        ]
+
+    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Name the encoding of this call."""
+        return self.current
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise ValueError for a cache that holds keys rotated otherwise."""
-        cache = kwargs.get("past_key_values")
-        if cache is None:
-            cache = next(filter(_is_cache, args), None)
+        """Raise ValueError where the cache holds keys of another encoding; else note this one."""
+        cache = cache_of(args, kwargs)
         if cache is None or torch.compiler.is_exporting():
             return
-        before = getattr(cache, CACHE_TAG, self.at_first)
-        if before != self.filled_by and _holds_keys(cache):
+        now = self.encoding(args, kwargs)
+        then = getattr(cache, ENCODING, self.initial)
+        if then != now and (count := _length(cache)) > 0:
             raise ValueError(
-                f"the cached keys were rotated with {before}, and set_theta has changed that to "
-                f"{self.filled_by}: start from an empty cache"
+                f"the {int(count)} cached keys were computed with {then or 'unknown frequencies'}, "
+                f"and this call computes with {now}: start from an empty cache, or pass "
+                "use_cache=False"
             )
-        self.mark(cache)
+        if _is_cache(cache) and getattr(cache, ENCODING, None) != now:
+            setattr(cache, ENCODING, now)
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Mark a cache that the module has made itself."""
+    def after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Note the encoding on a cache that the module has made itself."""
+        if cache_of(args, kwargs) is not None or torch.compiler.is_exporting():
+            return
         values = output.values() if isinstance(output, Mapping) else output
-        for value in values if isinstance(values, Iterable) else ():
-            self.mark(value)
+        for cache in filter(_is_cache, values if isinstance(values, Iterable) else ()):
+            setattr(cache, ENCODING, self.encoding(args, kwargs))
 
-    def mark(self, cache: Any) -> None:
-        if _is_cache(cache) and getattr(cache, CACHE_TAG, None) != self.filled_by:
-            setattr(cache, CACHE_TAG, self.filled_by)
+
+def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the cache among the arguments of a call, or None."""
+    cache = kwargs.get("past_key_values")
+    return next(filter(_is_cache, args), None) if cache is None else cache
+
+
+def mark_stock_caches() -> None:
+    """Mark the caches that are there before a patch: a patched model refuses their keys."""
+    for value in gc.get_objects():
+        if issubclass(type(value), Cache) and not hasattr(value, ENCODING):
+            setattr(value, STOCK, True)
+
+
+def named(label: str, *frequencies: bytes) -> str:
+    """Name frequencies for messages; equal names are equal frequencies."""
+    digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
+    return f"{label} (frequencies {digest[:12]})"
 
 
 def _is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length")  # some models have a class of their own
 
 
-def _holds_keys(cache: Any) -> bool:
-    """Of a cache, or of the tuples that transformers < 5 takes too."""
-    return bool(cache.get_seq_length() > 0) if _is_cache(cache) else len(cache) > 0
+def _length(cache: Any) -> Any:
+    """Return the number of tokens in a cache; transformers < 5 takes tuples, too."""
+    return cache.get_seq_length() if _is_cache(cache) else len(cache)

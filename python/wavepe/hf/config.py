@@ -1,37 +1,39 @@
-"""Configurations: that of the model type wavepe_llama, and the one that a patched model holds."""
+"""Configurations of the model types wavepe_<family>, and of patched stock models.
+
+The configuration of a patched model is the stock model's in memory and a wavepe_<family>'s on disk:
+saved as a stock model's, it would come back with RoPE, without an error.
+"""
 
 from __future__ import annotations
 
 import copy
 import difflib
-import functools
 import os
 from typing import Any
 
-import transformers
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from . import families
-from .layers import Choice, Spec, Written
-from .names import CLASS_PREFIX, MODEL_TYPE, NAME
+from . import rope_config
+from .families import NAME, SUPPORTED, TYPE_PREFIX, is_stock
+from .layers import Choice, StoredSpec
 
-# The heads of Llama that have a counterpart with an encoding.
-STOCK_CLASSES = (
-    "LlamaModel",
-    "LlamaForCausalLM",
-    "LlamaForSequenceClassification",
-    "LlamaForTokenClassification",
-    "LlamaForQuestionAnswering",
-)
-# A stock Llama class that reads the file asks for this attention: it does not know it, or where
-# wavepe.hf is imported, the attention finds no encoding. Both raise; RoPE instead would be silent.
+CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
+PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
+# A stock class that reads the file asks for this attention: it does not know it, or where wavepe.hf
+# is imported, the attention finds no encoding. Both raise; RoPE instead would be silent.
 # transformers < 5 overwrites the first key, and takes the second as it is.
 ON_DISK = {"attn_implementation": NAME, "_attn_implementation": NAME}
-PATCHED = "Patched"  # PatchedMistralConfig is the class of a patched Mistral's configuration
+
+CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
+MODELS: dict[str, Any] = {}  # name of a class -> the class; model_types.py fills it
 
 
-class _SpecAttribute:
-    """A configuration that keeps `position_encoding` as it is written in files."""
+class EncodedConfig:
+    """What makes a stock configuration one of a type wavepe_<family>."""
+
+    stock: Any
+    model_type: Any
 
     def __setattr__(self, key: str, value: Any) -> None:
         # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
@@ -39,66 +41,39 @@ class _SpecAttribute:
             value = Choice(value).written()
         super().__setattr__(key, value)
 
-
-class WavePELlamaConfig(_SpecAttribute, LlamaConfig):
-    """A Llama's configuration with a position encoding of its own.
-
-    Parameters
-    ----------
-    position_encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it, or for hybrids a dict of layer ranges,
-        ``{"0-3": "rope", "4": "none"}``, as `wavepe.hf.patch` takes it; kept as specs. The default,
-        "rope", is the encoding of a stock Llama: base and scaling are those of `rope_parameters`.
-        The trained length that an encoding may need is `max_position_embeddings`.
-    **kwargs
-        As for `transformers.LlamaConfig`.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Where `wavepe.encoding` does.
-    """
-
-    model_type = MODEL_TYPE
-    position_encoding: str | dict = "rope"
-
-    if families.TRANSFORMERS_5:  # configurations are dataclasses since
+    if rope_config.TRANSFORMERS_5:  # configurations are dataclasses since
 
         def __post_init__(self, **kwargs: Any) -> None:
-            super().__post_init__(**{"attn_implementation": NAME, **_checked(kwargs)})
+            parent: Any = super()
+            parent.__post_init__(**{"attn_implementation": NAME, **_checked(kwargs)})
 
     else:
 
-        def __init__(
-            self,
-            position_encoding: Spec = "rope",
-            rope_parameters: dict[str, Any] | None = None,
-            **kwargs: Any,
-        ) -> None:
-            self.position_encoding = position_encoding  # type: ignore[assignment] # it is written
-            if rope_parameters:  # of a file that transformers 5 has written
-                scaling = dict(rope_parameters)
-                kwargs["rope_theta"] = scaling.pop("rope_theta", kwargs.get("rope_theta", 10000.0))
-                kwargs["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+        def __init__(self, position_encoding: Any = "rope", **kwargs: Any) -> None:
+            self.position_encoding = position_encoding
+            given = kwargs.pop("rope_parameters", None)
+            if given:  # of a file that transformers 5 has written
+                kwargs |= rope_config.for_transformers_4(given)
             super().__init__(**{"attn_implementation": NAME, **_checked(kwargs)})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As of transformers; ValueError for the configuration of another family."""
-        kind = config_dict.get("model_type", MODEL_TYPE)
-        if kind not in (MODEL_TYPE, LlamaConfig.model_type):
+        """Build as transformers does; ValueError for the configuration of another family."""
+        own, stock = cls.model_type, cls.stock.model_type
+        kind = config_dict.get("model_type", own)
+        if kind not in (own, stock):
             raise ValueError(
-                f"a {MODEL_TYPE} is read from the files of a llama or a {MODEL_TYPE}, got "
-                f"model_type {kind!r}: load it with its own class, then wavepe.hf.patch(model)"
+                f"a {own} is read from the files of a {stock} or a {own}, got model_type {kind!r}: "
+                "load it with its own class, then wavepe.hf.patch(model)"
             )
-        return super().from_dict(config_dict, **kwargs)
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), **ON_DISK}
+        return {**super().to_dict(), **ON_DISK}  # type: ignore[misc]
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """What transformers would keep unread: TypeError for `position_encoding` misspelt."""
+    """Raise TypeError for `position_encoding` misspelt, which transformers would keep unread."""
     for key in given:
         if difflib.get_close_matches(key, ["position_encoding"], cutoff=0.8):
             raise TypeError(f"unknown argument {key!r}, did you mean 'position_encoding'?")
@@ -106,79 +81,41 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key != "_attn_implementation"}
 
 
-class PatchedLlamaConfig(LlamaConfig):
-    """The configuration of a patched stock Llama: in memory a Llama's, on disk a wavepe_llama's.
-
-    A patched model saved as plain Llama would come back with RoPE, without an error.
-    """
-
-    position_encoding: str | dict = "rope"
+class PatchedConfig:
+    """What makes a stock configuration that of a patched model."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """As of transformers; ValueError for a class that has no counterpart here."""
-        for name in self.architectures or ():
-            if name not in STOCK_CLASSES:
+        """Save as transformers does; ValueError for a class that has no counterpart here."""
+        config: Any = self
+        for name in config.architectures or ():
+            if CLASS_PREFIX + name not in MODELS:
                 raise ValueError(
-                    f"a patched {name} cannot be saved with its position encoding: there is a "
-                    f"{MODEL_TYPE} form of {', '.join(STOCK_CLASSES)} only; "
-                    "wavepe.hf.unpatch(model) first"
+                    f"a patched {name} cannot be saved with its position encoding: no "
+                    f"{CLASS_PREFIX + name} could read it; wavepe.hf.unpatch(model) first"
                 )
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        output = super().to_dict()
-        output |= {"model_type": MODEL_TYPE, **ON_DISK}
-        names = output.get("architectures") or ()
-        output["architectures"] = [CLASS_PREFIX + name for name in names] or None
-        return output
+        output = super().to_dict()  # type: ignore[misc]
+        names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
+        own = TYPE_PREFIX + output["model_type"]
+        return {**output, "model_type": own, **ON_DISK, "architectures": names or None}
 
 
-class _Unsaved:
-    """The configuration of a patched model whose family has no type that keeps the encoding."""
+def patched_config(stock: PretrainedConfig, written: StoredSpec) -> PretrainedConfig:
+    """Return a copy of `stock` for one patched model.
 
-    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """ValueError: on disk it would be a stock model's."""
-        kind = type(self).__name__.removeprefix(PATCHED).removesuffix("Config")
-        raise ValueError(
-            f"a patched {kind} cannot be saved with its position encoding, there is a {MODEL_TYPE} "
-            "form of Llama only: torch.save(model.state_dict(), file) keeps the weights, for a "
-            "model that is patched in the same way (after wavepe.hf.unpatch(model), which drops "
-            "what an encoding has learned, save_pretrained writes the stock model)"
-        )
-
-
-@functools.cache
-def _patched_class(stock: Any) -> Any:
-    if stock is LlamaConfig:
-        return PatchedLlamaConfig
-    name = PATCHED + stock.__name__
-    body: dict[str, Any] = {"__module__": __name__, "__qualname__": name}
-    body |= {"position_encoding": "rope", "__annotations__": {"position_encoding": str | dict}}
-    return type(name, (_Unsaved, stock), body)
-
-
-def __getattr__(name: str) -> Any:
-    """Where pickle finds the classes that were made for a patch."""
-    stock = getattr(transformers, name.removeprefix(PATCHED), None)
-    if not name.startswith(PATCHED) or not isinstance(stock, type):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _patched_class(stock)
-
-
-def patched_config(stock: PretrainedConfig, written: Written) -> PretrainedConfig:
-    """A copy of `stock` for one patched model.
-
-    A copy, because models built from one configuration share it: set there, the encoding would
-    reach the others. TypeError for a class derived from a family's: saved as a wavepe_llama's, it
-    would lose its own fields.
+    It is a copy, because models built from one configuration share it: set there, the encoding
+    would reach the others. TypeError for a class derived from a family's, which would lose its own
+    fields when it is saved.
     """
-    if not families.is_stock(stock):
+    if not is_stock(stock):
         raise TypeError(
             "a model that is patched needs a configuration of transformers' own class, got "
             f"{type(stock).__name__}, which could not be saved with the encoding"
         )
     config: Any = copy.deepcopy(stock)
-    config.__class__ = _patched_class(stock.__class__)
+    config.__class__ = globals()[PATCHED_PREFIX + type(stock).__name__]
     config.position_encoding = written
     config._attn_implementation = NAME
     return config
@@ -190,3 +127,57 @@ def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     for key, value in vars(config).items():
         if key not in own:
             stock.__dict__[key] = value
+
+
+# ---------------------------------------------------------------- a class for each family
+
+
+def _config_class(stock: Any) -> Any:
+    return _derived(
+        CLASS_PREFIX + stock.__name__,
+        (EncodedConfig, stock),
+        f"""A {stock.__name__} with a position encoding.
+
+    Parameters
+    ----------
+    position_encoding : str, dict or Encoding
+        As `wavepe.encoding` reads it, or for hybrids a dict of layer ranges,
+        ``{{"0-3": "rope", "4": "none"}}``, as `wavepe.hf.patch` takes it; kept as specs. The
+        default, "rope", is the encoding of the stock model: base and scaling are those of
+        `rope_parameters`. The trained length that an encoding may need is
+        `max_position_embeddings`.
+    **kwargs
+        As for `transformers.{stock.__name__}`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Where `wavepe.encoding` does.
+    """,
+        model_type=TYPE_PREFIX + stock.model_type,
+        stock=stock,
+        position_encoding="rope",
+        __annotations__={"position_encoding": str | dict},
+    )
+
+
+def _patched_class(stock: Any) -> Any:
+    return _derived(
+        PATCHED_PREFIX + stock.__name__,
+        (PatchedConfig, stock),
+        f"The configuration of a patched {stock.__name__.removesuffix('Config')}.",
+        position_encoding="rope",
+        __annotations__={"position_encoding": str | dict},
+    )
+
+
+def _derived(name: str, bases: tuple[Any, ...], doc: str, **body: Any) -> Any:
+    """Make a class that pickle finds here."""
+    made = type(name, bases, {"__module__": __name__, "__doc__": doc, **body})
+    globals()[name] = made
+    return made
+
+
+for _kind in SUPPORTED:
+    CONFIGS[TYPE_PREFIX + _kind] = _config_class(CONFIG_MAPPING[_kind])
+    _patched_class(CONFIG_MAPPING[_kind])

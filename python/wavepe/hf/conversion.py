@@ -1,14 +1,13 @@
-"""Checkpoint folders of a Llama rewritten as wavepe_llama, without loading their weights.
+"""Convert a checkpoint folder to one of the type wavepe_<family>, without loading its weights.
 
-A wavepe_llama has a Llama's tensors under a Llama's names. So files of weights are copied byte for
-byte; new are the configuration and, for an encoding that is trained, one file with its parameters.
+A wavepe_llama has a Llama's tensors under a Llama's names. So the files of weights are copied, and
+config.json is edited. An encoding that is trained adds one shard with its parameters.
 """
 
 from __future__ import annotations
 
 import copy
-import errno
-import math
+import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -16,48 +15,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from .._files import new_folder, some
-from .checkpoint_files import (
-    CONFIG,
-    INDEX,
-    Contents,
-    Weights,
-    copy_without,
-    other_files,
-    read_json,
-    read_weights,
-    save,
-    write_json,
-)
-from .config import ON_DISK, STOCK_CLASSES, WavePELlamaConfig
-from .layers import Choice, Spec, Written, text
+from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
+from .families import SUPPORTED, TYPE_PREFIX, decoder
+from .layers import Choice, Spec, StoredSpec
 from .learned import MODULE
-from .llama import (
-    WavePELlamaForCausalLM,
-    WavePELlamaForQuestionAnswering,
-    WavePELlamaForSequenceClassification,
-    WavePELlamaForTokenClassification,
-    WavePELlamaModel,
-)
-from .names import CLASS_PREFIX, MODEL_TYPE
+from .model_types import stored_as_named
 
-FAMILIES = ("llama", MODEL_TYPE)
-CLASSES = {
-    cls.__name__: cls
-    for cls in (
-        WavePELlamaModel,
-        WavePELlamaForCausalLM,
-        WavePELlamaForSequenceClassification,
-        WavePELlamaForTokenClassification,
-        WavePELlamaForQuestionAnswering,
-    )
-}
-# Old Llamas stored the frequencies of each layer; transformers leaves them unread.
-OLD_FREQUENCIES = "rotary_emb.inv_freq"
+# In the order in which from_pretrained looks for them, each alone or as the index of its shards.
+WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
+INDEX = ".index.json"
+# Weights in other formats and states of a training, which belong to the model as it was.
+OTHER_WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", INDEX,
+)  # fmt: skip
+# Old checkpoints of Llama and GPT-NeoX have buffers that no model reads any more.
+UNREAD = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 
 
 @dataclass(frozen=True)
@@ -82,7 +60,7 @@ class Conversion:
     """
 
     folder: Path
-    encoding: Written
+    encoding: StoredSpec
     model: str
     tensors: int
     bytes: int
@@ -99,7 +77,7 @@ def convert(
     link: bool = False,
     **options: Any,
 ) -> Conversion:
-    """Write the checkpoint of a Llama anew under another position encoding.
+    """Write the checkpoint of a model anew under another position encoding.
 
     The weights are copied, never loaded: memory does not grow with the model. Whatever else the
     folder holds (tokenizer, generation settings) comes along. The target appears at the end, whole.
@@ -107,8 +85,8 @@ def convert(
     Parameters
     ----------
     source_folder : path
-        config.json of a "llama" or "wavepe_llama", and its weights: safetensors or pytorch_model
-        files, one or sharded.
+        config.json of a family that `patch` takes, or of its type wavepe_<family>, and its weights:
+        safetensors or pytorch_model files, one or sharded.
     target_folder : path
         A new folder, or an empty one.
     encoding : str, dict or Encoding
@@ -135,8 +113,6 @@ def convert(
         Where `wavepe.encoding` raises it.
     OSError
         From the system: no room, no permission, no hard links there. Nothing is left behind.
-    RuntimeError
-        What was written is not what was planned (the source changed meanwhile). Nothing is left.
 
     Examples
     --------
@@ -144,278 +120,225 @@ def convert(
     >>> wavepe.hf.convert("llama", "llama-alibi", "alibi")  # doctest: +SKIP
     """
     chosen = Choice(encoding, **options)
-    source, target = _folders(source_folder, target_folder)
-    plan = _plan(source, chosen)
-    _check_room(plan, target, link)
+    source, target = Path(source_folder), Path(target_folder).resolve()
+    _check_target(target)
+    config = _new_config(source, chosen)
+    model = _empty_model(source, config, chosen)
+    files = _read_weights(source)
+    stored = {name: x for held in files.values() for name, x in held.items()}
+    dropped = {name for name in stored if MODULE in name.split(".") or name.endswith(UNREAD)}
+    added = _initial_parameters(model)
+    tensors = {name: x for name, x in stored.items() if name not in dropped} | added
+    _check_fit(source, model, tensors)
+    others, left_out = _other_files(source, files)
     with new_folder(target) as part:
-        _write(plan, part, link)
-        _check_written(plan, part)
+        _write_json(part / CONFIG_NAME, config)
+        for path in others:
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / path, part / path)
+        _write_weights(source, part, files, dropped, added, link)
     return Conversion(
         folder=Path(target_folder),
         encoding=chosen.written(),
-        model=plan.model,
-        tensors=len(plan.tensors),
-        bytes=sum(size for _, size in plan.tensors.values()),
-        added=tuple(plan.added),
-        dropped=tuple(sorted(plan.dropped)),
-        left_out=plan.left_out,
+        model=type(model).__name__,
+        tensors=len(tensors),
+        bytes=sum(x.nbytes for x in tensors.values()),
+        added=tuple(added),
+        dropped=tuple(sorted(dropped)),
+        left_out=tuple(left_out),
     )
 
 
-# ------------------------------------------------------------------ what there is
+def _check_target(target: Path) -> None:
+    if target == Path.cwd() or os.path.ismount(target):
+        raise ValueError(f"the target cannot be the current folder or a mount point, got {target}")
+    if target.exists() and any(target.iterdir()):
+        raise ValueError(f"the target must be a new or an empty folder: {target} is not empty")
 
 
-def _folders(source: str | os.PathLike, target: str | os.PathLike) -> tuple[Path, Path]:
-    old, new = Path(source), Path(target).resolve()
-    if not old.is_dir():
-        what = "is a file" if old.exists() else "does not exist (download a model of the Hub first)"
-        raise ValueError(f"the source must be a folder with {CONFIG} and weights: {old} {what}")
-    if old.resolve() == new:
-        raise ValueError(f"source and target are the same folder, {old}: give another target")
-    if new == Path.cwd() or os.path.ismount(new):
-        what = "the current folder" if new == Path.cwd() else "a mount point"
-        raise ValueError(f"the target must be a folder that can be replaced: {target} is {what}")
-    if new.exists() and not (new.is_dir() and not any(new.iterdir())):
-        what = "is not empty" if new.is_dir() else "is a file"
-        raise ValueError(f"the target must be a new or an empty folder: {target} {what}")
-    return old, new
-
-
-def _read_config(source: Path) -> dict[str, Any]:
-    """config.json, of a model that can be converted."""
+def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
+    """Return config.json of the source, edited; ValueError for a model that is not supported."""
     if (source / "adapter_config.json").exists():
         raise ValueError(f"{source} holds an adapter: merge it into its model and save that first")
-    if not (source / CONFIG).is_file():
-        raise ValueError(f"{source} has no {CONFIG}: the source must be a folder of transformers")
-    config = read_json(source / CONFIG)
-    family = config.get("model_type")
-    if family not in FAMILIES:
+    if not (source / CONFIG_NAME).is_file():
         raise ValueError(
-            f"{source} has model_type {family!r}: only Llamas have a form with another position "
-            f"encoding; model_type must be one of {', '.join(FAMILIES)}"
+            f"{source} has no {CONFIG_NAME}: needs a model's folder (download one of the Hub first)"
         )
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key) is not None:
-            raise ValueError(
-                f"{source} is quantised ({key} in {CONFIG}): convert the checkpoint it was made "
-                "of, then quantise the result"
-            )
-    for key, kind in (("auto_map", dict), ("architectures", list)):
-        if not isinstance(config.get(key) or kind(), kind):
-            given = type(config[key]).__name__
-            raise ValueError(f"{source / CONFIG}: {key} must be a {kind.__name__}, got {given}")
-    own_code = [key for key in config.get("auto_map") or () if "Tokenizer" not in key]
-    if own_code or config.get("transformers_weights"):
-        key = "auto_map" if own_code else "transformers_weights"
+    config = _read_json(source / CONFIG_NAME)
+    kind = str(config.get("model_type")).removeprefix(TYPE_PREFIX)
+    own = TYPE_PREFIX + kind
+    if own not in CONFIGS:
+        raise ValueError(f"{source} has model_type {kind!r}, needs one of {', '.join(SUPPORTED)}")
+    if config.get("quantization_config"):
+        raise ValueError(f"{source} is quantised: convert its original, then quantise the result")
+    if any("Tokenizer" not in key for key in config.get("auto_map") or ()):
+        raise ValueError(f"{source} has code of its own (auto_map), which cannot be converted")
+    if config.get("transformers_weights"):
+        raise ValueError(f"{source} names its own weights (transformers_weights): unsupported")
+    known = [name for name, model in MODELS.items() if model.config_class is CONFIGS[own]]
+    causal = [name for name in known if name.endswith("ForCausalLM")]
+    name = CLASS_PREFIX + (config.get("architectures") or causal)[0].removeprefix(CLASS_PREFIX)
+    if name not in known:
+        stock = [known_name.removeprefix(CLASS_PREFIX) for known_name in known]
         raise ValueError(
-            f"{source} has {key} in {CONFIG}: a model with code of its own, or weights under a "
-            "name of its own, is not supported"
+            f"{source} is a {name.removeprefix(CLASS_PREFIX)}, needs one of {', '.join(stock)}"
         )
-    return config
-
-
-# ------------------------------------------------------------------ what there will be
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """All that decides the result; made before anything is written."""
-
-    source: Path
-    config: dict[str, Any]
-    model: str
-    weights: Weights
-    dropped: frozenset[str]
-    added: dict[str, Tensor]
-    others: list[Path]
-    left_out: tuple[str, ...]
-
-    @property
-    def tensors(self) -> Contents:
-        """Those of the new checkpoint."""
-        kept = {k: v for k, v in self.weights.tensors.items() if k not in self.dropped}
-        return kept | {name: (tuple(x.shape), x.nbytes) for name, x in self.added.items()}
-
-    def kept_of(self, file: str) -> Contents:
-        """The tensors of a file that stay."""
-        held = self.weights.files[file]
-        return {name: entry for name, entry in held.items() if name not in self.dropped}
-
-
-def _plan(source: Path, chosen: Choice) -> _Plan:
-    old = _read_config(source)
-    if old["model_type"] == MODEL_TYPE and old.get("position_encoding") == chosen.written():
+    if config["model_type"] == own and config.get("position_encoding") == chosen.written():
         raise ValueError(f"{source} has the position encoding {str(chosen)!r} already")
-    weights = read_weights(source)
-    layers = old.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > len(weights.tensors):
-        raise ValueError(
-            f"the weights in {source} do not fit its {CONFIG}: {layers} layers, and "
-            f"{len(weights.tensors)} tensors"
-        )
-    model = _model_name(source, old, weights.tensors)
-    new = {
-        **old,
-        "model_type": MODEL_TYPE,
-        "architectures": [model],
+    return {
+        **config,
+        "model_type": own,
+        "architectures": [name],
         "position_encoding": chosen.written(),
         **ON_DISK,
     }
-    try:  # a copy: transformers rewrites scalings in place
-        wanted = _Wanted(model, WavePELlamaConfig.from_dict(copy.deepcopy(new)))
-    except Exception as error:  # of the encoding, of transformers' own checks and assumptions
-        raise ValueError(f"{chosen} and {source / CONFIG} do not fit: {error}") from error
-    dropped = {
-        name
-        for name in weights.tensors
-        if MODULE in name.split(".") or name.endswith(OLD_FREQUENCIES)
-    }
-    others, left_out = other_files(source, weights)
-    plan = _Plan(
-        source, new, model, weights, frozenset(dropped), wanted.learned, others, left_out
-    )  # fmt: skip
-    if misfits := wanted.misfits(plan.tensors):
-        raise ValueError(f"the weights in {source} do not fit its {CONFIG}: {misfits}")
-    return plan
 
 
-def _model_name(source: Path, config: dict[str, Any], tensors: Iterable[str]) -> str:
-    """The class of the result."""
-    names = config.get("architectures") or ()
-    if not names:  # as the tensors have it: those of a LlamaModel begin with "layers."
-        whole = any(name.startswith("model.") for name in tensors)
-        return WavePELlamaForCausalLM.__name__ if whole else WavePELlamaModel.__name__
-    stock = str(names[0]).removeprefix(CLASS_PREFIX)
-    if stock not in STOCK_CLASSES:
-        raise ValueError(
-            f"{source} is a {names[0]} (architectures in {CONFIG}): there is a {MODEL_TYPE} form "
-            f"of {', '.join(STOCK_CLASSES)} only"
-        )
-    return CLASS_PREFIX + stock
-
-
-class _Wanted:
-    """What a class expects of a checkpoint, seen on a model without memory.
-
-    Attributes
-    ----------
-    shapes : dict of str to tuple
-        Of every tensor.
-    tied : dict of str to str
-        Tensors that are another one, where a checkpoint lacks them.
-    learned : dict of str to Tensor
-        The parameters of an encoding that is trained, at their initial values.
-    """
-
-    def __init__(self, model: str, config: WavePELlamaConfig) -> None:
-        with torch.device("meta"):
-            made = CLASSES[model](config)
-        self.shapes = {name: tuple(x.shape) for name, x in made.state_dict().items()}
-        self.tied = _tied(made)
-        table: Any = getattr(made.base_model, MODULE, None)
-        own = [name for name in self.shapes if MODULE in name.split(".")]
-        initial = {} if table is None else table.initial()
-        self.learned = {name: initial[name.rpartition(".")[2]].float() for name in own}
-
-    def misfits(self, tensors: Contents) -> str:
-        """Where `tensors` are not what is expected, in words; empty where they are."""
-        missing = self.shapes.keys() - tensors.keys()
-        for pair in self.tied.items():
-            if not missing.issuperset(pair):
-                missing -= set(pair)
-        other = [
-            f"{name} {tensors[name][0]} instead of {shape}"
-            for name, shape in self.shapes.items()
-            if name in tensors and tensors[name][0] != shape
-        ]
-        found = {
-            "missing": sorted(missing),
-            "unknown": sorted(tensors.keys() - self.shapes.keys()),
-            "of another shape": other,
-        }
-        return "; ".join(f"{what}: {some(names)}" for what, names in found.items() if names)
-
-
-def _tied(model: Any) -> dict[str, str]:
-    """Names of tensors that are another one."""
-    if hasattr(model, "all_tied_weights_keys"):
-        return model.all_tied_weights_keys
-    # transformers < 5; of Llamas only the causal one has such a tensor
-    tied = model.config.tie_word_embeddings and hasattr(model, "lm_head")
-    return {"lm_head.weight": "model.embed_tokens.weight"} if tied else {}
-
-
-# ------------------------------------------------------------------ writing
-
-
-def _check_room(plan: _Plan, target: Path, link: bool) -> None:
-    """OSError where the disk is too small; a copy of hours would end the same way."""
-    files = [plan.source / name for name in plan.others]
-    if not link:
-        files += [plan.source / name for name in plan.weights.files]
-    needed = sum(path.stat().st_size for path in files)
-    needed += sum(x.nbytes for x in plan.added.values())
-    there = next(parent for parent in target.parents if parent.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        message = f"{needed} bytes are needed and {free} are free"
-        raise OSError(errno.ENOSPC, message, str(target))
-
-
-def _write(plan: _Plan, part: Path, link: bool) -> None:
-    write_json(part / CONFIG, plan.config)
-    for relative in plan.others:
-        (part / relative).parent.mkdir(parents=True, exist_ok=True)
-        _copy(plan.source / relative, part / relative)
-    weights, sharded = plan.weights, plan.weights.index is not None or bool(plan.added)
-    weight_map: dict[str, str] = {}
-    for file in weights.files:
-        kept = plan.kept_of(file)
-        if not kept:
-            continue
-        # Beside a model.safetensors from_pretrained reads no index.
-        name = weights.beside("00001-of-00001") if sharded and weights.index is None else file
-        weight_map |= dict.fromkeys(kept, name)
-        if len(kept) < len(weights.files[file]):
-            copy_without(plan.source / file, part / name, plan.dropped)
-        elif link:  # of the file itself: folders of the Hub's cache hold symbolic links
-            os.link((plan.source / file).resolve(), part / name)
-        else:
-            _copy(plan.source / file, part / name)
-    if plan.added:
-        name = weights.beside(MODULE.replace("_", "-"))
-        weight_map |= dict.fromkeys(plan.added, name)
-        save(part / name, plan.added)
-    if sharded:
-        write_json(part / (weights.name + INDEX), _new_index(plan, weight_map))
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-    shutil.copymode(source, target)
-
-
-def _new_index(plan: _Plan, weight_map: dict[str, str]) -> dict[str, Any]:
-    index = plan.weights.index or {}
-    if "metadata" in index and not plan.added and not plan.dropped:
-        return index
-    metadata = dict(index.get("metadata") or {})
-    metadata["total_size"] = sum(size for _, size in plan.tensors.values())
-    if "total_parameters" in metadata:
-        metadata["total_parameters"] = sum(math.prod(shape) for shape, _ in plan.tensors.values())
-    return {**index, "metadata": metadata, "weight_map": weight_map}
-
-
-def _check_written(plan: _Plan, part: Path) -> None:
-    """Read the result as from_pretrained will, all but the values."""
-    config = AutoConfig.from_pretrained(part)
-    spec = plan.config["position_encoding"]
-    kept = isinstance(config, WavePELlamaConfig) and config.position_encoding == spec
+def _empty_model(source: Path, config: dict[str, Any], chosen: Choice) -> Any:
+    """Build the new model on the meta device; ValueError where the encoding does not fit it."""
     try:
-        tensors = read_weights(part).tensors
-    except ValueError as error:
-        raise RuntimeError(f"what was written cannot be read: {error}") from error
-    misfits = _Wanted(plan.model, config).misfits(tensors)
-    if misfits or not kept or tensors != plan.tensors:
-        reason = misfits or f"the encoding or the tensors are not those of {plan.source} any more"
-        raise RuntimeError(f"what was written is not a {plan.model} with {text(spec)}: {reason}")
+        with torch.device("meta"):  # a copy, because transformers rewrites scalings in place
+            made = CONFIGS[config["model_type"]].from_dict(copy.deepcopy(config))
+            return MODELS[config["architectures"][0]](made)
+    except Exception as error:  # of the encoding, of transformers' own checks and assumptions
+        raise ValueError(f"{chosen} and {source / CONFIG_NAME} do not fit: {error}") from error
+
+
+def _initial_parameters(model: Any) -> dict[str, Tensor]:
+    """Return the parameters of an encoding that is trained, under their names in a checkpoint."""
+    own = [name for name in model.state_dict() if MODULE in name.split(".")]
+    initial = getattr(decoder(model), MODULE).initial() if own else {}
+    return {name: initial[name.rpartition(".")[2]].float() for name in own}
+
+
+def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each file of weights."""
+    for single in WEIGHTS:
+        if (source / single).is_file():
+            return {single: _mapped(source / single)}
+        index = source / (single + INDEX)
+        if index.is_file():
+            shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
+            beside = [path.name for path in source.iterdir() if path.is_file()]
+            if missing := [shard for shard in shards if shard not in beside]:
+                raise ValueError(f"{index} lists shards that are not beside it: {some(missing)}")
+            return {shard: _mapped(source / shard) for shard in shards}
+    raise ValueError(f"{source} has no weights: needs {' or '.join(WEIGHTS)}, or shards of them")
+
+
+def _mapped(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file, memory-mapped: values stay on disk until they are used."""
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # of safetensors, zipfile, pickle, torch
+        # torch hides the reason behind the advice to run what the file holds.
+        reason = error.__context__ or error
+        raise ValueError(
+            f"{path} cannot be read as weights (was it downloaded in full?): {reason}"
+        ) from error
+
+
+def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
+    """Raise ValueError unless the tensors are those of the model."""
+    if not stored_as_named(model):
+        return
+    wanted = model.state_dict()
+    needed = dict(model.named_parameters())  # a tensor that is tied to another one is not
+    misfits = {
+        "missing": sorted(needed.keys() - tensors.keys()),
+        "unknown": sorted(tensors.keys() - wanted.keys()),
+        "of another shape": [
+            f"{name} {tuple(x.shape)} instead of {tuple(wanted[name].shape)}"
+            for name, x in tensors.items()
+            if name in wanted and x.shape != wanted[name].shape
+        ],
+    }
+    if any(misfits.values()):
+        said = "; ".join(f"{what}: {some(names)}" for what, names in misfits.items() if names)
+        raise ValueError(f"the weights in {source} do not fit its {CONFIG_NAME}: {said}")
+
+
+def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the files that are copied beside the weights, and of those that are not.
+
+    Hidden folders, and folders that are checkpoints themselves, are passed over.
+    """
+    own = {CONFIG_NAME, *weights, *(single + INDEX for single in WEIGHTS)}
+    copied: set[str] = set()
+    left_out: set[str] = set()
+    for folder, folders, names in os.walk(source, onerror=_raise):
+        names += [name for name in folders if Path(folder, name).is_symlink()]
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not Path(folder, name, CONFIG_NAME).exists()
+        ]
+        for path in (Path(folder, name) for name in names):
+            stale = path.name.endswith(OTHER_WEIGHTS) or not path.is_file()
+            (left_out if stale else copied).add(str(path.relative_to(source)))
+    return sorted(copied - own), sorted(left_out - own)
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk would pass over a folder that it cannot read
+
+
+def _write_weights(
+    source: Path,
+    part: Path,
+    files: dict[str, dict[str, Tensor]],
+    dropped: set[str],
+    added: dict[str, Tensor],
+    link: bool,
+) -> None:
+    """Copy or link the files of weights; write anew those that lose tensors; add a shard."""
+    single = SAFE_WEIGHTS_NAME if next(iter(files)).endswith(".safetensors") else WEIGHTS_NAME
+    stem, suffix = os.path.splitext(single)
+    tensors = dict(added)
+    weight_map: dict[str, str] = {}
+    for file, held in files.items():
+        kept = {name: x for name, x in held.items() if name not in dropped}
+        # Beside a single file from_pretrained reads no index, so that one becomes a shard.
+        name = f"{stem}-00001-of-00001{suffix}" if file == single and added else file
+        if kept and len(kept) < len(held):
+            _save(part / name, kept)
+        elif kept and link:  # to the file itself: folders of the Hub's cache hold symbolic links
+            os.link((source / file).resolve(), part / name)
+        elif kept:
+            shutil.copy(source / file, part / name)
+        tensors |= kept
+        weight_map |= dict.fromkeys(kept, name)
+    if added:
+        name = f"{stem}-{MODULE.replace('_', '-')}{suffix}"
+        _save(part / name, added)
+        weight_map |= dict.fromkeys(added, name)
+    if single not in weight_map.values():
+        metadata = {
+            "total_parameters": sum(x.numel() for x in tensors.values()),
+            "total_size": sum(x.nbytes for x in tensors.values()),
+        }
+        _write_json(part / (single + INDEX), {"metadata": metadata, "weight_map": weight_map})
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file(tensors, path, {"format": "pt"})
+        # Since safetensors 0.8 only the owner may read what it writes.
+        shutil.copymode(path.with_name(CONFIG_NAME), path)
+    else:
+        with path.open("wb") as file:  # with a path, torch's errors do not tell the system's
+            torch.save(tensors, file)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} holds no JSON object: {error}") from error
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object as save_pretrained does."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

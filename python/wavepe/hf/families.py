@@ -8,18 +8,17 @@ softcaps (these reach the attention function by themselves), and in layers witho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from .own_forward import names_in_forward
+from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
-# Those before have config.rope_theta and config.rope_scaling for config.rope_parameters.
-TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
+NAME = "wavepe"  # of the attention and of its mask, registered with transformers
+TYPE_PREFIX = "wavepe_"  # of model types whose checkpoints keep the encoding
+
 # Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
 CACHE_NAMES = ("past_key_values", "layer_past")
 
@@ -41,15 +40,8 @@ SUPPORTED = (
 PARTIAL = ("phi3", "gpt_neox")
 
 
-class Slot(NamedTuple):
-    """What rotates a layer: a module of the base model, and its layer type where it has several."""
-
-    module: str = "rotary_emb"
-    layer_type: str | None = None
-
-
 def decoder(model: nn.Module) -> Any:
-    """The base model in `model`, of a family that can be patched.
+    """Return the base model in `model`, of a family that can be patched.
 
     Raises
     ------
@@ -86,12 +78,12 @@ def decoder(model: nn.Module) -> Any:
 
 
 def family(config: Any) -> str:
-    """The model_type that a configuration has in transformers; of wavepe_llama, llama."""
-    return "llama" if config.model_type == "wavepe_llama" else config.model_type
+    """Return the model_type in transformers: of a wavepe_llama, llama."""
+    return config.model_type.removeprefix(TYPE_PREFIX)
 
 
 def _why_not(base: nn.Module, config: Any) -> str:
-    """What stands in the way, as far as can be seen from outside."""
+    """Say what stands in the way, as far as can be seen from outside."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
@@ -102,12 +94,18 @@ def _why_not(base: nn.Module, config: Any) -> str:
     return "this family is not tested here, and what differs in it would go unseen"
 
 
+def names_in_forward(module: nn.Module) -> tuple[str, ...]:
+    """Return the globals and attributes that the forward of the module's class names."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
 def _uses_interface(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in names_in_forward(module)
 
 
 def is_stock(config: Any) -> bool:
-    """Whether a configuration is of transformers' own class for its model_type."""
+    """Return whether a configuration is of transformers' own class for its model_type."""
     kind = config.model_type
     return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] is type(config)
 
@@ -116,73 +114,49 @@ def is_stock(config: Any) -> bool:
 
 
 def attentions(base: Any) -> list[Any]:
-    """The attention layer of each decoder layer."""
-    name = "attention" if base.config.model_type == "gpt_neox" else "self_attn"
+    """Return the attention layer of each decoder layer."""
+    name = "attention" if family(base.config) == "gpt_neox" else "self_attn"
     return [getattr(layer, name) for layer in base.layers]
 
 
 def slots(base: Any) -> list[Slot | None]:
-    """What rotates each layer; None for those that the family leaves without positions."""
+    """Return what rotates each layer; None for a layer that the family leaves without positions."""
     config, layers = base.config, attentions(base)
     if hasattr(base, "rotary_emb_local"):  # Gemma 3 in transformers < 5
         names = ("rotary_emb", "rotary_emb_local")
         return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
-    if _bases_by_type(config):
+    if has_layer_types(config):
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
     return [Slot() if getattr(layer, "use_rope", True) else None for layer in layers]
 
 
-def _bases_by_type(config: Any) -> bool:
-    given = getattr(config, "rope_parameters", None) or {}
-    return any(isinstance(value, Mapping) for value in given.values())
-
-
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
-    """Number of dims of a head that the family rotates, from the first on."""
+    """Return how many dims of a head the family rotates, from the first on."""
     if family(config) not in PARTIAL:
         return head_dim
     name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
     return 2 * getattr(stock, name).numel()
 
 
-def rope_parameters(config: Any, slot: Slot) -> dict[str, Any]:
-    """Base and scaling of a slot, as transformers 5 writes them."""
-    if TRANSFORMERS_5:
-        given = config.rope_parameters
-        return dict(given if slot.layer_type is None else given[slot.layer_type])
-    if slot.module == "rotary_emb_local":
-        return {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
-    given = {"rope_theta": config.rope_theta} | (getattr(config, "rope_scaling", None) or {})
-    kind = given.pop("type", "default")  # its old name, which some families keep (Phi-3)
-    if given.setdefault("rope_type", kind) == "longrope":
-        # The length is read from the configuration only, and where it is there, the factor is not.
-        given.pop("original_max_position_embeddings", None)
-        original = getattr(config, "original_max_position_embeddings", None)
-        if original is not None:
-            given.pop("factor", None)
-            given["original_max_position_embeddings"] = original
-    return given
-
-
 def head_dim(base: Any) -> int:
-    """Number of dims of a head."""
+    """Return the number of dims of a head."""
     layer = attentions(base)[0]
     size = getattr(layer, "head_dim", None)
     return layer.head_size if size is None else size
 
 
 def embedding_scale(base: Any) -> float:
-    """What the base model multiplies embeddings by after it has looked them up."""
+    """Return the factor by which the base model multiplies the embeddings that it looks up."""
     config = base.config
-    if config.model_type == "granite":
+    if family(config) == "granite":
         return float(config.embedding_multiplier)
-    if config.model_type == "gemma2" and not TRANSFORMERS_5:
+    if family(config) == "gemma2" and not TRANSFORMERS_5:
         return float(config.hidden_size) ** 0.5
     return 1.0
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the positional arguments of a module's forward."""
+    """Return the names of the positional arguments of a module's forward."""
     forward = inspect.unwrap(type(module).forward)
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

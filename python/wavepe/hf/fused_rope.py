@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks, ops
-from . import own_forward
+from .families import names_in_forward
 from .layers import text
-from .own_forward import APPLY
-from .rotary import Own, Rotary, Rotated
+from .rotary import RopeRotation, Rotary, StockRotation
 
 M = TypeVar("M", bound=nn.Module)
+
+APPLY = "apply_rotary_pos_emb"
+_numbers = itertools.count()
 
 
 def use_fused_rope(model: M, enabled: bool = True) -> M:
@@ -34,8 +41,7 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
 
     Returns
     -------
-    The model. A copy by `copy.deepcopy` is fused too; what `save_pretrained` or pickle have stored
-    comes back as the stock model.
+    The model. Copies and pickles are fused too; `save_pretrained` writes the stock model.
 
     Raises
     ------
@@ -63,46 +69,89 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
         raise TypeError(f"use_fused_rope needs a model of transformers, got {type(model).__name__}")
     if not _checks.flag("enabled", enabled):
         for module in model.modules():
-            own_forward.take_back(module, _fused_apply)
+            if isinstance(module, Fused):
+                module.__class__ = module.stock
         return model
     rotaries = [module for module in model.modules() if isinstance(module, Rotary)]
     rotations = [rotation for rotary in rotaries for rotation in rotary.modules()]
-    if rotaries and not any(isinstance(rotation, Rotated | Own) for rotation in rotations):
+    if rotaries and not any(
+        isinstance(rotation, RopeRotation | StockRotation) for rotation in rotations
+    ):
         raise ValueError(
             f"this model has the position encoding {text(rotaries[0].spec)!r}, which is not "
             "rotary: there is nothing to rotate"
         )
-    layers = [module for module in model.modules() if own_forward.calls_apply(module)]
+    layers = [module for module in model.modules() if APPLY in names_in_forward(module)]
     if not layers:
         raise ValueError(
             f"use_fused_rope finds no layer in this {type(model).__name__} that calls {APPLY}: its "
             "family rotates in another way, or not at all"
         )
-    # Those of a patched model that do not rotate stay so.
-    layers = [layer for layer in layers if own_forward.replacement_of(layer) is None]
+    layers = [layer for layer in layers if not isinstance(layer, Fused)]
     for layer in layers:
         _check(layer)
-    forwards = [own_forward.made(layer, _fused_apply) for layer in layers]
-    for layer, forward in zip(layers, forwards, strict=True):
-        own_forward.give(layer, forward)
+    stocks: list[Any] = [type(layer) for layer in layers]
+    classes = [_fused_class(stock) for stock in stocks]
+    for layer, fused in zip(layers, classes, strict=True):
+        layer.__dict__.pop("forward", None)  # the class's own, which hooks of accelerate left
+        layer.__class__ = fused
     return model
 
 
-def _check(module: nn.Module) -> None:
-    """ValueError where a layer cannot be fused."""
-    kind = type(module)
-    if own_forward.has_own(module):
+def _check(layer: nn.Module) -> None:
+    """Raise ValueError where a layer cannot be fused."""
+    stock = type(layer)
+    own = layer.__dict__.get("forward")
+    if own is not None and getattr(own, "__func__", None) is not stock.forward:
         raise ValueError(
-            f"this {kind.__name__} has a forward of its own, as hooks of accelerate are: "
+            f"this {stock.__name__} has a forward of its own, as hooks of accelerate are: "
             "use_fused_rope first, then dispatch the model"
         )
-    names = own_forward.names_in_forward(module)
-    others = {name for name in names if name.startswith("apply_")} - {APPLY}
+    others = {name for name in names_in_forward(layer) if name.startswith("apply_")} - {APPLY}
     if others:
         raise ValueError(
-            f"{kind.__name__} rotates by {', '.join(sorted(others))} beside {APPLY}: a fused form "
+            f"{stock.__name__} rotates by {', '.join(sorted(others))} beside {APPLY}: a fused form "
             "of it would be used in part only"
         )
+
+
+# ---------------------------------------------------------------- the class of a fused layer
+
+
+class Fused:
+    """A base of the classes that `_fused_class` makes."""
+
+    stock: Any
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self.stock,), self.__dict__
+
+
+def _rebuild(stock: Any) -> Any:
+    fused = _fused_class(stock)
+    return fused.__new__(fused)
+
+
+@functools.cache
+def _fused_class(stock: Any) -> Any:
+    """Return a subclass of an attention layer's class, for that family and no other model of it.
+
+    A layer calls `apply_rotary_pos_emb` as a global of its modelling file. The subclass has the
+    same forward with other globals. They belong to a module of their own that can be imported:
+    torch.compile reads the globals of a function from the module that they name.
+    """
+    forward: Any = inspect.unwrap(stock.forward)
+    name = f"wavepe_fused_rope_{next(_numbers)}"
+    scope = types.ModuleType(name, f"{stock.__module__} with another {APPLY}")
+    scope.__dict__.update(sys.modules[stock.__module__].__dict__)
+    scope.__dict__.update({"__name__": name, APPLY: _fused_apply(forward.__globals__[APPLY])})
+    sys.modules[name] = scope
+    fused = types.FunctionType(
+        forward.__code__, scope.__dict__, "forward", forward.__defaults__, forward.__closure__
+    )
+    fused.__kwdefaults__ = forward.__kwdefaults__
+    body = {"forward": fused, "stock": stock, "__module__": stock.__module__}
+    return type(stock.__name__, (Fused, stock), body)
 
 
 # ---------------------------------------------------------------- what a family's function does
@@ -144,7 +193,7 @@ LAYOUTS = [
 
 
 def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function that does what `apply(q, k, cos, sin)` does, in one call.
+    """Return a function that does what `apply(q, k, cos, sin)` does, in one call.
 
     What that is, is found by trying it out: families differ in the order of the pairs, in the form
     of the angles, and in whether queries keep their dtype where it is lower than that of the angles
@@ -180,7 +229,7 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
 
 
 def _sample() -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
+    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
     with torch.device("cpu"), torch.inference_mode(False):
         q, k = torch.arange(240.0).sin().view(2, 3, 5, 8), torch.arange(80.0).cos().view(2, 1, 5, 8)
         return q, k, 1 + torch.arange(40.0).view(2, 5, 4)

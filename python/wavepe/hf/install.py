@@ -15,12 +15,12 @@ from ..positions import Learned, PositionEncoding, check_learned, position_encod
 from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
-from .config import WavePELlamaConfig, patched_config, return_changes
-from .families import Slot
-from .layers import Choice, Written, text
+from .config import EncodedConfig, patched_config, return_changes
+from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
-from .rotary import CACHE_TAG, Own, Rotary, Rotated, Unrotated
+from .rope_config import Slot
+from .rotary import EncodingGuard, IdentityRotation, RopeRotation, Rotary, StockRotation
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Parts:
 
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
+    rotated: list[RopeRotation] = field(default_factory=list)
     absolute: AddAbsolute | None = None
     learned: Learned | None = None
 
@@ -37,10 +38,10 @@ class Parts:
 class Installed:
     """What a base model remembers of its encoding, as its attribute `_wavepe`.
 
-    `stock` is the configuration before a patch; None for a wavepe_llama, which has no way back.
+    `stock` is the configuration before a patch; None for a wavepe_<family>, which has no way back.
     """
 
-    spec: Written
+    spec: StoredSpec
     owner: str
     stock: PretrainedConfig | None
     config: PretrainedConfig
@@ -48,7 +49,7 @@ class Installed:
 
 
 def installed(base: nn.Module) -> Installed | None:
-    """What is installed in `base`."""
+    """Return what is installed in `base`, or None."""
     return base.__dict__.get("_wavepe")
 
 
@@ -75,7 +76,7 @@ class _Builder:
     def layer(
         self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
     ) -> Layer:
-        """What a layer needs of `encoding`, None for its own; a slot None does not rotate."""
+        """Build what a layer needs of `encoding`, None for its own; slot None does not rotate."""
         layer = Layer(families.argument_names(attention))
         if encoding is not None:
             layer.score = self.score(encoding)
@@ -87,10 +88,10 @@ class _Builder:
         if key not in found:
             found.append(key)
             dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
-            rotation: nn.Module = Own(stock, slot) if own else Unrotated(dims)
+            rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
-                layer.angles = rotation = Rotated(self.config, slot, dims, rope)
-                rotation.cache_tag = "_".join((CACHE_TAG, *filter(None, slot), str(len(found))))
+                rotation = RopeRotation(self.config, slot, dims, rope)
+                self.parts.rotated.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
@@ -98,7 +99,7 @@ class _Builder:
         return layer
 
     def score(self, encoding: Encoding) -> PositionEncoding | None:
-        """What `encoding` puts into the scores; layers of one encoding share it.
+        """Return what `encoding` puts into the scores; layers of one encoding share it.
 
         Raises
         ------
@@ -121,7 +122,7 @@ class _Builder:
 
 
 def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
-    """Everything that the encodings need in a base model, under its new configuration.
+    """Build all that the encodings need in a base model, under its new configuration.
 
     Raises
     ------
@@ -154,7 +155,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
         attach(base, parts.learned)
     if parts.absolute is not None:
         record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
-    # Before the other: it finds positions that vectors are then made of.
+    names = families.argument_names(base)
+    record.hooks += EncodingGuard(record.spec, parts.rotated, names).attach(base)
+    # Before the others: it finds positions that vectors are then made of.
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
     )
@@ -179,20 +182,21 @@ def install_patch(model: nn.Module, choice: Choice) -> None:
     """
     base = families.decoder(model)
     config = base.config
-    if isinstance(config, WavePELlamaConfig):
+    if isinstance(config, EncodedConfig):
         raise ValueError(
-            f"this is a wavepe_llama with the position encoding {text(config.position_encoding)!r}:"
-            " load it with another by from_pretrained(folder, position_encoding=...)"
+            f"this is a {config.model_type} with the position encoding "
+            f"{text(config.position_encoding)!r}: load it with another by "
+            "from_pretrained(folder, position_encoding=...)"
         )
     if (present := installed(base)) is not None:
         raise ValueError(
             f"this model is patched with {text(present.spec)!r} already: "
             "wavepe.hf.unpatch(model) first"
         )
-    for layer in families.attentions(base):
-        release_attention(layer)
     own = patched_config(config, choice.written())
     parts = make_parts(choice, base, own)
+    for layer in families.attentions(base):
+        release_attention(layer)
     replace_config(model, config, own)
     _attach(base, parts, Installed(choice.written(), type(model).__name__, config, own))
 
@@ -206,7 +210,7 @@ def adopt(model: nn.Module) -> None:
 
 
 def install_own(model: nn.Module) -> None:
-    """Install the encoding that the configuration of a wavepe_llama names, once."""
+    """Install the encoding that the configuration of a wavepe_<family> names, once."""
     base = families.decoder(model)
     if installed(base) is not None:
         return
@@ -222,7 +226,7 @@ def uninstall(model: nn.Module) -> None:
     Raises
     ------
     ValueError
-        The model is not patched, was patched through another model, or is a wavepe_llama.
+        The model is not patched, was patched through another model, or is a wavepe_<family>.
     """
     base = families.decoder(model)
     present = installed(base)
@@ -230,8 +234,8 @@ def uninstall(model: nn.Module) -> None:
         raise ValueError(f"this {type(model).__name__} is not patched")
     if present.stock is None:
         raise ValueError(
-            f"this is a wavepe_llama with the position encoding {text(present.spec)!r}: it has no "
-            "other one to go back to"
+            f"this is a {present.config.model_type} with the position encoding "
+            f"{text(present.spec)!r}: it has no other one to go back to"
         )
     if present.owner != type(model).__name__:
         raise ValueError(
@@ -272,16 +276,18 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     attention.wavepe = layer
     if builder.parts.learned is not None:
         attach(attention, builder.parts.learned)
-    hook = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
-    record = Installed(choice.written(), type(attention).__name__, stock, own, [hook])
-    attention._wavepe = record
+    spec = choice.written()
+    hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
+    hooks += EncodingGuard(spec, builder.parts.rotated, layer.names).attach(attention)
+    attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 
 
 def release_attention(attention: Any) -> None:
     """Undo `install_attention`, where it was done: the layer is part of a model now."""
     present = attention.__dict__.pop("_wavepe", None)
     if present is not None:
-        present.hooks[0].remove()
+        for hook in present.hooks:
+            hook.remove()
         attention.config = present.stock
         detach(attention)
         del attention.wavepe

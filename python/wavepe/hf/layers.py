@@ -11,7 +11,7 @@ from ..encodings import encoding as read_encoding
 
 Spec = str | Mapping[str, Any] | Encoding
 # As a configuration and a file hold it: a spec, or a spec for each range of layers.
-Written = str | dict[str, str]
+StoredSpec = str | dict[str, str]
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -60,18 +60,18 @@ class Choice:
 
     @property
     def encodings(self) -> list[Encoding]:
-        """Those that are named, each once."""
+        """Return the encodings that are named, each once."""
         named = [self.everywhere] if self.everywhere is not None else self.ranges.values()
         return list({str(one): one for one in named}.values())
 
-    def written(self) -> Written:
-        """As a configuration keeps it."""
+    def written(self) -> StoredSpec:
+        """Return the specs as a configuration keeps them."""
         if self.everywhere is not None:
             return str(self.everywhere)
         return {_written_range(key): str(value) for key, value in self.ranges.items()}
 
     def by_layer(self, layers: int) -> list[Encoding | None]:
-        """The encoding of each layer; None where a hybrid does not name it.
+        """Return the encoding of each layer; None where a hybrid does not name it.
 
         Raises
         ------
@@ -95,12 +95,12 @@ class Choice:
 
 
 def is_hybrid(spec: Any) -> bool:
-    """Whether this is a dict of layer ranges rather than one encoding as a dict."""
+    """Return whether this is a dict of layer ranges rather than one encoding as a dict."""
     return isinstance(spec, Mapping) and "name" not in spec
 
 
-def text(written: Written) -> str:
-    """A spec or a hybrid on one line, for messages."""
+def text(written: StoredSpec) -> str:
+    """Write a spec or a hybrid on one line, for messages."""
     if isinstance(written, str):
         return written
     return "; ".join(f"{key}: {value}" for key, value in written.items())

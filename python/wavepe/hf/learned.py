@@ -34,7 +34,7 @@ class LearnedOf(PositionEncoding):
         self.__dict__["owner"] = owner  # no child: the layer that holds this is a part of it
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        """As of `PositionEncoding`."""
+        """Return the arguments that the shared module gives."""
         return getattr(self.owner, MODULE)(q, keys)
 
 

@@ -22,7 +22,7 @@ NUMBERED = torch.int64  # packed sequences
 
 
 def attention_mask(**given: Any) -> Tensor | None:
-    """The mask of a forward pass, as transformers asks for it.
+    """Return the mask of a forward pass; transformers calls this function.
 
     Parameters
     ----------
@@ -39,7 +39,8 @@ def attention_mask(**given: Any) -> Tensor | None:
         Of those, it sees the keys of its own number: sequences are packed; 0 is padding.
     bool Tensor (B, 1, m, n), or None as PyTorch's attention reads it
         What `sdpa_mask` gives, for attention that looks in both directions (encodings outside of
-        the scores only) and for functions that a user has laid over the causal one.
+        the scores only), for functions that a user has laid over the causal one, and for a stock
+        model wherever the last query does not stand on the last key, or its family sees less.
     """
     function, padding = given["mask_function"], given.get("attention_mask")
     if function is getattr(masking_utils, "bidirectional_mask_function", None):
@@ -50,6 +51,9 @@ def attention_mask(**given: Any) -> Tensor | None:
         return masking_utils.sdpa_mask(**given)
     if given.get("use_vmap") or (padding is not None and padding.ndim != 2):
         return masking_utils.sdpa_mask(**given)
+    stock = not hasattr(given["config"], "position_encoding")
+    if stock and (function is not masking_utils.causal_mask_function or not _is_aligned(given)):
+        return masking_utils.sdpa_mask(**{**given, "allow_is_causal_skip": False})
     first, keys = given.get("kv_offset", 0), given["kv_length"]
     if padding is not None:
         return seen_keys(padding, first, keys)
@@ -61,7 +65,7 @@ def attention_mask(**given: Any) -> Tensor | None:
 
 @torch.compiler.assume_constant_result  # a compiler need not read specs
 def _in_scores(spec: str) -> bool:
-    """Whether the encoding is part of the attention scores."""
+    """Return whether the encoding is part of the attention scores."""
     return encoding(spec).entry in ("relative", "slope", "bias")
 
 
@@ -70,8 +74,20 @@ def _queries(given: dict[str, Any]) -> int:
     return given["q_length"] if "q_length" in given else given["cache_position"].shape[0]
 
 
+def _is_aligned(given: dict[str, Any]) -> bool:
+    """Return whether the last query is known to stand on the last key."""
+    queries, keys = _queries(given), given["kv_length"]
+    if queries == keys:
+        return True
+    place = given["q_offset"] if "q_offset" in given else given["cache_position"][0]
+    place = place - given.get("kv_offset", 0)
+    if isinstance(place, Tensor) and torch.compiler.is_compiling():
+        return False
+    return int(place) + queries == keys
+
+
 def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
-    """Which keys are no padding; those beyond the mask wait in a static cache.
+    """Return which keys are no padding; keys beyond the mask wait in a static cache.
 
     Parameters
     ----------
@@ -95,7 +111,7 @@ def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
 
 
 def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tensor | None:
-    """The number of each token's sequence, from a mask that is causal within sequences.
+    """Number each token's sequence, from a mask that is causal within sequences.
 
     transformers hands over a function of two places and no more. A token that does not see the one
     before it begins a sequence.
@@ -107,7 +123,7 @@ def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tenso
 
 
 def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
-    """The mask of packed sequences from their first tokens, both (B, n); None where all is one.
+    """Build the mask of packed sequences from their first tokens (B, n); None for one a row.
 
     The first token of a row begins a sequence in any case. `padding` is True at tokens.
     """
@@ -122,11 +138,11 @@ def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
 
 
 def is_packed(mask: Tensor | None) -> bool:
-    """Whether a mask is one of packed sequences, as `numbered` makes it."""
+    """Return whether `numbered` has made this mask."""
     return mask is not None and mask.ndim == 4 and mask.dtype == NUMBERED
 
 
-class Seen(NamedTuple):
+class MaskParts(NamedTuple):
     """A mask, sorted by what `wavepe.ops.attention` calls its parts.
 
     Attributes
@@ -145,8 +161,8 @@ class Seen(NamedTuple):
     mask: Tensor | None = None
 
 
-def read(mask: Tensor | None) -> Seen:
-    """What a mask of `attention_mask`, or one of the user's own, says.
+def read(mask: Tensor | None) -> MaskParts:
+    """Sort a mask of `attention_mask`, or one of the user's own, into its parts.
 
     Raises
     ------
@@ -154,16 +170,16 @@ def read(mask: Tensor | None) -> Seen:
         An integer mask that is not of `attention_mask`.
     """
     if mask is None:
-        return Seen()
+        return MaskParts()
     if mask.dtype == torch.bool or mask.is_floating_point():
-        return Seen(causal=False, mask=mask)
+        return MaskParts(causal=False, mask=mask)
     if mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.dtype not in (SEEN, NUMBERED):
         raise TypeError(
             f"attention_mask must be bool or floating point, got {mask.dtype} of shape "
             f"{tuple(mask.shape)}"
         )
     row = mask[:, 0, 0]
-    return Seen(key_mask=row != 0, segments=row if mask.dtype == NUMBERED else None)
+    return MaskParts(key_mask=row != 0, segments=row if mask.dtype == NUMBERED else None)
 
 
 def visible(
@@ -174,7 +190,7 @@ def visible(
     device: torch.device,
     window: int | None = None,
 ) -> Tensor:
-    """A mask of `attention_mask` written out, bool (B|1, 1, m, n); one of the user's own as it is.
+    """Write out a mask of `attention_mask`, bool (B|1, 1, m, n); return a user's own as it is.
 
     Parameters
     ----------

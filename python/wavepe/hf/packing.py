@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from . import families
+from .cache_guard import PACKED
 from .masks import numbered
-
-# On a cache that packed sequences filled.
-CACHE_TAG = "_wavepe_packed"
 
 
 class FindPacked:
@@ -34,13 +32,13 @@ class FindPacked:
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
             return None  # the model says what is wrong, or the mask says what is seen
-        if cache is not None and hasattr(cache, CACHE_TAG):
+        if cache is not None and hasattr(cache, PACKED):
             if cache.get_seq_length() > 0:
                 raise ValueError(
                     "the cache holds packed sequences, and what follows belongs to none of them: "
                     "generate from one sequence a row"
                 )
-            delattr(cache, CACHE_TAG)  # it was emptied since
+            delattr(cache, PACKED)  # it was emptied since
         begins = self._begins(kwargs, tokens, mask, cache)
         if begins is None:
             return None
@@ -57,7 +55,7 @@ class FindPacked:
                 f"{int(cache.get_seq_length())} tokens of a cache: pass use_cache=False"
             )
         if cache is not None:
-            setattr(cache, CACHE_TAG, True)
+            setattr(cache, PACKED, True)
         elif kwargs.get("use_cache") is not True:
             kwargs["use_cache"] = False  # it could not be continued
         else:
@@ -67,7 +65,7 @@ class FindPacked:
     def _begins(
         self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any
     ) -> Tensor | None:
-        """Where sequences begin, (B, n); None where there is one a row."""
+        """Find where sequences begin, (B, n); None where there is one a row."""
         rows, length = tokens.shape[:2]
         if kwargs.get("cu_seq_lens_q") is not None:
             begins = _from_lengths(kwargs, rows, length, tokens.device)
@@ -97,7 +95,7 @@ class FindPacked:
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor:
-    """Tokens whose position is not beyond that of the last one before, past any padding, (B, n).
+    """Find tokens whose position is not beyond that of the token before, past padding, (B, n).
 
     A gap begins no sequence: positions may be drawn at random, or tokens have been left out.
     """
@@ -109,7 +107,7 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor:
 
 
 def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.device) -> Tensor:
-    """Of the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
+    """Read the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
     ends, same = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
     if not isinstance(ends, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")

@@ -17,7 +17,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from . import families
-from .config import WavePELlamaConfig
+from .cache_guard import mark_stock_caches
+from .config import EncodedConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import Choice, Spec
 
@@ -58,7 +59,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
 
     Notes
     -----
-    A patched Llama saves itself as a wavepe_llama; another family's `save_pretrained` raises. A
+    A patched model saves itself as the type wavepe_<family> (wavepe_llama, wavepe_mistral, ...). A
     patched model raises when its attention implementation is switched away from "wavepe". A head
     around a model that was patched inside of it does not know, and saves a stock model.
 
@@ -89,6 +90,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 "patch the model first, then shard it"
             )
     install_patch(model, chosen)
+    mark_stock_caches()
     return model
 
 
@@ -118,7 +120,7 @@ def unpatch(model: M) -> M:
 
 @contextmanager
 def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
-    """`patch` for the time of a with block; see there. The block may end by an exception."""
+    """Patch a model for the time of a with block, which may end by an exception; see `patch`."""
     patch(model, encoding, **options)
     record = installed(families.decoder(model))
     try:
@@ -158,13 +160,13 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
     @functools.wraps(make_attention)
     def patched_init(self: LlamaAttention, *args: Any, **kwargs: Any) -> None:
         make_attention(self, *args, **kwargs)
-        if not isinstance(self.config, WavePELlamaConfig):
+        if not isinstance(self.config, EncodedConfig):
             install_attention(self, chosen)
 
     @functools.wraps(finish_model)
     def patched_post_init(self: LlamaPreTrainedModel) -> None:
         finish_model(self)
-        if isinstance(self, LlamaModel) and not isinstance(self.config, WavePELlamaConfig):
+        if isinstance(self, LlamaModel) and not isinstance(self.config, EncodedConfig):
             install_patch(self, chosen)
         elif type(self.config) is LlamaConfig and isinstance(self.base_model, LlamaModel):
             adopt(self)

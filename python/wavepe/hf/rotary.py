@@ -15,12 +15,12 @@ from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
 from ..positions.rotation import Frequencies, Rotation
 from ..positions.tables import wide
-from . import families
-from .families import Slot
-from .layers import Written, text
-from .names import NAME
+from . import families, rope_config
+from .cache_guard import ENCODING, STOCK, CacheGuard, cache_of, named
+from .families import NAME
+from .layers import StoredSpec, text
+from .rope_config import Slot
 
-CACHE_TAG = "_wavepe_inv_freq"
 ALL = "all"
 
 
@@ -52,11 +52,11 @@ class Rotary(nn.Module):
         super().__init__()
         self.stock = stock
         self.config = config
-        self.spec: Written = config.position_encoding
+        self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
 
     def add(self, slot: Slot, rotation: nn.Module) -> None:
-        """Another rotation for layers of this slot."""
+        """Add another rotation for layers of this slot."""
         key = slot.layer_type or ALL
         if key not in self.rotations:
             self.rotations[key] = nn.ModuleList()
@@ -64,7 +64,7 @@ class Rotary(nn.Module):
         self.train(self.stock.training)  # a model that is patched may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """`Angles` in x's dtype, or a tuple of them where the layers differ."""
+        """Return `Angles` in x's dtype, or a tuple of them where the layers differ."""
         if self.config._attn_implementation != NAME:
             raise ValueError(
                 f"this model has the position encoding {text(self.spec)!r}, which needs "
@@ -82,7 +82,7 @@ class Rotary(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
 
-class Own(nn.Module):
+class StockRotation(nn.Module):
     """The family's own rotation, for layers that a hybrid does not name."""
 
     stock: Any
@@ -98,7 +98,7 @@ class Own(nn.Module):
         return Angles(*self.stock(x, position_ids, self.slot.layer_type))
 
 
-class Unrotated(nn.Module):
+class IdentityRotation(nn.Module):
     """The rotation by nothing, for all encodings that are not rotary."""
 
     def __init__(self, dims: int) -> None:
@@ -110,7 +110,7 @@ class Unrotated(nn.Module):
         return Angles(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
 
 
-class Rotated(nn.Module):
+class RopeRotation(nn.Module):
     """RoPE with the encoding's frequencies, and exact angles at any position [R].
 
     Frequencies that follow the length are those of the longest row of the batch, whatever was
@@ -136,13 +136,21 @@ class Rotated(nn.Module):
                 "pairs (i, i + d/2) of this model need them all: fraction or type=proportional "
                 "leaves pairs of the whole head alone"
             )
-        self.changes = self.rotation.changes
-        self.cache_tag = CACHE_TAG
+        fixed = self.rotation.fixed(False)
+        self.steady_name = None if self.rotation.changes or fixed is None else self._name(fixed)
 
-    def frequencies(self, position_ids: Tensor) -> Frequencies:
-        """Those that these positions need."""
+    def frequencies(self, position_ids: Tensor | None, length: int = 1) -> Frequencies:
+        """Return the frequencies for positions, or without them for a sequence of `length`."""
         found = self.rotation.fixed(self.training)
-        return found or self.rotation.of_longest(1, position_ids, self.training)
+        return found or self.rotation.of_longest(length, position_ids, self.training)
+
+    def name(self, position_ids: Tensor | None, length: int) -> str:
+        """Name the rotation, for a note on a cache of such keys."""
+        return self.steady_name or self._name(self.frequencies(position_ids, length))
+
+    def _name(self, found: Frequencies) -> str:
+        steady = "" if not self.rotation.changes else " as the length or the mode asks"
+        return named(f"{self.encoding}{steady}", found.array.tobytes(), repr(found.factor).encode())
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         found = self.frequencies(position_ids)
@@ -151,28 +159,53 @@ class Rotated(nn.Module):
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
-    def check_cache(self, cache: Any, seen: int | Tensor, position_ids: Tensor) -> None:
-        """Refuse a cache whose keys were rotated with other frequencies, and mark it.
 
-        Raises
-        ------
-        ValueError
-            The base has changed since the cache was filled, or another model filled it.
-        """
-        now = self.frequencies(position_ids)
-        if getattr(cache, self.cache_tag, None) != now and seen > 0:
-            raise ValueError(
-                f"{self.encoding}: {int(seen)} cached keys were rotated with another base than "
-                f"this call needs (length {int(position_ids.max()) + 1}, trained length "
-                f"{self.rotation.trained_length}, training mode {self.training}): pass "
-                "use_cache=False"
-            )
-        setattr(cache, self.cache_tag, now)
+class EncodingGuard(CacheGuard):
+    """The `CacheGuard` of a patched model.
+
+    Parameters
+    ----------
+    spec : str or dict
+        The encoding.
+    rotated : list of RopeRotation
+        The rotations of the model, which may follow the length of the sequence.
+    names : tuple of str
+        Of the positional arguments of the module that is guarded.
+    """
+
+    def __init__(
+        self, spec: StoredSpec, rotated: list[RopeRotation], names: tuple[str, ...]
+    ) -> None:
+        self.spec, self.rotated, self.names = spec, rotated, names
+        steady = all(one.steady_name for one in rotated)
+        super().__init__(self.encoding((), {}) if steady else None)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse caches of the stock model, too."""
+        cache = cache_of(args, kwargs)
+        if hasattr(cache, STOCK):
+            delattr(cache, STOCK)
+            setattr(cache, ENCODING, "the stock model's own encoding")
+        super().before(module, args, kwargs)
+
+    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Name the encoding of this call, and the frequencies that it needs."""
+        position_ids, length = None, 1
+        if not all(one.steady_name for one in self.rotated):
+            kwargs = dict(zip(self.names, args, strict=False)) | kwargs
+            position_ids, cache = kwargs.get("position_ids"), cache_of(args, kwargs)
+            tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
+            length = next((x.shape[1] for x in tokens if x is not None), 1)
+            length += 0 if cache is None else int(cache.get_seq_length())
+        found = [one.name(position_ids, length) for one in self.rotated]
+        # Of a model with rope alone, the frequencies say all.
+        spec = [] if found and isinstance(self.spec, str) else [text(self.spec)]
+        return "; ".join(spec + found)
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
-    """`encoding` with the base of the model, and where it names no type, with its scaling."""
-    parameters = families.rope_parameters(config, slot)
+    """Add the model's base to `encoding`, and where it names no type, the model's scaling."""
+    parameters = rope_config.parameters(config, slot)
     given, doubts = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import inspect
-import types
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,16 +19,14 @@ from transformers import PreTrainedModel
 
 from .. import _checks
 from ..encodings import encoding as read_encoding
-from ..encodings.spec import write_value
-from .cache_guard import CACHE_TAG, CacheGuard
-from .families import TRANSFORMERS_5
+from . import rope_config
+from .cache_guard import CacheGuard, named
 from .layers import text
-from .rotary import Rotary, Rotated
+from .rope_config import ALL_LAYERS, Bases
+from .rotary import RopeRotation, Rotary
 
 M = TypeVar("M", bound=nn.Module)
-Bases = dict[str, float]
-
-ONE = ""  # the layer type of a model with one base for all layers
+GUARD = "_wavepe_guard"  # of the module that uses a stock rotary module
 
 
 def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
@@ -44,8 +41,8 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     model : transformers.PreTrainedModel
         A causal model with rotary embedding, or a wrapper of one; its weights are untouched. Pass
         the outermost model, the one that will be saved. A model that `patch` gave a "rope", or a
-        wavepe_llama, keeps the base in its spec: as `inference_theta` where that is a number, else
-        as `theta`.
+        wavepe_<family>, keeps the base in its spec: as `inference_theta` where that is a number,
+        else as `theta`.
     theta : float or dict
         The base, above 0. A model that rotates its layer types with different bases (Gemma 3:
         "full_attention" and "sliding_attention") takes a dict of those to be changed.
@@ -90,12 +87,11 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     fresh = [_rebuilt(place, new) for place in places]
     if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
         return model
-    guards = _guards(places)  # before the frequencies change: it notes what they were
+    before = ["" if isinstance(p.module, RopeRotation) else _name(p) for p in places]
     copies.replace(model)
     for place, made in zip(places, fresh, strict=True):
         _take_over(place.module, made)
-    for owner, guard in guards:
-        guard.filled_by = _tag(place for place in places if place.owner is owner)
+    _guard_caches(places, before)
     return model
 
 
@@ -111,14 +107,14 @@ class _Place(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """The second module of Gemma 3 before transformers 5, for the layers with a window."""
+        """Return whether this is Gemma 3's module for windows, before transformers 5."""
         return self.name.endswith("rotary_emb_local")
 
 
 def _rotating(model: nn.Module) -> list[_Place]:
-    """The rotary modules of the model's text layers; ValueError where none has a base to set."""
+    """Find the rotary modules of the text layers; ValueError where none has a base to set."""
     found = list(_all_rotating(model, "", None))
-    encodings = {p.module.encoding for p in found if isinstance(p.module, Rotated)}
+    encodings = {p.module.encoding for p in found if isinstance(p.module, RopeRotation)}
     if len(encodings) > 1:
         raise ValueError(
             f"the layers of this model have different encodings, {', '.join(map(str, encodings))}: "
@@ -146,7 +142,7 @@ def _rotating(model: nn.Module) -> list[_Place]:
 
 
 def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
-    """Rotary modules; the stock one within one of ours is there for the way back only."""
+    """Find rotary modules, but for the stock module that one of ours keeps for the way back."""
     owner_or_self = module if owner is None else owner
     if isinstance(module, Rotary):
         for rotation in _rotated(module):
@@ -165,14 +161,14 @@ def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iter
         yield from _all_rotating(child, f"{name}.{key}", owner)
 
 
-def _rotated(rotary: Rotary) -> list[Rotated]:
-    """The rotations of a patched model; ValueError where a theta would not reach all layers."""
+def _rotated(rotary: Rotary) -> list[RopeRotation]:
+    """Return the rotations of a patched model; ValueError where theta is not one for all."""
     if not isinstance(rotary.spec, str):
         raise ValueError(
             f"this model has the position encodings {text(rotary.spec)!r}, by layer: unpatch it, "
             "and patch it with the theta that each should have"
         )
-    found = [module for module in rotary.modules() if isinstance(module, Rotated)]
+    found = [module for module in rotary.modules() if isinstance(module, RopeRotation)]
     if not found:
         raise ValueError(
             f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
@@ -188,78 +184,38 @@ def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
 # ---------------------------------------------------------------- configurations
 
 
-def _bases(config: Any) -> Bases:
-    """The bases that a configuration names; the key is `ONE` where there is one for all layers."""
-    if TRANSFORMERS_5:
-        given = config.rope_parameters
-        nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
-        if nested:
-            return {key: value["rope_theta"] for key, value in nested.items()}
-        return {ONE: given["rope_theta"]}
-    if hasattr(config, "rope_local_base_freq"):
-        local = config.rope_local_base_freq
-        return {"full_attention": config.rope_theta, "sliding_attention": local}
-    return {ONE: config.rope_theta}
-
-
-def _write_bases(config: Any, bases: Bases) -> None:
-    """Let a configuration name other bases, in the form that its version of transformers reads."""
-    if TRANSFORMERS_5:
-        given = config.rope_parameters
-        changed: dict[str, Any] = {"rope_theta": bases[ONE]} if ONE in bases else {}
-        for key in bases.keys() - {ONE}:
-            changed[key] = {**given[key], "rope_theta": bases[key]}
-        config.rope_parameters = {**given, **changed}
-    elif ONE not in bases:
-        config.rope_theta = bases["full_attention"]
-        config.rope_local_base_freq = bases["sliding_attention"]
-    else:
-        config.rope_theta = bases[ONE]
-        if hasattr(config, "rotary_emb_base"):  # GPT-NeoX reads this one from a file
-            config.rotary_emb_base = bases[ONE]
-    if _bases(type(config).from_dict(config.to_dict())) != bases:
-        raise ValueError(
-            f"a {type(config).__name__} with the base {_written(bases)} comes back from a file "
-            "with another one"
-        )
-
-
 def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -> None:
     """Write the base into `config`: in its spec where the encoding is one of ours."""
-    if not isinstance(rotary, Rotated):
-        _write_bases(config, _wanted(theta, _bases(config)))
+    if not isinstance(rotary, RopeRotation):
+        rope_config.write_bases(config, _wanted(theta, rope_config.bases(config)))
         return
     encoding: Any = rotary.encoding
     follows = encoding.inference_theta in (None, "scaled")
     key = "theta" if follows else "inference_theta"
-    base = _wanted(theta, {ONE: getattr(encoding, key)})[ONE]
+    base = _wanted(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
     if base != getattr(encoding, key):  # else the spec stays as short as it was
         config.position_encoding = str(dataclasses.replace(encoding, **{key: base}))
 
 
 def _wanted(theta: float | Mapping[str, float], present: Bases) -> Bases:
-    """The bases that the user asks for, all of them."""
+    """Return the bases that the user asks for, all of them."""
+    now = rope_config.describe(present)
     if not isinstance(theta, Mapping):
         base = _checks.positive("theta", theta)
         if len(set(present.values())) > 1:
             raise ValueError(
-                f"the layer types of this model have different bases, {_written(present)}: give a "
-                "dict of those to be changed"
+                f"the layer types of this model have different bases, {now}: give a dict of those "
+                "to be changed"
             )
         return dict.fromkeys(present, base)
-    if ONE in present:
+    if ALL_LAYERS in present:
         raise ValueError(
-            f"this model has one base for all layers, {_written(present)}: give a number, got "
-            f"{dict(theta)!r}"
+            f"this model has one base for all layers, {now}: give a number, got {dict(theta)!r}"
         )
     unknown = [key for key in theta if key not in present]
     if unknown or not theta:
-        raise ValueError(f"the bases of this model are {_written(present)}; got {dict(theta)!r}")
+        raise ValueError(f"the bases of this model are {now}; got {dict(theta)!r}")
     return present | {key: _checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
-
-
-def _written(bases: Bases) -> str:
-    return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in bases.items())
 
 
 class _ConfigCopies:
@@ -292,12 +248,10 @@ class _ConfigCopies:
 
 
 def _rebuilt(place: _Place, config: Any) -> Any:
-    """What the rotary module of a model built from `config` would be."""
+    """Build the rotary module that a model of `config` would have."""
     module = place.module
     if place.local:
-        config = copy.deepcopy(config)
-        config.rope_theta = config.rope_local_base_freq
-        config.rope_scaling = {"rope_type": "default"}
+        config = rope_config.of_local_layers(config)
     given = {
         key: getattr(module, key)
         for key in inspect.signature(type(module).__init__).parameters
@@ -305,11 +259,9 @@ def _rebuilt(place: _Place, config: Any) -> Any:
     }
     try:
         with torch.inference_mode(False), torch.device("cpu"):
-            if isinstance(module, Rotated):
+            if isinstance(module, RopeRotation):
                 encoding = read_encoding(config.position_encoding)
-                new = Rotated(config, module.slot, module.dims, encoding)
-                new.cache_tag = module.cache_tag
-                return new
+                return RopeRotation(config, module.slot, module.dims, encoding)
             made = type(module)(config=config, **given)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"this theta gives no frequencies: {error}") from error
@@ -319,15 +271,15 @@ def _rebuilt(place: _Place, config: Any) -> Any:
 
 
 def _frequencies(module: Any) -> list[Tensor]:
-    """Of sequences that need no other ones for their length."""
-    if isinstance(module, Rotated):
+    """Return the frequencies that do not depend on the sequence length."""
+    if isinstance(module, RopeRotation):
         return [module.rotation.at(1, training).inv_freq for training in (True, False)]
     named = {**vars(module), **dict(module.named_buffers(recurse=False))}
     return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
 
 
 def _same(place: _Place, made: Any) -> bool:
-    """Whether the model rotates with these frequencies, whatever its configuration says."""
+    """Return whether the model rotates with these frequencies, whatever its configuration says."""
     pairs = zip(_frequencies(place.module), _frequencies(made), strict=True)
     return all(torch.equal(live.cpu(), new.to(live.dtype)) for live, new in pairs)
 
@@ -350,29 +302,29 @@ def _take_over(module: Any, made: Any) -> None:
 # ---------------------------------------------------------------- caches
 
 
-def _guards(places: list[_Place]) -> list[tuple[nn.Module, CacheGuard]]:
-    """The modules that use these rotary modules, each with its guard, made where there is none."""
-    found = []
+def _guard_caches(places: list[_Place], before: list[str]) -> None:
+    """Let the modules that use stock rotary modules refuse keys of other frequencies.
+
+    `before` names those of each place before the change. A patched model has its guard already.
+    """
+    added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
-        guard = owner.__dict__.get(CACHE_TAG)
+        own = [i for i, place in enumerate(places) if place.owner is owner]
+        if any(isinstance(places[i].module, RopeRotation) for i in own):
+            continue
+        guard = owner.__dict__.get(GUARD)
         if guard is None:
-            guard = CacheGuard(_tag(place for place in places if place.owner is owner))
-            owner.register_forward_pre_hook(guard.before, with_kwargs=True)
-            owner.register_forward_hook(guard.after)
-            owner.__dict__[CACHE_TAG] = guard
-            # A compiled model does not look for new hooks, but for another forward it does.
-            owner.__dict__.setdefault("forward", types.MethodType(type(owner).forward, owner))
-        found.append((owner, guard))
-    return found
+            guard = owner.__dict__[GUARD] = CacheGuard("; ".join(before[i] for i in own))
+            guard.attach(owner)
+            added = True
+        guard.current = "; ".join(_name(places[i]) for i in own)
+    if added and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # what was compiled does not look for new hooks
 
 
-def _tag(places: Iterable[_Place]) -> str:
-    """Names the frequencies of rotary modules, exactly."""
-    places = list(places)
-    module = places[0].module
-    base = str(module.encoding) if isinstance(module, Rotated) else _written(_bases(module.config))
-    digest = hashlib.sha256()
-    for place in places:
-        for frequencies in _frequencies(place.module):
-            digest.update(frequencies.double().cpu().numpy().tobytes())
-    return f"{base} (frequencies {digest.hexdigest()[:12]})"
+def _name(place: _Place) -> str:
+    """Name the frequencies of a stock rotary module."""
+    held = [
+        frequencies.double().cpu().numpy().tobytes() for frequencies in _frequencies(place.module)
+    ]
+    return named(rope_config.describe(rope_config.bases(place.module.config)), *held)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._relative_bias import BEYOND
 from ._attention_checks import check_arguments, check_mask, flag, integer, number, numbers
-from ._attention_composed import composed
+from ._attention_composed import composed, full_precision
 from ._common import (
     check,
     check_choice,
@@ -203,10 +203,8 @@ def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         check_arguments(*arguments)
         if q.device.type not in ("cpu", "meta"):
             _warn_of_memory(q.device.type)
-        if not torch.amp.is_autocast_available(q.device.type):
-            return composed(*arguments)
-        with torch.autocast(q.device.type, enabled=False):  # the caller has cast
-            return composed(*arguments)
+        with full_precision(q.device.type):  # the caller has cast
+            return composed(*arguments)[:2]
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments)
     # Not `call`: torch.library's autograd takes half a millisecond where an argument is a list.

@@ -1,19 +1,23 @@
-"""Attention in plain torch, dense: for torch.func, forward mode, higher derivatives, any device.
+"""Attention in plain torch, dense: for torch.func, forward mode, higher derivatives and any device.
 
-Written as the definition reads, with an m x n tensor for every step. What a row may not see cannot
-reach it, nor it their gradients, NaN and Inf included: a matrix product would make NaN of 0 * NaN,
-so products take finite values only, and what was not finite is added where it is seen.
+It also returns the weights, and takes a mask that is added to the scores. Written as the definition
+reads, with an m x n tensor for every step. What a row may not see cannot reach it, nor it their
+gradients, NaN and Inf included: a matrix product would make NaN of 0 * NaN, so products take finite
+values only, and what was not finite is added where it is seen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._common import names_memory
+from ._relative_table import RelativeTable
 
 _LIMIT = 1 << 61  # far beyond any key, and sums of a few such numbers do not wrap
 _LOW = 0xFFFFFFFF
@@ -43,8 +47,8 @@ def composed(
     bias: Tensor | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
-) -> tuple[Tensor, Tensor]:
-    """``wavepe.ops.attention`` of checked arguments; differentiable any number of times.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute ``wavepe.ops.attention`` of checked arguments; differentiable any number of times.
 
     Parameters
     ----------
@@ -54,6 +58,8 @@ def composed(
         Row r belongs to delta = first + r; `beyond` is "zero" or "edge".
     offset : Tensor (), (1,) or (B,) of integers, or int, optional
         delta = i + offset - j; n - m if not given.
+    mask : Tensor (B|1, H|1, m, n), optional
+        bool (True is seen), or floating point: added to the scores, after softcap.
     seed : Tensor of one int64
         Of dropout; not read where dropout_p is 0.
     zones : list
@@ -65,10 +71,14 @@ def composed(
     -------
     out : Tensor (B, H, m, dv) of q's dtype
     lse : Tensor (B, H, m), float32 (float64 for float64); -inf for a row that sees nothing
+    weights : Tensor (B, H, m, n) of lse's dtype, after dropout
     """
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     dtype = q.dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     delta = _delta(q, k, offset)
+    added = None
+    if mask is not None and mask.is_floating_point():
+        added, mask = mask, None
     visible = _visible(delta, causal, window, key_mask, segments, mask)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
 
@@ -90,11 +100,58 @@ def composed(
         if visible is not None:  # tanh' of a hidden NaN would be NaN
             scores = torch.where(visible, scores, 0.0)
         scores = softcap * torch.tanh(scores / softcap)
+    if added is not None:
+        scores = scores + added.to(wide)
 
     weights, lse = _softmax(scores + poison, visible)
     if dropout_p > 0 and seed is not None:
         weights = weights * _dropout_factor(q, k, dropout_p, seed)
-    return _weighted(weights, v, visible).to(dtype), lse
+    return _weighted(weights, v, visible).to(dtype), lse, weights
+
+
+def attention_with_weights(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    p: Tensor | RelativeTable | None = None,
+    first: int = 0,
+    beyond: str = "zero",
+    q_rel: Tensor | None = None,
+    slopes: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: Tensor | int | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    **bias: Any,
+) -> tuple[Tensor, Tensor]:
+    """Compute ``wavepe.ops.attention``, and return the weights too.
+
+    `mask` alone says what is seen, as in PyTorch's attention: bool, or floating point (added to the
+    scores). All other arguments are those of ``wavepe.ops.attention``.
+
+    Returns
+    -------
+    out : Tensor (B, H, m, dv) of q's dtype
+    weights : Tensor (B, H, m, n), float32 (float64 for float64), after dropout
+    """
+    if isinstance(p, RelativeTable):
+        beyond = p.beyond
+        p, first, _ = p.tensors(q.dtype, q.device)
+    seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
+    scores = (p, first, beyond, q_rel, slopes, False, None, softcap, scale, offset)
+    hidden = (None, None, mask, dropout_p, seed)
+    with full_precision(q.device.type):
+        out, _, weights = composed(q, k, v, *scores, *hidden, **bias)
+    return out, weights
+
+
+def full_precision(kind: str) -> contextlib.AbstractContextManager:
+    """Switch autocast off on devices of this kind, for `composed` computes in float32."""
+    if torch.amp.is_autocast_available(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _default_scale(q: Tensor) -> float:

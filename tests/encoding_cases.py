@@ -1,0 +1,199 @@
+"""The encodings of the models' tests (wavepe.nn, Hugging Face, fairseq), by the oracle's formulas.
+
+A row is the spec of a small model (head size 8) and a function, which takes the arguments of
+`parts_of` by name, as many as it needs, and returns what the encoding puts into the model:
+
+    relative    p (deltas, 8) or (heads, deltas, 8); u, v (heads, 8), if any: (q + u).k + (q + v).p
+    slopes      (heads,); slope * abs(delta) leaves the score
+    bias        (heads, deltas), joins the score
+    rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
+    added       (length, dim), joins the token embeddings
+
+A row of `LEARNED` also tells the shapes of the parameters, for 4 heads. Its formula is written for
+torch tensors and keeps their gradients.
+"""
+
+import numpy as np
+import oracle
+import oracle_rope
+import torch
+
+HEAD = 8
+
+
+def wavelet(kind, scales, mirrored=None):
+    """[W]: q.p_delta joins q.k before the division by sqrt(d)."""
+
+    def parts(deltas, **_):
+        scale, shift = oracle.wavelet_grid(HEAD, scales)
+        return {"relative": oracle.wavelet_table(deltas, scale, shift, kind, mirrored)}
+
+    return parts
+
+
+def sines(deltas, **_):
+    """[X] without u, v and W_r: the table is sine waves of the distance."""
+    return {"relative": oracle.sinusoidal(deltas, HEAD)}
+
+
+def alibi(heads, **_):
+    """[A]"""
+    return {"slopes": oracle.alibi_slopes(heads)}
+
+
+def sandwich(deltas, heads, **_):
+    """[C]"""
+    return {"bias": oracle.sandwich(heads, deltas, 16)}
+
+
+def nothing(**_):
+    """NoPE."""
+    return {}
+
+
+def rotary(theta, fraction=1.0, interleaved=False):
+    """[R]; [B] leaves the pairs of lowest frequency alone; theta may depend on the lengths."""
+
+    def parts(length, trained_length=None, **_):
+        base = theta(length, trained_length) if callable(theta) else theta
+        frequencies = oracle.rope_frequencies(HEAD, base)
+        frequencies[int(fraction * HEAD // 2) :] = 0
+        return {"rotation": (frequencies, 1.0, interleaved)}
+
+    return parts
+
+
+def scaled(length, trained_length):
+    """[F]: theta grows with the length."""
+    return 20 * max(length / trained_length, 1)
+
+
+def yarn(**_):
+    return {"rotation": (*oracle_rope.yarn(HEAD, 10000.0, 4.0, 16), False)}
+
+
+def sinusoidal(theta=10000.0, count_back=False):
+    """[V]; [L] takes the length as theta, or counts the positions from the end."""
+
+    def parts(length, dim, **_):
+        base = float(length) if theta == "length" else theta
+        positions = [length - m if count_back else m for m in range(length)]
+        return {"added": oracle.sinusoidal(positions, dim, base)}
+
+    return parts
+
+
+def counted(kind):
+    """METHODS 4: position m, its share m/N of the length, or its bits."""
+
+    def parts(length, dim, **_):
+        if kind == "binary":
+            rows = [[float(bit) for bit in format(m, f"0{dim}b")] for m in range(length)]
+        else:
+            rows = [[m / length if kind == "normalised" else float(m)] * dim for m in range(length)]
+        return {"added": np.array(rows)}
+
+    return parts
+
+
+def learned_wavelet(deltas, learned, **_):
+    """[W] with a scale and a shift per column."""
+    u = (deltas[:, None] - learned["shift"]) / learned["scale"]
+    return {"relative": (1 - u**2) * (-(u**2) / 2).exp()}
+
+
+def shaw(clip):
+    """[S]: row clip(key - query) of a learned table, row 0 is -clip."""
+    return lambda deltas, learned, **_: {
+        "relative": learned["table"][clip - deltas.clamp(-clip, clip)]
+    }
+
+
+def transformer_xl(deltas, heads, learned, **_):
+    """[X]: r is a projection of heads * d sine waves per head."""
+    waves = torch.from_numpy(oracle.sinusoidal(deltas, heads * HEAD))
+    return {"relative": waves @ learned["W_r"], "u": learned["u"], "v": learned["v"]}
+
+
+def t5(deltas, learned, causal, **_):
+    """[T], of the spec below."""
+    return {"bias": oracle.t5(learned["b"], deltas, 9, causal)}
+
+
+def kerple(deltas, learned, **_):
+    """[K], log."""
+    r1, r2 = learned["log_r1"].exp(), learned["log_r2"].exp()
+    return {"bias": oracle.kerple("log", r1, r2, deltas)}
+
+
+def kerple_power(deltas, learned, **_):
+    """[K], power."""
+    r1, r2 = learned["log_r1"].exp(), 2 * learned["logit_r2"].sigmoid()
+    return {"bias": oracle.kerple("power", r1, r2, deltas)}
+
+
+INTERLEAVED = "rope:theta=50,interleaved=true"
+SCALED = "rope:theta=20,inference_theta=scaled"
+YARN = "rope:type=yarn,factor=4,original_max_position_embeddings=16"
+CONSTANT = {
+    "wavelet:scales=4": wavelet("ricker", [1, 2, 4, 8]),
+    "wavelet": wavelet("ricker", 2.0 ** np.arange(8)),
+    "wavelet:scales=1+3": wavelet("ricker", [1, 3]),
+    "wavelet:scales=2,min_scale=2,mirrored=true": wavelet("ricker", [2, 4], mirrored=True),
+    "wavelet:kind=gaussian": wavelet("gaussian", 2.0 ** np.arange(8)),
+    "wavelet:kind=morlet,scales=1+3": wavelet("morlet", [1, 3]),
+    "wavelet:kind=haar,scales=2": wavelet("haar", [1, 2]),
+    "wavelet:kind=haar,scales=2,fixed_scale=true": wavelet("haar", [1, 1]),
+    "transformer_xl:biases=false": sines,
+    "alibi": alibi,
+    "sandwich:dim=16": sandwich,
+    "none": nothing,
+    "sinusoidal": sinusoidal(),
+    "sinusoidal:theta=length": sinusoidal("length"),
+    "sinusoidal:reversed=true": sinusoidal(count_back=True),
+    "binary": counted("binary"),
+    "integer": counted("integer"),
+    "normalised": counted("normalised"),
+    "rope:theta=100": rotary(100.0),
+    "rope": rotary(10000.0),
+    "rope:theta=100,fraction=0.5": rotary(100.0, fraction=0.5),
+    INTERLEAVED: rotary(50.0, interleaved=True),
+    "rope:theta=20,inference_theta=300": rotary(300.0),
+    SCALED: rotary(scaled),
+    YARN: yarn,
+}
+LEARNED = {
+    "wavelet:scales=4,learned=true": (learned_wavelet, {"scale": (HEAD,), "shift": (HEAD,)}),
+    "shaw:clip=3": (shaw(3), {"table": (7, HEAD)}),
+    "transformer_xl": (
+        transformer_xl,
+        {"u": (4, HEAD), "v": (4, HEAD), "W_r": (4, 4 * HEAD, HEAD)},
+    ),
+    "t5:buckets=6,max_distance=9": (t5, {"b": (4, 6)}),
+    "kerple": (kerple, {"log_r1": (4,), "log_r2": (4,)}),
+    "kerple:kind=power": (kerple_power, {"log_r1": (4,), "logit_r2": (4,)}),
+}
+# A cache keeps what was encoded for a shorter sequence.
+FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
+ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
+
+
+def parts_of(encoding, length, heads, *, causal=True, **others):
+    """What an encoding puts into a model: a row of `ENCODINGS`, or a function as they have.
+
+    `others` are dim (of the token embeddings), trained_length, and learned, as `learned_by` returns
+    it, where the encoding needs them. Deltas are 0..length-1, or 1-length..length-1 where `causal`
+    is False.
+    """
+    parts = encoding if callable(encoding) else ENCODINGS[str(encoding)]
+    deltas = torch.arange(0 if causal else 1 - length, length)
+    return parts(length=length, heads=heads, deltas=deltas, causal=causal, **others)
+
+
+def learned_by(model):
+    """Names and float64 values of what the encoding of a model has learned."""
+    return {
+        name.rpartition(".")[2]: x.detach().double()
+        for name, x in model.named_parameters()
+        if "position_encoding." in name
+    }

@@ -1,0 +1,99 @@
+"""The model types wavepe_<family>: every family saves and loads its position encoding."""
+
+import copy
+import io
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import wavepe.hf
+from hf_families import FAMILIES, build, stirred
+from hf_model import close, logits, tokens
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from wavepe.hf.config import CONFIGS, MODELS
+from wavepe.hf.families import SUPPORTED, decoder
+from wavepe.hf.model_types import KINDS
+
+IDS = tokens(2, 12)
+SPECS = ("wavelet:scales=4", "shaw:clip=3", "kerple", "rope:theta=30", {"1": "alibi"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_patched_model_comes_back_from_a_folder(family, spec, tmp_path):
+    model = stirred(wavepe.hf.patch(build(family), spec))
+    kind = f"wavepe_{FAMILIES[family].model_type}"
+    wanted = logits(model, IDS)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is MODELS["WavePE" + type(model).__name__]
+    assert type(loaded.config) is CONFIGS[kind]
+    assert loaded.config.position_encoding == model.config.position_encoding
+    assert torch.equal(logits(loaded, IDS), wanted)
+    loaded.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(logits(again, IDS), wanted)
+    assert torch.equal(logits(copy.deepcopy(loaded), IDS), wanted)
+    file = io.BytesIO()
+    torch.save(loaded, file)
+    file.seek(0)
+    assert torch.equal(logits(torch.load(file, weights_only=False), IDS), wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stock_folder_read_with_an_encoding(family, tmp_path):
+    stock = build(family)
+    stock.save_pretrained(tmp_path)
+    own = MODELS["WavePE" + type(stock).__name__]
+    loaded = own.from_pretrained(tmp_path, position_encoding="alibi").eval()
+    assert torch.equal(logits(loaded, IDS), logits(wavepe.hf.patch(stock, "alibi"), IDS))
+    again = own.from_pretrained(tmp_path).eval()  # a bare rope
+    assert close(logits(again, IDS), logits(wavepe.hf.unpatch(stock), IDS), 1e-5)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is type(stock)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_stock_classes_refuse_the_folder(family, tmp_path):
+    model = build(family)
+    wavepe.hf.patch(model, "wavelet:scales=4").save_pretrained(tmp_path)
+    stock = type(model).from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no position encoding"):
+        stock(IDS)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_every_head_of_transformers_has_its_type(family, tmp_path):
+    config = copy.deepcopy(build(family).config)
+    for auto, classes in KINDS:
+        if type(config) not in classes:
+            continue
+        model = auto.from_config(config)
+        wavepe.hf.patch(model, "alibi").save_pretrained(tmp_path)
+        loaded, left = auto.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(loaded) is MODELS["WavePE" + type(model).__name__]
+        assert not any(left["missing_keys"])
+        assert type(loaded).__name__ in wavepe.hf.__all__
+        assert getattr(wavepe.hf, type(loaded).__name__) is type(loaded)
+    base = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path))
+    assert base.config.model_type == f"wavepe_{family}"
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+def test_learned_parameters_stay_in_float32(family, tmp_path):
+    model = stirred(wavepe.hf.patch(build(family), "shaw:clip=3"))
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert loaded.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(
+        decoder(loaded).position_encoding.table, decoder(model).position_encoding.table
+    )
+
+
+def test_a_configuration_of_another_family_is_refused(tmp_path):
+    build("qwen2").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="read from the files of a mistral or a wavepe_mistral"):
+        wavepe.hf.WavePEMistralConfig.from_pretrained(tmp_path)
