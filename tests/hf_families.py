@@ -21,6 +21,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
 )
+from wavepe.hf.families import SUPPORTED
 
 WINDOW = 6
 THETA = 50.0  # small, so that positions matter in short sequences
@@ -88,6 +89,13 @@ def base(**partial):
     return {"rope_theta": THETA, **partial}
 
 
+EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+
 FAMILIES = {
     "llama": Family("llama", base()),
     "mistral": Family("mistral", {**base(), "sliding_window": WINDOW}, windows=(WINDOW, WINDOW)),
@@ -148,7 +156,16 @@ FAMILIES = {
         },
         scaling=0.5,
     ),
+    "mixtral": Family(
+        "mixtral",
+        {**base(), "sliding_window": WINDOW, "num_local_experts": 3, "num_experts_per_tok": 2},
+        windows=(WINDOW, WINDOW),
+    ),
+    "qwen2_moe": Family("qwen2_moe", {**base(), **EXPERTS}),
+    "qwen3_moe": Family("qwen3_moe", {**base(), **EXPERTS}),
+    "olmoe": Family("olmoe", {**base(), "num_experts": 3, "num_experts_per_tok": 2}),
 }
+FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
 
 
 def build(family, **options):
@@ -243,6 +260,8 @@ class Reference:
     def __init__(self, family, model, spec=None):
         self.family = FAMILIES[family]
         self.model = build(family).double()
+        if hasattr(self.model, "set_experts_implementation"):  # the others have no float64
+            self.model.set_experts_implementation("eager")
         weights = {k: v for k, v in model.state_dict().items() if "position_encoding." not in k}
         self.model.load_state_dict(weights)
         self.model.set_attn_implementation(NAME)

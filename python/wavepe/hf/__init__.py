@@ -24,8 +24,10 @@ from . import model_types as _model_types  # noqa: F401 - it makes the classes
 from .config import CONFIGS as _CONFIGS
 from .config import MODELS as _MODELS
 from .conversion import convert
+from .families import supported_families
 from .fused_rope import use_fused_rope
-from .patching import patch, patch_llama, patched, unpatch, unpatch_llama
+from .learned import parameter_groups
+from .patching import encoding_of, patch, patch_llama, patched, unpatch, unpatch_llama
 from .theta import set_theta
 
 _attention.register()
@@ -37,10 +39,13 @@ WavePELlamaForCausalLM: _Any
 __all__ = [
     *_classes,
     "convert",
+    "encoding_of",
+    "parameter_groups",
     "patch",
     "patch_llama",
     "patched",
     "set_theta",
+    "supported_families",
     "unpatch",
     "unpatch_llama",
     "use_fused_rope",

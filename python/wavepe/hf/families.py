@@ -22,22 +22,40 @@ TYPE_PREFIX = "wavepe_"  # of model types whose checkpoints keep the encoding
 # Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
 CACHE_NAMES = ("past_key_values", "layer_past")
 
-# model_type of the configuration; each has tests of its own.
-SUPPORTED = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "gemma2",
-    "gemma3_text",
-    "phi3",
-    "olmo2",
-    "gpt_neox",
-    "granite",
-)
+# By model_type what a patch leaves as it is; each has tests of its own.
+SUPPORTED = {
+    "llama": "",
+    "mistral": "the sliding window",
+    "qwen2": "",
+    "qwen3": "norms of queries and keys; the windows of its layer types",
+    "smollm3": "its layers without positions keep none",
+    "gemma2": "soft cap and scaling of the scores, a window in every second layer",
+    "gemma3_text": "windows by layer type; a bare rope takes the base of each type",
+    "phi3": "a bare rope turns the share of each head that the model turns",
+    "olmo2": "norms of queries and keys",
+    "gpt_neox": "a bare rope turns the share of each head that the model turns",
+    "granite": "scaling of the scores and of the embeddings",
+    "mixtral": "the sliding window; the experts",
+    "qwen2_moe": "the experts",
+    "qwen3_moe": "norms of queries and keys; the experts",
+    "olmoe": "norms of queries and keys; the experts",
+}
+if not TRANSFORMERS_5:  # there the attention of these does not go through the interface
+    del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
 # Those that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox")
+
+
+def supported_families() -> dict[str, str]:
+    """Return the model types that `patch` takes, each with what stays as the family has it.
+
+    Examples
+    --------
+    >>> import wavepe.hf
+    >>> wavepe.hf.supported_families()["mistral"]
+    'the sliding window'
+    """
+    return dict(SUPPORTED)
 
 
 def decoder(model: nn.Module) -> Any:
@@ -50,9 +68,13 @@ def decoder(model: nn.Module) -> Any:
     """
     supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
     if not isinstance(model, PreTrainedModel):
-        advice = "of a wrapped model pass the one inside (of PEFT's, model.base_model.model)"
-        if not isinstance(model, nn.Module):
-            advice = "load it first: AutoModelForCausalLM.from_pretrained(folder)"
+        advice = "load it first: AutoModelForCausalLM.from_pretrained(folder)"
+        if isinstance(model, nn.Module):
+            modules = model.named_modules()
+            inside = [name for name, part in modules if isinstance(part, PreTrainedModel)]
+            advice = (
+                f"pass the model inside of it, model.{inside[0]}" if inside else "none is in it"
+            )
         raise TypeError(f"{supported}; got {type(model).__name__}: {advice}")
     base, config = model.base_model, model.config
     if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
@@ -150,7 +172,8 @@ def embedding_scale(base: Any) -> float:
     config = base.config
     if family(config) == "granite":
         return float(config.embedding_multiplier)
-    if family(config) == "gemma2" and not TRANSFORMERS_5:
+    scaled = hasattr(base.get_input_embeddings(), "embed_scale")
+    if family(config) == "gemma2" and not scaled:
         return float(config.hidden_size) ** 0.5
     return 1.0
 

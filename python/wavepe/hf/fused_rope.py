@@ -231,8 +231,8 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
 def _sample() -> tuple[Tensor, Tensor, Tensor]:
     """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
     with torch.device("cpu"), torch.inference_mode(False):
-        q, k = torch.arange(240.0).sin().view(2, 3, 5, 8), torch.arange(80.0).cos().view(2, 1, 5, 8)
-        return q, k, 1 + torch.arange(40.0).view(2, 5, 4)
+        q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
+        return q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
 
 
 @torch.no_grad()

@@ -52,7 +52,7 @@ class Choice:
                     f"{one} is absolute: it is added to the token embeddings, before the first "
                     "layer, so it cannot differ by layer"
                 )
-        learned = {str(one) for one in self.encodings if getattr(one, "learned", False)}
+        learned = {str(one) for one in self.encodings if one.learned}
         if len(learned) > 1:
             raise ValueError(
                 f"one learned encoding in a model at most, got {' and '.join(sorted(learned))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -33,6 +34,15 @@ class LearnedOf(PositionEncoding):
         super().__init__(table.encoding)
         self.__dict__["owner"] = owner  # no child: the layer that holds this is a part of it
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> LearnedOf:
+        """Copy it with its model; of a layer that is copied alone, the model stays the same."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in self.__dict__.items():
+            known = memo.get(id(value), value)
+            copied.__dict__[name] = known if name == "owner" else copy.deepcopy(value, memo)
+        return copied
+
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         """Return the arguments that the shared module gives."""
         return getattr(self.owner, MODULE)(q, keys)
@@ -60,3 +70,48 @@ def _init_weights(owner: Any, module: nn.Module) -> None:
             copy_(getattr(module, name), value)
     else:
         type(owner)._init_weights(owner, module)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return a model's parameters for an optimizer: what an encoding learns takes no weight decay.
+
+    Biases and the weights of norms take none either. The optimizer that a Trainer makes by itself
+    decays what an encoding learns.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A patched model or one of a type wavepe_<family>, or a wrapper of one.
+    weight_decay : float
+        Of the other parameters.
+
+    Returns
+    -------
+    list of dict
+        Two groups, as ``torch.optim.AdamW`` takes them.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    ...     num_attention_heads=2))
+    >>> model = wavepe.hf.patch(model, "shaw:clip=4")
+    >>> optimizer = torch.optim.AdamW(wavepe.hf.parameter_groups(model, weight_decay=0.1), lr=1e-3)
+    """
+    learned = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, Learned)
+        for parameter in module.parameters()
+    }
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        plain = parameter.dim() < 2 or id(parameter) in learned
+        (others if plain else decayed).append(parameter)
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]

@@ -35,8 +35,8 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     ----------
     model : transformers.PreTrainedModel
         A decoder of the Llama family, or a model on one: Llama, Mistral, Qwen2, Qwen3, SmolLM3,
-        Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite. Patched in place. Patch the
-        outermost model, the one that will be saved.
+        Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite, Mixtral, Qwen2-MoE, Qwen3-MoE,
+        OLMoE. Patched in place. Patch the outermost model, the one that will be saved.
     encoding : str, dict or Encoding
         As `wavepe.encoding` reads it. A "rope" without theta takes the model's own base, and
         without a type its scaling too. A dict of layer ranges makes a hybrid,
@@ -84,7 +84,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 f"parameter {name} is on the meta device: patch the model first, then offload or "
                 "dispatch it"
             )
-        if _is_sharded(parameter) and any(getattr(e, "learned", False) for e in chosen.encodings):
+        if _is_sharded(parameter) and any(e.learned for e in chosen.encodings):
             raise ValueError(
                 f"parameter {name} is a DTensor, and those of {chosen} would belong to no mesh: "
                 "patch the model first, then shard it"
@@ -128,6 +128,32 @@ def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
     finally:
         if installed(families.decoder(model)) is record:  # not if the block has unpatched it
             unpatch(model)
+
+
+def encoding_of(model: nn.Module) -> str | dict[str, str] | None:
+    """Return the position encoding that wavepe has given a model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A patched model, one of a type wavepe_<family>, or a wrapper of one.
+
+    Returns
+    -------
+    str, dict or None
+        A spec; of a hybrid, a spec for each range of layers; None for a stock model.
+
+    Examples
+    --------
+    >>> import wavepe.hf
+    >>> config = wavepe.hf.WavePELlamaConfig(position_encoding="alibi", num_hidden_layers=1)
+    >>> wavepe.hf.encoding_of(wavepe.hf.WavePELlamaModel(config))
+    'alibi'
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"encoding_of needs a model, got {type(model).__name__}")
+    found = (installed(module) for module in model.modules())
+    return next((record.spec for record in found if record is not None), None)
 
 
 def patch_llama(encoding: Spec, **options: Any) -> None:

@@ -14,8 +14,6 @@ from . import compiled
 from .rotation import Frequencies, Rotation, angles
 from .tables import build_once, capacity_for, constant_bias, constant_table, name_of, wide
 
-_NARROW = (torch.bfloat16, torch.float16)
-
 
 class Cached:
     """What an encoding knows of the tokens in a cache.
@@ -198,6 +196,11 @@ class Constant(PositionEncoding):
         return super().attend(q, k, v, layer, **options)
 
 
+def _is_narrow(dtype: torch.dtype) -> bool:
+    """Return whether a dtype has fewer bits than float32: bfloat16, float16, float8."""
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
 class Learned(PositionEncoding):
     """What is learned in the score: q_rel.p_delta of a table [S][X][W], or a bias [T][K].
 
@@ -213,7 +216,7 @@ class Learned(PositionEncoding):
         super().__init__(encoding)
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
         dtype = factory.get("dtype") or torch.get_default_dtype()
-        factory["dtype"] = torch.float32 if dtype in _NARROW else dtype
+        factory["dtype"] = torch.float32 if _is_narrow(dtype) else dtype
         initial = self.initial()
         for name, value in initial.items():
             self.register_parameter(name, nn.Parameter(torch.empty(value.shape, **factory)))
@@ -223,7 +226,7 @@ class Learned(PositionEncoding):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         def kept(tensor: Tensor) -> Tensor:
             given = fn(tensor)
-            return tensor.to(given.device) if given.dtype in _NARROW else given
+            return tensor.to(given.device) if _is_narrow(given.dtype) else given
 
         return super()._apply(kept, recurse)
 
