@@ -10,6 +10,7 @@ from encoding_cases import LEARNED
 from hf_families import FAMILIES, VOCABULARY, Reference, build, stirred
 from hf_model import EACH_ENTRY, close, gradients, logits, tokens
 from transformers import AutoConfig, AutoModel
+from wavepe.hf import families
 
 SPECS = (*EACH_ENTRY, *LEARNED)
 LENGTH = 20  # more than three windows
@@ -186,3 +187,46 @@ def test_refused_in_both_directions():
     model = build("gemma3_text", use_bidirectional_attention=True)
     with pytest.raises(TypeError, match=r"Gemma3ForCausalLM.*both directions"):
         wavepe.hf.patch(model, "alibi")
+
+
+def test_supported_families():
+    found = wavepe.hf.supported_families()
+    assert {kind.model_type for kind in FAMILIES.values()} == set(found)
+    assert found["mistral"] == "the sliding window"
+    found.clear()
+    assert wavepe.hf.supported_families()
+
+
+def test_the_encoding_of_a_model():
+    model = build("mistral")
+    assert wavepe.hf.encoding_of(model) is None
+    wavepe.hf.patch(model, "wavelet", scales=4)
+    wrapped = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ModuleList([model]))
+    for one in (model, model.model, wrapped):
+        assert wavepe.hf.encoding_of(one) == "wavelet:scales=4"
+    wavepe.hf.patch(wavepe.hf.unpatch(model), {"1": "alibi"})
+    assert wavepe.hf.encoding_of(model) == {"1": "alibi"}
+    assert wavepe.hf.encoding_of(wavepe.hf.unpatch(model)) is None
+    with pytest.raises(TypeError, match="needs a model, got str"):
+        wavepe.hf.encoding_of("model")
+
+
+def test_a_wrapped_model_is_named():
+    model = build("llama")
+    with pytest.raises(TypeError, match=r"OptimizedModule: pass .*, model\._orig_mod$"):
+        wavepe.hf.patch(torch.compile(model, backend="eager"), "alibi")
+    with pytest.raises(TypeError, match=r"DataParallel: pass .*, model\.module$"):
+        wavepe.hf.patch(torch.nn.DataParallel(model), "alibi")
+    with pytest.raises(TypeError, match="Linear: there is no model of transformers in it"):
+        wavepe.hf.patch(torch.nn.Linear(2, 2), "alibi")
+
+
+def test_embeddings_that_scale_by_themselves():
+    """Gemma 2 of transformers 5.1 scales in the embedding; versions before, in the model."""
+    base = build("gemma2").model
+    scale = families.embedding_scale(base)
+    base.embed_tokens.embed_scale = torch.tensor(2.0)
+    assert families.embedding_scale(base) == 1.0
+    del base.embed_tokens.embed_scale
+    assert families.embedding_scale(base) == 32**0.5
+    assert scale in (1.0, 32**0.5)

@@ -153,6 +153,16 @@ def test_copies_and_files(calls, tmp_path):
     assert type(stock.model.layers[0].self_attn) is type(build("llama").model.layers[0].self_attn)
 
 
+def test_another_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        fused_rope._fused_class.cache_clear()
+        model = use_fused_rope(build("llama"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert isinstance(model.model.layers[0].self_attn, fused_rope.Fused)
+
+
 def test_replicas_use_their_own_weights():
     """DataParallel copies a layer's attributes: a forward among them would be the original's."""
     layer = use_fused_rope(build("llama")).model.layers[0].self_attn

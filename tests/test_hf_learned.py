@@ -267,3 +267,10 @@ def test_unpatch_restores_everything(spec):
     assert list(model.state_dict()) == names
     assert [sorted(vars(module)) for module in model.modules()] == attributes
     assert not close(logits(other, ids), before, 1e-2)
+
+
+def test_casts_to_float8_stop_at_what_is_learned(spec):
+    model = patched_tiny(spec)
+    model.to(torch.float8_e4m3fn)
+    assert model.lm_head.weight.dtype == torch.float8_e4m3fn
+    assert {x.dtype for x in model.model.position_encoding.parameters()} == {torch.float32}

@@ -1,6 +1,8 @@
 """Patched Llamas in the hands of Accelerate, Trainer and PEFT: where something could be lost."""
 
+import copy
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ import wavepe.hf
 from examples_hf import stored
 from hf_families import build
 from hf_model import close, logits, patched_tiny, tiny, tiny_config, tokens
+from processes import output
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
@@ -19,6 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 from wavepe.hf.families import SUPPORTED
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 # PEFT uses a name that the newest transformers deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -250,3 +254,92 @@ def test_a_patched_model_in_peft_and_out_again(tmp_path):
     assert close(logits(loaded, ids), wanted, 1e-5)
     assert not close(logits(trained(patched_tiny(LEARNED)), ids), wanted, 1e-2)
     assert not hasattr(wavepe.hf.unpatch(merged).model, "position_encoding")
+
+
+# ------------------------------------------------------------------ several devices
+
+
+@pytest.mark.skipif(not TRANSFORMERS_5, reason="tensor parallelism of transformers 5")
+def test_tensor_parallelism_is_right_or_refused(tmp_path):
+    """Heads are split between two processes."""
+    right = ("wavelet:scales=4", "rope:theta=30", "none", "sinusoidal")
+    refused = ("alibi", "sandwich", "kerple", "shaw:clip=3", "transformer_xl")
+    for index, spec in enumerate((*right, *refused)):
+        patched_tiny(spec).save_pretrained(tmp_path / str(index))
+    worker = Path(__file__).with_name("tp_worker.py")
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    found = output(*run, worker, tmp_path, *right, *refused, OMP_NUM_THREADS="1")
+    lines = [line for line in found.splitlines() if line.startswith((*right, *refused))]
+    assert lines[: len(right)] == [f"{spec}: True" for spec in right]
+    assert len(lines) == len(right) + len(refused)
+    for line, spec in zip(lines[len(right) :], refused, strict=True):
+        assert line.startswith(f"{spec}: ")
+        assert "needs all 4 heads in one process, got 2: tensor parallelism" in line
+
+
+@pytest.mark.parametrize("spec", ["alibi", "shaw:clip=3", "rope:theta=30", "sinusoidal"])
+@pytest.mark.parametrize("first", ["patch", "dispatch"])
+def test_dispatched_by_accelerate(first, spec):
+    accelerate = pytest.importorskip("accelerate")
+
+    def dispatch(model):
+        return accelerate.dispatch_model(model, device_map={"": "cpu"}, force_hooks=True)
+
+    ids = tokens(2, 12)
+    model, wanted, stock = tiny(), logits(patched_tiny(spec), ids), logits(tiny(), ids)
+    if first == "patch":
+        model = dispatch(wavepe.hf.patch(model, spec))
+    else:
+        model = wavepe.hf.patch(dispatch(model), spec)
+    assert torch.equal(logits(model, ids), wanted)
+    assert torch.equal(logits(wavepe.hf.unpatch(model), ids), stock)
+
+
+def test_replicas_have_their_own_weights():
+    """What DataParallel makes: its layers compute with the copies of the weights."""
+    model, ids = patched_tiny(LEARNED), tokens(2, 12)
+    layer = model.model.layers[0].self_attn
+    replica = layer._replicate_for_data_parallel()
+    seen = []
+    replica._modules = {name: torch.nn.Identity() for name in layer._modules}
+    for name, module in layer._modules.items():
+        replica._modules[name] = copy.deepcopy(module)
+        replica._modules[name].register_forward_hook(lambda *_, name=name: seen.append(name))
+    model.model.layers[0].self_attn = replica
+    wanted = logits(patched_tiny(LEARNED), ids)
+    assert torch.equal(logits(model, ids), wanted)
+    assert {"q_proj", "o_proj"} <= set(seen)
+
+
+def test_a_layer_that_is_copied_and_appended_shares_the_encoding():
+    """Depth up-scaling: what is learned stays in one place, which is trained by all layers."""
+    model, ids = patched_tiny(LEARNED), tokens(2, 12)
+    layer = copy.deepcopy(model.model.layers[1])
+    layer.self_attn.layer_idx = 2
+    model.model.layers.append(layer)
+    names = [name for name, _ in model.named_parameters() if "position_encoding." in name]
+    assert len(names) == 2  # scale and shift
+    before = logits(model, ids)
+    with torch.no_grad():
+        model.model.position_encoding.shift.add_(0.5)
+    for index in range(3):
+        single = copy.deepcopy(model.model.layers[index].self_attn.wavepe.score)
+        assert single.owner is model.model
+    assert not close(logits(model, ids), before, 1e-4)
+    copied = copy.deepcopy(model)
+    owners = [each.self_attn.wavepe.score.owner for each in copied.model.layers]
+    assert all(owner is copied.model for owner in owners)
+
+
+def test_parameter_groups():
+    model = patched_tiny(LEARNED)
+    decayed, others = wavepe.hf.parameter_groups(model, weight_decay=0.1)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    found = {id(x) for group in (decayed, others) for x in group["params"]}
+    assert len(found) == len(decayed["params"]) + len(others["params"])
+    assert found == {id(x) for x in model.parameters()}
+    names = {id(x): name for name, x in model.named_parameters()}
+    plain = [names[id(x)] for x in others["params"]]
+    assert all("norm" in name or "position_encoding" in name for name in plain)
+    assert "model.position_encoding.scale" in plain
+    torch.optim.AdamW(wavepe.hf.parameter_groups(torch.compile(model, backend="eager"), 0.1))

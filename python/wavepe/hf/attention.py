@@ -147,6 +147,8 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    if score is not None and query.shape[1] != module.config.num_attention_heads:
+        _check_split(score, query.shape[1], module.config.num_attention_heads)
     queries, keys = query.shape[2], key.shape[2]
     offset = kwargs.get("wavepe_offset", keys - queries)
     options: dict[str, Any] = {
@@ -187,6 +189,17 @@ def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
         raise ValueError(
             "packed sequences by cu_seq_lens_q alone: give position_ids that start again in each, "
             "or wavepe.hf.patch(model), which reads cu_seq_lens_q"
+        )
+
+
+def _check_split(score: PositionEncoding, given: int, heads: int) -> None:
+    """Raise ValueError where tensor parallelism has split heads that the encoding tells apart."""
+    if score.encoding.learned or score.encoding.entry in ("slope", "bias"):
+        raise ValueError(
+            f"{score.encoding} needs all {heads} heads in one process, got {given}: tensor "
+            "parallelism would give heads the numbers of others, or leave what is learned without "
+            "the gradients of the other processes; use FSDP, or an encoding with one constant "
+            "table for all heads (wavelet, rope)"
         )
 
 

@@ -72,9 +72,9 @@ def decoder(model: nn.Module) -> Any:
         if isinstance(model, nn.Module):
             modules = model.named_modules()
             inside = [name for name, part in modules if isinstance(part, PreTrainedModel)]
-            advice = (
-                f"pass the model inside of it, model.{inside[0]}" if inside else "none is in it"
-            )
+            advice = "there is no model of transformers in it"
+            if inside:
+                advice = f"pass the model inside of it, model.{inside[0]}"
         raise TypeError(f"{supported}; got {type(model).__name__}: {advice}")
     base, config = model.base_model, model.config
     if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
