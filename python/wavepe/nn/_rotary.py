@@ -12,6 +12,7 @@ from .._rope_frequencies import DEFAULT_THETA
 from ..encodings import RoPE
 from ..encodings.spec import write_value
 from ..ops._common import INTEGERS
+from ..ops._torch_private import assert_async
 from ..positions.angles import Frequencies, angles, sequence_length
 from ..positions.rotation import LONG, SHORT
 
@@ -232,7 +233,7 @@ def _refuse_to_continue(then: Frequencies, now: Frequencies, positions: Tensor |
     )
     starts = positions.to(torch.int64).amin(-1)
     if torch.compiler.is_compiling():
-        torch._assert_async((starts <= 0).all(), message % "this call")
+        assert_async((starts <= 0).all(), message % "this call")
     elif (starts > 0).any():
         raise RuntimeError(message % f"position {int(starts.max())}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any, NoReturn
 
@@ -15,16 +16,18 @@ from ._common import (
     check,
     check_choice,
     check_tensors,
+    recorded,
     register_autograd,
     save_call,
     saved_call,
-    transformed,
 )
 from ._relative_table import RelativeTable
+from ._torch_private import below_autograd, under_transforms
 
 _ops = torch.ops.wavepe
 # Positions of the differentiable arguments and of the zones, and how many the operator has.
 _Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
+_differentiable = operator.itemgetter(_Q, _K, _V, _P, _Q_REL, _BIAS)
 _FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
 
 
@@ -195,11 +198,7 @@ def attention(
 def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """The kernel, or the composition where there is none or torch.func wants to look inside."""
     q = arguments[_Q]
-    if (
-        q.device.type not in ("cpu", "meta")
-        or transformed()
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if q.device.type not in ("cpu", "meta") or under_transforms():
         check_arguments(*arguments)
         if q.device.type not in ("cpu", "meta"):
             _warn_of_memory(q.device.type)
@@ -209,11 +208,11 @@ def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
             return composed(*arguments)
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments)
-    # Not `call`: torch.library's autograd takes half a millisecond where an argument is a list.
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+    # torch.library's autograd takes half a millisecond where an argument is a list.
+    if recorded(*_differentiable(arguments)):
         return _Attention.apply(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _FORWARD._op(*arguments)
+    with below_autograd():
+        return _FORWARD(*arguments)
 
 
 _warned: set[str] = set()
@@ -277,8 +276,8 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
     if torch.is_grad_enabled():
         dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
     else:
-        with torch._C._AutoDispatchBelowAutograd():
-            dq, dk, dv, dp, dq_rel, dbias = _BACKWARD._op(*arguments)
+        with below_autograd():
+            dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
     grads: list[Any] = [None] * _COUNT
     grads[_Q], grads[_K], grads[_V] = dq, dk, dv
     grads[_P] = dp if p_grad else None
@@ -312,8 +311,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = _FORWARD._op(*inputs)
+        with below_autograd():
+            output = _FORWARD(*inputs)
         _setup(ctx, inputs, output)
         return output
 

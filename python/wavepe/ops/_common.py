@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
+
+from ._torch_private import under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (
@@ -25,6 +27,7 @@ INTEGERS = (
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 # What torch says on the CPU, of a size that no memory holds or no 64 bits.
 _OUT_OF_MEMORY = re.compile(
     r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
@@ -82,33 +85,24 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
     check(good, f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
-@torch.compiler.assume_constant_result
-def transformed() -> bool:
-    """Inside a derivative of torch.func or forward mode, which `register_autograd` does not know.
-
-    vmap alone is none: the operators have rules of their own. A compiler asks while it traces, and
-    guards the answer by itself.
-    """
-    if forward_ad._current_level >= 0:
+def recorded(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd has a call of these arguments to record, or a compiler to trace."""
+    if torch.compiler.is_compiling():
         return True
-    return torch._C._are_functorch_transforms_active() and any(
-        level.key() != torch._C._functorch.TransformType.Vmap
-        for level in torch._C._functorch.get_interpreter_stack()
-    )
+    if torch.is_grad_enabled():
+        for x in tensors:  # any() takes three times as long
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
-def call(op: Any, *args: Any) -> Any:
-    """`op`, past autograd where there is nothing to record.
+def in_new_thread(function: Callable[[], T]) -> T:
+    """Call `function` outside of inference mode, fake tensors, tracers and torch.func.
 
-    The autograd that torch.library makes of `register_autograd` costs 8 microseconds even then,
-    most of the time of rotating one token.
+    All of them are a thread's own, so a new thread has none.
     """
-    if torch.compiler.is_compiling() or (
-        torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-    ):
-        return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op._op(*args)  # what op(*args) calls
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def axis_first(x: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
@@ -116,26 +110,34 @@ def axis_first(x: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
     return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
 
 
+class _Library(torch.library.Library):
+    """Kernels that raise where forward mode would lose a tangent."""
+
+    def impl(self, op_name: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
+        def guarded(*given: Any, **named: Any) -> Any:
+            if under_transforms():
+                check(
+                    not any(map(_has_tangent, given)),
+                    f"torch.ops.wavepe.{op_name} has no forward mode; wavepe.ops has, for what is "
+                    "differentiable",
+                )
+            return fn(*given, **named)
+
+        super().impl(op_name, guarded, *args, **options)
+
+
 library = torch.library.Library("wavepe", "FRAGMENT")
+_guarded_library = _Library("wavepe", "FRAGMENT")
 
 
 def register_autograd(
     op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None
 ) -> None:
     """`torch.library.register_autograd`, which drops tangents of forward mode; this raises."""
-    overload = getattr(torch.ops.wavepe, op).default
-    kernel = make_autograd_impl(overload, Info(backward, setup_context))
-
-    def guarded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
-            check(
-                not any(map(_has_tangent, args)),
-                f"torch.ops.wavepe.{op} has no forward mode; wavepe.ops has, for what is "
-                "differentiable",
-            )
-        return kernel(keys, *args, **kwargs)
-
-    library.impl(op, guarded, "Autograd", with_keyset=True)
+    name = f"wavepe::{op}"
+    torch.library.register_autograd(
+        name, backward, setup_context=setup_context, lib=_guarded_library
+    )
 
 
 def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
@@ -156,8 +158,10 @@ def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:
 
 
 def _has_tangent(x: Any) -> bool:
-    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return floating and forward_ad.unpack_dual(x).tangent is not None
+    if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
+        return False
+    # A view has the tangent but inside of an autograd.Function, which sees to it itself.
+    return forward_ad.unpack_dual(x.view_as(x)).tangent is not None
 
 
 def not_differentiable(op: str, arguments: str) -> None:

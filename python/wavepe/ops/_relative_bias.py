@@ -18,8 +18,8 @@ from ._common import (
     check_tensors,
     names_memory,
     register_autograd,
-    transformed,
 )
+from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
 _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.default

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..encodings import Encoding
+from ..ops._torch_private import version
 from . import compiled
 from .angles import Frequencies
 from .precision import NARROW, AtLeastFloat32
@@ -251,7 +252,7 @@ class Learned(AtLeastFloat32, PositionEncoding):
             return learned(keys)
         assert layer is not None
         capacity = capacity_for(keys)
-        state = (capacity, *((x.data_ptr(), x._version) for x in parameters.values()))
+        state = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
         if layer.table is None or layer.table[0] != state:
             try:
                 layer.table = state, learned(capacity)

@@ -11,11 +11,11 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .._wavelet_registered import registrations
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
+from ..ops._common import in_new_thread
 from ..ops._relative_table import RelativeTable, relative_table
 
 FIRST_CAPACITY = 128
@@ -83,8 +83,7 @@ def _kept_bias(
 ) -> tuple[Tensor, int, str]:
     bias, first, beyond = encoding.bias(length, heads, causal=causal)
     # For every later call, whatever this one is part of: inference, a tracer.
-    with torch.inference_mode(False), _disable_current_modes():
-        return torch.from_numpy(bias).to(device, dtype), first, beyond
+    return in_new_thread(lambda: torch.from_numpy(bias).to(device, dtype)), first, beyond
 
 
 # ---- for compilers, whose operators take no objects ---------------------------------------------
