@@ -21,8 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .. import ops
 from ..encodings import encoding
+from ..ops._common import wide
 from ..positions import PositionEncoding
-from ..positions.tables import wide
 from . import masks
 from .families import CACHE_NAMES
 from .layers import text

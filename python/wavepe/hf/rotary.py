@@ -13,9 +13,9 @@ from transformers import PretrainedConfig
 from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
+from ..ops._common import wide
 from ..positions import Rotation
 from ..positions.angles import Frequencies
-from ..positions.tables import wide
 from . import families
 from .families import Slot
 from .layers import Written, text

@@ -20,6 +20,7 @@ from ._common import (
     register_autograd,
     save_call,
     saved_call,
+    wide,
 )
 from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, under_transforms
@@ -238,8 +239,7 @@ def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
 @torch.library.register_fake("wavepe::attention_forward")
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     check_arguments(q, k, v, *rest)
-    own = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=own)
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide(q))
 
 
 @torch.library.register_fake("wavepe::attention_backward")

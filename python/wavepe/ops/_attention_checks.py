@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _checks
 from .._relative_bias import BEYOND
-from ._common import FLOATS, INTEGERS, check, check_choice, check_device, check_dtype
+from ._common import FLOATS, INTEGERS, check, check_choice, check_device, check_dtype, wide
 
 _SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
 _PLAIN = 1 << 53  # numbers below it need no further look, and most are
@@ -159,9 +159,8 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
     for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
         if name in given:
             check_dtype(name, given[name], known)
-    own = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if "bias" in given and given["bias"].dtype != own:
-        check(False, f"bias must be {own} for q of {q.dtype}, got {given['bias'].dtype}")
+    if "bias" in given and given["bias"].dtype != wide(q):
+        check(False, f"bias must be {wide(q)} for q of {q.dtype}, got {given['bias'].dtype}")
     if "key_mask" in given:
         check_dtype("key_mask", given["key_mask"], (torch.bool,))
     if "mask" in given:

@@ -57,6 +57,11 @@ def names_memory(name: str) -> Callable[[F], F]:
     return decorate
 
 
+def wide(x: torch.Tensor) -> torch.dtype:
+    """The dtype of x's scores, sums and angles: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def check(condition: bool, message: str) -> None:
     if not condition:
         raise RuntimeError(f"wavepe: {message}")

@@ -12,7 +12,8 @@ from .. import ops, rope_table  # ops first: it says how to get torch
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
 
-from .tables import FIRST_CAPACITY, LARGEST_TABLE, wide  # isort: skip
+from ..ops._common import wide  # isort: skip
+from .tables import FIRST_CAPACITY, LARGEST_TABLE  # isort: skip
 
 
 def angles(

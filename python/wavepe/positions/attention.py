@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..encodings import Encoding
+from ..ops._common import wide
 from ..ops._torch_private import version
 from . import compiled
 from .angles import Frequencies
@@ -23,7 +24,6 @@ from .tables import (
     constant_table,
     name_of,
     rows_named,
-    wide,
 )
 
 _BIAS = ("bias", "bias_first", "bias_beyond")

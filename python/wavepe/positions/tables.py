@@ -15,7 +15,7 @@ from torch import Tensor
 from .._wavelet_registered import registrations
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
-from ..ops._common import in_new_thread
+from ..ops._common import in_new_thread, wide
 from ..ops._relative_table import RelativeTable, relative_table
 
 FIRST_CAPACITY = 128
@@ -47,11 +47,6 @@ def _kept(
     encoding: Encoding, head_dim: int, length: int, causal: bool, definitions: int
 ) -> RelativeTable:
     return relative_table(*encoding.table(length, head_dim, causal=causal))
-
-
-def wide(q: Tensor) -> torch.dtype:
-    """The dtype of scores and angles: float64 for float64, else float32."""
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def constant_bias(
