@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
-from ._attention_checks import check_arguments, check_mask, flag, integer, number, numbers
+from ._attention_checks import check_arguments, check_mask, numbers
 from ._attention_composed import composed
 from ._common import (
     check,
     check_choice,
     check_tensors,
+    flag,
+    integer,
+    number,
     recorded,
     register_autograd,
     save_call,

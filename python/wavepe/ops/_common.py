@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch.autograd import forward_ad
 
+from .. import _checks
 from ._torch_private import under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -28,6 +29,8 @@ INTEGERS = (
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
+_PLAIN = 1 << 53  # numbers below it need no further look, and most are
 # What torch says on the CPU, of a size that no memory holds or no 64 bits.
 _OUT_OF_MEMORY = re.compile(
     r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
@@ -88,6 +91,42 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
     known = tuple(known)
     good = isinstance(value, str) and value in known  # an array has no one truth value
     check(good, f"unknown {name} {value!r}; known: {', '.join(known)}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return value as a bool. The schema takes None for False."""
+    return _checked(_checks.flag, name, value)
+
+
+def integer(name: str, value: Any) -> int:
+    """Return value as an int of 64 bits; NumPy's too."""
+    # A compiler's may have no value yet.
+    if type(value) is int and (torch.compiler.is_compiling() or -_PLAIN < value < _PLAIN):
+        return value
+    whole = _checked(_checks.integer, name, value)
+    if type(whole) is int and not -(2**63) <= whole < 2**63:
+        check(False, f"{name} must fit into 64 bits, got {whole}")
+    return whole
+
+
+def number(name: str, value: Any) -> float:
+    """Return value as a finite float; no tensor."""
+    if type(value) is float and -_PLAIN < value < _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        instead = "; it is not differentiable: multiply q" if name == "scale" else ""
+        check(False, f"{name} must be a plain number, got a tensor{instead}")
+    return _checked(_checks.finite, name, value)
+
+
+def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    """Return what a check of the NumPy side gives, or a compiler's symbol as it is."""
+    if isinstance(value, _SYMBOLS):
+        return value
+    try:
+        return check_plain(name, value)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"wavepe: {error}") from None
 
 
 def recorded(*tensors: torch.Tensor | None) -> bool:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
-from ._attention_checks import integer
 from ._common import (
     axis_first,
     check,
@@ -16,6 +15,7 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    integer,
     names_memory,
     register_autograd,
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import _checks
 from .._relative_bias import BEYOND
-from ._common import FLOATS, check, check_choice, check_dtype, in_new_thread, names_memory
+from ._common import FLOATS, check, check_choice, check_dtype, in_new_thread, integer, names_memory
 
 NEAR = 64  # |delta| below this is a zone of its own: two zones take a third of the work of one
 TOLERANCE = 1e-7  # of the usual size of a row: below the rounding of float32
@@ -107,10 +107,7 @@ class RelativeTable:
             values.ndim in (2, 3),
             f"p must be (w, d) or (H, w, d), got shape {values.shape}",
         )
-        try:
-            first = _checks.integer("first", first)
-        except TypeError as error:
-            raise RuntimeError(f"wavepe: {error}") from None
+        first = integer("first", first)
         check(abs(first) < _FARTHEST, f"first must lie within +-2^62, got {first}")
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._attention_checks import number
 from ._common import (
     FLOATS,
     INTEGERS,
@@ -19,6 +18,7 @@ from ._common import (
     check_dtype,
     check_tensors,
     not_differentiable,
+    number,
     recorded,
 )
 from ._torch_private import below_autograd, transformed
