@@ -26,13 +26,14 @@ from ._common import (
     wide,
 )
 from ._relative_table import RelativeTable
-from ._torch_private import below_autograd, under_transforms
+from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
 # Positions of the differentiable arguments and of the zones, and how many the operator has.
 _Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
 _differentiable = operator.itemgetter(_Q, _K, _V, _P, _Q_REL, _BIAS)
 _FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
+_DIRECT_FORWARD, _DIRECT_BACKWARD = direct(_FORWARD), direct(_BACKWARD)
 
 
 def attention(
@@ -216,7 +217,7 @@ def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     if recorded(*_differentiable(arguments)):
         return _Attention.apply(*arguments)
     with below_autograd():
-        return _FORWARD(*arguments)
+        return _DIRECT_FORWARD(*arguments)
 
 
 _warned: set[str] = set()
@@ -280,7 +281,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
         dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
     else:
         with below_autograd():
-            dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
+            dq, dk, dv, dp, dq_rel, dbias = _DIRECT_BACKWARD(*arguments)
     grads: list[Any] = [None] * _COUNT
     grads[_Q], grads[_K], grads[_V] = dq, dk, dv
     grads[_P] = dp if p_grad else None
@@ -315,7 +316,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         with below_autograd():
-            output = _FORWARD(*inputs)
+            output = _DIRECT_FORWARD(*inputs)
         _setup(ctx, inputs, output)
         return output
 

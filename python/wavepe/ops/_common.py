@@ -131,13 +131,11 @@ def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> A
 
 def recorded(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd has a call of these arguments to record, or a compiler to trace."""
-    if torch.compiler.is_compiling():
-        return True
     if torch.is_grad_enabled():
         for x in tensors:  # any() takes three times as long
             if x is not None and x.requires_grad:
                 return True
-    return False
+    return torch.compiler.is_compiling()
 
 
 def in_new_thread(function: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ torch._C._AutoDispatchBelowADInplaceOrView
     and only the raw operator ``torch.ops.wavepe.rope_`` lacks its checks.
 torch._ops.OpOverload._op
     `direct`: 0.2 microseconds of the 3.3 that rotating one token takes. Without it the operator is
-    called itself.
+    called.
 torch._C._functorch.get_interpreter_stack, torch.autograd.forward_ad._current_level
     `transformed` and `under_transforms`: torch.library's autograd ignores torch.func and drops the
     tangents of forward mode. Without them we try what torch refuses there.
