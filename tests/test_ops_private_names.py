@@ -3,11 +3,14 @@
 import ast
 from pathlib import Path
 
-import private_names_calls
 import pytest
-import torch
 import wavepe
+from cases import load_torch
 from processes import output
+
+torch, _ = load_torch()
+
+import private_names_calls
 from torch.testing import assert_close
 from wavepe.ops import _torch_private
 
