@@ -156,18 +156,22 @@ def sdpa(q, k, v) -> Tensor:
 
 
 def exact_results(
-    x: Inputs, p: Tensor | None, slopes: Tensor | None = None, leaves: tuple[str, ...] = ()
+    x: Inputs,
+    p: Tensor | None,
+    slopes: Tensor | None = None,
+    leaves: tuple[str, ...] = (),
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """out, then the gradients of `leaves` (of q, k, v, p), in float64 by the formula.
+    """out, then the gradients of `leaves` (of q, k, v, p, bias), in float64 by the formula.
 
-    Block by block of queries, so that memory stays bounded: autograd adds up what the blocks give
-    to k, v and p.
+    The bias is (heads, keys), from the distance 0 on. Block by block of queries, so that memory
+    stays bounded: autograd adds up what the blocks give to k, v, p and bias.
     """
-    values = {"q": x.q, "k": x.k, "v": x.v, "p": p}
+    values = {"q": x.q, "k": x.k, "v": x.v, "p": p, "bias": bias}
     values = {name: None if t is None else t.detach().double() for name, t in values.items()}
     for name in leaves:
         values[name].requires_grad_()
-    q, k, v, p = values.values()
+    q, k, v, p, bias = values.values()
     first = k.shape[2] - q.shape[2]
     step = max(1, _JUDGED_AT_ONCE // (q.shape[1] * k.shape[2]))
     outs = []
@@ -178,11 +182,13 @@ def exact_results(
         scores = q[:, :, rows] @ k[:, :, :seen].mT
         if p is not None:
             index = delta.clamp(0, len(p) - 1).expand(*scores.shape)
-            bias = (q[:, :, rows] @ p.T).gather(-1, index)
-            scores = scores + bias * (delta < len(p))
+            relative = (q[:, :, rows] @ p.T).gather(-1, index)
+            scores = scores + relative * (delta < len(p))
         scores = scores * q.shape[-1] ** -0.5
         if slopes is not None:
             scores = scores - slopes[:, None, None] * delta
+        if bias is not None:
+            scores = scores + bias[:, delta.clamp(min=0)]
         out = scores.masked_fill(delta < 0, -torch.inf).softmax(-1) @ v[:, :, :seen]
         if leaves:
             out.backward(x.grad[:, :, rows].double())
@@ -191,8 +197,12 @@ def exact_results(
 
 
 def judged(
-    x: Inputs, p: Tensor | None, slopes: Tensor | None = None, leaves: tuple[str, ...] = ()
+    x: Inputs,
+    p: Tensor | None,
+    slopes: Tensor | None = None,
+    leaves: tuple[str, ...] = (),
+    bias: Tensor | None = None,
 ) -> Callable[[object], Verdict]:
     """A judge of out and the gradients of `leaves`: no error above TOLERANCE of the largest."""
-    exact = tuple(map(plain, exact_results(x, p, slopes, leaves)))
+    exact = tuple(map(plain, exact_results(x, p, slopes, leaves, bias)))
     return judge(exact, tuple(TOLERANCE[x.q.dtype] * abs(right).max() for right in exact))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from . import attention_memory, attention_tails, attention_threads, training_step
+from .bench_attention import BY_DISTANCE
 from .command import page_command
 from .readme import Missing, in_threads, replaced
 
@@ -179,11 +180,11 @@ def rivals(by_threads: dict[int, Rows]) -> str:
 
 
 def others(by_threads: dict[int, Rows]) -> str:
-    """bfloat16, alibi, one query, NumPy."""
+    """bfloat16, alibi, bias, one query, NumPy."""
     lines = []
     for key, row in by_threads[1].found.items():
         op, dtype, who, kind, *_ = key
-        beside = op in (DECODE, "wavepe.attention") or dtype != "float32" or kind == "alibi"
+        beside = op in (DECODE, "wavepe.attention") or dtype != "float32" or kind in BY_DISTANCE
         if who != "wavepe" or not beside:
             continue
         both = [rows.found.get(key) for rows in by_threads.values()]

@@ -9,9 +9,11 @@ The kinds
     wavelets  a constant table, ops.relative_table of wavelets at all distances
     learned   p is a tensor with a gradient: L rows, or 512 and nothing beyond
     alibi     slopes
+    bias      a number for each head and distance, with a gradient
 
 Own calls, timed beside in the same variant
     plain    the same kernel without positions: less work, a reference
+    slopes   (bias) the same kernel with slopes instead
 
 Rivals
     sdpa     scaled_dot_product_attention, causal, without positions: not the same result
@@ -46,7 +48,8 @@ LEARNED_ROWS = 512
 TINY = (32, 16)
 HEADLINE = (COMPILED, TINY)
 KEYS = (1024, 4096, 32768)
-FLOOR = ("sdpa", "plain")
+BY_DISTANCE = ("alibi", "bias")
+FLOOR = ("sdpa", "plain", "slopes")
 
 
 def inputs(length: int, d: int, dtype: torch.dtype = torch.float32) -> Inputs:
@@ -77,7 +80,7 @@ def trained(x: Inputs, *names: str) -> tuple[Tensor, ...]:
 def case_of(x: Inputs, kind: str, *, gradients: bool = False, **more) -> Case:
     """What all cases of square attention have in common."""
     _, _, length, d = x.k.shape
-    plain_kind = kind != "alibi" and x.q.dtype == torch.float32
+    plain_kind = kind not in BY_DISTANCE and x.q.dtype == torch.float32
     return Case(
         op="ops.attention" + " + gradients" * gradients,
         size=f"{x.size}, {kind}",
@@ -168,30 +171,59 @@ def learned_with_gradients(x: Inputs, rows: int) -> Case:
 
 
 def alibi(x: Inputs, gradients: bool) -> Case:
-    slopes = torch.from_numpy(wavepe.alibi_slopes(x.q.shape[1])).float()
+    slopes = slopes_of(x)
     mask = (-slopes[:, None, None] * x.delta).masked_fill(x.hidden, -torch.inf).to(x.q.dtype)
-    names = ("q", "k", "v") if gradients else ()
-    calls = {
-        "ours": lambda q, k, v: ops.attention(q, k, v, slopes=slopes),
-        "plain": ops.attention,
-        "sdpa": sdpa,
-        "dense": lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, mask),
-    }
-    if gradients:
-        leaves = trained(x, *names)
-        calls = {name: with_gradients(call, leaves, x.grad) for name, call in calls.items()}
-    else:
-        calls = {name: lambda call=call: call(x.q, x.k, x.v) for name, call in calls.items()}
+    call = timed(x, gradients)
     return case_of(
         x,
         "alibi",
         gradients=gradients,
-        ours=calls.pop("ours"),
-        own={"plain": calls.pop("plain")},
-        rivals=calls,
-        judge=judged(x, None, slopes.double(), leaves=names),
+        ours=call(lambda q, k, v: ops.attention(q, k, v, slopes=slopes)),
+        own={"plain": call(ops.attention)},
+        rivals={"sdpa": call(sdpa), "dense": call(lambda q, k, v: masked(q, k, v, mask))},
+        judge=judged(x, None, slopes.double(), leaves=("q", "k", "v") if gradients else ()),
         every_variant=False,
     )
+
+
+def bias(x: Inputs, gradients: bool) -> Case:
+    slopes, random = slopes_of(x), torch.Generator().manual_seed(1)
+    values = torch.randn(x.q.shape[1], x.length, generator=random)
+    distance, hidden = x.delta.clamp(min=0), x.hidden
+
+    def with_mask(q, k, v, b):
+        return masked(q, k, v, b.to(q.dtype)[:, distance].masked_fill(hidden, -torch.inf))
+
+    call, with_bias = timed(x, gradients), timed(x, gradients, values)
+    return case_of(
+        x,
+        "bias",
+        gradients=gradients,
+        ours=with_bias(lambda q, k, v, b: ops.attention(q, k, v, bias=b)),
+        own={
+            "slopes": call(lambda q, k, v: ops.attention(q, k, v, slopes=slopes)),
+            "plain": call(ops.attention),
+        },
+        rivals=without_slow(x, {"sdpa": call(sdpa), "dense": with_bias(with_mask)}),
+        judge=judged(x, None, leaves=("q", "k", "v", "bias") if gradients else (), bias=values),
+        every_variant=False,
+    )
+
+
+def slopes_of(x: Inputs) -> Tensor:
+    return torch.from_numpy(wavepe.alibi_slopes(x.q.shape[1])).float()
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+
+
+def timed(x: Inputs, gradients: bool, *more: Tensor) -> Callable[[Callable[..., Tensor]], Call]:
+    """Make calls of any forward with q, k, v and more, with the gradients of all or without."""
+    leaves = tuple(t.clone().requires_grad_(gradients) for t in (x.q, x.k, x.v, *more))
+    if gradients:
+        return lambda forward: with_gradients(forward, leaves, x.grad)
+    return lambda forward: lambda: forward(*leaves)
 
 
 def one_query(heads: int, keys: int, d: int) -> Case:
@@ -290,8 +322,10 @@ def full_cases(compiler: Compiler) -> Iterator[Case]:
 
 def others() -> Iterator[Case]:
     """What stands beside the grid."""
-    for gradients in (False, True):
-        yield alibi(inputs(1024, 64), gradients)
+    for case in (alibi, bias):
+        for gradients in (False, True):
+            yield case(inputs(1024, 64), gradients)
+    yield bias(inputs(1024, 64, torch.bfloat16), gradients=True)
     yield from one_size(inputs(1024, 64, torch.bfloat16))
     yield from (one_query(8, keys, 64) for keys in KEYS)
     if hasattr(wavepe, "attention"):
@@ -303,8 +337,9 @@ def tiny(compiler: Compiler) -> Iterator[Case]:
     x = Inputs.make(2, *TINY)
     yield from one_size(x, compiler, every_variant=True)
     yield from learned(x, few=8)
-    yield alibi(x, gradients=False)
-    yield alibi(x, gradients=True)
+    for case in (alibi, bias):
+        for gradients in (False, True):
+            yield case(x, gradients)
     yield from one_size(Inputs.make(2, *TINY, torch.bfloat16))
     yield one_query(2, 48, 16)
     if hasattr(wavepe, "attention"):

@@ -80,6 +80,35 @@ def test_the_judge_knows_slopes_short_tables_and_one_query():
     torch.testing.assert_close(row, right[:, :, -1:], rtol=0, atol=1e-12)
 
 
+def test_the_judge_knows_a_bias():
+    x = in_float64(Inputs.make(2, 20, 16))
+    values = torch.randn(2, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    delta = torch.arange(20)[:, None] - torch.arange(20)
+
+    def formula(q, k, v, bias):
+        mask = bias[:, delta.clamp(min=0)].masked_fill(delta < 0, -torch.inf)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+
+    wanted = with_gradients(formula, (x.q, x.k, x.v, values), x.grad)
+    exact = exact_results(x, None, leaves=("q", "k", "v", "bias"), bias=values)
+    for got, right in zip(exact, wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bias_beside_slopes_and_nothing(gradients, dtype):
+    case = bench_attention.bias(Inputs.make(2, 20, 16, dtype), gradients)
+    assert case.judge(case.ours()).ok
+    assert case.judge(case.rivals["dense"]()).ok
+    assert list(case.own) == ["slopes", "plain"]
+    for name, call in case.own.items():  # less than the case asks: no gradient of a bias
+        out = call()[0] if gradients else call()
+        assert name in case.floor
+        assert not torch.equal(out, case.ours()[0] if gradients else case.ours())
+    assert len(case.ours()) == 5 or not gradients
+
+
 def test_a_wrong_result_is_over_its_bound():
     x = Inputs.make(2, 20, 16)
     verdict = judged(x, x.p, leaves=("q",))

@@ -171,6 +171,21 @@ def own_class(bases=(Encoding,), frozen=True, options=(), **body):
         (lambda: own_class(options=[("version", int, 1)]), TypeError, "not be called version"),
         (lambda: own_class(options=[("size", str, "a,b")]), ValueError, "own size must be"),
         (lambda: own_class(name="rope"), ValueError, "'rope' is taken"),
+        (
+            lambda: own_class(entry="bias", bias=len, parameters=len, learned_bias=len),
+            TypeError,
+            r"has parameters\(\) and needs learned = True",
+        ),
+        (
+            lambda: own_class(entry="bias", bias=len, learned=True, parameters=len),
+            TypeError,
+            r"needs parameters\(\) and learned_bias\(\)",
+        ),
+        (
+            lambda: own_class(entry="relative", table=len, learned=True),
+            TypeError,
+            r"needs parameters\(\) and learned_table\(\)",
+        ),
     ],
 )
 def test_unfit_own_class(own, make, error, message):

@@ -249,3 +249,31 @@ def test_docstrings():
     result = doctest.testmod(wavepe.nn)
     assert result.attempted >= 10
     assert result.failed == 0
+
+
+def test_an_encodings_own_layers_keep_their_digits_under_autocast(monkeypatch):
+    """A product of matrices in `learned_bias` would be bfloat16."""
+    forget_registrations(monkeypatch)
+
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Layers(Encoding):
+        name = "layers"
+        entry = "bias"
+        learned = True
+
+        def bias(self, length, heads, *, causal=True):
+            return np.zeros((heads, length)), 0, "zero"
+
+        def parameters(self, head_dim, heads):
+            return {"w": np.linspace(-1.1, 1.3, 3 * heads).reshape(heads, 3)}
+
+        def learned_bias(self, length, parameters, *, causal=True):
+            delta = torch.arange(length, dtype=torch.float32)
+            return parameters["w"] @ torch.stack([delta, delta.sqrt(), 1 / (1 + delta)]), 0, "zero"
+
+    encoding = Attention("layers", head_dim=8, heads=2).position_encoding
+    q = torch.randn(1, 2, 20, 8)
+    exact = encoding.arguments(q, 20)["bias"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(encoding.arguments(q, 20)["bias"], exact)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import ops
 from .._rope_frequencies import rope_frequencies
+from ..ops._common import wide
 
 
 def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
@@ -24,10 +25,9 @@ def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
     -------
     Tensor (last - first, dim)
     """
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     positions = torch.arange(first, last, device=like.device)
     inv_freq = torch.tensor(_frequencies(dim), dtype=torch.float64, device=like.device)
-    cos, sin = ops.rope_table(positions, inv_freq, dtype=dtype)
+    cos, sin = ops.rope_table(positions, inv_freq, dtype=wide(like))
     return torch.stack((sin, cos), dim=-1).flatten(-2).to(like.dtype)
 
 

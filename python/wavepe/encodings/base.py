@@ -347,7 +347,15 @@ def _check_class(cls: Any) -> None:
         raise TypeError(f"{cls.__name__} has the entry point {entry!r} and needs {method}()")
     if entry == "rotary" and not (hasattr(cls, "frequencies") and hasattr(cls, "interleaved")):
         raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
-    for field in dataclasses.fields(cls):
+    fields = dataclasses.fields(cls)
+    if entry in ("relative", "bias") and not any(field.name == "learned" for field in fields):
+        needed = ("parameters", "learned_bias" if entry == "bias" else "learned_table")
+        own = [key for key in needed if getattr(cls, key) is not getattr(Encoding, key)]
+        if own and cls.learned is False:
+            raise TypeError(f"{cls.__name__} has {own[0]}() and needs learned = True")
+        if cls.learned is True and len(own) < len(needed):
+            raise TypeError(f"{cls.__name__} is learned and needs {needed[0]}() and {needed[1]}()")
+    for field in fields:
         if field.default is dataclasses.MISSING:
             raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")
         taken = hasattr(Encoding, field.name) and field.name != "learned"

@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
+from ..ops._common import wide
 from ..positions.rotation import Frequencies, Rotation
-from ..positions.tables import wide
 from . import families, rope_config
 from .cache_guard import ENCODING, STOCK, CacheGuard, cache_of, named
 from .families import NAME

@@ -14,6 +14,7 @@ from .. import _checks, ops
 from .._rope_frequencies import base_of, standard_parameters
 from ..encodings import RoPE
 from ..encodings.spec import write_value
+from ..ops._torch_private import assert_async
 from ..positions.rotation import Frequencies, Rotation, angles
 from ._sequences import check_shape, checked_rows
 
@@ -213,6 +214,6 @@ def _check_starts(then: Frequencies, now: Frequencies, positions: Tensor) -> Non
     )
     starts = positions.to(torch.int64).amin(-1)
     if torch.compiler.is_compiling():
-        torch._assert_async((starts <= 0).all(), message % "this call")
+        assert_async((starts <= 0).all(), message % "this call")
     elif (starts > 0).any():
         raise RuntimeError(message % f"position {int(starts.max())}")

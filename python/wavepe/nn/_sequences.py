@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops._common import INTEGERS, check_tensors
+from ..ops._torch_private import assert_async
 from ._cache import CachedTokens
 
 # Messages are made where they are needed: a compiler would fix the sizes they print.
@@ -90,7 +91,7 @@ def check_order(
         "several sequences in one row, key_mask= for padding"
     )
     if torch.compiler.is_compiling():
-        torch._assert_async(good.all(), message)
+        assert_async(good.all(), message)
     elif not good.all():
         raise RuntimeError(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any, NoReturn
 
@@ -9,23 +10,30 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
-from ._attention_checks import check_arguments, check_mask, flag, integer, number, numbers
+from ._attention_checks import check_arguments, check_mask, numbers
 from ._attention_composed import composed, full_precision
 from ._common import (
     check,
     check_choice,
     check_tensors,
+    flag,
+    integer,
+    number,
+    recorded,
     register_autograd,
     save_call,
     saved_call,
-    transformed,
+    wide,
 )
 from ._relative_table import RelativeTable
+from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
 # Positions of the differentiable arguments and of the zones, and how many the operator has.
 _Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
+_differentiable = operator.itemgetter(_Q, _K, _V, _P, _Q_REL, _BIAS)
 _FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
+_DIRECT_FORWARD, _DIRECT_BACKWARD = direct(_FORWARD), direct(_BACKWARD)
 
 
 def attention(
@@ -195,11 +203,7 @@ def attention(
 def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """The kernel, or the composition where there is none or torch.func wants to look inside."""
     q = arguments[_Q]
-    if (
-        q.device.type not in ("cpu", "meta")
-        or transformed()
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if q.device.type not in ("cpu", "meta") or under_transforms():
         check_arguments(*arguments)
         if q.device.type not in ("cpu", "meta"):
             _warn_of_memory(q.device.type)
@@ -207,11 +211,11 @@ def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
             return composed(*arguments)[:2]
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments)
-    # Not `call`: torch.library's autograd takes half a millisecond where an argument is a list.
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+    # torch.library's autograd takes half a millisecond where an argument is a list.
+    if recorded(*_differentiable(arguments)):
         return _Attention.apply(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _FORWARD._op(*arguments)
+    with below_autograd():
+        return _DIRECT_FORWARD(*arguments)
 
 
 _warned: set[str] = set()
@@ -237,8 +241,7 @@ def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
 @torch.library.register_fake("wavepe::attention_forward")
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     check_arguments(q, k, v, *rest)
-    own = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=own)
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide(q))
 
 
 @torch.library.register_fake("wavepe::attention_backward")
@@ -275,8 +278,8 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
     if torch.is_grad_enabled():
         dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
     else:
-        with torch._C._AutoDispatchBelowAutograd():
-            dq, dk, dv, dp, dq_rel, dbias = _BACKWARD._op(*arguments)
+        with below_autograd():
+            dq, dk, dv, dp, dq_rel, dbias = _DIRECT_BACKWARD(*arguments)
     grads: list[Any] = [None] * _COUNT
     grads[_Q], grads[_K], grads[_V] = dq, dk, dv
     grads[_P] = dp if p_grad else None
@@ -310,8 +313,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = _FORWARD._op(*inputs)
+        with below_autograd():
+            output = _DIRECT_FORWARD(*inputs)
         _setup(ctx, inputs, output)
         return output
 

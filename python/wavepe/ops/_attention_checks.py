@@ -9,21 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _checks
 from .._relative_bias import BEYOND
-from ._common import FLOATS, INTEGERS, check, check_choice, check_device, check_dtype
+from ._common import (
+    FLOATS,
+    INTEGERS,
+    check,
+    check_choice,
+    check_device,
+    check_dtype,
+    integer,
+    number,
+    wide,
+)
 
-_SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
-_PLAIN = 1 << 53  # numbers below it need no further look, and most are
 _Numbers = tuple[int, int | None, float | None, float | None, float]
-
-
-def flag(name: str, value: Any) -> bool:
-    """The schema takes None for False."""
-    try:
-        return value if isinstance(value, _SYMBOLS) else _checks.flag(name, value)
-    except TypeError as error:
-        raise RuntimeError(f"wavepe: {error}") from None
 
 
 def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -> _Numbers:
@@ -35,35 +34,6 @@ def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -
         None if scale is None else number("scale", scale),
         dropout_p if type(dropout_p) is float else number("dropout_p", dropout_p),
     )
-
-
-def integer(name: str, value: Any) -> int:
-    # A compiler's may have no value yet.
-    if type(value) is int and (torch.compiler.is_compiling() or -_PLAIN < value < _PLAIN):
-        return value
-    if isinstance(value, _SYMBOLS):
-        return value
-    try:
-        whole = _checks.integer(name, value)
-    except TypeError as error:
-        raise RuntimeError(f"wavepe: {error}") from None
-    if not -(2**63) <= whole < 2**63:
-        check(False, f"{name} must fit into 64 bits, got {whole}")
-    return whole
-
-
-def number(name: str, value: Any) -> float:
-    if type(value) is float and -_PLAIN < value < _PLAIN:
-        return value
-    if isinstance(value, _SYMBOLS):
-        return value
-    if isinstance(value, Tensor):
-        instead = "; it is not differentiable: multiply q" if name == "scale" else ""
-        check(False, f"{name} must be a plain number, got a tensor{instead}")
-    try:
-        return _checks.finite(name, value)
-    except (TypeError, ValueError) as error:
-        raise RuntimeError(f"wavepe: {error}") from None
 
 
 def check_mask(mask: Tensor) -> None:
@@ -159,9 +129,8 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
     for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
         if name in given:
             check_dtype(name, given[name], known)
-    own = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if "bias" in given and given["bias"].dtype != own:
-        check(False, f"bias must be {own} for q of {q.dtype}, got {given['bias'].dtype}")
+    if "bias" in given and given["bias"].dtype != wide(q):
+        check(False, f"bias must be {wide(q)} for q of {q.dtype}, got {given['bias'].dtype}")
     if "key_mask" in given:
         check_dtype("key_mask", given["key_mask"], (torch.bool,))
     if "mask" in given:

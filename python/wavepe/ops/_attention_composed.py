@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import names_memory
+from ._common import names_memory, wide
 from ._relative_table import RelativeTable
 
 _LIMIT = 1 << 61  # far beyond any key, and sums of a few such numbers do not wrap
@@ -73,24 +73,23 @@ def composed(
     lse : Tensor (B, H, m), float32 (float64 for float64); -inf for a row that sees nothing
     weights : Tensor (B, H, m, n) of lse's dtype, after dropout
     """
-    dtype = q.dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    dtype, own = q.dtype, wide(q)
     delta = _delta(q, k, offset)
     added = None
     if mask is not None and mask.is_floating_point():
         added, mask = mask, None
     visible = _visible(delta, causal, window, key_mask, segments, mask)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    q, k, v = q.to(own), k.to(own), v.to(own)
 
     scores, poison = _product(q, k), _product_poison(q, k)
     if p is not None:
-        r, p = q if q_rel is None else q_rel.to(wide), p.to(wide)
+        r, p = q if q_rel is None else q_rel.to(own), p.to(own)
         row = delta - _clamped(first)
         scores = scores + _relative(r, p, row, beyond)
         poison = poison + _relative_poison(r, p, row, beyond)
     scores = scores * (_default_scale(q) if scale is None else scale)
     if slopes is not None:
-        scores = scores - slopes.to(wide)[:, None, None] * delta.abs().to(wide)
+        scores = scores - slopes.to(own)[:, None, None] * delta.abs().to(own)
     if bias is not None:
         row = delta - _clamped(bias_first)
         of_heads = bias if bias.dim() == 2 else bias[None]  # the same for each query
@@ -101,7 +100,7 @@ def composed(
             scores = torch.where(visible, scores, 0.0)
         scores = softcap * torch.tanh(scores / softcap)
     if added is not None:
-        scores = scores + added.to(wide)
+        scores = scores + added.to(own)
 
     weights, lse = _softmax(scores + poison, visible)
     if dropout_p > 0 and seed is not None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
+
+from .. import _checks
+from ._torch_private import under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (
@@ -25,6 +28,9 @@ INTEGERS = (
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+_SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
+_PLAIN = 1 << 53  # numbers below it need no further look, and most are
 # What torch says on the CPU, of a size that no memory holds or no 64 bits.
 _OUT_OF_MEMORY = re.compile(
     r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
@@ -52,6 +58,11 @@ def names_memory(name: str) -> Callable[[F], F]:
         return named  # type: ignore[return-value]
 
     return decorate
+
+
+def wide(x: torch.Tensor) -> torch.dtype:
+    """The dtype of x's scores, sums and angles: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def check(condition: bool, message: str) -> None:
@@ -82,33 +93,58 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
     check(good, f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
-@torch.compiler.assume_constant_result
-def transformed() -> bool:
-    """Inside a derivative of torch.func or forward mode, which `register_autograd` does not know.
+def flag(name: str, value: Any) -> bool:
+    """Return value as a bool. The schema takes None for False."""
+    return _checked(_checks.flag, name, value)
 
-    vmap alone is none: the operators have rules of their own. A compiler asks while it traces, and
-    guards the answer by itself.
+
+def integer(name: str, value: Any) -> int:
+    """Return value as an int of 64 bits; NumPy's too."""
+    # A compiler's may have no value yet.
+    if type(value) is int and (torch.compiler.is_compiling() or -_PLAIN < value < _PLAIN):
+        return value
+    whole = _checked(_checks.integer, name, value)
+    if type(whole) is int and not -(2**63) <= whole < 2**63:
+        check(False, f"{name} must fit into 64 bits, got {whole}")
+    return whole
+
+
+def number(name: str, value: Any) -> float:
+    """Return value as a finite float; no tensor."""
+    if type(value) is float and -_PLAIN < value < _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        instead = "; it is not differentiable: multiply q" if name == "scale" else ""
+        check(False, f"{name} must be a plain number, got a tensor{instead}")
+    return _checked(_checks.finite, name, value)
+
+
+def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    """Return what a check of the NumPy side gives, or a compiler's symbol as it is."""
+    if isinstance(value, _SYMBOLS):
+        return value
+    try:
+        return check_plain(name, value)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"wavepe: {error}") from None
+
+
+def recorded(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd has a call of these arguments to record, or a compiler to trace."""
+    if torch.is_grad_enabled():
+        for x in tensors:  # any() takes three times as long
+            if x is not None and x.requires_grad:
+                return True
+    return torch.compiler.is_compiling()
+
+
+def in_new_thread(function: Callable[[], T]) -> T:
+    """Call `function` outside of inference mode, fake tensors, tracers and torch.func.
+
+    All of them are a thread's own, so a new thread has none.
     """
-    if forward_ad._current_level >= 0:
-        return True
-    return torch._C._are_functorch_transforms_active() and any(
-        level.key() != torch._C._functorch.TransformType.Vmap
-        for level in torch._C._functorch.get_interpreter_stack()
-    )
-
-
-def call(op: Any, *args: Any) -> Any:
-    """`op`, past autograd where there is nothing to record.
-
-    The autograd that torch.library makes of `register_autograd` costs 8 microseconds even then,
-    most of the time of rotating one token.
-    """
-    if torch.compiler.is_compiling() or (
-        torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-    ):
-        return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op._op(*args)  # what op(*args) calls
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def axis_first(x: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
@@ -116,26 +152,34 @@ def axis_first(x: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
     return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
 
 
+class _Library(torch.library.Library):
+    """Kernels that raise where forward mode would lose a tangent."""
+
+    def impl(self, op_name: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
+        def guarded(*given: Any, **named: Any) -> Any:
+            if under_transforms():
+                check(
+                    not any(map(_has_tangent, given)),
+                    f"torch.ops.wavepe.{op_name} has no forward mode; wavepe.ops has, for what is "
+                    "differentiable",
+                )
+            return fn(*given, **named)
+
+        super().impl(op_name, guarded, *args, **options)
+
+
 library = torch.library.Library("wavepe", "FRAGMENT")
+_guarded_library = _Library("wavepe", "FRAGMENT")
 
 
 def register_autograd(
     op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None
 ) -> None:
     """`torch.library.register_autograd`, which drops tangents of forward mode; this raises."""
-    overload = getattr(torch.ops.wavepe, op).default
-    kernel = make_autograd_impl(overload, Info(backward, setup_context))
-
-    def guarded(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
-            check(
-                not any(map(_has_tangent, args)),
-                f"torch.ops.wavepe.{op} has no forward mode; wavepe.ops has, for what is "
-                "differentiable",
-            )
-        return kernel(keys, *args, **kwargs)
-
-    library.impl(op, guarded, "Autograd", with_keyset=True)
+    name = f"wavepe::{op}"
+    torch.library.register_autograd(
+        name, backward, setup_context=setup_context, lib=_guarded_library
+    )
 
 
 def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
@@ -156,8 +200,10 @@ def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:
 
 
 def _has_tangent(x: Any) -> bool:
-    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return floating and forward_ad.unpack_dual(x).tangent is not None
+    if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
+        return False
+    # A view has the tangent but inside of an autograd.Function, which sees to it itself.
+    return forward_ad.unpack_dual(x.view_as(x)).tangent is not None
 
 
 def not_differentiable(op: str, arguments: str) -> None:

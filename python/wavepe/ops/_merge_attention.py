@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ._common import check, check_device, check_dtype, check_tensors, names_memory
+from ._common import check, check_device, check_dtype, check_tensors, names_memory, wide
 
 _MOST_PARTS = 2**20  # a tensor may be expanded to 2^60 of them
 
@@ -60,7 +60,7 @@ def merge_attention(
     outs, lses = _parts("outs", outs), _parts("lses", lses)
     _check(outs, lses)
     dtype = outs[0].dtype
-    work = torch.float64 if dtype == torch.float64 else torch.float32
+    work = wide(outs[0])
     lse = torch.stack([part.to(work) for part in lses])
     unseen = lse == -math.inf
     # Derivatives need not know of it, for it cancels. Finite where a row has seen nothing.

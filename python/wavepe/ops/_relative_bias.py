@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
-from ._attention_checks import integer
 from ._common import (
     axis_first,
     check,
@@ -16,10 +15,11 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
+    integer,
     names_memory,
     register_autograd,
-    transformed,
 )
+from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
 _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.default

@@ -8,6 +8,7 @@ product r wide. The bases are taken from the table's values, never from a rule a
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -17,11 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _checks
 from .._relative_bias import BEYOND
-from ._common import FLOATS, check, check_choice, check_dtype, names_memory
+from ._common import FLOATS, check, check_choice, check_dtype, in_new_thread, integer, names_memory
 
 NEAR = 64  # |delta| below this is a zone of its own: two zones take a third of the work of one
 TOLERANCE = 1e-7  # of the usual size of a row: below the rounding of float32
@@ -107,10 +107,7 @@ class RelativeTable:
             values.ndim in (2, 3),
             f"p must be (w, d) or (H, w, d), got shape {values.shape}",
         )
-        try:
-            first = _checks.integer("first", first)
-        except TypeError as error:
-            raise RuntimeError(f"wavepe: {error}") from None
+        first = integer("first", first)
         check(abs(first) < _FARTHEST, f"first must lie within +-2^62, got {first}")
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":
@@ -173,13 +170,15 @@ class RelativeTable:
         if type(dtype) is not torch.dtype or not isinstance(device, (str, torch.device)):
             check(False, f"dtype and device of torch needed, got {dtype!r} and {device!r}")
         device = torch.device(device)
+        if device == torch.accelerator.current_accelerator():  # without an index: the current one
+            device = torch.device(device.type, torch.accelerator.current_device_index())
         name = self._names.get((dtype, device))
         if name is None:
-            tensors = self._build(dtype, device)
-            name = f"_{dtype}_{tensors[0].device}".replace(".", "_").replace(":", "_")
+            # For every later call, whatever this one is part of: inference, a trace, vmap.
+            tensors = in_new_thread(functools.partial(self._build, dtype, device))
+            name = f"_{dtype}_{device}".replace(".", "_").replace(":", "_")
             self.__dict__.setdefault(name, tensors)  # another thread's are as good
-            if device.index is not None or device == tensors[0].device:  # not the current GPU
-                self._names[dtype, device] = name
+            self._names[dtype, device] = name
         return name
 
     def _build(
@@ -190,20 +189,18 @@ class RelativeTable:
         def cast(x: np.ndarray) -> Tensor:
             return torch.from_numpy(x.copy()).to(device, dtype)
 
-        # Tensors for every later call, whatever this one is part of: inference, a trace, vmap.
-        with torch.inference_mode(False), _disable_current_modes(), torch._C._DisableFuncTorch():
-            if dtype == torch.float64:
-                return cast(self._p), self.first, ()
-            p = cast(self._p[..., self._kept, :])
-            first, zones, start = self.first + self._kept.start, [], 0
-            largest = torch.finfo(dtype).max
-            if any(np.abs(c).max() > largest for c, _ in self._zones):
-                return p, first, ()  # sums over a row, which may pass what its entries do not
-            for c, u in self._zones:
-                rows = p[start : start + len(c)]
-                zones += [cast(c) if u.size else rows, cast(u)]
-                start += len(c)
-            return p, first, tuple(zones)
+        if dtype == torch.float64:
+            return cast(self._p), self.first, ()
+        p = cast(self._p[..., self._kept, :])
+        first, zones, start = self.first + self._kept.start, [], 0
+        largest = torch.finfo(dtype).max
+        if any(np.abs(c).max() > largest for c, _ in self._zones):
+            return p, first, ()  # sums over a row, which may pass what its entries do not
+        for c, u in self._zones:
+            rows = p[start : start + len(c)]
+            zones += [cast(c) if u.size else rows, cast(u)]
+            start += len(c)
+        return p, first, tuple(zones)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"a RelativeTable is immutable; {name} cannot be set")
@@ -251,7 +248,7 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
         check(not p.is_meta, "relative_table needs the values of p, which is on the meta device")
         check(p.layout is torch.strided, f"relative_table needs a dense p, got {p.layout}")
         check(
-            not torch._C._functorch.is_functorch_wrapped_tensor(p),
+            torch.func.debug_unwrap(p) is p,
             "relative_table needs the values of p: make it outside of torch.func's transforms",
         )
         with _says_too_large(tuple(p.shape)):

@@ -10,18 +10,25 @@ from torch import Tensor
 
 from ._common import (
     axis_first,
-    call,
     check,
     check_device,
     check_dtype,
     check_tensors,
     library,
+    recorded,
     register_autograd,
+)
+from ._torch_private import (
+    CAN_GO_BELOW_AUTOGRAD,
+    below_autograd,
+    direct,
     transformed,
+    under_transforms,
 )
 
 _ops = torch.ops.wavepe
 _ROPE, _ROPE_QK = _ops.rope.default, _ops.rope_qk.default
+_DIRECT_ROPE, _DIRECT_ROPE_QK = direct(_ROPE), direct(_ROPE_QK)
 
 
 def rope(
@@ -49,7 +56,10 @@ def rope(
         check_tensors(x=x, cos=cos, sin=sin)
     if transformed():
         return _Rope.apply(x, cos, sin, interleaved, inverse)
-    return call(_ROPE, x, cos, sin, interleaved, inverse)
+    if recorded(x, cos, sin):
+        return _ROPE(x, cos, sin, interleaved, inverse)
+    with below_autograd():
+        return _DIRECT_ROPE(x, cos, sin, interleaved, inverse)
 
 
 def rope_(
@@ -60,16 +70,17 @@ def rope_(
     Raises where autograd would need the overwritten values, and under torch.func and forward mode.
     """
     check_tensors(x=x, cos=cos, sin=sin)
-    check(not transformed(), "rope_ has no derivative under torch.func or forward mode; use rope")
-    if (
-        torch.compiler.is_compiling()
-        or (torch.is_grad_enabled() and torch._C._any_requires_grad(x, cos, sin))
-        or torch._C._are_functorch_transforms_active()
-    ):
+    check(
+        not under_transforms(),
+        "rope_ has no derivative and no vmap for torch.func and forward mode; use rope",
+    )
+    if torch.is_grad_enabled():
+        _refuse_gradients_in_place(x, cos, sin)
+    if torch.compiler.is_compiling():
         _ops.rope_(x, cos, sin, interleaved, inverse)
         return x
     check(not x.is_neg(), "rope_ cannot write to a negated view; use rope, or x.clone()")
-    with torch._C._AutoDispatchBelowADInplaceOrView():
+    with below_autograd():
         _ops.rope_(x, cos, sin, interleaved, inverse)
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)
@@ -93,7 +104,10 @@ def rope_qk(
     if transformed():
         check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
         return tuple(_Rope.apply(x, cos, sin, interleaved, inverse) for x in (q, k))
-    return call(_ROPE_QK, q, k, cos, sin, interleaved, inverse)
+    if recorded(q, k, cos, sin):
+        return _ROPE_QK(q, k, cos, sin, interleaved, inverse)
+    with below_autograd():
+        return _DIRECT_ROPE_QK(q, k, cos, sin, interleaved, inverse)
 
 
 def _check_rope(name: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -279,24 +293,25 @@ def _(
     return _vmap(_ROPE_QK, info, in_dims, (q, k), cos, sin, interleaved, inverse), (0, 0)
 
 
+def _refuse_gradients_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    _refuse_table_gradient(cos.requires_grad, sin.requires_grad)
+    check(
+        not x.requires_grad,
+        "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
+    )
+
+
 # torch.library knows no autograd for operators that write to their arguments: refuse where x needs
 # a gradient, and raise x's version, so that backward notices a saved x that was overwritten.
-def _rope_autograd(keys: Any, x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> Tensor:
+def _rope_in_place(x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> None:
     check_tensors(x=x, cos=cos, sin=sin)
     if torch.is_grad_enabled():
-        _refuse_table_gradient(cos.requires_grad, sin.requires_grad)
-        check(
-            not x.requires_grad,
-            "rope_ would overwrite an x that requires grad; use rope, or torch.no_grad()",
-        )
-    after = keys & torch._C._after_autograd_keyset
-    return _ops.rope_.default.redispatch(after, x, cos, sin, *flags)
-
-
-def _rope_version(keys: Any, x: Tensor, *args: Any) -> Tensor:
+        _refuse_gradients_in_place(x, cos, sin)
     torch.autograd.graph.increment_version(x)
-    return _ops.rope_.default.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, x, *args)
+    with below_autograd():
+        _ops.rope_.default(x, cos, sin, *flags)
 
 
-library.impl("rope_", _rope_autograd, "Autograd", with_keyset=True)
-library.impl("rope_", _rope_version, "ADInplaceOrView", with_keyset=True)
+if CAN_GO_BELOW_AUTOGRAD:
+    library.impl("rope_", _rope_in_place, "Autograd")
+    library.impl("rope_", _rope_in_place, "ADInplaceOrView")  # inference mode goes to this one

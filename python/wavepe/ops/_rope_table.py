@@ -8,20 +8,20 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._attention_checks import number
 from ._common import (
     FLOATS,
     INTEGERS,
     axis_first,
-    call,
     check,
     check_choice,
     check_device,
     check_dtype,
     check_tensors,
     not_differentiable,
-    transformed,
+    number,
+    recorded,
 )
+from ._torch_private import below_autograd, transformed
 
 _ROPE_TABLE = torch.ops.wavepe.rope_table.default
 
@@ -69,7 +69,10 @@ def rope_table(
     options = (attention_factor, precision, sections, dtype)
     if transformed():
         return _RopeTable.apply(positions, inv_freq, *options)
-    return call(_ROPE_TABLE, positions, inv_freq, *options)
+    if recorded(positions, inv_freq):
+        return _ROPE_TABLE(positions, inv_freq, *options)
+    with below_autograd():
+        return _ROPE_TABLE(positions, inv_freq, *options)
 
 
 @torch.library.register_fake("wavepe::rope_table")

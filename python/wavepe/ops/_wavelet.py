@@ -23,8 +23,8 @@ from ._common import (
     names_memory,
     not_differentiable,
     register_autograd,
-    transformed,
 )
+from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
 

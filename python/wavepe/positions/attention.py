@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..encodings import Encoding
+from ..ops._attention_composed import full_precision
+from ..ops._common import wide
+from ..ops._torch_private import version
 from . import compiled
 from .rotation import Frequencies, Rotation, angles
-from .tables import build_once, capacity_for, constant_bias, constant_table, name_of, wide
+from .tables import build_once, capacity_for, constant_bias, constant_table, name_of
 
 
 class Cached:
@@ -261,22 +264,26 @@ class Learned(PositionEncoding):
         self, parameters: dict[str, Tensor], keys: int, layer: Cached | None
     ) -> tuple[Tensor, int, str]:
         """Return the table of these parameters, computed once for many steps of a generation."""
-        learned = self.encoding.learned_table
-        if self.encoding.entry == "bias":
-            learned = self.encoding.learned_bias
         # No compiler reads `is_inference`, so it comes last; such a tensor has no version.
         fixed = layer is not None and not torch.is_grad_enabled()
         if not fixed or any(x.is_inference() for x in parameters.values()):
-            return learned(keys, parameters, causal=self._causal)
+            return self._learned(keys, parameters)
         assert layer is not None
         capacity = capacity_for(keys)
-        state = (capacity, *((x.data_ptr(), x._version) for x in parameters.values()))
+        state = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
         if layer.table is None or layer.table[0] != state:
             try:
-                layer.table = state, learned(capacity, parameters, causal=self._causal)
+                layer.table = state, self._learned(capacity, parameters)
             except ValueError:  # an encoding may end before the capacity
-                return learned(keys, parameters, causal=self._causal)
+                return self._learned(keys, parameters)
         return layer.table[1]
+
+    def _learned(self, keys: int, parameters: dict[str, Tensor]) -> tuple[Tensor, int, str]:
+        encoding = self.encoding
+        learned = encoding.learned_bias if encoding.entry == "bias" else encoding.learned_table
+        # Autocast would round the products of an encoding's own layers to bfloat16.
+        with full_precision(next(iter(parameters.values())).device.type):
+            return learned(keys, parameters, causal=self._causal)
 
 
 def check_learned(encoding: Encoding) -> None:

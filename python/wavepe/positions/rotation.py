@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import ops, rope_table
 from ..encodings import Encoding, RoPE
-from .tables import LARGEST_TABLE, build_once, keep_by_length, wide
+from ..ops._common import wide
+from .tables import LARGEST_TABLE, build_once, keep_by_length
 
 # Any two lengths beyond every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .._wavelet_registered import registrations
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
+from ..ops._common import in_new_thread
 from ..ops._relative_table import RelativeTable, relative_table
 
 T = TypeVar("T")
@@ -26,11 +26,6 @@ FIRST_CAPACITY = 128
 LARGEST_TABLE = 1 << 17
 
 _named: dict[str, Encoding] = {}
-
-
-def wide(q: Tensor) -> torch.dtype:
-    """Return the dtype of scores and angles: float64 for float64, else float32."""
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def capacity_for(length: int) -> int:
@@ -70,8 +65,7 @@ def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
 @functools.lru_cache(maxsize=64)
 def _built(build: Callable[..., T], arguments: tuple[Any, ...], definitions: int) -> T:
     # For every later caller, whatever this one is part of: inference mode, a tracer.
-    with torch.inference_mode(False), _disable_current_modes():
-        return build(*arguments)
+    return in_new_thread(lambda: build(*arguments))
 
 
 @keep_by_length

@@ -1,0 +1,149 @@
+"""Private names of torch: all in one module, and none of them is needed."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import wavepe
+from cases import load_torch
+from processes import output
+
+torch, _ = load_torch()
+
+import private_names_calls
+from torch.testing import assert_close
+from wavepe.ops import _torch_private
+
+PACKAGE = Path(wavepe.__file__).parent
+KEEPERS = {
+    name
+    for owner in (torch.Tensor, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    for name in (*dir(owner), *getattr(owner, "__annotations__", ()))
+} | {"_op", "_current_level"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(source):
+    """Private names of torch that a module reads: imported, by a dot, or by getattr."""
+    tree, of_torch, found = ast.parse(source), {"torch"}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases = [a for a in node.names if a.name.split(".")[0] == "torch"]
+            found += [a.name for a in aliases if any(map(is_private, a.name.split(".")))]
+            of_torch |= {a.asname for a in aliases if a.asname}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [f"{node.module}.{a.name}" for a in node.names]
+            found += [name for name in names if any(map(is_private, name.split(".")))]
+            of_torch |= {a.asname or a.name for a in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            base = ast.unparse(node.value)
+            inside = base.split(".")[0] in of_torch or (base != "self" and node.attr in KEEPERS)
+            found += [f"{base}.{node.attr}"] if inside else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            base, name = ast.unparse(node.args[0]), node.args[1]
+            if isinstance(name, ast.Constant) and is_private(name.value):
+                inside = base.split(".")[0] in of_torch or name.value in KEEPERS
+                found += [f"{base}.{name.value}"] if inside else []
+    return found
+
+
+def test_one_module_reads_private_names():
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        if names := private_names(path.read_text()):
+            found[path.relative_to(PACKAGE).as_posix()] = sorted(set(names))
+    home = "ops/_torch_private.py"
+    assert found.pop(home) == [
+        "forward_ad._current_level",
+        "op._op",
+        "torch._C",
+        "torch._C._AutoDispatchBelowADInplaceOrView",
+        "torch._C._functorch",
+        "torch._assert_async",
+        "x._version",
+    ], "a new private name needs a test here, a replacement, and its line in the docstring"
+    assert not found, f"read them in {home} only"
+    text = _torch_private.__doc__
+    for place, name in private_names_calls.NAMES.values():
+        assert name in text or place is torch.autograd, f"the docstring does not name {name}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch._C.x",
+        "torch._assert_async(y)",
+        "x._version",
+        "op._op(x)",
+        "from torch._library.autograd import Info",
+        "from torch.utils._python_dispatch import _disable_current_modes",
+        "from torch.autograd import forward_ad as f; f._current_level",
+        "import torch._dynamo",
+        "getattr(torch, '_assert_async')",
+    ],
+)
+def test_the_search_finds(line):
+    assert private_names(f"import torch\n{line}")
+
+
+def test_the_search_knows_public_names():
+    assert not private_names("import torch\nself._op = torch.ops.wavepe.x\ntorch.__version__")
+
+
+# ---- each name, and all of them, taken away ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the same calls give, by the names that are taken away."""
+    folder = tmp_path_factory.mktemp("names")
+    output(private_names_calls.__file__, folder, PYTHONPATH=str(PACKAGE.parent))
+    return {name: torch.load(folder / name) for name in private_names_calls.RUNS}
+
+
+@pytest.mark.parametrize("name", [*private_names_calls.NAMES, "all"])
+def test_same_results_without(name, found):
+    want, got = found["nothing"], found[name]
+    assert got.keys() == want.keys()
+    for call, right in want.items():
+        assert len(got[call]) == len(right), call
+        for ours, theirs in zip(got[call], right, strict=True):
+            if isinstance(theirs, str):
+                assert ours == theirs, call
+            else:
+                assert_close(ours, theirs, msg=lambda text, call=call: f"{call}: {text}")
+
+
+def test_calls_work_and_refuse(found):
+    """Errors, in both, would agree too."""
+    calls = found["nothing"].items()
+    raised = {name: words[0] for name, words in calls if isinstance(words[0], str)}
+    assert sorted(raised) == [
+        "compiled, falling",
+        "raw, forward mode",
+        "rope_ of a leaf",
+        "rope_ of what is saved",
+        "rope_, func.grad",
+        "rope_, vmap",
+        "wavelet, forward mode",
+        "wavelet, func.jvp",
+    ], raised
+
+
+def test_assertion_that_needs_no_compiler():
+    _torch_private._assert_now(torch.tensor(True), "unseen")
+    with pytest.raises(RuntimeError, match="said"):
+        _torch_private._assert_now(torch.tensor(False), "said")
+
+
+def test_version_changes_with_each_write():
+    x = torch.zeros(2)
+    before = _torch_private.version(x)
+    assert _torch_private.version(x) == before
+    x += 1
+    assert _torch_private.version(x) != before
+    assert _torch_private.version(object()) != _torch_private.version(object())
