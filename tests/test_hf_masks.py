@@ -293,6 +293,7 @@ def test_the_compiled_operator(tmp_path):
             *tensors,
             "wavelet:scales=4",
             True,
+            True,
             50,
             4.0,
             0.3,
