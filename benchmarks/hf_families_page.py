@@ -1,6 +1,6 @@
 """Keeps what the families' tests say, and writes it into docs/huggingface-families.md.
 
-python -m pytest tests/test_hf_families.py tests/test_hf_situations.py \
+python -m pytest tests/test_hf_{families,situations,types,workflows}.py \
     -o junit_family=xunit1 --junitxml build/families.xml
 python -m benchmarks.hf_families_page --keep build/families.xml
 python -m benchmarks.hf_families_page --write | --check
@@ -37,6 +37,8 @@ COLUMNS = {
     "checkpointing": "checkpointing",
     "compile": "compile",
     "export": "export",
+    "a_patched_model_comes_back_from_a_folder": "saves, loads",
+    "trainer_resumes": "Trainer",
 }
 TEST = re.compile(r"test_(\w+)\[(?:.*-)?(\w+)\]")
 WORDS = {"right": "yes"}

@@ -40,6 +40,7 @@ IGNORED = (
     "max_length_q",
     "max_length_k",
     "num_items_in_batch",
+    "seq_idx",  # packed sequences once more, for layers of Mamba
 )
 # transformers < 5 asks for the places of the queries, not for their number.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
