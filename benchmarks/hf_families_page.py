@@ -72,7 +72,7 @@ def read(file: Path) -> dict[str, Any]:
             row[found[1]] = _outcome(case, properties)
     if len(versions) != 2:
         raise Missing(f"{file} holds no results of tests/test_hf_situations.py with their versions")
-    return {**versions, "families": cells}
+    return {**versions, "families": dict(sorted(cells.items()))}
 
 
 def _outcome(case: ElementTree.Element, properties: dict) -> str:

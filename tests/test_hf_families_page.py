@@ -44,7 +44,9 @@ def test_each_cell_of_the_newest_is_a_test_that_passed():
     assert set(newest["families"]) == set(FAMILIES)
     for row in newest["families"].values():
         assert set(row) == set(page.COLUMNS)
-        assert set(row.values()) <= {"right"}
+        # Whether a stock model fails with Trainer too, its test shows.
+        assert row.pop("trainer_resumes") in ("right", "upstream")
+        assert set(row.values()) == {"right"}
 
 
 def test_what_a_run_says(tmp_path):

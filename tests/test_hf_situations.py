@@ -36,6 +36,9 @@ if VERSION < (4, 57):  # layers with a window
             UPSTREAM["chunked_prefill", name] = chunk
             UPSTREAM["chunked_prefill_left_padding", name] = chunk
             UPSTREAM["assisted", name] = crop
+if VERSION < (5, 0):  # experts in a loop over those that are chosen
+    for name in ("mixtral", "qwen3_moe"):
+        UPSTREAM["compile", name] = UPSTREAM["export", name] = (Exception, "data-dependent")
 
 
 def cell(*specs, shallow=False):
@@ -332,6 +335,8 @@ def slopes(run, model, *args, **kwargs):
     return found.detach(), [weight.grad.clone() for weight in model.parameters()]
 
 
+# What transformers 4.57 makes masks of, as PyTorch traces it.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.usefixtures("fresh_compiler")
 @cell(WAVELET, shallow=True)
 def test_compile(model):

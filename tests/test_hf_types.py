@@ -18,7 +18,7 @@ from wavepe.hf.families import SUPPORTED, decoder
 from wavepe.hf.model_types import KINDS
 
 IDS = tokens(2, 12)
-SPECS = ("wavelet:scales=4", "shaw:clip=3", "kerple", "rope:theta=30", {"1": "alibi"})
+SPECS = ("wavelet:scales=4,learned=true", "rope:theta=30", {"1": "alibi"})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
