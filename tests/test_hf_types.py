@@ -97,3 +97,23 @@ def test_a_configuration_of_another_family_is_refused(tmp_path):
     build("qwen2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="read from the files of a mistral or a wavepe_mistral"):
         wavepe.hf.WavePEMistralConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+def test_files_of_either_transformers(family, tmp_path):
+    """Here rope parameters as transformers 5 writes them are read, by either version."""
+    model = wavepe.hf.patch(build(family), "rope")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    if "rope_parameters" not in config:
+        config.pop("rope_scaling")
+        given = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+        if family == "phi3":
+            given["partial_rotary_factor"] = config.pop("partial_rotary_factor")
+        if family == "gemma3_text":
+            local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
+            given = {"full_attention": given, "sliding_attention": local}
+        path.write_text(json.dumps({**config, "rope_parameters": given}))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(loaded, IDS), logits(model, IDS))

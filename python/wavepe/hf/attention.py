@@ -40,6 +40,8 @@ IGNORED = (
     "max_length_q",
     "max_length_k",
     "num_items_in_batch",
+    "token_type_ids",
+    "mm_token_type_ids",  # what they change is in the mask
     "seq_idx",  # packed sequences once more, for layers of Mamba
 )
 # transformers < 5 asks for the places of the queries, not for their number.

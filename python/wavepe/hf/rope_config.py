@@ -53,10 +53,14 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
 
 
 def for_transformers_4(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters` of one layer type as the arguments of a configuration before 5."""
+    """Return `rope_parameters` as the arguments of a configuration before transformers 5."""
+    if any(isinstance(value, Mapping) for value in given.values()):  # Gemma 3
+        local = given["sliding_attention"]["rope_theta"]
+        return {**for_transformers_4(given["full_attention"]), "rope_local_base_freq": local}
     scaling = dict(given)
-    base = {"rope_theta": scaling.pop("rope_theta")} if "rope_theta" in scaling else {}
-    return {**base, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
+    own = ("rope_theta", "partial_rotary_factor")
+    found = {key: scaling.pop(key) for key in own if key in scaling}
+    return {**found, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
 def of_local_layers(config: Any) -> Any:
