@@ -16,7 +16,9 @@ torch tensors and keeps their gradients.
 import numpy as np
 import oracle
 import oracle_rope
-import torch
+from cases import load_torch
+
+torch, _ = load_torch()
 
 HEAD = 8
 

@@ -24,13 +24,12 @@ import numpy as np
 import oracle
 import pytest
 from cases import load_torch
+from encoding_cases import learned_by, parts_of
 
 if importlib.util.find_spec("fairseq") is None:
     pytest.skip("fairseq is not installed here: make test-fairseq", allow_module_level=True)
 
 torch, ops = load_torch()
-
-from encoding_cases import learned_by, parts_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # fairseq's and Hydra's own, while they are imported
