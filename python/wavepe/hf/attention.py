@@ -42,6 +42,7 @@ IGNORED = (
     "num_items_in_batch",
     "token_type_ids",
     "mm_token_type_ids",  # what they change is in the mask
+    "wavepe_offset",  # of `before_attention`
     "seq_idx",  # packed sequences once more, for layers of Mamba
 )
 # transformers < 5 asks for the places of the queries, not for their number.
@@ -182,7 +183,7 @@ def attention_forward(
 def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
     """Raise ValueError for what would change the scores and is not known here (sinks, biases)."""
     for name, value in kwargs.items():
-        if isinstance(value, Tensor) and name not in IGNORED and name != "wavepe_offset":
+        if isinstance(value, Tensor) and name not in IGNORED:
             raise ValueError(
                 f"the attention 'wavepe' does not know the tensor {name!r}: load this model with "
                 "another attn_implementation"

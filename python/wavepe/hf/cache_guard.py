@@ -5,11 +5,16 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import Cache
+
+from .layers import StoredSpec, text
+
+if TYPE_CHECKING:
+    from .rotary import RopeRotation
 
 # Attributes of caches.
 ENCODING = "_wavepe_encoding"
@@ -69,6 +74,49 @@ class CacheGuard:
             setattr(cache, ENCODING, self.encoding(args, kwargs))
 
 
+class EncodingGuard(CacheGuard):
+    """The `CacheGuard` of a patched model.
+
+    Parameters
+    ----------
+    spec : str or dict
+        The encoding.
+    rotated : list of RopeRotation
+        The rotations of the model, which may follow the length of the sequence.
+    names : tuple of str
+        Of the positional arguments of the module that is guarded.
+    """
+
+    def __init__(
+        self, spec: StoredSpec, rotated: list[RopeRotation], names: tuple[str, ...]
+    ) -> None:
+        self.spec, self.rotated, self.names = spec, rotated, names
+        steady = all(one.steady_name for one in rotated)
+        super().__init__(self.encoding((), {}) if steady else None)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse caches of the stock model, too."""
+        cache = cache_of(args, kwargs)
+        if hasattr(cache, STOCK):
+            delattr(cache, STOCK)
+            setattr(cache, ENCODING, "the stock model's own encoding")
+        super().before(module, args, kwargs)
+
+    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Name the encoding of this call, and the frequencies that it needs."""
+        position_ids, length = None, 1
+        if not all(one.steady_name for one in self.rotated):
+            kwargs = dict(zip(self.names, args, strict=False)) | kwargs
+            position_ids, cache = kwargs.get("position_ids"), cache_of(args, kwargs)
+            tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
+            length = next((x.shape[1] for x in tokens if x is not None), 1)
+            length += 0 if cache is None else int(_length(cache))
+        found = [one.name(position_ids, length) for one in self.rotated]
+        # Of a model with rope alone, the frequencies say all.
+        spec = [] if found and isinstance(self.spec, str) else [text(self.spec)]
+        return "; ".join(spec + found)
+
+
 def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the cache among the arguments of a call, or None."""
     cache = kwargs.get("past_key_values")
@@ -93,5 +141,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def _length(cache: Any) -> Any:
-    """Return the number of tokens in a cache; transformers < 5 takes tuples, too."""
-    return cache.get_seq_length() if _is_cache(cache) else len(cache)
+    """Return the number of tokens in a cache, or in the tuples that transformers < 5 takes too."""
+    if _is_cache(cache):
+        return cache.get_seq_length()
+    return cache[0][0].shape[-2] if cache else 0

@@ -15,12 +15,13 @@ from ..positions import Learned, PositionEncoding, check_learned, position_encod
 from . import families
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention
+from .cache_guard import EncodingGuard
 from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
 from .packing import FindPacked
 from .rope_config import Slot
-from .rotary import EncodingGuard, IdentityRotation, RopeRotation, Rotary, StockRotation
+from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
 
 
 @dataclass

@@ -14,9 +14,9 @@ from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
-from ..positions.rotation import Frequencies, Rotation
+from ..positions.rotation import Rotation
 from . import families, rope_config
-from .cache_guard import ENCODING, STOCK, CacheGuard, cache_of, named
+from .cache_guard import named
 from .families import NAME
 from .layers import StoredSpec, text
 from .rope_config import Slot
@@ -136,71 +136,26 @@ class RopeRotation(nn.Module):
                 "pairs (i, i + d/2) of this model need them all: fraction or type=proportional "
                 "leaves pairs of the whole head alone"
             )
-        fixed = self.rotation.fixed(False)
-        self.steady_name = None if self.rotation.changes or fixed is None else self._name(fixed)
-
-    def frequencies(self, position_ids: Tensor | None, length: int = 1) -> Frequencies:
-        """Return the frequencies for positions, or without them for a sequence of `length`."""
-        found = self.rotation.fixed(self.training)
-        return found or self.rotation.of_longest(length, position_ids, self.training)
+        # By which a cache is marked; None where the frequencies follow the length or the mode.
+        self.steady_name: str | None = None
+        if not self.rotation.changes:
+            self.steady_name = self._name(str(self.encoding), None, 1)
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
-        """Name the rotation, for a note on a cache of such keys."""
-        return self.steady_name or self._name(self.frequencies(position_ids, length))
+        """Name the rotation at these positions, or without them of a sequence of `length`."""
+        label = f"{self.encoding} as the length or the mode asks"
+        return self.steady_name or self._name(label, position_ids, length)
 
-    def _name(self, found: Frequencies) -> str:
-        steady = "" if not self.rotation.changes else " as the length or the mode asks"
-        return named(f"{self.encoding}{steady}", found.array.tobytes(), repr(found.factor).encode())
+    def _name(self, label: str, position_ids: Tensor | None, length: int) -> str:
+        found = self.rotation.needed(length, position_ids, self.training)
+        return named(label, found.array.tobytes(), repr(found.factor).encode())
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
-        found = self.frequencies(position_ids)
+        found = self.rotation.needed(1, position_ids, self.training)
         cos, sin = ops.rope_table(
             position_ids, found.on(x.device), attention_factor=found.factor, dtype=wide(x)
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
-
-
-class EncodingGuard(CacheGuard):
-    """The `CacheGuard` of a patched model.
-
-    Parameters
-    ----------
-    spec : str or dict
-        The encoding.
-    rotated : list of RopeRotation
-        The rotations of the model, which may follow the length of the sequence.
-    names : tuple of str
-        Of the positional arguments of the module that is guarded.
-    """
-
-    def __init__(
-        self, spec: StoredSpec, rotated: list[RopeRotation], names: tuple[str, ...]
-    ) -> None:
-        self.spec, self.rotated, self.names = spec, rotated, names
-        steady = all(one.steady_name for one in rotated)
-        super().__init__(self.encoding((), {}) if steady else None)
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse caches of the stock model, too."""
-        cache = cache_of(args, kwargs)
-        if hasattr(cache, STOCK):
-            delattr(cache, STOCK)
-            setattr(cache, ENCODING, "the stock model's own encoding")
-        super().before(module, args, kwargs)
-
-    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Name the encoding of this call, and the frequencies that it needs."""
-        position_ids, length = None, 1
-        if not all(one.steady_name for one in self.rotated):
-            kwargs = dict(zip(self.names, args, strict=False)) | kwargs
-            position_ids, cache = kwargs.get("position_ids"), cache_of(args, kwargs)
-            tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
-            length = next((x.shape[1] for x in tokens if x is not None), 1)
-            length += 0 if cache is None else int(cache.get_seq_length())
-        found = [one.name(position_ids, length) for one in self.rotated]
-        # Of a model with rope alone, the frequencies say all.
-        spec = [] if found and isinstance(self.spec, str) else [text(self.spec)]
-        return "; ".join(spec + found)
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:

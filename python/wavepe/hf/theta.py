@@ -87,11 +87,13 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     fresh = [_rebuilt(place, new) for place in places]
     if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
         return model
-    before = ["" if isinstance(p.module, RopeRotation) else _name(p) for p in places]
+    # A patched model has its guard already.
+    stock = [place for place in places if not isinstance(place.module, RopeRotation)]
+    before = [_name(place) for place in stock]
     copies.replace(model)
     for place, made in zip(places, fresh, strict=True):
         _take_over(place.module, made)
-    _guard_caches(places, before)
+    _guard_caches(stock, before)
     return model
 
 
@@ -305,13 +307,11 @@ def _take_over(module: Any, made: Any) -> None:
 def _guard_caches(places: list[_Place], before: list[str]) -> None:
     """Let the modules that use stock rotary modules refuse keys of other frequencies.
 
-    `before` names those of each place before the change. A patched model has its guard already.
+    `before` names those of each place before the change.
     """
     added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
         own = [i for i, place in enumerate(places) if place.owner is owner]
-        if any(isinstance(places[i].module, RopeRotation) for i in own):
-            continue
         guard = owner.__dict__.get(GUARD)
         if guard is None:
             guard = owner.__dict__[GUARD] = CacheGuard("; ".join(before[i] for i in own))

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from .._relative_bias import BEYOND
 from ._attention_checks import check_arguments, check_mask, numbers
-from ._attention_composed import composed, full_precision
+from ._attention_composed import composed
 from ._common import (
     check,
     check_choice,
     check_tensors,
     flag,
+    full_precision,
     integer,
     number,
     recorded,

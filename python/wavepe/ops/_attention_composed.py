@@ -8,7 +8,6 @@ values only, and what was not finite is added where it is seen.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import names_memory, wide
+from ._common import full_precision, names_memory, wide
 from ._relative_table import RelativeTable
 
 _LIMIT = 1 << 61  # far beyond any key, and sums of a few such numbers do not wrap
@@ -28,21 +27,21 @@ def composed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    p: Tensor | None,
-    first: int,
-    beyond: str,
-    q_rel: Tensor | None,
-    slopes: Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    scale: float | None,
-    offset: Tensor | int | None,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    mask: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
+    p: Tensor | None = None,
+    first: int = 0,
+    beyond: str = "zero",
+    q_rel: Tensor | None = None,
+    slopes: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    offset: Tensor | int | None = None,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
     zones: list[Tensor] | None = None,
     bias: Tensor | None = None,
     bias_first: int = 0,
@@ -114,21 +113,14 @@ def attention_with_weights(
     v: Tensor,
     *,
     p: Tensor | RelativeTable | None = None,
-    first: int = 0,
-    beyond: str = "zero",
-    q_rel: Tensor | None = None,
-    slopes: Tensor | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    offset: Tensor | int | None = None,
-    mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    **bias: Any,
+    **given: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``wavepe.ops.attention``, and return the weights too.
 
     `mask` alone says what is seen, as in PyTorch's attention: bool, or floating point (added to the
-    scores). All other arguments are those of ``wavepe.ops.attention``.
+    scores). All other arguments are those of ``wavepe.ops.attention``, but for key_mask, segments,
+    causal and window, which the mask replaces.
 
     Returns
     -------
@@ -136,21 +128,14 @@ def attention_with_weights(
     weights : Tensor (B, H, m, n), float32 (float64 for float64), after dropout
     """
     if isinstance(p, RelativeTable):
-        beyond = p.beyond
-        p, first, _ = p.tensors(q.dtype, q.device)
+        given["beyond"] = p.beyond
+        p, given["first"], _ = p.tensors(q.dtype, q.device)
     seed = torch.randint(2**62, (), device=q.device) if dropout_p > 0 else None
-    scores = (p, first, beyond, q_rel, slopes, False, None, softcap, scale, offset)
-    hidden = (None, None, mask, dropout_p, seed)
     with full_precision(q.device.type):
-        out, _, weights = composed(q, k, v, *scores, *hidden, **bias)
+        out, _, weights = composed(
+            q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **given
+        )
     return out, weights
-
-
-def full_precision(kind: str) -> contextlib.AbstractContextManager:
-    """Switch autocast off on devices of this kind, for `composed` computes in float32."""
-    if torch.amp.is_autocast_available(kind):
-        return torch.autocast(kind, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _default_scale(q: Tensor) -> float:

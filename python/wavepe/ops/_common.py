@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -63,6 +64,13 @@ def names_memory(name: str) -> Callable[[F], F]:
 def wide(x: torch.Tensor) -> torch.dtype:
     """The dtype of x's scores, sums and angles: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def full_precision(kind: str) -> contextlib.AbstractContextManager:
+    """Switch autocast off on devices of this kind: products stay float32."""
+    if torch.amp.is_autocast_available(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
 
 
 def check(condition: bool, message: str) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..encodings import Encoding
-from ..ops._attention_composed import full_precision
-from ..ops._common import wide
+from ..ops._common import full_precision, wide
 from ..ops._torch_private import version
 from . import compiled
 from .rotation import Frequencies, Rotation, angles
