@@ -27,6 +27,7 @@ from .conversion import convert
 from .families import supported_families
 from .fused_rope import use_fused_rope
 from .learned import parameter_groups
+from .lengths import fix_length
 from .patching import encoding_of, patch, patch_llama, patched, unpatch, unpatch_llama
 from .theta import set_theta
 
@@ -40,6 +41,7 @@ __all__ = [
     *_classes,
     "convert",
     "encoding_of",
+    "fix_length",
     "parameter_groups",
     "patch",
     "patch_llama",

@@ -21,12 +21,25 @@ class AddAbsolute:
     embeddings [V] has them scaled first: what is added reaches the first layer as it is.
     """
 
+    steady_name = None  # see `RopeRotation`
+
     def __init__(self, encoding: Encoding, base: Any) -> None:
         config = base.config
         self.encoding = encoding
         self.vectors = AbsoluteVectors(encoding, config.hidden_size, config.max_position_embeddings)
         self.names = families.argument_names(base)
         self.scale = families.embedding_scale(base)
+
+    @property
+    def follows_length(self) -> bool:
+        return self.vectors.follows_length
+
+    def name(self, position_ids: Tensor | None, length: int) -> str:
+        """Name the vectors of a sequence of `length` tokens."""
+        return f"{self.encoding} of {self.vectors.length or length} tokens"
+
+    def fix(self, length: int | None) -> None:
+        self.vectors.fix(length)
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -39,11 +52,6 @@ class AddAbsolute:
             embeds = module.get_input_embeddings()(input_ids)
         cache = kwargs.get("past_key_values")
         seen = 0 if cache is None else cache.get_seq_length()
-        if self.vectors.follows_length and seen > 0:
-            raise ValueError(
-                f"{self.encoding} depends on the length of the sequence: {int(seen)} cached "
-                "tokens were encoded for another one; pass use_cache=False"
-            )
         if self.vectors.follows_length and is_packed(kwargs.get("attention_mask")):
             raise ValueError(
                 f"{self.encoding} depends on the length of the sequence, and those packed in a row "

@@ -14,6 +14,7 @@ from transformers import Cache
 from .layers import StoredSpec, text
 
 if TYPE_CHECKING:
+    from .absolute import AddAbsolute
     from .rotary import RopeRotation
 
 # Attributes of caches.
@@ -31,7 +32,11 @@ class CacheGuard:
         The encoding, with its frequencies, of a cache without a note; None is unknown.
     current : str
         That of now.
+    hint : str
+        What else a refused user can do.
     """
+
+    hint = ""
 
     def __init__(self, initial: str | None, current: str = "") -> None:
         self.initial, self.current = initial, current
@@ -58,7 +63,7 @@ class CacheGuard:
             raise ValueError(
                 f"the {int(count)} cached keys were computed with {then or 'unknown frequencies'}, "
                 f"and this call computes with {now}: start from an empty cache, or pass "
-                "use_cache=False"
+                f"use_cache=False{self.hint}"
             )
         if _is_cache(cache) and getattr(cache, ENCODING, None) != now:
             setattr(cache, ENCODING, now)
@@ -81,17 +86,19 @@ class EncodingGuard(CacheGuard):
     ----------
     spec : str or dict
         The encoding.
-    rotated : list of RopeRotation
-        The rotations of the model, which may follow the length of the sequence.
+    parts : list of RopeRotation or AddAbsolute
+        What keys depend on beyond the spec, such as the length of the sequence.
     names : tuple of str
         Of the positional arguments of the module that is guarded.
     """
 
     def __init__(
-        self, spec: StoredSpec, rotated: list[RopeRotation], names: tuple[str, ...]
+        self, spec: StoredSpec, parts: list[RopeRotation | AddAbsolute], names: tuple[str, ...]
     ) -> None:
-        self.spec, self.rotated, self.names = spec, rotated, names
-        steady = all(one.steady_name for one in rotated)
+        self.spec, self.parts, self.names = spec, parts, names
+        steady = all(one.steady_name for one in parts)
+        if any(one.follows_length for one in parts):
+            self.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
         super().__init__(self.encoding((), {}) if steady else None)
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -105,13 +112,13 @@ class EncodingGuard(CacheGuard):
     def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Name the encoding of this call, and the frequencies that it needs."""
         position_ids, length = None, 1
-        if not all(one.steady_name for one in self.rotated):
+        if not all(one.steady_name for one in self.parts):
             kwargs = dict(zip(self.names, args, strict=False)) | kwargs
             position_ids, cache = kwargs.get("position_ids"), cache_of(args, kwargs)
             tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
             length = next((x.shape[1] for x in tokens if x is not None), 1)
             length += 0 if cache is None else int(_length(cache))
-        found = [one.name(position_ids, length) for one in self.rotated]
+        found = [one.name(position_ids, length) for one in self.parts]
         # Of a model with rope alone, the frequencies say all.
         spec = [] if found and isinstance(self.spec, str) else [text(self.spec)]
         return "; ".join(spec + found)

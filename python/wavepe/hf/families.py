@@ -11,7 +11,7 @@ import inspect
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
@@ -176,6 +176,22 @@ def embedding_scale(base: Any) -> float:
     if family(config) == "gemma2" and not scaled:
         return float(config.hidden_size) ** 0.5
     return 1.0
+
+
+def starts_anew_after(config: Any) -> int:
+    """Return the length beyond which `generate` computes all keys again; 0 where it never does.
+
+    Phi-3 does, since its frequencies change there. From transformers 5.0 to 5.18 at least, its
+    `generate` forgot the tokens along with the keys.
+    """
+    if family(config) != "phi3":
+        return 0
+    if TRANSFORMERS_5:
+        prepare = Phi3ForCausalLM.prepare_inputs_for_generation
+        works = "next_sequence_length" in prepare.__code__.co_consts
+    else:
+        works = config.rope_scaling is not None
+    return config.original_max_position_embeddings if works else 0
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

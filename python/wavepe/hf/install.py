@@ -19,6 +19,7 @@ from .cache_guard import EncodingGuard
 from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
+from .lengths import CHECK, check_lengths
 from .packing import FindPacked
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
@@ -30,9 +31,10 @@ class Parts:
 
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
-    rotated: list[RopeRotation] = field(default_factory=list)
     absolute: AddAbsolute | None = None
     learned: Learned | None = None
+    # What keys depend on beyond the spec: bases of the model, the length of the sequence.
+    noted: list[RopeRotation | AddAbsolute] = field(default_factory=list)
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Installed:
     stock: PretrainedConfig | None
     config: PretrainedConfig
     hooks: list[RemovableHandle] = field(default_factory=list)
+    follows: list[RopeRotation | AddAbsolute] = field(default_factory=list)  # the length
 
 
 def installed(base: nn.Module) -> Installed | None:
@@ -92,7 +95,7 @@ class _Builder:
             rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
-                self.parts.rotated.append(rotation)
+                self.parts.noted.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
@@ -146,6 +149,8 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
             layer.rotation = None  # all layers have the same
     if choice.everywhere is not None and choice.everywhere.entry == "absolute":
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
+        if builder.parts.absolute.follows_length:
+            builder.parts.noted.append(builder.parts.absolute)
     return builder.parts
 
 
@@ -157,7 +162,8 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     if parts.absolute is not None:
         record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
     names = families.argument_names(base)
-    record.hooks += EncodingGuard(record.spec, parts.rotated, names).attach(base)
+    record.follows = [part for part in parts.noted if part.follows_length]
+    record.hooks += EncodingGuard(record.spec, parts.noted, names).attach(base)
     # Before the others: it finds positions that vectors are then made of.
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
@@ -200,6 +206,7 @@ def install_patch(model: nn.Module, choice: Choice) -> None:
         release_attention(layer)
     replace_config(model, config, own)
     _attach(base, parts, Installed(choice.written(), type(model).__name__, config, own))
+    check_lengths(model)
 
 
 def adopt(model: nn.Module) -> None:
@@ -208,17 +215,18 @@ def adopt(model: nn.Module) -> None:
     present: Any = installed(base)
     replace_config(model, present.stock, present.config)
     present.owner = type(model).__name__
+    check_lengths(model)
 
 
 def install_own(model: nn.Module) -> None:
     """Install the encoding that the configuration of a wavepe_<family> names, once."""
     base = families.decoder(model)
-    if installed(base) is not None:
-        return
-    config = base.config
-    choice = Choice(config.position_encoding)
-    parts = make_parts(choice, base, config)
-    _attach(base, parts, Installed(choice.written(), type(model).__name__, None, config))
+    if installed(base) is None:
+        config = base.config
+        choice = Choice(config.position_encoding)
+        parts = make_parts(choice, base, config)
+        _attach(base, parts, Installed(choice.written(), type(model).__name__, None, config))
+    check_lengths(model)
 
 
 def uninstall(model: nn.Module) -> None:
@@ -244,6 +252,7 @@ def uninstall(model: nn.Module) -> None:
         )
     for hook in present.hooks:
         hook.remove()
+    model.__dict__.pop(CHECK, None)
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
     for name, module in list(base.named_children()):
@@ -279,7 +288,7 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
         attach(attention, builder.parts.learned)
     spec = choice.written()
     hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
-    hooks += EncodingGuard(spec, builder.parts.rotated, layer.names).attach(attention)
+    hooks += EncodingGuard(spec, builder.parts.noted, layer.names).attach(attention)
     attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 
 

@@ -146,6 +146,13 @@ class RopeRotation(nn.Module):
         label = f"{self.encoding} as the length or the mode asks"
         return self.steady_name or self._name(label, position_ids, length)
 
+    @property
+    def follows_length(self) -> bool:
+        return self.rotation.follows_length
+
+    def fix(self, length: int | None) -> None:
+        self.rotation.fix(length)
+
     def _name(self, label: str, position_ids: Tensor | None, length: int) -> str:
         found = self.rotation.needed(length, position_ids, self.training)
         return named(label, found.array.tobytes(), repr(found.factor).encode())

@@ -263,7 +263,9 @@ def _rebuilt(place: _Place, config: Any) -> Any:
         with torch.inference_mode(False), torch.device("cpu"):
             if isinstance(module, RopeRotation):
                 encoding = read_encoding(config.position_encoding)
-                return RopeRotation(config, module.slot, module.dims, encoding)
+                rotation = RopeRotation(config, module.slot, module.dims, encoding)
+                rotation.fix(module.rotation.length)
+                return rotation
             made = type(module)(config=config, **given)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"this theta gives no frequencies: {error}") from error

@@ -16,21 +16,30 @@ class AbsoluteVectors:
     Attributes
     ----------
     encoding : Encoding
-    follows_length : bool
-        The vector of a position depends on the length of its sequence.
     """
 
     def __init__(self, encoding: Encoding, dim: int, trained_length: int | None) -> None:
         self.encoding, self._name = encoding, name_of(encoding)
         self.dim, self.trained_length = dim, trained_length
+        self.length: int | None = None
         one, other = (self._of_row(np.array([1]), (trained_length or 1) * n) for n in (2, 4))
-        self.follows_length = not np.array_equal(one, other)
+        self._differs = not np.array_equal(one, other)
+
+    @property
+    def follows_length(self) -> bool:
+        """Tell whether the vector of a position depends on the length of its sequence."""
+        return self._differs and self.length is None
+
+    def fix(self, length: int | None) -> None:
+        """Take the vectors of `length` tokens in every call; None lets them follow again."""
+        self.length = length
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Return the vectors, float32 (B, L, dim), of `positions` (B, L), each row a sequence."""
-        if self.follows_length and positions.numel():
+        if self._differs and positions.numel():
             rows = positions.cpu().numpy()
-            found = np.stack([self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows])
+            lengths = [self.length or max(int(row.max()) + 1, 1) for row in rows]
+            found = np.stack([self._of_row(*pair) for pair in zip(rows, lengths, strict=True)])
             return _to_torch(found, positions.device)
         if torch.compiler.is_compiling():
             return torch.ops.wavepe_nn.absolute_vectors(self._name, positions, self.dim)

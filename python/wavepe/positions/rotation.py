@@ -70,13 +70,23 @@ class Rotation:
         self.rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
         self.head_dim, self.trained_length = head_dim, trained_length
         self._label = label or str(encoding)
-        # By training mode; None where the frequencies follow the length.
-        self._fixed = {training: self._same_for_all(training) for training in (True, False)}
+        self.fix(None)
         self.pairs = len(self.at(SHORT, True).array)
         self.changes = self._fixed[True] is None or self._fixed[True] != self._fixed[False]
         if not self.changes:
             for frequencies in self._fixed.values():
                 cast(Frequencies, frequencies).label = self._label
+
+    @property
+    def follows_length(self) -> bool:
+        """Tell whether the frequencies follow the length in either mode."""
+        return None in self._fixed.values()
+
+    def fix(self, length: int | None) -> None:
+        """Take the frequencies of `length` tokens in every call; None lets them follow again."""
+        self.length = length
+        # By training mode; None where the frequencies follow the length.
+        self._fixed = {training: self._same_for_all(training) for training in (True, False)}
 
     def fixed(self, training: bool) -> Frequencies | None:
         """Return the frequencies of all lengths; None where they follow the length."""
@@ -102,7 +112,8 @@ class Rotation:
         return self.at(max(length, 1), training)
 
     def _same_for_all(self, training: bool) -> Frequencies | None:
-        short, long = (self.at(length, training) for length in (SHORT, LONG))
+        ends = (SHORT, LONG) if self.length is None else (self.length, self.length)
+        short, long = (self.at(length, training) for length in ends)
         short.kept = True
         return short if short == long else None
 

@@ -1,0 +1,106 @@
+"""Encodings that follow the length of the sequence, in models that write one token after another.
+
+Such an encoding has other frequencies or vectors for each length, and keys in a cache keep those of
+the length at which they were computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .. import _checks
+from . import families
+
+M = TypeVar("M", bound=nn.Module)
+CHECK = "_validate_generated_length"  # what a model calls before it generates
+
+
+def fix_length(model: M, length: int | None) -> M:
+    """Let an encoding that follows the length be that of `length` tokens in every call.
+
+    Frequencies (``rope`` with ``inference_theta=scaled``, ``type=dynamic``, ``type=longrope``) and
+    vectors (``normalised``, ``sinusoidal`` with ``theta=length`` or ``reversed=true``) are then the
+    same for all tokens that `generate` writes, so that a cache works. Other encodings stay as they
+    are. It is not saved with the model, and ends with `unpatch`.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A patched model, or a wavepe_<family>.
+    length : int or None
+        Prompt and new tokens together. A longer sequence takes the same frequencies. None lets
+        the encoding follow the length of each call again.
+
+    Returns
+    -------
+    The model. It refuses a cache that was filled with other frequencies.
+
+    Raises
+    ------
+    TypeError
+        Not a model of a family that `patch` takes.
+    ValueError
+        A length below 1, or a stock model.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    ...     num_attention_heads=2, max_position_embeddings=16))
+    >>> model = wavepe.hf.patch(model, "rope:inference_theta=scaled").eval()
+    >>> model = wavepe.hf.fix_length(model, 40)
+    >>> tuple(model.generate(torch.arange(1, 9)[None], max_new_tokens=32, do_sample=False).shape)
+    (1, 40)
+    """
+    base = families.decoder(model)
+    present = base.__dict__.get("_wavepe")
+    if present is None:
+        raise ValueError(
+            f"fix_length needs a model with a position encoding of wavepe, and this "
+            f"{type(model).__name__} has its own: wavepe.hf.patch(model) first"
+        )
+    if length is not None:
+        length = _checks.integer("length", length, 1)
+    for follower in present.follows:
+        follower.fix(length)
+    return model
+
+
+class LengthCheck:
+    """In the place of a model's own check of lengths, which `generate` calls before it starts.
+
+    A generation that would outgrow its keys stops there, not after half of its tokens.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, config: Any, prompt: int, *args: Any) -> None:
+        """Raise ValueError where the keys of the prompt would not fit the last token."""
+        getattr(type(self.model), CHECK)(self.model, config, prompt, *args)
+        if not config.use_cache or prompt < 1:  # 0 is the prompt of embeddings alone
+            return
+        base = families.decoder(self.model)
+        last = config.max_length - 1  # the last token is written, and not read
+        anew = families.starts_anew_after(base.config)
+        spans = [(prompt, last)]
+        if prompt <= anew < last:
+            spans = [(prompt, anew), (anew + 1, last)]
+        for part in base._wavepe.follows:
+            if any(part.name(None, first) != part.name(None, end) for first, end in spans):
+                raise ValueError(
+                    f"{part.encoding} follows the length of the sequence: cached keys of the "
+                    f"{prompt} tokens of the prompt would not fit at {last} tokens, which this "
+                    f"generation may reach. Call wavepe.hf.fix_length(model, {config.max_length}) "
+                    "first, ask for fewer tokens, or pass use_cache=False"
+                )
+
+
+def check_lengths(model: nn.Module) -> None:
+    """Let a model that generates check lengths before, where its encoding follows them."""
+    if hasattr(type(model), CHECK) and families.decoder(model)._wavepe.follows:
+        model.__dict__[CHECK] = LengthCheck(model)

@@ -1,0 +1,184 @@
+"""Encodings that follow the length of the sequence: what `generate` says first, and fix_length."""
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import wavepe.hf
+from hf_families import IN_A_DICT, build
+from hf_model import LENGTH, close, logits, patched_tiny, tiny, tokens
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
+
+SCALED = "rope:theta=30,inference_theta=scaled"
+FOLLOW = (  # with the first length at which they change
+    (SCALED, LENGTH),
+    ("rope:theta=30,type=dynamic,factor=4", LENGTH),
+    ("rope:type=longrope,factor=2,short_factor=1+1+1+1,long_factor=9+9+9+9", LENGTH),
+    ("normalised", 1),
+    ("sinusoidal:theta=length", 1),
+    ("sinusoidal:reversed=true", 1),
+)
+EACH = pytest.mark.parametrize(("spec", "steady"), FOLLOW)
+MORE = {"do_sample": False, "max_new_tokens": 12}
+
+
+def refused(model, ids, **options):
+    """Whether `generate` raises before the model computes anything, and says what helps."""
+    calls = []
+    hook = model.register_forward_pre_hook(lambda *args: calls.append(args))
+    with pytest.raises(ValueError, match=r"fix_length\(model, \d+\) .*use_cache=False"):
+        model.generate(ids, **{**MORE, **options})
+    hook.remove()
+    return not calls
+
+
+@EACH
+def test_generate_says_it_before_the_first_token(spec, steady):
+    model, ids = patched_tiny(spec), tokens(2, 6)
+    assert refused(model, ids)
+    whole = model.generate(ids, use_cache=False, **MORE)
+    assert whole.shape == (2, 18)
+    # The last token is written, and not read.
+    room = {**MORE, "max_new_tokens": max(steady + 1 - 6, 1)}
+    got = model.generate(ids, **room)
+    assert torch.equal(got, model.generate(ids, use_cache=False, **room))
+    assert refused(model, ids, max_new_tokens=room["max_new_tokens"] + 1)
+    assert refused(model, ids, max_new_tokens=None, max_length=18)
+
+
+@EACH
+def test_fix_length_makes_caches_right(spec, steady):
+    model, ids = patched_tiny(spec), tokens(2, 30)
+    whole = logits(model, ids)
+    assert wavepe.hf.fix_length(model, 30) is model
+    assert torch.equal(logits(model, ids), whole)  # 30 tokens, as before
+    cache = DynamicCache(config=model.config)
+    steps = [logits(model, part, past_key_values=cache) for part in ids.split([7, 9, 1, 13], 1)]
+    assert close(torch.cat(steps, 1), whole, 1e-5)
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids[:, :15]], 1)
+    written = model.generate(padded, attention_mask=(padded != 0).long(), **MORE)
+    alone = model.generate(ids[:, :15], use_cache=False, **MORE)
+    assert torch.equal(written[:, 3:], alone)
+    wavepe.hf.fix_length(model, None)
+    assert refused(model, ids[:, :7])
+
+
+def test_a_fixed_length_is_a_fixed_base():
+    ids = tokens(1, 12)
+    model = wavepe.hf.fix_length(patched_tiny(SCALED), 4 * LENGTH)
+    wanted = patched_tiny("rope:theta=120")
+    assert close(logits(model, ids), logits(wanted, ids), 1e-6)
+    assert torch.equal(model.generate(ids, **MORE), wanted.generate(ids, **MORE))
+    longer = tokens(1, 5 * LENGTH)
+    assert close(logits(model, longer), logits(wanted, longer), 1e-6)
+    trained = patched_tiny("rope:theta=30").train()
+    assert close(logits(model.train(), ids), logits(trained, ids), 1e-6)
+    wavepe.hf.set_theta(model.eval(), 60.0)  # keeps the length
+    assert close(logits(model, ids), logits(patched_tiny("rope:theta=240"), ids), 1e-6)
+
+
+@EACH
+def test_a_cache_of_other_frequencies_is_refused(spec, steady):
+    model, ids = patched_tiny(spec), tokens(1, 9)
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    wavepe.hf.fix_length(model, 40)
+    with pytest.raises(ValueError, match=r"5 cached keys .*use_cache=False, .*fix_length"):
+        logits(model, ids[:, 5:], past_key_values=cache)
+
+
+def test_what_does_not_follow_stays():
+    model, ids = patched_tiny("alibi"), tokens(1, 9)
+    wanted = logits(model, ids)
+    assert torch.equal(logits(wavepe.hf.fix_length(model, 4), ids), wanted)
+
+
+def test_embeddings_have_no_prompt():
+    """Their generation is stopped by the cache."""
+    model = patched_tiny(SCALED)
+    embeds = model.get_input_embeddings()(tokens(1, 9))
+    assert model.generate(inputs_embeds=embeds, **{**MORE, "max_new_tokens": 4}).shape == (1, 4)
+    with pytest.raises(ValueError, match="16 cached keys"):
+        model.generate(inputs_embeds=embeds, **MORE)
+
+
+def test_copies_files_and_the_way_back(tmp_path):
+    model, ids = patched_tiny(SCALED), tokens(1, 9)
+    same = copy.deepcopy(model)
+    wavepe.hf.fix_length(same, 21)
+    assert refused(model, ids)
+    assert torch.equal(same.generate(ids, **MORE), copy.deepcopy(same).generate(ids, **MORE))
+    file = io.BytesIO()
+    torch.save(same, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert torch.equal(loaded.generate(ids, **MORE), same.generate(ids, **MORE))
+    assert refused(wavepe.hf.fix_length(loaded, None), ids)
+    same.save_pretrained(tmp_path)
+    assert refused(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), ids)
+    stock = wavepe.hf.unpatch(model)
+    assert torch.equal(stock.generate(ids, **MORE), tiny().generate(ids, **MORE))
+    with wavepe.hf.patched(stock, "alibi"):
+        stock.generate(ids, **MORE)
+
+
+def test_every_llama_while_patch_llama_is_in_force():
+    wavepe.hf.patch_llama(SCALED)
+    try:
+        model = tiny()
+    finally:
+        wavepe.hf.unpatch_llama()
+    assert refused(model, tokens(1, 9))
+
+
+def test_phi3_computes_its_keys_again():
+    """Its own `generate` does so at the original length, if it is right in a stock model."""
+    lists = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    if IN_A_DICT:
+        given = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 50.0, **lists}}
+    else:
+        given = {"rope_scaling": {"type": "longrope", **lists}, "rope_theta": 50.0}
+    given["partial_rotary_factor"] = 1.0
+    model = build("phi3", original_max_position_embeddings=LENGTH, **given)
+    ids = tokens(1, 10)
+    right = torch.equal(model.generate(ids, **MORE), model.generate(ids, use_cache=False, **MORE))
+    wavepe.hf.patch(model, "rope")
+    if right:
+        whole = model.generate(ids, use_cache=False, **MORE)
+        assert torch.equal(model.generate(ids, **MORE), whole)
+    else:
+        assert refused(model, ids)
+    wavepe.hf.unpatch(model)
+    wavepe.hf.patch(model, SCALED)  # which goes on changing after that
+    assert refused(model, ids, max_new_tokens=80)
+
+
+def test_graphs_are_compiled_again():
+    model, ids = patched_tiny(SCALED), tokens(1, 24)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        assert close(compiled(ids).logits, logits(model, ids), 1e-6)
+        for length in (40, 50, None):
+            wavepe.hf.fix_length(model, length)
+            assert close(compiled(ids).logits, logits(model, ids), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "kind", "message"),
+    [
+        (0, ValueError, "length must be at least 1, got 0"),
+        (2.5, TypeError, "length must be an integer, got 2.5"),
+        ("9", TypeError, "length must be an integer"),
+    ],
+)
+def test_bad_lengths(length, kind, message):
+    with pytest.raises(kind, match=message):
+        wavepe.hf.fix_length(patched_tiny(SCALED), length)
+
+
+def test_a_stock_model_has_nothing_to_fix():
+    with pytest.raises(ValueError, match="needs a model with a position encoding of wavepe"):
+        wavepe.hf.fix_length(tiny(LlamaForCausalLM), 9)
