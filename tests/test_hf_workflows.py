@@ -1,6 +1,7 @@
 """Patched Llamas in the hands of Accelerate, Trainer and PEFT: where something could be lost."""
 
 import copy
+import io
 import itertools
 from pathlib import Path
 
@@ -328,6 +329,32 @@ def test_a_layer_that_is_copied_and_appended_shares_the_encoding():
     copied = copy.deepcopy(model)
     owners = [each.self_attn.wavepe.score.owner for each in copied.model.layers]
     assert all(owner is copied.model for owner in owners)
+
+
+def pickled(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    size = file.tell()
+    file.seek(0)
+    return torch.load(file, weights_only=False), size
+
+
+def test_a_layer_that_is_saved_alone_leaves_its_model_behind():
+    model, ids = patched_tiny(LEARNED, vocab_size=20_000), tokens(2, 12)
+    extra = copy.deepcopy(model.model.layers[1])
+    extra.self_attn.layer_idx = 2
+    model.model.layers.append(extra)
+    layer, size = pickled(model.model.layers[0])
+    weights = sum(x.nbytes for x in model.model.layers[0].parameters())
+    assert weights < size < weights + 50_000 < model.lm_head.weight.nbytes
+    other = copy.deepcopy(model)
+    other.model.layers[0] = layer
+    with pytest.raises(ValueError, match="saved without its model"):
+        logits(other, ids)
+    whole, _ = pickled(model)
+    assert torch.equal(logits(whole, ids), logits(model, ids))
+    scores = [each.self_attn.wavepe.score for each in whole.model.layers]
+    assert all(score.owner is whole.model for score in scores)
 
 
 def test_parameter_groups():

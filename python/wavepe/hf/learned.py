@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import torch
@@ -27,8 +26,11 @@ MODULE = "position_encoding"
 class LearnedOf(PositionEncoding):
     """The learned encoding of a model, as its layers use it: one set of parameters for all.
 
-    It is asked for by name, for a wrapper (of PEFT, say) may have taken its place.
+    It is asked for by name, for a wrapper (of PEFT, say) may have taken its place. A layer that is
+    pickled alone leaves its model behind; see `_Initial`.
     """
+
+    owner: Any = None
 
     def __init__(self, table: Learned, owner: nn.Module) -> None:
         super().__init__(table.encoding)
@@ -43,8 +45,16 @@ class LearnedOf(PositionEncoding):
             copied.__dict__[name] = known if name == "owner" else copy.deepcopy(value, memo)
         return copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "owner"}
+
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
         """Return the arguments that the shared module gives."""
+        if self.owner is None:
+            raise ValueError(
+                f"this layer was saved without its model, which holds the parameters of "
+                f"{self.encoding}: save the model"
+            )
         return getattr(self.owner, MODULE)(q, keys)
 
 
@@ -55,7 +65,7 @@ def attach(owner: Any, table: Learned) -> None:
         table.to(first.device, first.dtype)
     setattr(owner, MODULE, table)
     # Loading fills what the checkpoint lacks by this method of the model, which knows no table.
-    owner._init_weights = functools.partial(_init_weights, owner)
+    owner._init_weights = _Initial(owner)
 
 
 def detach(owner: nn.Module) -> None:
@@ -64,12 +74,28 @@ def detach(owner: nn.Module) -> None:
         del owner._init_weights
 
 
-def _init_weights(owner: Any, module: nn.Module) -> None:
-    if isinstance(module, Learned):
-        for name, value in module.initial().items():
-            copy_(getattr(module, name), value)
-    else:
-        type(owner)._init_weights(owner, module)
+class _Initial:
+    """A model's own way to initialise weights; unpickled, it gives the layers their model back."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    def __call__(self, module: nn.Module) -> None:
+        if isinstance(module, Learned):
+            for name, value in module.initial().items():
+                copy_(getattr(module, name), value)
+        else:
+            type(self.owner)._init_weights(self.owner, module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        layers = [vars(module).get("wavepe") for module in self.owner.modules()]
+        scores = [layer.score for layer in layers if layer is not None]
+        return {"owner": self.owner, "scores": [x for x in scores if isinstance(x, LearnedOf)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.owner = state["owner"]
+        for score in state["scores"]:
+            score.__dict__["owner"] = self.owner
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
