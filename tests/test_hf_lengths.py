@@ -182,3 +182,24 @@ def test_bad_lengths(length, kind, message):
 def test_a_stock_model_has_nothing_to_fix():
     with pytest.raises(ValueError, match="needs a model with a position encoding of wavepe"):
         wavepe.hf.fix_length(tiny(LlamaForCausalLM), 9)
+
+
+@pytest.mark.parametrize("spec", [SCALED, "rope:type=yarn,factor=2", "rope:type=dynamic,factor=2"])
+def test_a_trained_length_that_is_changed_on_a_live_model(spec, tmp_path):
+    """Read back from a folder, it has its effect: the live model must not differ in silence."""
+    model, ids = patched_tiny(spec), tokens(1, 24)
+    model.config.max_position_embeddings = 2048
+    with pytest.raises(ValueError, match=r"changed from 16 to 2048 .*max_position_embeddings=2048"):
+        logits(model, ids)
+    model.save_pretrained(tmp_path)
+    wanted = patched_tiny(spec, max_position_embeddings=2048)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(wanted, ids))
+
+
+@pytest.mark.parametrize("spec", ["rope:theta=30", "alibi", "normalised"])
+def test_a_trained_length_that_nothing_depends_on(spec):
+    model, ids = patched_tiny(spec), tokens(1, 24)
+    wanted = logits(model, ids)
+    model.config.max_position_embeddings = 24
+    assert torch.equal(logits(model, ids), wanted)

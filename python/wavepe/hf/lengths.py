@@ -92,11 +92,12 @@ class LengthCheck:
             spans = [(prompt, anew), (anew + 1, last)]
         for part in base._wavepe.follows:
             if any(part.name(None, first) != part.name(None, end) for first, end in spans):
+                whole = config.max_length
                 raise ValueError(
                     f"{part.encoding} follows the length of the sequence: cached keys of the "
-                    f"{prompt} tokens of the prompt would not fit at {last} tokens, which this "
-                    f"generation may reach. Call wavepe.hf.fix_length(model, {config.max_length}) "
-                    "first, ask for fewer tokens, or pass use_cache=False"
+                    f"{prompt} tokens of the prompt would not fit at {whole} tokens, which this "
+                    f"generation may reach. Call wavepe.hf.fix_length(model, {whole}) first, ask "
+                    "for fewer tokens, or pass use_cache=False"
                 )
 
 

@@ -14,7 +14,7 @@ from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
-from ..positions.rotation import Rotation
+from ..positions.rotation import LONG, SHORT, Rotation
 from . import families, rope_config
 from .cache_guard import named
 from .families import NAME
@@ -75,7 +75,7 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"config.position_encoding was changed from {text(self.spec)!r} to "
                 f"{text(self.config.position_encoding)!r} on a live model, which has no effect: "
-                "give it to from_pretrained, or patch a stock Llama with it"
+                "give it to from_pretrained, or patch a stock model with it"
             )
         rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL])
         found = [rotation(x, position_ids) for rotation in rotations]
@@ -158,11 +158,26 @@ class RopeRotation(nn.Module):
         return named(label, found.array.tobytes(), repr(found.factor).encode())
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
+        if self.config.max_position_embeddings != self.rotation.trained_length:
+            self._check_trained_length(self.config.max_position_embeddings)
         found = self.rotation.needed(1, position_ids, self.training)
         cos, sin = ops.rope_table(
             position_ids, found.on(x.device), attention_factor=found.factor, dtype=wide(x)
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
+
+    @torch.compiler.disable
+    def _check_trained_length(self, changed: int) -> None:
+        """Raise ValueError where a model of this trained length would rotate otherwise."""
+        before, after = self.rotation, Rotation(self.encoding, self.dims, changed)
+        lengths = (SHORT, before.trained_length or SHORT, changed, LONG)
+        if any(before.at(length, False) != after.at(length, False) for length in lengths):
+            raise ValueError(
+                f"config.max_position_embeddings was changed from {before.trained_length} to "
+                f"{changed} on a live model, and {self.encoding} depends on it: give it to "
+                f"from_pretrained(folder, max_position_embeddings={changed}), or unpatch the model "
+                "and patch it again"
+            )
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
