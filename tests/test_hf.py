@@ -258,7 +258,15 @@ def test_generation_with_and_without_a_cache(spec, how):
         mask[:] = 1
     options = {"attention_mask": mask, "max_new_tokens": LENGTH - 9, "do_sample": False}
     wanted = model.generate(ids, **options, use_cache=False, num_beams=how.get("num_beams", 1))
-    assert torch.equal(model.generate(ids, **options, **how), wanted)
+    try:
+        found = model.generate(ids, **options, **how)
+    except ValueError as error:  # of transformers 5.0, which makes no cache for these chunks
+        if "prefill chunking without a cache" not in str(error):
+            raise
+        with pytest.raises(ValueError, match=str(error)):
+            tiny().generate(ids, **options, **how)
+        pytest.skip(f"a stock model says so too: {error}")
+    assert torch.equal(found, wanted)
     assert wanted.shape == (2, LENGTH)
 
 

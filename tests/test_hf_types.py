@@ -99,18 +99,22 @@ def test_a_configuration_of_another_family_is_refused(tmp_path):
         wavepe.hf.WavePEMistralConfig.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "gpt_neox"])
 def test_files_of_either_transformers(family, tmp_path):
     """Here rope parameters as transformers 5 writes them are read, by either version."""
-    model = wavepe.hf.patch(build(family), "rope")
+    options = {"rotary_pct": 0.5} if family == "gpt_neox" else {}  # not its default
+    model = wavepe.hf.patch(build(family, **options), "rope")
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     if "rope_parameters" not in config:
         config.pop("rope_scaling")
-        given = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
-        if family == "phi3":
-            given["partial_rotary_factor"] = config.pop("partial_rotary_factor")
+        base, share = "rope_theta", "partial_rotary_factor"
+        if family == "gpt_neox":
+            base, share = "rotary_emb_base", "rotary_pct"
+        given = {"rope_type": "default", "rope_theta": config.pop(base)}
+        if family in ("phi3", "gpt_neox"):
+            given["partial_rotary_factor"] = config.pop(share)
         if family == "gemma3_text":
             local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
             given = {"full_attention": given, "sliding_attention": local}

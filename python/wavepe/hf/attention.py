@@ -81,8 +81,6 @@ def before_attention(
         raise ValueError("continuous batching pages its cache: attention 'wavepe' does not read it")
     hidden = kwargs["hidden_states"]
     cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
-    if kwargs.get("output_attentions"):
-        kwargs["wavepe_weights"] = True  # GPT-NeoX of transformers < 5 keeps the other to itself
     seen: int | Tensor = 0
     if cache is not None:
         seen, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
@@ -103,6 +101,13 @@ def before_attention(
             "angles: leave the model's rotary_emb in place, or wavepe.hf.unpatch(model) first"
         )
     return (), kwargs
+
+
+def before_layer(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hand on `output_attentions`, which GPT-NeoX's decoder layer keeps (a forward pre-hook)."""
+    return args, kwargs | {"wavepe_weights": kwargs.get("output_attentions")}
 
 
 def attention_forward(
@@ -141,7 +146,7 @@ def attention_forward(
     score = _score(module)
     # transformers records weights for the argument and for the configuration's own switch.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
-    weights_wanted = weights_wanted or kwargs.get("wavepe_weights", False)
+    weights_wanted = weights_wanted or kwargs.get("wavepe_weights")
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     _check_known(kwargs, attention_mask)

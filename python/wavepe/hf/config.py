@@ -41,7 +41,7 @@ class EncodedConfig:
             value = Choice(value).written()
         super().__setattr__(key, value)
 
-    if rope_config.TRANSFORMERS_5:  # configurations are dataclasses since
+    if hasattr(PretrainedConfig, "__post_init__"):  # dataclasses, later than transformers 5.0
 
         def __post_init__(self, **kwargs: Any) -> None:
             parent: Any = super()
@@ -52,8 +52,8 @@ class EncodedConfig:
         def __init__(self, position_encoding: Any = "rope", **kwargs: Any) -> None:
             self.position_encoding = position_encoding
             given = kwargs.pop("rope_parameters", None)
-            if given:  # of a file that transformers 5 has written
-                kwargs |= rope_config.for_transformers_4(given)
+            if given:
+                kwargs |= rope_config.for_init(self.stock.model_type, given)
             super().__init__(**{"attn_implementation": NAME, **_checked(kwargs)})
 
     @classmethod

@@ -199,7 +199,9 @@ def _empty_model(source: Path, config: dict[str, Any], chosen: Choice) -> Any:
     try:
         with torch.device("meta"):  # a copy, because transformers rewrites scalings in place
             made = CONFIGS[config["model_type"]].from_dict(copy.deepcopy(config))
-            return MODELS[config["architectures"][0]](made)
+            model = MODELS[config["architectures"][0]](made)
+            model.tie_weights()  # transformers 5.0 leaves that out on the meta device
+            return model
     except Exception as error:  # of the encoding, of transformers' own checks and assumptions
         raise ValueError(f"{chosen} and {source / CONFIG_NAME} do not fit: {error}") from error
 

@@ -14,7 +14,7 @@ from ..encodings import Encoding
 from ..positions import Learned, PositionEncoding, check_learned, position_encoding
 from . import families
 from .absolute import AddAbsolute
-from .attention import Layer, before_attention
+from .attention import Layer, before_attention, before_layer
 from .cache_guard import EncodingGuard
 from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, StoredSpec, text
@@ -168,6 +168,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
     )
+    for whole in base.layers:
+        if "output_attentions" in families.argument_names(whole):
+            record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
         record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))

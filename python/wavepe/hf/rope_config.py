@@ -17,6 +17,8 @@ from ..encodings.spec import write_value
 TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
 
 Bases = dict[str, float]
+# What GPT-NeoX calls them, before transformers 5.
+NEOX = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 ALL_LAYERS = ""  # the layer type of a model with one base for all layers
 
 
@@ -52,14 +54,22 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
     return given
 
 
-def for_transformers_4(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters` as the arguments of a configuration before transformers 5."""
+def for_init(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters`, as transformers 5 writes them, as arguments of a configuration.
+
+    Of a stock model_type, where configurations are no dataclasses: in transformers 4 and 5.0.
+    """
+    names = NEOX if kind == "gpt_neox" else {}
+    if TRANSFORMERS_5:  # 5.0 overwrites GPT-NeoX's share of a head, unless it has the old name
+        return {"rope_parameters": given} | {
+            names[key]: given[key] for key in names if key in given
+        }
     if any(isinstance(value, Mapping) for value in given.values()):  # Gemma 3
         local = given["sliding_attention"]["rope_theta"]
-        return {**for_transformers_4(given["full_attention"]), "rope_local_base_freq": local}
+        return {**for_init(kind, given["full_attention"]), "rope_local_base_freq": local}
     scaling = dict(given)
     own = ("rope_theta", "partial_rotary_factor")
-    found = {key: scaling.pop(key) for key in own if key in scaling}
+    found = {names.get(key, key): scaling.pop(key) for key in own if key in scaling}
     return {**found, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
