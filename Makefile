@@ -2,8 +2,12 @@
 PYTHON ?= python3
 TORCH  := torch==2.13.0
 OLDEST := numpy==2.1.0 ml_dtypes==0.5.0
-OLDEST_HF := transformers==4.56.2
+OLDEST_HF := transformers==4.56.2 accelerate==1.15.0
+# The first 5, and what it needs older than the newest does.
+MIDDLE_HF := transformers==5.0.0 huggingface_hub==1.33.0 tokenizers==0.22.2 httpx==0.28.1 \
+    httpcore==1.0.9 certifi
 BIN    := .venv/bin
+MIDDLE := PYTHONPATH=$(CURDIR)/build/transformers-5.0 $(BIN)/python
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder; avx2x2 is a variant for tests
 EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip install --quiet --editable
@@ -13,7 +17,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +48,14 @@ HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _guards.py _layers.py _packing.
 test-hf-oldest: .venv-fairseq/built ## those of Hugging Face Llamas and Mistrals, with the oldest transformers
 	.venv-fairseq/bin/python -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
 	.venv-fairseq/bin/python -m pytest -q -k "llama or mistral" $(PARALLEL) \
-	    tests/test_hf_families.py tests/test_hf_situations.py
+	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_workflows.py
+
+# What transformers has changed within 5: configurations, masks, weights that are tied or renamed.
+HF_MIDDLE_TESTS := $(addprefix tests/test_hf,.py _convert.py _guards.py _llama.py _masks.py _rope.py)
+test-hf-middle: .venv/built build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
+	$(MIDDLE) -m pytest -q $(HF_MIDDLE_TESTS) $(PARALLEL)
+	$(MIDDLE) -m pytest -q -k "gemma2 or gpt_neox or mixtral" $(PARALLEL) \
+	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_types.py
 
 test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 	.venv-fairseq/bin/python -m pytest -q tests/test_fairseq*.py $(PARALLEL)
@@ -96,6 +107,12 @@ clean: ## remove what was built, the environment too
 
 .venv/built: .venv/packages setup.py $(C_FILES)
 	test -e $@ && test -z "$$(find $^ -newer $@)" || $(EDITABLE) . --no-deps
+	touch $@
+
+# A folder in front of .venv on the path: an environment of its own, torch with it, would take minutes.
+build/transformers-5.0/built: .venv/packages
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) $(MIDDLE_HF)
 	touch $@
 
 # Built against the oldest NumPy and installed as users do: an editable one would replace .venv's
