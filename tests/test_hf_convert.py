@@ -14,6 +14,7 @@ from hf_families import build
 from hf_model import LENGTH, close, logits, tiny, tokens
 from transformers import LlamaModel
 from wavepe.hf import convert
+from wavepe.hf.config import UNKNOWN
 from wavepe.hf.families import SUPPORTED
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
@@ -132,8 +133,8 @@ def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
         "model_type": "wavepe_llama",
         "architectures": ["WavePELlamaForCausalLM"],
         "position_encoding": WAVELET,
-        "attn_implementation": "wavepe",
-        "_attn_implementation": "wavepe",
+        "attn_implementation": UNKNOWN,
+        "_attn_implementation": UNKNOWN,
     }
     assert after == {**before, **changed}
     load(tmp_path / "target")

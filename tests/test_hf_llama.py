@@ -128,7 +128,7 @@ print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__nam
 """
     out = output("-c", script, tmp_path)
     assert "wavepe_llama" in out
-    assert 'attn_implementation="wavepe"` is not supported' in out
+    assert "import wavepe.hf, and load with AutoModelForCausalLM" in out
     assert out.endswith("WavePELlamaForCausalLM\n")
 
 
@@ -311,5 +311,5 @@ def test_stock_classes_refuse_configuration_and_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=WAVELET):
         LlamaForCausalLM(config)(IDS)
     own(WAVELET).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=WAVELET):
-        LlamaForCausalLM.from_pretrained(tmp_path)(IDS)
+    with pytest.raises(ValueError, match=r"import wavepe\.hf, and load with AutoModelForCausalLM"):
+        LlamaForCausalLM.from_pretrained(tmp_path)

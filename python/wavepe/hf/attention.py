@@ -236,8 +236,8 @@ def _score(module: Any) -> PositionEncoding | None:
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
             f"this {type(module).__name__} has no position encoding, and its configuration names "
-            f"{text(module.config.position_encoding)!r}: build a WavePELlama... from that "
-            "configuration"
+            f"{text(module.config.position_encoding)!r}: build the model by its Auto class, "
+            "AutoModelForCausalLM.from_config(config), say"
         )
     return None
 

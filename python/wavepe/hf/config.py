@@ -20,10 +20,11 @@ from .layers import Choice, StoredSpec
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
-# A stock class that reads the file asks for this attention: it does not know it, or where wavepe.hf
-# is imported, the attention finds no encoding. Both raise; RoPE instead would be silent.
+# A stock class that reads the file asks for this attention, which nobody has registered: its error
+# shows this text. RoPE instead would be silent.
 # transformers < 5 overwrites the first key, and takes the second as it is.
-ON_DISK = {"attn_implementation": NAME, "_attn_implementation": NAME}
+UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
+ON_DISK = {"attn_implementation": UNKNOWN, "_attn_implementation": UNKNOWN}
 
 CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # name of a class -> the class; model_types.py fills it
@@ -77,8 +78,10 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     for key in given:
         if difflib.get_close_matches(key, ["position_encoding"], cutoff=0.8):
             raise TypeError(f"unknown argument {key!r}, did you mean 'position_encoding'?")
-    # Of a file, for stock classes.
-    return {key: value for key, value in given.items() if key != "_attn_implementation"}
+    stock = {"_attn_implementation"}  # what a file says to stock classes
+    if given.get("attn_implementation") == UNKNOWN:
+        stock.add("attn_implementation")
+    return {key: value for key, value in given.items() if key not in stock}
 
 
 class PatchedConfig:
