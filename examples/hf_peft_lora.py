@@ -43,7 +43,6 @@ def main(folder):
     base = AutoModelForCausalLM.from_pretrained(f"{folder}/base")
     lora = LoraConfig(
         r=4,
-        target_modules=["q_proj", "v_proj"],  # PEFT has no defaults for this model type
         modules_to_save=["position_encoding"],  # else a learned encoding stays as it is
         task_type="CAUSAL_LM",
     )

@@ -12,10 +12,12 @@ transformers = pytest.importorskip("transformers")
 import wavepe.hf
 from hf_families import FAMILIES, build, stirred
 from hf_model import close, logits, tokens
+from processes import output
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from wavepe.hf.config import CONFIGS, MODELS
 from wavepe.hf.families import SUPPORTED, decoder
 from wavepe.hf.model_types import KINDS
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 IDS = tokens(2, 12)
 SPECS = ("wavelet:scales=4,learned=true", "rope:theta=30", {"1": "alibi"})
@@ -120,3 +122,41 @@ def test_files_of_either_transformers(family, tmp_path):
         path.write_text(json.dumps({**config, "rope_parameters": given}))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(logits(loaded, IDS), logits(model, IDS))
+
+
+EXPERTS = """
+import transformers, wavepe.hf
+sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+for make in (wavepe.hf.WavePEMixtralForCausalLM, transformers.MixtralForCausalLM):
+    config = make.config_class(**sizes, **heads)
+    print(make(config).config._experts_implementation)
+"""
+
+
+@pytest.mark.skipif(not TRANSFORMERS_5, reason="transformers 4 has one way")
+def test_the_experts_are_computed_as_in_the_family():
+    """transformers asks the class, and remembers the answer of a stock one for those derived."""
+    own, stock = output("-c", EXPERTS).split()
+    assert own == stock != "eager"
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "rope"])
+def test_output_attentions_in_the_configuration(spec, tmp_path):
+    patched = wavepe.hf.patch(build("mistral"), spec)
+    wanted = patched(IDS, output_attentions=True).attentions
+    patched.config.output_attentions = True
+    patched.save_pretrained(tmp_path)
+    for model in (patched, AutoModelForCausalLM.from_pretrained(tmp_path).eval()):
+        model.config.output_attentions = True
+        got = model(IDS).attentions
+        assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
+
+
+def test_labels_that_are_shifted_already(tmp_path):
+    """transformers hands what is for the loss to the attention too."""
+    wavepe.hf.patch(build("llama"), "wavelet:scales=4").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    shifted = torch.nn.functional.pad(IDS, (0, 1), value=-100)[:, 1:].contiguous()
+    got = model(IDS, labels=IDS, shift_labels=shifted).loss
+    assert torch.equal(got, model(IDS, labels=IDS).loss)

@@ -3,6 +3,8 @@
 import copy
 import io
 import itertools
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,24 @@ def test_evaluation_of_packed_texts(spec, tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(total / (5 + 9 + 7 - 3), rel=1e-5)
 
 
+@pytest.mark.parametrize("family", ["mistral", "gpt_neox"])
+def test_label_smoothing_shifts_the_labels(family, tmp_path):
+    """Trainer asks by the name of the class whether a model is a causal one."""
+    pytest.importorskip("accelerate")
+    patched, ids = wavepe.hf.patch(build(family), LEARNED), tokens(2, 12)
+    patched.save_pretrained(tmp_path)
+    arguments = TrainingArguments(
+        str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to="none"
+    )
+    losses = []
+    for model in (patched, AutoModelForCausalLM.from_pretrained(tmp_path).eval()):
+        given = {"input_ids": ids, "labels": ids}
+        losses.append(Trainer(model, arguments).compute_loss(model, given).item())
+    scores = logits(patched, ids)[:, :-1].log_softmax(-1)
+    true = -scores.gather(2, ids[:, 1:, None]).mean().item()
+    assert losses == pytest.approx([0.9 * true - 0.1 * scores.mean().item()] * 2, rel=1e-5)
+
+
 # ------------------------------------------------------------------ PEFT
 
 
@@ -204,6 +224,65 @@ def lora(peft):
     return peft.LoraConfig(
         target_modules=["q_proj"], modules_to_save=["position_encoding"], task_type="CAUSAL_LM"
     )
+
+
+DEFAULTS = """
+import sys
+import wavepe.hf
+from hf_model import patched_tiny
+model = patched_tiny("alibi")
+assert "peft" not in sys.modules
+from peft import LoraConfig, get_peft_model
+print(sorted(get_peft_model(model, LoraConfig()).peft_config["default"].target_modules))
+"""
+
+
+def test_default_target_modules_where_peft_comes_last():
+    pytest.importorskip("peft")
+    tests = str(Path(__file__).parent)
+    found = output("-c", DEFAULTS, PYTHONPATH=os.pathsep.join([tests, *sys.path]))
+    assert found.split() == ["['q_proj',", "'v_proj']"]
+
+
+def default_targets(peft, model):
+    """The modules that PEFT takes when none are named, or its error: it has some families only."""
+    try:
+        return peft.get_peft_model(model, peft.LoraConfig()).peft_config["default"].target_modules
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_default_target_modules(family, tmp_path):
+    peft = pytest.importorskip("peft")
+    wanted = default_targets(peft, build(family))
+    patched = wavepe.hf.patch(build(family), LEARNED)
+    patched.save_pretrained(tmp_path)
+    for model in (patched, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert default_targets(peft, model) == wanted
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_adapter_with_defaults_comes_back(loaded, tmp_path):
+    """What the encoding has learned is in the adapter, and not in its base."""
+    peft = pytest.importorskip("peft")
+    ids, patched = tokens(2, 12), wavepe.hf.patch(build("mistral"), LEARNED)
+    patched.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base") if loaded else patched
+    first = logits(model.eval(), ids)
+    config = peft.LoraConfig(modules_to_save=["position_encoding"])
+    tuned = peft.get_peft_model(model, config)
+    optimizer = torch.optim.SGD((p for p in tuned.parameters() if p.requires_grad), lr=1.0)
+    tuned(ids, labels=ids).loss.backward()
+    optimizer.step()
+    wanted = logits(tuned.eval(), ids)
+    assert not close(wanted, first, 1e-2)
+    tuned.save_pretrained(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert torch.equal(logits(again, ids), wanted)
+    place = again.base_model.model.model.position_encoding
+    assert not torch.equal(place.modules_to_save["default"].scale, place.original_module.scale)
 
 
 def test_adapters_with_places_of_their_own():

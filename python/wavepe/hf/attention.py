@@ -40,6 +40,7 @@ IGNORED = (
     "max_length_q",
     "max_length_k",
     "num_items_in_batch",
+    "shift_labels",  # of the loss
     "token_type_ids",
     "mm_token_type_ids",  # what they change is in the mask
     "wavepe_offset",  # of `before_attention`

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 import os
+import sys
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -30,7 +32,29 @@ CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # name of a class -> the class; model_types.py fills it
 
 
-class EncodedConfig:
+class GivesWeights:
+    """Lets `output_attentions` be set, which transformers ties to the attention "eager"."""
+
+    _output_attentions: bool | None
+
+    @property
+    def output_attentions(self) -> bool | None:
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
+    def validate(self) -> None:
+        """Check all else as transformers does before it saves."""
+        asked, self._output_attentions = self._output_attentions, False
+        try:
+            super().validate()  # type: ignore[misc]
+        finally:
+            self._output_attentions = asked
+
+
+class EncodedConfig(GivesWeights):
     """What makes a stock configuration one of a type wavepe_<family>."""
 
     stock: Any
@@ -70,6 +94,7 @@ class EncodedConfig:
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
+        tell_peft()
         return {**super().to_dict(), **ON_DISK}  # type: ignore[misc]
 
 
@@ -84,7 +109,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in stock}
 
 
-class PatchedConfig:
+class PatchedConfig(GivesWeights):
     """What makes a stock configuration that of a patched model."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
@@ -99,6 +124,7 @@ class PatchedConfig:
         super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
+        tell_peft()
         output = super().to_dict()  # type: ignore[misc]
         names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
         own = TYPE_PREFIX + output["model_type"]
@@ -130,6 +156,25 @@ def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     for key, value in vars(config).items():
         if key not in own:
             stock.__dict__[key] = value
+
+
+# PEFT's modules with tables by model_type: default target modules, weights that are stored fused.
+PEFT_TABLES = {"peft.utils.constants", "peft.utils.transformers_weight_conversion"}
+_told: set[str] = set()
+
+
+def tell_peft() -> None:
+    """Copy what PEFT's tables say of a family to its type here, where PEFT is imported.
+
+    PEFT takes the model_type from `to_dict()`, which calls this. So it comes in time whichever of
+    PEFT, wavepe and the model was there first.
+    """
+    for name in PEFT_TABLES - _told & sys.modules.keys():
+        _told.add(name)
+        tables = [x for x in vars(sys.modules[name]).values() if isinstance(x, dict)]
+        for table, (kind, config) in itertools.product(tables, CONFIGS.items()):
+            if config.stock.model_type in table:
+                table.setdefault(kind, table[config.stock.model_type])
 
 
 # ---------------------------------------------------------------- a class for each family

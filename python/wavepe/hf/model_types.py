@@ -6,6 +6,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig
+from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
 
 try:  # how weights are named on disk, since transformers 5
     from transformers import conversion_mapping
@@ -34,11 +35,15 @@ KINDS = (
         transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING,
     ),
 )
+# By model_type the names of classes, in tables of transformers that Auto classes do not write, but
+# others look into: Trainer (is this a causal model, whose labels are shifted?), pipelines.
+NAMES = [table for key, table in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")]
 
 
 class EncodedModel:
     """What makes a stock model one of a type wavepe_<family>."""
 
+    stock: Any
     # transformers chooses these by itself in places, and the encoding would be gone.
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -50,6 +55,11 @@ class EncodedModel:
         if hasattr(decoder(model), MODULE):
             kept = set(model._keep_in_fp32_modules_strict or ())
             model._keep_in_fp32_modules_strict = kept | {MODULE}
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        # transformers looks for it in the source of the module that the class is from.
+        return cls.stock._can_set_experts_implementation()
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any
@@ -70,7 +80,7 @@ def _model_class(stock: Any, config: Any) -> Any:
     once `wavepe.hf` is imported. `from_pretrained(folder, position_encoding=...)` reads a
     checkpoint, its own or a stock one, with another encoding.
     """
-    body = {"__module__": __name__, "__doc__": doc, "config_class": config}
+    body = {"__module__": __name__, "__doc__": doc, "config_class": config, "stock": stock}
     globals()[name] = MODELS[name] = type(name, (EncodedModel, stock), body)
     return MODELS[name]
 
@@ -80,11 +90,37 @@ def register() -> None:
     for kind, config in CONFIGS.items():
         AutoConfig.register(kind, config, exist_ok=True)
         _copy_conversion(config.stock.model_type, kind)
+        _register_tokenizer(kind, config)
         for auto, classes in KINDS:
             if config.stock in classes:
                 made = _model_class(classes[config.stock], config)
                 auto.register(config, made, exist_ok=True)
                 _copy_conversion(classes[config.stock].__name__, made.__name__)
+        for names in NAMES:
+            own = CLASS_PREFIX + str(names.get(config.stock.model_type))
+            if own in MODELS:
+                names[kind] = own
+
+
+def _register_tokenizer(kind: str, config: Any) -> None:
+    """Let AutoTokenizer choose as for the stock type.
+
+    It goes by the class of the configuration, and in transformers 5 by model_type before that: by a
+    table, and by a set of types whose files name a wrong class.
+    """
+    stock, tables = config.stock.model_type, tokenization_auto
+    classes = tables.TOKENIZER_MAPPING.get(config.stock, None)
+    if classes is not None:
+        tables.TOKENIZER_MAPPING.register(config, classes, exist_ok=True)
+    if stock in tables.TOKENIZER_MAPPING_NAMES:
+        tables.TOKENIZER_MAPPING_NAMES[kind] = tables.TOKENIZER_MAPPING_NAMES[stock]
+        # Where the table leads to a module of the type's name.
+        configuration_auto.SPECIAL_MODEL_TYPE_TO_MODULE_NAME[kind] = (
+            configuration_auto.model_type_to_module_name(stock)
+        )
+    wrong: set[str] = getattr(tables, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", set())
+    if stock in wrong:
+        wrong.add(kind)
 
 
 def _copy_conversion(stock: str, own: str) -> None:
