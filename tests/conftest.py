@@ -3,6 +3,7 @@ fails the run; WAVEPE_REQUIRE=portable,avx2,... asks for others instead. The las
 which variants were tested."""
 
 import collections
+import gc
 import os
 
 # Before torch is loaded, and for the processes that tests start: small operators on several threads
@@ -72,6 +73,15 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("hypothesis"):
                 hypothesis.seed(int(seed))(item.function)
+
+
+def pytest_collection_finish():
+    """What was imported stays: the collector, and what looks at all its objects, may skip it.
+
+    `wavepe.hf.patch` looks for caches among them, which takes longer than the rest of a tiny test.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 if EMULATED:  # see test_sanitizers.py
