@@ -17,7 +17,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ test-hf-middle: .venv/built build/transformers-5.0/built ## those that changes w
 	$(MIDDLE) -m pytest -q $(HF_MIDDLE_TESTS) $(PARALLEL)
 	$(MIDDLE) -m pytest -q -k "gemma2 or gpt_neox or mixtral" $(PARALLEL) \
 	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_types.py
+
+SUITE := -o addopts=-ra -o filterwarnings=ignore::pytest.PytestUnknownMarkWarning
+test-transformers: .venv/built build/transformers/fetched ## transformers' own tests of a model, on types wavepe_<family>
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q $(SUITE) -k "not Stock" $(PARALLEL) tests/transformers_suite.py
 
 test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
 	.venv-fairseq/bin/python -m pytest -q tests/test_fairseq*.py $(PARALLEL)
@@ -113,6 +117,18 @@ clean: ## remove what was built, the environment too
 build/transformers-5.0/built: .venv/packages
 	rm -rf $(@D)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) $(MIDDLE_HF)
+	touch $@
+
+# The tests of the transformers that is installed: they are in its sdist and in no wheel.
+build/transformers/fetched: .venv/packages
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	$(BIN)/python -m pip download --quiet --no-deps --no-build-isolation --no-binary :all: \
+	    --dest $(@D) "$$($(BIN)/python -m pip freeze | grep '^transformers==')"
+	tar -xf $(@D)/transformers-*.tar.gz -C $(@D) --strip-components 1 \
+	    --wildcards '*/tests/*'
+	touch $(@D)/tests/__init__.py
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D)/packages parameterized
 	touch $@
 
 # Built against the oldest NumPy and installed as users do: an editable one would replace .venv's
