@@ -135,7 +135,7 @@ def test_every_llama_while_patch_llama_is_in_force():
 
 
 def test_phi3_computes_its_keys_again():
-    """Its own `generate` does so at the original length, if it is right in a stock model."""
+    """Its own `generate` does, at the original length; in some versions it forgets the tokens."""
     lists = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     if IN_A_DICT:
         given = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 50.0, **lists}}
@@ -145,15 +145,44 @@ def test_phi3_computes_its_keys_again():
     model = build("phi3", original_max_position_embeddings=LENGTH, **given)
     ids = tokens(1, 10)
     right = torch.equal(model.generate(ids, **MORE), model.generate(ids, use_cache=False, **MORE))
-    wavepe.hf.patch(model, "rope")
-    if right:
-        whole = model.generate(ids, use_cache=False, **MORE)
-        assert torch.equal(model.generate(ids, **MORE), whole)
-    else:
-        assert refused(model, ids)
-    wavepe.hf.unpatch(model)
+    for spec in ("rope", "alibi", "normalised"):
+        with wavepe.hf.patched(model, spec):
+            wavepe.hf.fix_length(model, None if spec == "rope" else 22)
+            whole = model.generate(ids, use_cache=False, **MORE)
+            if right:
+                assert torch.equal(model.generate(ids, **MORE), whole)
+            else:
+                with pytest.raises(ValueError, match="forgets all earlier tokens"):
+                    model.generate(ids, **MORE)
     wavepe.hf.patch(model, SCALED)  # which goes on changing after that
-    assert refused(model, ids, max_new_tokens=80)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model.generate(ids, do_sample=False, max_new_tokens=80)
+
+
+def test_layers_that_keep_a_rope_that_follows_the_length():
+    """A hybrid's other layers: the stock module tells no cache what its frequencies were."""
+    scaling = {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 4.0}
+    ids = tokens(1, 36)
+    for spec in ({"0": SCALED}, {"0": "alibi"}):
+        model = wavepe.hf.patch(tiny(rope_parameters=scaling), spec)
+        assert refused(model, ids[:, :6])
+        whole = logits(wavepe.hf.fix_length(model, 36), ids)
+        cache = DynamicCache(config=model.config)
+        steps = [logits(model, part, past_key_values=cache) for part in ids.split([6, 10, 20], 1)]
+        assert close(torch.cat(steps, 1), whole, 1e-5)
+
+
+def test_a_prompt_in_chunks_begins_with_the_first():
+    model = patched_tiny(SCALED)
+    assert refused(model, tokens(1, 20), max_new_tokens=1, prefill_chunk_size=8)
+
+
+def test_vectors_go_by_positions():
+    model, ids = patched_tiny("normalised"), tokens(1, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    cache.crop(-1)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        logits(model, ids[:, 5:], past_key_values=cache, position_ids=torch.tensor([[9]]))
 
 
 def test_graphs_are_compiled_again():
@@ -202,4 +231,7 @@ def test_a_trained_length_that_nothing_depends_on(spec):
     model, ids = patched_tiny(spec), tokens(1, 24)
     wanted = logits(model, ids)
     model.config.max_position_embeddings = 24
+    if spec != "normalised":  # which leaves the graph
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert close(logits(compiled, ids, use_cache=False), wanted, 1e-6)
     assert torch.equal(logits(model, ids), wanted)

@@ -439,6 +439,20 @@ def test_a_layer_that_is_saved_alone_leaves_its_model_behind():
     assert all(score.owner is whole.model for score in scores)
 
 
+@pytest.mark.parametrize("spec", ["alibi", LEARNED])
+@pytest.mark.parametrize("change", ["removed", "shared"])
+def test_a_model_whose_layers_were_changed_is_copied_and_pickled(spec, change):
+    model, ids = patched_tiny(spec), tokens(2, 12)
+    if change == "removed":
+        del model.model.layers[1]
+        model.config.num_hidden_layers = 1
+    else:
+        model.model.layers[1] = model.model.layers[0]
+    wanted = logits(model, ids, use_cache=False)
+    for other in (copy.deepcopy(model), pickled(model)[0]):
+        assert torch.equal(logits(other, ids, use_cache=False), wanted)
+
+
 def test_parameter_groups():
     model = patched_tiny(LEARNED)
     decayed, others = wavepe.hf.parameter_groups(model, weight_decay=0.1)

@@ -35,7 +35,9 @@ class AddAbsolute:
         return self.vectors.follows_length
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
-        """Name the vectors of a sequence of `length` tokens."""
+        """Name the vectors at these positions, or without them of a sequence of `length`."""
+        if position_ids is not None and position_ids.numel():
+            length = int(position_ids.max()) + 1
         return f"{self.encoding} of {self.vectors.length or length} tokens"
 
     def fix(self, length: int | None) -> None:

@@ -152,7 +152,9 @@ def patched_config(stock: PretrainedConfig, written: StoredSpec) -> PretrainedCo
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Give `stock` what was changed in the copy since (a resized vocabulary, say)."""
-    own = ("position_encoding", "_attn_implementation_internal")
+    own = ["position_encoding", "_attn_implementation_internal"]
+    if stock._attn_implementation != "eager":  # which alone gives weights
+        own.append("_output_attentions")
     for key, value in vars(config).items():
         if key not in own:
             stock.__dict__[key] = value

@@ -178,20 +178,20 @@ def embedding_scale(base: Any) -> float:
     return 1.0
 
 
+# From transformers 5.0 to 5.18 at least, it forgets the tokens along with the keys.
+FORGETS = TRANSFORMERS_5 and (
+    "next_sequence_length" not in Phi3ForCausalLM.prepare_inputs_for_generation.__code__.co_consts
+)
+
+
 def starts_anew_after(config: Any) -> int:
     """Return the length beyond which `generate` computes all keys again; 0 where it never does.
 
-    Phi-3 does, since its frequencies change there. From transformers 5.0 to 5.18 at least, its
-    `generate` forgot the tokens along with the keys.
+    Phi-3 does, since its frequencies change there.
     """
-    if family(config) != "phi3":
+    if family(config) != "phi3" or not (TRANSFORMERS_5 or config.rope_scaling):
         return 0
-    if TRANSFORMERS_5:
-        prepare = Phi3ForCausalLM.prepare_inputs_for_generation
-        works = "next_sequence_length" in prepare.__code__.co_consts
-    else:
-        works = config.rope_scaling is not None
-    return config.original_max_position_embeddings if works else 0
+    return config.original_max_position_embeddings
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from ..encodings import Encoding
+from ..encodings import encoding as read_encoding
 from ..positions import Learned, PositionEncoding, check_learned, position_encoding
-from . import families
+from . import families, rope_config
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention, before_layer
 from .cache_guard import EncodingGuard
@@ -51,6 +52,11 @@ class Installed:
     hooks: list[RemovableHandle] = field(default_factory=list)
     follows: list[RopeRotation | AddAbsolute] = field(default_factory=list)  # the length
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A layer that was taken out of the model leaves handles that torch could not read back.
+        alive = [hook for hook in self.hooks if hook.hooks_dict_ref() is not None]
+        return {**self.__dict__, "hooks": alive}
+
 
 def installed(base: nn.Module) -> Installed | None:
     """Return what is installed in `base`, or None."""
@@ -86,8 +92,11 @@ class _Builder:
             layer.score = self.score(encoding)
         rope = encoding if encoding is not None and encoding.entry == "rotary" else None
         own = encoding is None and slot is not None
-        key = None if own else "" if rope is None else str(rope)
         slot = Slot() if slot is None else slot
+        if own and rope_config.follows_length(self.config, slot):
+            # The family's module would not say with which frequencies a cache was filled.
+            rope, own = read_encoding("rope"), False
+        key = None if own else "" if rope is None else str(rope)
         found = self.rotations.setdefault(slot, [])
         if key not in found:
             found.append(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import transformers
 from torch import nn
 
 from .. import _checks
@@ -86,10 +87,17 @@ class LengthCheck:
             return
         base = families.decoder(self.model)
         last = config.max_length - 1  # the last token is written, and not read
+        start = min(prompt, config.prefill_chunk_size or prompt)
         anew = families.starts_anew_after(base.config)
-        spans = [(prompt, last)]
+        spans = [(start, last)]
         if prompt <= anew < last:
-            spans = [(prompt, anew), (anew + 1, last)]
+            if families.FORGETS:
+                raise ValueError(
+                    f"transformers {transformers.__version__} forgets all earlier tokens where a "
+                    f"Phi-3 passes {anew} tokens (original_max_position_embeddings), stock or "
+                    "patched: pass use_cache=False, ask for fewer tokens, or upgrade transformers"
+                )
+            spans = [(start, anew), (anew + 1, last)]
         for part in base._wavepe.follows:
             if any(part.name(None, first) != part.name(None, end) for first, end in spans):
                 whole = config.max_length
@@ -103,5 +111,7 @@ class LengthCheck:
 
 def check_lengths(model: nn.Module) -> None:
     """Let a model that generates check lengths before, where its encoding follows them."""
-    if hasattr(type(model), CHECK) and families.decoder(model)._wavepe.follows:
+    base = families.decoder(model)
+    needed = base._wavepe.follows or families.starts_anew_after(base.config)
+    if needed and hasattr(type(model), CHECK):
         model.__dict__[CHECK] = LengthCheck(model)

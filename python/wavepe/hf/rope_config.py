@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import transformers
 
+from .._rope_frequencies import ROPE_TYPES
 from ..encodings.spec import write_value
 
 TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
@@ -52,6 +53,12 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
             given.pop("factor", None)
             given["original_max_position_embeddings"] = original
     return given
+
+
+def follows_length(config: Any, slot: Slot) -> bool:
+    """Tell whether the frequencies of a model's own layers follow the length of the sequence."""
+    kind = parameters(config, slot).get("rope_type", "default")
+    return kind in ROPE_TYPES and ROPE_TYPES[kind].follows_length
 
 
 def for_init(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class RopeRotation(nn.Module):
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
-    @torch.compiler.disable
+    @torch.compiler.assume_constant_result
     def _check_trained_length(self, changed: int) -> None:
         """Raise ValueError where a model of this trained length would rotate otherwise."""
         before, after = self.rotation, Rotation(self.encoding, self.dims, changed)
@@ -178,6 +178,7 @@ class RopeRotation(nn.Module):
                 f"from_pretrained(folder, max_position_embeddings={changed}), or unpatch the model "
                 "and patch it again"
             )
+        before.trained_length = changed
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
