@@ -96,13 +96,26 @@ def test_what_does_not_follow_stays():
     assert torch.equal(logits(wavepe.hf.fix_length(model, 4), ids), wanted)
 
 
-def test_embeddings_have_no_prompt():
-    """Their generation is stopped by the cache."""
+def test_a_prompt_of_embeddings():
     model = patched_tiny(SCALED)
     embeds = model.get_input_embeddings()(tokens(1, 9))
     assert model.generate(inputs_embeds=embeds, **{**MORE, "max_new_tokens": 4}).shape == (1, 4)
-    with pytest.raises(ValueError, match="16 cached keys"):
+    with pytest.raises(ValueError, match=r"9 tokens of the prompt .*fix_length\(model, 21\)"):
         model.generate(inputs_embeds=embeds, **MORE)
+
+
+@pytest.mark.parametrize(("spec", "steady"), FOLLOW[:3])
+def test_padding_does_not_count(spec, steady):
+    """Nor in a batch of rows that are not of one length."""
+    model, ids = patched_tiny(spec), tokens(2, 6)
+    ids[1, 0] = 0
+    padded = torch.cat([torch.zeros(2, 10, dtype=torch.long), ids], 1)
+    options = {"attention_mask": (padded != 0).long(), "do_sample": False}
+    got = model.generate(padded, max_new_tokens=11, **options)
+    for row, tokens_of_row in zip(got, (ids[:1], ids[1:, 1:]), strict=True):
+        alone = model.generate(tokens_of_row, max_new_tokens=11, do_sample=False)
+        assert torch.equal(row[-alone.shape[1] :], alone[0])
+    assert refused(model, padded, **{**options, "max_new_tokens": 12})
 
 
 def test_copies_files_and_the_way_back(tmp_path):

@@ -20,7 +20,7 @@ from .cache_guard import EncodingGuard
 from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
-from .lengths import CHECK, check_lengths
+from .lengths import METHOD, check_lengths
 from .packing import FindPacked
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
@@ -264,7 +264,7 @@ def uninstall(model: nn.Module) -> None:
         )
     for hook in present.hooks:
         hook.remove()
-    model.__dict__.pop(CHECK, None)
+    model.__dict__.pop(METHOD, None)
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
     for name, module in list(base.named_children()):

@@ -6,6 +6,7 @@ the length at which they were computed.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, TypeVar
 
 import transformers
@@ -15,7 +16,7 @@ from .. import _checks
 from . import families
 
 M = TypeVar("M", bound=nn.Module)
-CHECK = "_validate_generated_length"  # what a model calls before it generates
+METHOD = "_prepare_cache_for_generation"
 
 
 def fix_length(model: M, length: int | None) -> M:
@@ -72,7 +73,7 @@ def fix_length(model: M, length: int | None) -> M:
 
 
 class LengthCheck:
-    """In the place of a model's own check of lengths, which `generate` calls before it starts.
+    """In the place of a method that `generate` calls before its first token.
 
     A generation that would outgrow its keys stops there, not after half of its tokens.
     """
@@ -80,16 +81,26 @@ class LengthCheck:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def __call__(self, config: Any, prompt: int, *args: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise ValueError where the keys of the prompt would not fit the last token."""
-        getattr(type(self.model), CHECK)(self.model, config, prompt, *args)
-        if not config.use_cache or prompt < 1:  # 0 is the prompt of embeddings alone
-            return
+        method = getattr(type(self.model), METHOD)
+        given = inspect.signature(method).bind(self.model, *args, **kwargs).arguments
+        config, inputs = given["generation_config"], given["model_kwargs"]
+        mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+        if config.use_cache and (mask is not None or positions is not None):
+            if mask is None:  # it had no zeros, and transformers has dropped it
+                longest = columns = int(positions.max()) + 1
+            else:
+                longest, columns = int(mask.sum(1).max()), mask.shape[1]
+            first = min(longest, config.prefill_chunk_size or longest)
+            self.check(first, longest, given["max_cache_length"] - (columns - longest))
+        return method(self.model, *args, **kwargs)
+
+    def check(self, first: int, prompt: int, last: int) -> None:
+        """Check the lengths of the longest row: first call, prompt, last call."""
         base = families.decoder(self.model)
-        last = config.max_length - 1  # the last token is written, and not read
-        start = min(prompt, config.prefill_chunk_size or prompt)
         anew = families.starts_anew_after(base.config)
-        spans = [(start, last)]
+        spans = [(first, last)]
         if prompt <= anew < last:
             if families.FORGETS:
                 raise ValueError(
@@ -97,10 +108,10 @@ class LengthCheck:
                     f"Phi-3 passes {anew} tokens (original_max_position_embeddings), stock or "
                     "patched: pass use_cache=False, ask for fewer tokens, or upgrade transformers"
                 )
-            spans = [(start, anew), (anew + 1, last)]
+            spans = [(first, anew), (anew + 1, last)]
         for part in base._wavepe.follows:
-            if any(part.name(None, first) != part.name(None, end) for first, end in spans):
-                whole = config.max_length
+            if any(part.name(None, start) != part.name(None, end) for start, end in spans):
+                whole = last + 1  # the last token is written, and not read
                 raise ValueError(
                     f"{part.encoding} follows the length of the sequence: cached keys of the "
                     f"{prompt} tokens of the prompt would not fit at {whole} tokens, which this "
@@ -113,5 +124,5 @@ def check_lengths(model: nn.Module) -> None:
     """Let a model that generates check lengths before, where its encoding follows them."""
     base = families.decoder(model)
     needed = base._wavepe.follows or families.starts_anew_after(base.config)
-    if needed and hasattr(type(model), CHECK):
-        model.__dict__[CHECK] = LengthCheck(model)
+    if needed and hasattr(type(model), METHOD):
+        model.__dict__[METHOD] = LengthCheck(model)
