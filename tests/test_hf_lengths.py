@@ -248,3 +248,15 @@ def test_a_trained_length_that_nothing_depends_on(spec):
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         assert close(logits(compiled, ids, use_cache=False), wanted, 1e-6)
     assert torch.equal(logits(model, ids), wanted)
+
+
+def test_a_chat_that_goes_on_from_a_cache():
+    model, ids = wavepe.hf.fix_length(patched_tiny(SCALED), 40), tokens(1, 20)
+    cache = DynamicCache(config=model.config)
+    logits(model, ids[:, :12], past_key_values=cache)
+    wanted = model.generate(ids, **MORE)
+    assert torch.equal(model.generate(ids, past_key_values=cache, **MORE), wanted)
+    wavepe.hf.fix_length(model, None)
+    cache = DynamicCache(config=model.config)
+    logits(model, ids[:, :12], past_key_values=cache)
+    assert refused(model, ids, past_key_values=cache)

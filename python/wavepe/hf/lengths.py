@@ -93,7 +93,9 @@ class LengthCheck:
             else:
                 longest, columns = int(mask.sum(1).max()), mask.shape[1]
             first = min(longest, config.prefill_chunk_size or longest)
-            self.check(first, longest, given["max_cache_length"] - (columns - longest))
+            last = given["max_cache_length"] - (columns - longest)
+            if last >= longest:  # else the ids go on from a cache, and the whole is not known here
+                self.check(first, longest, last)
         return method(self.model, *args, **kwargs)
 
     def check(self, first: int, prompt: int, last: int) -> None:
