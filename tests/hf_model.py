@@ -1,5 +1,7 @@
 """A tiny Llama, and the same model written out in float64, as the Hugging Face tests share them."""
 
+import io
+
 import numpy as np
 import oracle
 import torch
@@ -55,6 +57,14 @@ def recompute(model, reentrant=False):
     """Switch gradient checkpointing on; its old name warns until transformers 6."""
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": reentrant})
+
+
+def pickled(thing):
+    """What torch.save writes of it, read back."""
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def tokens(rows, length, seed=0):

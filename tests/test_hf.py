@@ -1,7 +1,6 @@
 """Llamas with another position encoding, against the same model written out in float64."""
 
 import copy
-import io
 
 import pytest
 
@@ -19,6 +18,7 @@ from hf_model import (
     gradients,
     logits,
     patched_tiny,
+    pickled,
     recompute,
     reference,
     tiny,
@@ -340,10 +340,7 @@ def test_copies_and_pickles(spec):
     model, ids = tiny(), tokens(2, 9)
     stock = logits(model, ids)
     wanted = logits(wavepe.hf.patch(model, spec), ids)
-    stored = io.BytesIO()
-    torch.save(model, stored)
-    stored.seek(0)
-    for other in (copy.deepcopy(model), torch.load(stored, weights_only=False)):
+    for other in (copy.deepcopy(model), pickled(model)):
         assert torch.equal(logits(other, ids), wanted)
         assert torch.equal(logits(wavepe.hf.unpatch(other), ids), stock)
         assert not any(module._forward_pre_hooks for module in other.modules())

@@ -1,7 +1,6 @@
 """wavepe.hf.use_fused_rope: the rotation of stock models by wavepe's kernel."""
 
 import copy
-import io
 
 import pytest
 
@@ -9,7 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_model import LENGTH, VOCABULARY, close, gradients, logits, recompute, tiny, tokens
+from hf_model import LENGTH, VOCABULARY, close, gradients, logits, pickled, recompute, tiny, tokens
 from hf_theta_cases import FAMILIES, OTHER, build
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe import ops
@@ -138,17 +137,14 @@ def test_copies_and_files(calls, tmp_path):
     assert torch.equal(logits(copied, ids), wanted)  # by its own weights
     assert len(calls) == 2
     copied.save_pretrained(tmp_path)
-    stored = io.BytesIO()
-    torch.save(copied, stored)
-    stored.seek(0)
-    pickled = torch.load(stored, weights_only=False)
+    read_back = pickled(copied)
     calls.clear()
     stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert close(logits(stock, ids), wanted, 1e-5)
     assert not calls
-    assert torch.equal(logits(pickled, ids), wanted)
+    assert torch.equal(logits(read_back, ids), wanted)
     assert len(calls) == 2
-    stock = use_fused_rope(pickled, enabled=False)
+    stock = use_fused_rope(read_back, enabled=False)
     assert not any(isinstance(module, fused_rope.Fused) for module in stock.modules())
     assert type(stock.model.layers[0].self_attn) is type(build("llama").model.layers[0].self_attn)
 

@@ -1,7 +1,6 @@
 """What would silently change a patched model raises, in every family."""
 
 import copy
-import io
 
 import pytest
 
@@ -10,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import build
-from hf_model import close, logits, patched_tiny, tiny, tokens
+from hf_model import close, logits, patched_tiny, pickled, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.llama.modeling_llama import ALL_ATTENTION_FUNCTIONS, LlamaAttention
 from wavepe.hf.rope_config import TRANSFORMERS_5
@@ -122,10 +121,8 @@ def test_copies(make, spec):
     model = make()
     stock = logits(model, IDS)
     wavepe.hf.patch(model, spec)
-    wanted, file = logits(model, IDS), io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for copied in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+    wanted = logits(model, IDS)
+    for copied in (copy.deepcopy(model), pickled(model)):
         assert close(logits(copied, IDS), wanted, 1e-6)
         assert torch.equal(logits(wavepe.hf.unpatch(copied), IDS), stock)
     assert torch.equal(logits(model, IDS), wanted)

@@ -1,7 +1,6 @@
 """Encodings that follow the length of the sequence: what `generate` says first, and fix_length."""
 
 import copy
-import io
 
 import pytest
 
@@ -10,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import IN_A_DICT, build
-from hf_model import LENGTH, close, logits, patched_tiny, tiny, tokens
+from hf_model import LENGTH, close, logits, patched_tiny, pickled, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
 SCALED = "rope:theta=30,inference_theta=scaled"
@@ -124,10 +123,7 @@ def test_copies_files_and_the_way_back(tmp_path):
     wavepe.hf.fix_length(same, 21)
     assert refused(model, ids)
     assert torch.equal(same.generate(ids, **MORE), copy.deepcopy(same).generate(ids, **MORE))
-    file = io.BytesIO()
-    torch.save(same, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
+    loaded = pickled(same)
     assert torch.equal(loaded.generate(ids, **MORE), same.generate(ids, **MORE))
     assert refused(wavepe.hf.fix_length(loaded, None), ids)
     same.save_pretrained(tmp_path)

@@ -1,7 +1,6 @@
 """wavepe.hf.set_theta: another base on a live model, against models built with it."""
 
 import copy
-import io
 
 import pytest
 
@@ -10,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe
 import wavepe.hf
-from hf_model import LENGTH, VOCABULARY, logits, tiny, tiny_config, tokens
+from hf_model import LENGTH, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
 from hf_theta_cases import FAMILIES, OTHER, THETA, bases, build
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
@@ -186,10 +185,7 @@ def test_copies_pickles_wrappers_and_dtypes():
     wanted = build("llama", OTHER).to(torch.bfloat16)
     wrapper = torch.nn.Sequential(model)
     set_theta(wrapper, OTHER)
-    stored = io.BytesIO()
-    torch.save(model, stored)
-    stored.seek(0)
-    for other in (model, copy.deepcopy(model), torch.load(stored, weights_only=False)):
+    for other in (model, copy.deepcopy(model), pickled(model)):
         same_model(other, wanted, ids)
         set_theta(other, THETA)
         same_model(other, build("llama").to(torch.bfloat16), ids)

@@ -1,7 +1,6 @@
 """The model types wavepe_<family>: every family saves and loads its position encoding."""
 
 import copy
-import io
 import json
 
 import pytest
@@ -11,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import FAMILIES, build, stirred
-from hf_model import close, logits, tokens
+from hf_model import close, logits, pickled, tokens
 from processes import output
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from wavepe.hf.config import CONFIGS, MODELS
@@ -40,10 +39,7 @@ def test_a_patched_model_comes_back_from_a_folder(family, spec, tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
     assert torch.equal(logits(again, IDS), wanted)
     assert torch.equal(logits(copy.deepcopy(loaded), IDS), wanted)
-    file = io.BytesIO()
-    torch.save(loaded, file)
-    file.seek(0)
-    assert torch.equal(logits(torch.load(file, weights_only=False), IDS), wanted)
+    assert torch.equal(logits(pickled(loaded), IDS), wanted)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

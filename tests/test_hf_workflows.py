@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import wavepe.hf
 from examples_hf import stored
 from hf_families import FAMILIES, build
-from hf_model import close, logits, patched_tiny, tiny, tiny_config, tokens
+from hf_model import close, logits, patched_tiny, pickled, tiny, tiny_config, tokens
 from processes import output
 from transformers import (
     AutoModelForCausalLM,
@@ -413,27 +413,20 @@ def test_a_layer_that_is_copied_and_appended_shares_the_encoding():
     assert all(owner is copied.model for owner in owners)
 
 
-def pickled(thing):
-    file = io.BytesIO()
-    torch.save(thing, file)
-    size = file.tell()
-    file.seek(0)
-    return torch.load(file, weights_only=False), size
-
-
 def test_a_layer_that_is_saved_alone_leaves_its_model_behind():
     model, ids = patched_tiny(LEARNED, vocab_size=20_000), tokens(2, 12)
     extra = copy.deepcopy(model.model.layers[1])
     extra.self_attn.layer_idx = 2
     model.model.layers.append(extra)
-    layer, size = pickled(model.model.layers[0])
+    layer, file = pickled(model.model.layers[0]), io.BytesIO()
+    torch.save(model.model.layers[0], file)
     weights = sum(x.nbytes for x in model.model.layers[0].parameters())
-    assert weights < size < weights + 50_000 < model.lm_head.weight.nbytes
+    assert weights < file.tell() < weights + 50_000 < model.lm_head.weight.nbytes
     other = copy.deepcopy(model)
     other.model.layers[0] = layer
     with pytest.raises(ValueError, match="saved without its model"):
         logits(other, ids)
-    whole, _ = pickled(model)
+    whole = pickled(model)
     assert torch.equal(logits(whole, ids), logits(model, ids))
     scores = [each.self_attn.wavepe.score for each in whole.model.layers]
     assert all(score.owner is whole.model for score in scores)
@@ -449,7 +442,7 @@ def test_a_model_whose_layers_were_changed_is_copied_and_pickled(spec, change):
     else:
         model.model.layers[1] = model.model.layers[0]
     wanted = logits(model, ids, use_cache=False)
-    for other in (copy.deepcopy(model), pickled(model)[0]):
+    for other in (copy.deepcopy(model), pickled(model)):
         assert torch.equal(logits(other, ids, use_cache=False), wanted)
 
 

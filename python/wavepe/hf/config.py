@@ -171,7 +171,7 @@ def tell_peft() -> None:
     PEFT takes the model_type from `to_dict()`, which calls this. So it comes in time whichever of
     PEFT, wavepe and the model was there first.
     """
-    for name in PEFT_TABLES - _told & sys.modules.keys():
+    for name in (PEFT_TABLES - _told) & sys.modules.keys():
         _told.add(name)
         tables = [x for x in vars(sys.modules[name]).values() if isinstance(x, dict)]
         for table, (kind, config) in itertools.product(tables, CONFIGS.items()):

@@ -20,7 +20,6 @@ from .cache_guard import EncodingGuard
 from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, StoredSpec, text
 from .learned import LearnedOf, attach, detach
-from .lengths import METHOD, check_lengths
 from .packing import FindPacked
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
@@ -218,7 +217,6 @@ def install_patch(model: nn.Module, choice: Choice) -> None:
         release_attention(layer)
     replace_config(model, config, own)
     _attach(base, parts, Installed(choice.written(), type(model).__name__, config, own))
-    check_lengths(model)
 
 
 def adopt(model: nn.Module) -> None:
@@ -227,18 +225,17 @@ def adopt(model: nn.Module) -> None:
     present: Any = installed(base)
     replace_config(model, present.stock, present.config)
     present.owner = type(model).__name__
-    check_lengths(model)
 
 
 def install_own(model: nn.Module) -> None:
     """Install the encoding that the configuration of a wavepe_<family> names, once."""
     base = families.decoder(model)
-    if installed(base) is None:
-        config = base.config
-        choice = Choice(config.position_encoding)
-        parts = make_parts(choice, base, config)
-        _attach(base, parts, Installed(choice.written(), type(model).__name__, None, config))
-    check_lengths(model)
+    if installed(base) is not None:
+        return
+    config = base.config
+    choice = Choice(config.position_encoding)
+    parts = make_parts(choice, base, config)
+    _attach(base, parts, Installed(choice.written(), type(model).__name__, None, config))
 
 
 def uninstall(model: nn.Module) -> None:
@@ -264,7 +261,6 @@ def uninstall(model: nn.Module) -> None:
         )
     for hook in present.hooks:
         hook.remove()
-    model.__dict__.pop(METHOD, None)
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
     for name, module in list(base.named_children()):

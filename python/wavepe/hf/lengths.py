@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import _checks
 from . import families
+from .install import installed
 
 M = TypeVar("M", bound=nn.Module)
 METHOD = "_prepare_cache_for_generation"
@@ -58,8 +59,7 @@ def fix_length(model: M, length: int | None) -> M:
     >>> tuple(model.generate(torch.arange(1, 9)[None], max_new_tokens=32, do_sample=False).shape)
     (1, 40)
     """
-    base = families.decoder(model)
-    present = base.__dict__.get("_wavepe")
+    present = installed(families.decoder(model))
     if present is None:
         raise ValueError(
             f"fix_length needs a model with a position encoding of wavepe, and this "
@@ -111,7 +111,7 @@ class LengthCheck:
                     "patched: pass use_cache=False, ask for fewer tokens, or upgrade transformers"
                 )
             spans = [(first, anew), (anew + 1, last)]
-        for part in base._wavepe.follows:
+        for part in _following(base):
             if any(part.name(None, start) != part.name(None, end) for start, end in spans):
                 whole = last + 1  # the last token is written, and not read
                 raise ValueError(
@@ -122,9 +122,14 @@ class LengthCheck:
                 )
 
 
+def _following(base: Any) -> list[Any]:
+    present: Any = installed(base)
+    return present.follows
+
+
 def check_lengths(model: nn.Module) -> None:
     """Let a model that generates check lengths before, where its encoding follows them."""
     base = families.decoder(model)
-    needed = base._wavepe.follows or families.starts_anew_after(base.config)
+    needed = _following(base) or families.starts_anew_after(base.config)
     if needed and hasattr(type(model), METHOD):
         model.__dict__[METHOD] = LengthCheck(model)

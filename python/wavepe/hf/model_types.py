@@ -17,6 +17,7 @@ from .config import CLASS_PREFIX, CONFIGS, MODELS
 from .families import NAME, decoder
 from .install import install_own
 from .learned import MODULE
+from .lengths import check_lengths
 
 # Each kind of model: its Auto class, and transformers' map from configurations to classes.
 KINDS = (
@@ -52,6 +53,7 @@ class EncodedModel:
         super().post_init()  # type: ignore[misc] # of the stock class beside this one
         model: Any = self
         install_own(model)
+        check_lengths(model)
         if hasattr(decoder(model), MODULE):
             kept = set(model._keep_in_fp32_modules_strict or ())
             model._keep_in_fp32_modules_strict = kept | {MODULE}

@@ -21,6 +21,7 @@ from .cache_guard import mark_stock_caches
 from .config import EncodedConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import Choice, Spec
+from .lengths import METHOD, check_lengths
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -90,6 +91,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 "patch the model first, then shard it"
             )
     install_patch(model, chosen)
+    check_lengths(model)
     mark_stock_caches()
     return model
 
@@ -115,6 +117,7 @@ def unpatch(model: M) -> M:
         The model is not patched, or was patched as part of a larger one.
     """
     uninstall(model)
+    model.__dict__.pop(METHOD, None)
     return model
 
 
@@ -196,6 +199,7 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
             install_patch(self, chosen)
         elif type(self.config) is LlamaConfig and isinstance(self.base_model, LlamaModel):
             adopt(self)
+            check_lengths(self)
 
     LlamaAttention.__init__ = patched_init
     LlamaPreTrainedModel.post_init = patched_post_init

@@ -38,9 +38,8 @@ class AbsoluteVectors:
         """Return the vectors, float32 (B, L, dim), of `positions` (B, L), each row a sequence."""
         if self._differs and positions.numel():
             rows = positions.cpu().numpy()
-            lengths = [self.length or max(int(row.max()) + 1, 1) for row in rows]
-            found = np.stack([self._of_row(*pair) for pair in zip(rows, lengths, strict=True)])
-            return _to_torch(found, positions.device)
+            found = [self._of_row(row, self.length or max(int(row.max()) + 1, 1)) for row in rows]
+            return _to_torch(np.stack(found), positions.device)
         if torch.compiler.is_compiling():
             return torch.ops.wavepe_nn.absolute_vectors(self._name, positions, self.dim)
         return _vectors(self.encoding, positions, self.dim)

@@ -86,7 +86,10 @@ class Rotation:
         """Take the frequencies of `length` tokens in every call; None lets them follow again."""
         self.length = length
         # By training mode; None where the frequencies follow the length.
-        self._fixed = {training: self._same_for_all(training) for training in (True, False)}
+        self._fixed = {
+            training: self._same_for_all(training) if length is None else self.at(length, training)
+            for training in (True, False)
+        }
 
     def fixed(self, training: bool) -> Frequencies | None:
         """Return the frequencies of all lengths; None where they follow the length."""
@@ -112,8 +115,7 @@ class Rotation:
         return self.at(max(length, 1), training)
 
     def _same_for_all(self, training: bool) -> Frequencies | None:
-        ends = (SHORT, LONG) if self.length is None else (self.length, self.length)
-        short, long = (self.at(length, training) for length in ends)
+        short, long = (self.at(length, training) for length in (SHORT, LONG))
         short.kept = True
         return short if short == long else None
 
