@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 from .._relative_bias import BEYOND
 from ._attention_checks import check_arguments, check_mask, numbers
 from ._attention_composed import composed
+from ._attention_gpu import missing_kernel, warn_of_memory
+from ._attention_masked import can_mask, masked
 from ._common import (
     check,
     check_choice,
@@ -131,8 +132,8 @@ def attention(
 
     Notes
     -----
-    Subnormal numbers count as zero. Casts under autocast as scaled_dot_product_attention does, but
-    for bias, which becomes float32.
+    Casts under autocast as scaled_dot_product_attention does, but for bias, which becomes float32.
+    On the CPU subnormal numbers count as zero.
     torch.func and forward mode run a composition of torch's own operators, O(m n) in memory.
 
     Examples
@@ -197,19 +198,23 @@ def attention(
     scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
     hidden = (key_mask, segments, mask, dropout_p, seed)
     bias_range = (bias, bias_first, bias_beyond)
-    out, lse = _dispatch((q, k, v, *scores, *hidden, zones or None, *bias_range))
+    arguments = (q, k, v, *scores, *hidden, zones or None, *bias_range)
+    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v)
+    if not missing and not under_transforms():
+        out, lse = _run(arguments)
+        return (out, lse) if return_lse else out
+    check_arguments(*arguments)
+    with full_precision(kind):  # the caller has cast
+        if missing:
+            warn_of_memory(missing)
+            if can_mask(softcap, dropout_p, return_lse) and not under_transforms():
+                return masked(*arguments)
+        out, lse, _ = composed(*arguments)
     return (out, lse) if return_lse else out
 
 
-def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """The kernel, or the composition where there is none or torch.func wants to look inside."""
-    q = arguments[_Q]
-    if q.device.type not in ("cpu", "meta") or under_transforms():
-        check_arguments(*arguments)
-        if q.device.type not in ("cpu", "meta"):
-            _warn_of_memory(q.device.type)
-        with full_precision(q.device.type):  # the caller has cast
-            return composed(*arguments)[:2]
+def _run(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """The kernel of the device."""
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments)
     # torch.library's autograd takes half a millisecond where an argument is a list.
@@ -217,21 +222,6 @@ def _dispatch(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         return _Attention.apply(*arguments)
     with below_autograd():
         return _DIRECT_FORWARD(*arguments)
-
-
-_warned: set[str] = set()
-
-
-@torch.compiler.assume_constant_result  # a compiler must not trace a warning
-def _warn_of_memory(kind: str) -> None:
-    if kind in _warned:
-        return
-    _warned.add(kind)
-    warnings.warn(
-        f"wavepe.ops.attention has no fused kernel for {kind} yet: it is composed of PyTorch's "
-        "operators and holds a tensor of all scores (B, H, m, n)",
-        stacklevel=4,
-    )
 
 
 def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:

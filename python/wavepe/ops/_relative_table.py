@@ -21,10 +21,12 @@ from torch import Tensor
 
 from .. import _checks
 from .._relative_bias import BEYOND
+from ._attention_gpu.zones import block_zones
 from ._common import FLOATS, check, check_choice, check_dtype, in_new_thread, integer, names_memory
 
 NEAR = 64  # |delta| below this is a zone of its own: two zones take a third of the work of one
 TOLERANCE = 1e-7  # of the usual size of a row: below the rounding of float32
+LOW_TOLERANCE = 1e-4  # the same on a GPU for bfloat16 and float16, below the rounding of the latter
 LARGEST_RANK = 0.75  # of the head size; above it a zone keeps its rows
 LARGEST_HEAD = 1024  # beyond it the search takes minutes, and no model has such heads
 _FARTHEST = 2**62  # as in NumPy: further away no table reaches a key, and sums cannot overflow
@@ -96,6 +98,7 @@ class RelativeTable:
     heads: int | None
     _p: np.ndarray
     _kept: slice  # of _p for float32 and less: without rows below their rounding
+    _usual: float | None  # size of a row; None where zones are not looked for
     _zones: _Zones
     _names: dict[tuple[torch.dtype, torch.device], str]
 
@@ -119,7 +122,8 @@ class RelativeTable:
         first = first + whole.start if values.shape[-2] else 0
         largest = float(np.abs(values).max(initial=0.0))
         finite = math.isfinite(largest)
-        tolerance = TOLERANCE * _usual_size(values) if finite else 0.0
+        usual = _usual_size(values) if finite else 0.0
+        tolerance = TOLERANCE * usual
         kept = _trimmed(values, beyond, tolerance)
         shared = finite and values.ndim == 2 and beyond == "zero"
         shared = shared and values.shape[-1] <= LARGEST_HEAD
@@ -131,6 +135,7 @@ class RelativeTable:
             heads=values.shape[0] if values.ndim == 3 else None,
             _p=values,
             _kept=kept,
+            _usual=usual if shared else None,
             _zones=_zones(values[kept], first + kept.start, tolerance) if shared else [],
             _names={},
         )
@@ -146,7 +151,7 @@ class RelativeTable:
         """``(p, first, zones)`` for one dtype and device: made once, and shared by all calls.
 
         They must not be written to. Up to 1e-7 of the largest value is neglected for float32,
-        bfloat16 and float16, nothing for float64.
+        bfloat16 and float16, nothing for float64; on CUDA up to 1e-4 of it for the latter two.
 
         Returns
         -------
@@ -158,6 +163,8 @@ class RelativeTable:
             ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) where U is (d, 0). The
             rows of all zones are those of p. Empty where no zone saves work: for float64, tables
             of one's own heads or beyond="edge", head sizes above 1024, and irregular or small ones.
+            On CUDA they are ``_attention_gpu.zones.block_zones``: a tensor (left, 0) for a number,
+            far (64, zones, rank, d) and basis (rank, 64).
         """
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
@@ -182,8 +189,9 @@ class RelativeTable:
         return name
 
     def _build(
-        self, dtype: torch.dtype, device: torch.device
+        self, dtype: torch.dtype, device: torch.device, gpu: bool | None = None
     ) -> tuple[Tensor, int, tuple[Tensor, ...]]:
+        """With the zones of the GPU's kernels on CUDA, or where `gpu` says so."""
         check(dtype in FLOATS, f"dtype must be one of {', '.join(map(str, FLOATS))}; got {dtype}")
 
         def cast(x: np.ndarray) -> Tensor:
@@ -193,6 +201,8 @@ class RelativeTable:
             return cast(self._p), self.first, ()
         p = cast(self._p[..., self._kept, :])
         first, zones, start = self.first + self._kept.start, [], 0
+        if device.type == "cuda" if gpu is None else gpu:
+            return p, first, self._block_zones(first, dtype, device)
         largest = torch.finfo(dtype).max
         if any(np.abs(c).max() > largest for c, _ in self._zones):
             return p, first, ()  # sums over a row, which may pass what its entries do not
@@ -201,6 +211,27 @@ class RelativeTable:
             zones += [cast(c) if u.size else rows, cast(u)]
             start += len(c)
         return p, first, tuple(zones)
+
+    def _block_zones(
+        self, first: int, dtype: torch.dtype, device: torch.device | str
+    ) -> tuple[Tensor, ...]:
+        """Those of the GPU's kernels."""
+        if self._usual is None or not self._usual:
+            return ()
+        low = dtype != torch.float32
+        tolerance = (LOW_TOLERANCE if low else TOLERANCE) * self._usual
+        found = block_zones(self._p[self._kept], first, tolerance)
+        if found is None:
+            return ()
+        left, far, basis = found
+        if np.abs(far).max() > torch.finfo(dtype).max:
+            return ()
+        # The kernels keep products in float16 for bfloat16, too.
+        return (
+            torch.empty((left, 0), device=device),
+            torch.from_numpy(far).to(device, dtype),
+            torch.from_numpy(basis.copy()).to(device, torch.float16 if low else dtype),
+        )
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"a RelativeTable is immutable; {name} cannot be set")
@@ -231,8 +262,8 @@ class RelativeTable:
         held = self._p.nbytes + sum(c.nbytes + u.nbytes for c, u in self._zones)
         for name in set(self._names.values()):
             p, _, zones = getattr(self, name)
-            pairs = zip(zones[::2], zones[1::2], strict=True)
-            held += p.nbytes + sum(c.nbytes + u.nbytes for c, u in pairs if u.numel())
+            storages = {x.untyped_storage()._cdata: x.untyped_storage() for x in (p, *zones)}
+            held += sum(storage.nbytes() for storage in storages.values())
         return held
 
 

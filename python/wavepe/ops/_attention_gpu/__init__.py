@@ -1,0 +1,78 @@
+"""When attention runs the GPU's kernels, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._attention_checks import check_arguments
+from .._common import check
+
+LARGEST_HEAD = 256
+_FIRST_ARGUMENT = {"forward": 0, "backward": 4}  # grad_out, grad_lse, out and lse come before
+
+
+def missing_kernel(q: Tensor, v: Tensor) -> str:
+    """Why the GPU's kernels cannot run, or ""."""
+    size = max((x.shape[-1] for x in (q, v) if x.dim()), default=0)
+    return _missing_kernel(q.device, q.dtype, size)
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _missing_kernel(device: torch.device, dtype: torch.dtype, size: int) -> str:
+    if device.type != "cuda" or torch.version.hip:
+        return f"there is none for {'ROCm' if device.type == 'cuda' else device.type}"
+    if dtype == torch.float64:
+        return "there is none for float64"
+    if size > LARGEST_HEAD:
+        return f"there is none for head sizes above {LARGEST_HEAD}, got {size}"
+    if importlib.util.find_spec("triton") is None:
+        return "it needs Triton: pip install triton"
+    if torch.cuda.is_available():  # else the tensors are a compiler's
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            return f"it needs compute capability 8.0, the GPU has {major}.{minor}"
+    return ""
+
+
+_warned: set[str] = set()
+
+
+@torch.compiler.assume_constant_result  # a compiler must not trace a warning
+def warn_of_memory(missing: str) -> None:
+    """Warn once for each reason."""
+    if missing in _warned:
+        return
+    _warned.add(missing)
+    warnings.warn(
+        f"wavepe.ops.attention runs without its fused kernel ({missing}): PyTorch's operators hold "
+        "a tensor of all scores (B, H, m, n)",
+        stacklevel=4,
+    )
+
+
+def _register(role: str) -> None:
+    """Register the Triton kernels' half of an operator; the first call imports Triton."""
+
+    def run(*arguments: Any) -> Any:
+        from . import call
+
+        first = _FIRST_ARGUMENT[role]
+        given = arguments[first : first + len(call.Arguments._fields)]
+        check_arguments(*given)
+        missing = missing_kernel(given[0], given[2])
+        check(not missing, f"attention_{role}: {missing}; wavepe.ops.attention has another way")
+        with torch.cuda.device_of(given[0]):
+            return getattr(call, role)(*arguments)
+
+    torch.library.impl(f"wavepe::attention_{role}", "cuda", run)
+
+
+for _role in _FIRST_ARGUMENT:
+    _register(_role)

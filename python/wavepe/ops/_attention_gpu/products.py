@@ -1,0 +1,146 @@
+"""Fused attention on a GPU: the products of the queries with the table, and their gradients.
+
+Queries whose position has one remainder modulo 64 meet the same rows of the table in the same
+columns of their products. So they are multiplied together: 64 matrix products, one a remainder.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tiles import _BLOCK, clamp, edge_rows, floor_div, load, members, offset_of, store
+
+
+@triton.jit
+def _same_remainder(hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr):
+    """A program's remainder and batch, and the heads and indices of its queries.
+
+    Where heads share the table, all of them are in one matrix; else h is the same everywhere.
+    """
+    remainder, part = tl.program_id(0) % _BLOCK, tl.program_id(0) // _BLOCK
+    count = tl.cdiv(m, _BLOCK)  # of a head
+    rows = heads * count if SHARED else count
+    parts = tl.cdiv(rows, ROWS)
+    pair, row = part // parts, tl.arange(0, ROWS) + (part % parts) * ROWS
+    b = pair if SHARED else pair // heads
+    h = row // count if SHARED else row * 0 + pair % heads
+    i = (row % count) * _BLOCK + ((remainder - offset_of(hidden, b, m, n)) & (_BLOCK - 1))
+    return remainder, b, h, i, (row < rows) & (i < m)
+
+
+@triton.jit
+def _rows_at(x, b, h, i):
+    """Addresses (i,) of rows of several heads."""
+    return x.ptr + b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head + i.to(tl.int64) * x.row
+
+
+@triton.jit
+def _columns(terms, far, h, remainder, slot, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """(64, WIDTH): what one slot of 64 columns of products is the products with."""
+    place, column = members(slot), tl.arange(0, WIDTH)
+    # member j of near zone z: row 64 z + remainder - j of the table
+    row = terms.near_first * _BLOCK + slot * 2 * _BLOCK + remainder - place - terms.first
+    there = (place < terms.near * _BLOCK) & (row >= 0) & (row <= terms.last - terms.first)
+    at = terms.p + h.to(tl.int64) * terms.p_head + row.to(tl.int64)[:, None] * SIZE
+    inside = (column < SIZE)[None, :]
+    values = tl.load(at + column[None, :], mask=there[:, None] & inside, other=0.0)
+    if far is not None:
+        place -= terms.near * _BLOCK
+        count = terms.columns - terms.near * _BLOCK
+        there = (place >= 0) & (place < count)
+        at = far + (remainder * count + place)[:, None] * SIZE + column[None, :]
+        values += tl.load(at, mask=there[:, None] & inside, other=0.0)
+    return values
+
+
+@triton.jit
+def _products_at(terms, b, h, heads, i, m, slot):
+    """Places (i, 64) of the columns of one slot, and which exist."""
+    column = members(slot)
+    row = (b.to(tl.int64) * heads + h) * m + i
+    return row[:, None] * terms.columns + column[None, :], (column < terms.columns)[None, :]
+
+
+@triton.jit
+def table_products(
+    r, far, products, hidden, terms, heads, m, n,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """products (B, H, m, columns) of r with the table; a program has 64 columns."""
+    remainder, b, h, i, there = _same_remainder(hidden, heads, m, n, SHARED, ROWS)
+    slot = tl.program_id(1)
+    column = tl.arange(0, WIDTH)
+    mask = there[:, None] & (column < SIZE)[None, :]
+    queries = tl.load(_rows_at(r, b, h, i)[:, None] + column[None, :], mask=mask, other=0.0)
+    columns = _columns(terms, far, tl.min(h, 0), remainder, slot, SIZE, WIDTH)
+    values = tl.dot(queries, tl.trans(columns), input_precision="ieee")
+    if products.dtype.element_ty == tl.float16:  # of bfloat16 queries, too: inf would make NaN
+        finite = tl.abs(values) < float("inf")
+        values = tl.where(finite, clamp(values, -65504.0, 65504.0), values)
+    at, inside = _products_at(terms, b, h, heads, i, m, slot)
+    tl.store(products + at, values.to(products.dtype.element_ty), mask=there[:, None] & inside)
+
+
+@triton.jit
+def table_backward_queries(
+    dproducts, dedges, far, part, dr, scale, hidden, terms, heads, m, n,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dr: the gradients of the products times the table, scaled, plus `part` if given."""
+    remainder, b, h, i, there = _same_remainder(hidden, heads, m, n, SHARED, ROWS)
+    own = tl.min(h, 0)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    if dproducts is not None:
+        for slot in range(tl.cdiv(terms.columns, _BLOCK)):
+            at, inside = _products_at(terms, b, h, heads, i, m, slot)
+            gradients = tl.load(dproducts + at, mask=there[:, None] & inside, other=0.0)
+            columns = _columns(terms, far, own, remainder, slot, SIZE, WIDTH)
+            acc = tl.dot(gradients, columns, acc, input_precision="ieee")
+    if dedges is not None:
+        low, high = edge_rows(terms, own, SIZE, WIDTH)
+        at = dedges + 2 * ((b.to(tl.int64) * heads + h) * m + i)
+        acc += tl.load(at, mask=there, other=0.0)[:, None] * low[None, :]
+        acc += tl.load(at + 1, mask=there, other=0.0)[:, None] * high[None, :]
+    acc *= scale
+    column = tl.arange(0, WIDTH)
+    mask = there[:, None] & (column < SIZE)[None, :]
+    if part.ptr is not None:
+        acc += tl.load(_rows_at(part, b, h, i)[:, None] + column[None, :], mask=mask, other=0.0)
+    at = _rows_at(dr, b, h, i)[:, None] + column[None, :]
+    tl.store(at, acc.to(dr.ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def table_backward(
+    r, dproducts, dedges, dp, scale, hidden, terms, heads, m, n,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dp (B, H, rows, d) of each batch and head; a program has 64 rows of the table."""
+    count = terms.last - terms.first + 1
+    blocks = tl.cdiv(count, _BLOCK)
+    pair = tl.program_id(0) // blocks
+    b, h = pair // heads, pair % heads
+    row = members(tl.program_id(0) % blocks)
+    offset = offset_of(hidden, b, m, n)
+    acc = tl.zeros((_BLOCK, WIDTH), tl.float32)
+    for block in range(tl.cdiv(m, ROWS)):
+        i = tl.arange(0, ROWS) + block * ROWS
+        position = (i + offset)[None, :]
+        start = (b.to(tl.int64) * heads + h) * m + i
+        gradients = tl.zeros((_BLOCK, ROWS), r.ptr.dtype.element_ty)
+        if dproducts is not None:
+            key = position - terms.first - row[:, None]
+            slot = floor_div(position, _BLOCK) - floor_div(key, _BLOCK) - terms.near_first
+            at = (start * terms.columns)[None, :] + slot * _BLOCK + (key & (_BLOCK - 1))
+            there = (slot >= 0) & (slot < terms.near) & (row < count)[:, None] & (i < m)[None, :]
+            gradients = tl.load(dproducts + at, mask=there, other=0.0)
+        if dedges is not None:
+            low = tl.load(dedges + 2 * start, mask=i < m, other=0.0)[None, :]
+            high = tl.load(dedges + 2 * start + 1, mask=i < m, other=0.0)[None, :]
+            edges = tl.where((row == 0)[:, None], low, 0.0)
+            edges += tl.where((row == count - 1)[:, None], high, 0.0)
+            gradients = (gradients.to(tl.float32) + edges).to(gradients.dtype)
+        queries = load(r, b, h, i, m, SIZE, WIDTH, True)
+        acc = tl.dot(gradients, queries, acc, input_precision="ieee")
+    store(dp, b, h, row, count, acc * scale, SIZE, WIDTH)
