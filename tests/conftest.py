@@ -85,6 +85,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    gc.unfreeze()  # else Triton calls what is frozen leaked
+
+
 if EMULATED:  # see test_sanitizers.py
     load_torch()[0].ops.wavepe.emulate_cuda(True)
 

@@ -16,7 +16,7 @@ from cases import generator, load_torch
 torch, ops = load_torch()
 cuda_kernels = pytest.importorskip("benchmarks.cuda_kernels", reason="not run from a source tree")
 from wavepe import _torch
-from wavepe.ops import _attention, _relative_bias
+from wavepe.ops import _relative_bias
 
 each_arch = pytest.mark.parametrize("arch", cuda_kernels.ARCHS)
 
@@ -106,28 +106,6 @@ def test_mixed_devices_are_refused(name):
         t, f = torch.empty(5, 4), torch.empty(4)
         with pytest.raises(RuntimeError, match=r"one device|two different devices"):
             CALLS[name](x, t, f, i.to(torch.int64))
-
-
-def test_attention_says_that_it_is_composed(monkeypatch):
-    monkeypatch.setattr(_attention, "_warned", set())
-    monkeypatch.setattr(_attention, "composed", lambda q, *rest: (q, q))
-    with FakeTensorMode(), torch.no_grad():
-        x = torch.empty(1, 2, 5, 8, device="cuda")
-        with pytest.warns(UserWarning, match=r"no fused kernel for cuda yet.*all scores"):
-            ops.attention(x, x, x)
-        ops.attention(x, x, x)  # once
-
-
-def test_a_compiler_does_not_trace_that_warning(monkeypatch):
-    monkeypatch.setattr(_attention, "_warned", set())
-
-    def function(x):
-        _attention._warn_of_memory("cuda")
-        return x + 1
-
-    with pytest.warns(UserWarning, match="no fused kernel"):
-        out = torch.compile(function, backend="eager", fullgraph=True)(torch.zeros(3))
-    assert out.tolist() == [1, 1, 1]
 
 
 def test_the_composition_is_not_cast_by_autocast():

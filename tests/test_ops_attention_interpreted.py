@@ -76,12 +76,7 @@ def test_lengths_around_the_blocks_interpreted(n):
 def test_head_sizes_interpreted(d):
     rng = generator("sizes", str(d))
     check(interpreted, rng, Shape(1, 1, 1, 40, 50, d, d), {})
-    check(
-        interpreted,
-        rng,
-        Shape(1, 3, 1, 9, 20, 20, d),
-        {"slopes": tensor(slopes(SHAPE), F32)[:1].repeat(3)},
-    )
+    check(interpreted, rng, Shape(1, 3, 1, 9, 20, 20, d), {"softcap": 2.0})
 
 
 @pytest.mark.parametrize(
