@@ -79,14 +79,15 @@ def perplexity(
     length, window, stride = _sizes(length, protocol, window, stride)
     tokens = _check_tokens(model, tokens, length)
     passes = list(_passes(protocol, length, window, stride))
-    total, count = 0.0, 0
+    total: torch.Tensor | float = 0.0  # on the model's device, and read once
+    count = 0
     with _evaluating(model):
         for group, starts in _groups(passes, len(tokens) // length, length).items():
             for batch in _batches(model, starts, group.stop):
-                total += _negative_log_likelihood(model, tokens, batch, group)
+                total = total + _negative_log_likelihood(model, tokens, batch, group)
                 count += len(batch) * (group.last - group.first)
     try:
-        return math.exp(total / count)
+        return math.exp(float(total) / count)
     except OverflowError:
         return math.inf
 
@@ -188,8 +189,8 @@ def _batches(model: torch.nn.Module, starts: list[int], size: int) -> Iterator[l
 
 def _negative_log_likelihood(
     model: torch.nn.Module, tokens: torch.Tensor, starts: list[int], form: Pass
-) -> float:
-    """Sum over the scored tokens of one batch of equal passes."""
+) -> torch.Tensor:
+    """Sum over the scored tokens of one batch of equal passes, a float64 tensor."""
     import torch
 
     rows = torch.tensor(starts, device=tokens.device)[:, None]
@@ -198,7 +199,7 @@ def _negative_log_likelihood(
     logits = model(input_ids=inputs, use_cache=False).logits
     logits = logits[:, form.first - 1 : form.last - 1].flatten(0, 1).float()
     losses = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="none")
-    return losses.double().sum().item()
+    return losses.double().sum()
 
 
 @contextmanager

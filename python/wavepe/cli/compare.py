@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wavepe
 
@@ -21,6 +21,9 @@ from .errors import CommandError, UsageError, require, thread_count
 from .folder import RunFolder, model_name
 from .imports import import_all, name_in
 from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
+
+if TYPE_CHECKING:
+    from .device import Device
 
 # Training states kept so often that a kill costs little, so seldom that they cost nothing.
 _SAVES_PER_TRAINING = 20
@@ -69,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, default=3e-3, metavar="X", help="learning rate (%(default)s)")
     add("--eval-bytes", type=int, default=65536, metavar="N",
         help="held-out bytes to evaluate on, about (%(default)s)")  # fmt: skip
+    add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
+        help="what trains and evaluates; cuda takes products in bfloat16, auto is cuda where there "
+        "is a GPU (default: %(default)s)")  # fmt: skip
     add("--threads", type=int, metavar="N", help=f"CPU threads (default: {_THREADS})")
     add("--save-every", type=int, metavar="N",
         help="training steps between the states a killed run resumes from")  # fmt: skip
@@ -90,15 +96,20 @@ def run(args: argparse.Namespace) -> int:
         import matplotlib.figure  # noqa: F401
     except ValueError as error:  # of MPLBACKEND, after hours of training otherwise
         raise CommandError(f"matplotlib: {error}") from error
+    from .device import CPU, device_named
+
+    device = device_named(args.device)
     manifest = settings.manifest(text.sha256)
-    folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}"))
+    ending = "" if device == CPU else f"-{device.place.type}"
+    folder = RunFolder(Path(args.out or f"runs/compare-{digest(manifest)}{ending}"))
     threads = thread_count("--threads", args.threads or folder.recorded("threads", int) or _THREADS)
     save_every = args.save_every or max(
         1, min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     )
     try:
         with _torch_threads(threads) as threads, folder.opened({**manifest, "threads": threads}):
-            results = _Comparison(settings, text, folder, threads, save_every).run(args.quiet)
+            comparison = _Comparison(settings, text, folder, threads, save_every, device)
+            results = comparison.run(args.quiet)
             _report(folder, settings, results, args.quiet)
     except OSError as error:
         if error.errno in OF_THE_DISK and error.filename is not None:
@@ -135,10 +146,16 @@ class _Comparison:
     """Runs what is missing in the folder, in order, and keeps results.json up to date."""
 
     def __init__(
-        self, settings: Settings, text: Text, folder: RunFolder, threads: int, save_every: int
+        self,
+        settings: Settings,
+        text: Text,
+        folder: RunFolder,
+        threads: int,
+        save_every: int,
+        device: Device,
     ) -> None:
         self.settings, self.text, self.folder = settings, text, folder
-        self.threads, self.save_every = threads, save_every
+        self.threads, self.save_every, self.device = threads, save_every, device
         self.held_out = evaluation_bytes(text.held_out, settings.lengths, settings.eval_bytes)
         before = folder.read(folder.results)
         before = {"runs": [], "environment": {}} if before is None else before
@@ -147,6 +164,9 @@ class _Comparison:
             whole = [run["perplexity"][str(n)] for run in before["runs"] for n in settings.lengths]
             same = before["environment"].get("run", folder.run) == folder.run
             self.variants = set(before["environment"].get("variants", ())) | {wavepe.variant()}
+            # Of rows from before there were others: the CPU.
+            used = before["environment"].get("devices", ["cpu"] if self.done else [])
+            self.devices = {*used, device.label}
             if not (same and all(isinstance(value, float) for value in whole)):
                 raise TypeError
         except (KeyError, TypeError, AttributeError):
@@ -181,18 +201,18 @@ class _Comparison:
         if found is not None:
             self.folder.discard_training(model.name)
             report.starts_at(self.settings.steps)
-            report.note(f"{model.rows[0]}: trained before, {found[0]}")
+            report.note(f"{model.rows[0]}: trained before, {found[0]}{self._elsewhere(found[1])}")
             return found
         from .training import train
 
         state = train(
             model.spec, model.seed, self.settings, self.text.train,
-            self.folder.training(model.name), self.folder.run, self.save_every, report,
+            self.folder.training(model.name), self.folder.run, self.save_every, report, self.device,
         )  # fmt: skip
         facts = {"spec": model.spec, "seed": model.seed, "steps": state.step}
         facts["run"] = self.folder.run
         facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
-        facts["variants"] = state.variants
+        facts |= {"variants": state.variants, "devices": state.devices}
 
         def save(path: Path) -> None:
             state.model.save_pretrained(path)
@@ -201,13 +221,20 @@ class _Comparison:
         self.folder.finish(model.name, save)
         return self.folder.checkpoint(model.name), facts
 
+    def _elsewhere(self, facts: dict[str, Any]) -> str:
+        """A remark on a model that was trained on another device; empty for others."""
+        devices = facts.get("devices", ["cpu"])
+        if devices == [self.device.label]:
+            return ""
+        return f", on {' and '.join(devices)}: figures may differ from those of {self.device.label}"
+
     def _evaluate(
         self, checkpoint: Path, facts: dict[str, Any], seed: int, spec: str, report: Any
     ) -> None:
         from .training import evaluate
 
         began = time.perf_counter()
-        perplexity = evaluate(checkpoint, spec, self.held_out, self.settings.lengths)
+        perplexity = evaluate(checkpoint, spec, self.held_out, self.settings.lengths, self.device)
         for length, value in perplexity.items():
             if not math.isfinite(value):
                 raise CommandError(
@@ -237,6 +264,8 @@ class _Comparison:
                 **environment(),
                 "run": self.folder.run,
                 "variants": sorted(self.variants),
+                **self.device.facts,
+                "devices": sorted(self.devices),
                 "threads": self.threads,
                 "date": datetime.date.today().isoformat(),
                 "protocol": "whole",

@@ -12,8 +12,9 @@ from .._runtime import command_for
 # 100,000 are a segmentation fault); no machine that we know gains from more.
 MOST_THREADS = 1024
 # How torch and NumPy say that something is too large; only MemoryError has a type of its own.
+_SIZE = re.compile(r"allocate ([\d.]*\d)\.? (\w+)")
 _TOO_LARGE = re.compile(
-    r"allocate (?P<size>[\d.]*\d)\.? (?P<unit>\w+)|out of memory|integer multiplication overflow"
+    rf"{_SIZE.pattern}|out of memory|integer multiplication overflow"
     r"|Storage size calculation overflowed|array is too big|Maximum allowed dimension exceeded"
 )
 
@@ -60,11 +61,12 @@ def _start_threads(count: int) -> int:
 
 def out_of_memory(error: BaseException) -> str | None:
     """What to say of an exception that means that memory did not suffice; None for another one."""
-    found = _TOO_LARGE.search(str(error))
-    if not (found or isinstance(error, MemoryError)):
+    text = str(error)
+    if not (_TOO_LARGE.search(text) or isinstance(error, MemoryError)):
         return None
-    size = f" (asked for {found['size']} {found['unit']})" if found and found["size"] else ""
-    return f"out of memory{size}"
+    size = _SIZE.search(text)
+    where = " on the GPU" if "CUDA out of memory" in text else ""
+    return f"out of memory{where}" + (f" (asked for {size[1]} {size[2]})" if size else "")
 
 
 def require(command: str, **parts: str) -> None:

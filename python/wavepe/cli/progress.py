@@ -76,11 +76,12 @@ class Report:
 
     def step(self, step: int, loss: float) -> None:
         """`step` steps of the model are done, the last of them just now."""
+        before = self._session.done - self._model * self._steps
         self._session.advance_to(self._model * self._steps + step)
         left = f"{_clock(self._session.left())} left"
         self._advance(f"loss {loss:.3f}", left)
         # the last step's line is the row's own
-        if not self._bar and step < self._steps and _passes_mark(step, self._steps):
+        if not self._bar and step < self._steps and _passes_mark(before, step, self._steps):
             self.note(f"{self._title}: step {step} of {self._steps}, loss {loss:.3f}, {left}")
 
     def note(self, text: str) -> None:
@@ -112,11 +113,11 @@ class _Pace:
         self._began: float | None = None
 
     def advance_to(self, done: int) -> None:
-        """The steps up to `done` were taken now; the first one warms up and is not judged by."""
-        self.done = done
+        """The steps up to `done` were taken now; the first ones warm up and are not judged by."""
         if self._began is None:
             self._began = time.monotonic()
-            self._skipped += 1
+            self._skipped += done - self.done
+        self.done = done
 
     def skip_to(self, done: int) -> None:
         """The steps up to `done` took no time of this session."""
@@ -130,9 +131,9 @@ class _Pace:
         return (time.monotonic() - self._began) / own * (self.total - self.done)
 
 
-def _passes_mark(step: int, steps: int) -> bool:
-    """Whether `step` is the first at or after one of the _LINES marks."""
-    return step > 0 and step * _LINES // steps > (step - 1) * _LINES // steps
+def _passes_mark(before: int, step: int, steps: int) -> bool:
+    """Whether one of the _LINES marks lies in the steps after `before` up to `step`."""
+    return step * _LINES // steps > before * _LINES // steps
 
 
 def _clock(seconds: float | None) -> str:

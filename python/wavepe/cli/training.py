@@ -21,6 +21,7 @@ from wavepe.analysis import perplexity
 
 from .._files import ENDING, new_file, unwind
 from .data import batch_at
+from .device import CPU, Device
 from .errors import CommandError
 from .progress import Report
 from .settings import Settings
@@ -38,7 +39,7 @@ LAST_RATE_SHARE = 0.05
 LOSS_MEMORY = 0.02
 
 
-_PLAIN = ("spec", "seed", "run", "step", "seconds", "loss", "variants")
+_PLAIN = ("spec", "seed", "run", "step", "seconds", "loss", "variants", "devices")
 _WITH_STATE = ("model", "optimizer")
 
 
@@ -46,7 +47,8 @@ _WITH_STATE = ("model", "optimizer")
 class State:
     """A training under way; `loss` is a running mean in nats per byte.
 
-    `variants` are those of the kernels it ran on: another one rounds differently.
+    `variants` are those of the kernels it ran on, and `devices` what it ran on: others round
+    differently.
     """
 
     model: Any  # a Hugging Face model
@@ -58,6 +60,7 @@ class State:
     seconds: float = 0.0
     loss: float = math.log(VOCABULARY)
     variants: list[str] = field(default_factory=lambda: [wavepe.variant()])
+    devices: list[str] = field(default_factory=lambda: [CPU.label])
 
     def save(self, path: Path) -> None:
         content = {name: getattr(self, name) for name in _PLAIN}
@@ -67,6 +70,7 @@ class State:
             torch.save(content, file)
 
     def load(self, path: Path) -> None:
+        # To the CPU, whatever it was saved on: load_state_dict copies from there.
         content = torch.load(path, map_location="cpu", weights_only=True)
         if (content.get("spec"), content.get("seed")) != (self.spec, self.seed):
             raise ValueError(f"it is of {content.get('spec')} with seed {content.get('seed')}")
@@ -74,6 +78,7 @@ class State:
             raise ValueError("it is of another comparison")
         for name in _WITH_STATE:
             getattr(self, name).load_state_dict(content[name])
+        content.setdefault("devices", [CPU.label])  # of a state from before there were others
         for name in _PLAIN:
             setattr(self, name, content[name])
 
@@ -109,16 +114,18 @@ def train(
     run: str,
     save_every: int,
     report: Report,
+    device: Device = CPU,
 ) -> State:
     """Train from the beginning, or from `saved` where that exists, to the last step.
 
     `run` names the comparison's settings: a state of another one is refused.
 
     The state is saved every `save_every` steps. Ctrl-C, SIGTERM and SIGHUP save after the step
-    under way and raise KeyboardInterrupt.
+    under way and raise KeyboardInterrupt. Nothing is saved before the losses up to it are read and
+    found finite.
     """
-    model = new_model(spec, seed, settings)
-    state = State(model, _optimizer(model, settings), spec, seed, run)
+    model = new_model(spec, seed, settings).to(device.place)  # the same weights on every device
+    state = State(model, _optimizer(model, settings), spec, seed, run, devices=[device.label])
     if saved.exists():
         try:
             state.load(saved)
@@ -131,21 +138,27 @@ def train(
             f"{wavepe.variant()}: figures may differ in their last digits"
         )
         state.variants.append(wavepe.variant())
+    if device.label not in state.devices:
+        report.note(
+            f"{spec}: began on {' and '.join(state.devices)}, goes on with {device.label}: figures "
+            "may differ"
+        )
+        state.devices.append(device.label)
     model.train()
+    unread: list[torch.Tensor] = []
     with _interrupt_noted() as noted:
         while state.step < settings.steps:
             began = time.perf_counter()
             batch = batch_at(tokens, state.step, seed, settings.batch, settings.train_length)
-            loss = _train_step(state, torch.from_numpy(batch), settings)
-            if not math.isfinite(loss):
-                raise CommandError(
-                    f"{spec}: the loss is {loss} at step {state.step}: try a smaller --lr"
-                )
+            unread.append(_train_step(state, torch.from_numpy(batch), settings, device))
             state.step += 1
-            state.loss += (loss - state.loss) * max(LOSS_MEMORY, 1 / state.step)
+            last = state.step == settings.steps
+            due = state.step % save_every == 0 and not last
+            if last or due or state.step % device.read_every == 0:
+                _read(state, unread, report)
             state.seconds += time.perf_counter() - began
-            report.step(state.step, state.loss)
-            if noted or (state.step % save_every == 0 and state.step < settings.steps):
+            if noted or due:
+                _read(state, unread, report)
                 state.save(saved)
             if noted:
                 noted[0]()
@@ -153,7 +166,11 @@ def train(
 
 
 def evaluate(
-    folder: Path, spec: str, tokens: np.ndarray, lengths: tuple[int, ...]
+    folder: Path,
+    spec: str,
+    tokens: np.ndarray,
+    lengths: tuple[int, ...],
+    device: Device = CPU,
 ) -> dict[str, float]:
     """Whole-sequence perplexity per byte of the saved model read with the encoding `spec`."""
     try:
@@ -162,21 +179,46 @@ def evaluate(
         raise CommandError(
             f"cannot load {folder} ({error}): remove that folder, and it is trained again"
         ) from error
+    model.to(device.place)
     held_out = torch.from_numpy(tokens.astype(np.int64))
-    return {str(length): perplexity(model, held_out, length) for length in lengths}
+    with device.autocasting():
+        return {str(length): perplexity(model, held_out, length) for length in lengths}
 
 
-def _train_step(state: State, batch: torch.Tensor, settings: Settings) -> float:
+def _train_step(
+    state: State, batch: torch.Tensor, settings: Settings, device: Device
+) -> torch.Tensor:
+    """Take a step; returns its loss and the norm of its gradient, on the device."""
     rate = settings.learning_rate * _schedule(state.step, settings.steps)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    logits = state.model(input_ids=batch[:, :-1], use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    batch = device.put(batch)
+    with device.autocasting():
+        logits = state.model(input_ids=batch[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(state.model.parameters(), CLIP)
+    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), CLIP)
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
-    return loss.item()
+    return torch.stack((loss.detach(), norm))
+
+
+def _read(state: State, unread: list[torch.Tensor], report: Report) -> None:
+    """Take what `_train_step` returned since the last call into the running mean.
+
+    CommandError where it is not finite: then the weights are not, either.
+    """
+    if not unread:
+        return
+    for step, (loss, norm) in enumerate(torch.stack(unread).tolist(), state.step - len(unread)):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise CommandError(
+                f"{state.spec}: the loss is {loss} and the norm of its gradient {norm} at step "
+                f"{step}: try a smaller --lr"
+            )
+        state.loss += (loss - state.loss) * max(LOSS_MEMORY, 1 / (step + 1))
+    unread.clear()
+    report.step(state.step, state.loss)
 
 
 def _schedule(step: int, steps: int) -> float:
