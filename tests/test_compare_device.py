@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 
 import torch
 import wavepe.hf
+from traffic import DEVICE, Traffic
 from wavepe.cli import compare, main, training
 from wavepe.cli import device as devices
 from wavepe.cli.data import load_text
@@ -114,6 +115,15 @@ def test_products_are_bfloat16_and_the_loss_is_not(text, tmp_path, monkeypatch):
             assert math.isclose(ours[2][length], plain[2][length], rel_tol=0.02)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_about_the_figures_of_the_cpu(text, tmp_path):
+    for device in ("cuda", "cpu"):
+        assert main(arguments(text, tmp_path / device, "--device", device)) == 0
+    for ours, plain in zip(figures(tmp_path / "cuda"), figures(tmp_path / "cpu"), strict=True):
+        for length in ours[2]:
+            assert math.isclose(ours[2][length], plain[2][length], rel_tol=0.02)
+
+
 # Losses that are read every few steps
 
 
@@ -164,6 +174,17 @@ def test_a_gradient_that_is_no_number_is_found(tmp_path, text, monkeypatch):
     with pytest.raises(CommandError, match="norm of its gradient inf at step 0"):
         trained(tmp_path / "state", text, save_every=1)
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("spec", ["none", "rope", "alibi", "wavelet:scales=3", "t5"])
+def test_a_step_copies_its_batch_and_reads_nothing(spec, monkeypatch):
+    model = training.new_model(spec, 0, SETTINGS).to(DEVICE)
+    state = training.State(model, torch.optim.SGD(model.parameters(), 0.1))  # AdamW knows no "meta"
+    given = state, torch.zeros(2, 17, dtype=torch.int64), SETTINGS, Device(DEVICE)
+    training._train_step(*given)
+    with Traffic() as traffic:
+        training._train_step(*given)
+    assert traffic.found == ["_to_copy copies [(2, 17), (2, 17)]"]
 
 
 # Another device in one folder

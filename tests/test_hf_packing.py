@@ -5,8 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import wavepe.hf
+from hf_families import FAMILIES, build
 from hf_model import close, logits, patched_tiny, tokens
 from transformers import DynamicCache, StaticCache
+from wavepe.hf import masks
 
 SPECS = ("wavelet:scales=4", "shaw:clip=3", "alibi", "none", "rope", "sinusoidal")
 IDS = tokens(2, 12)
@@ -195,3 +198,45 @@ def test_the_models_own_message_for_wrong_arguments():
     model = patched_tiny("wavelet:scales=4")
     with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
         model.model(position_ids=POSITIONS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_on_a_device_nobody_looks_and_the_same_is_seen(spec, monkeypatch):
+    """There every mask counts as one that hides something, and positions as packed sequences."""
+    model, ones = patched_tiny(spec).train(), torch.ones(2, 12, dtype=torch.long)
+    padding = ones.clone()
+    padding[0, :3] = 0
+
+    def run():
+        yield logits(model, IDS)
+        yield logits(model, IDS, use_cache=False)
+        yield logits(model, IDS, use_cache=False, output_attentions=True)
+        for mask in (None, ones, padding):
+            for positions in (None, POSITIONS, torch.arange(12)[None]):
+                given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+                yield logits(model, IDS, **given)
+        yield logits(model, IDS[:1], cu_seq_lens_q=ENDS, use_cache=False)
+        cache = DynamicCache(config=model.config)
+        yield logits(model, IDS[:, :5], past_key_values=cache)
+        yield logits(model, IDS[:, 5:6], past_key_values=cache, attention_mask=ones[:, :6])
+
+    wanted = list(run())
+    monkeypatch.setattr(masks, "waits", lambda device: True)
+    looked = []
+    monkeypatch.setattr(torch.Tensor, "any", lambda *x: looked.append("any"))
+    monkeypatch.setattr(torch.Tensor, "all", lambda *x: looked.append("all"))
+    for got, expected in zip(run(), wanted, strict=True):
+        assert close(got, expected, 1e-5)
+    assert not looked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mask_that_hides_nothing_is_none(family, monkeypatch):
+    """On a device patched models get one where nothing is given, lest transformers looks."""
+    model, ids = wavepe.hf.patch(build(family), "wavelet"), tokens(2, 12)
+    wanted = logits(model, ids)
+    monkeypatch.setattr(masks, "waits", lambda device: True)
+    made, real = [], masks.nothing_hidden
+    monkeypatch.setattr(masks, "nothing_hidden", lambda device: made.append(1) or real(device))
+    assert torch.equal(logits(model, ids), wanted)
+    assert made == [1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import ops
 from .._rope_frequencies import rope_frequencies
 from ..ops._common import wide
+from ..ops._device_constant import device_constant
 
 
 def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
@@ -26,11 +28,10 @@ def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
     Tensor (last - first, dim)
     """
     positions = torch.arange(first, last, device=like.device)
-    inv_freq = torch.tensor(_frequencies(dim), dtype=torch.float64, device=like.device)
-    cos, sin = ops.rope_table(positions, inv_freq, dtype=wide(like))
+    inv_freq = device_constant(_frequencies, dim)
+    cos, sin = ops.rope_table(positions, inv_freq.on(like), dtype=wide(like))
     return torch.stack((sin, cos), dim=-1).flatten(-2).to(like.dtype)
 
 
-@torch.compiler.assume_constant_result  # a compiler must not trace into NumPy
-def _frequencies(dim: int) -> tuple[float, ...]:
-    return tuple(rope_frequencies(dim)[0].tolist())
+def _frequencies(dim: int) -> np.ndarray:
+    return rope_frequencies(dim)[0]

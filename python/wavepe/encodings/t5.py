@@ -62,13 +62,11 @@ class T5(Encoding):
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        import torch
-
-        from ._buckets import buckets_by_delta
+        from ..ops._device_constant import device_constant
 
         b = parameters["b"]
-        first, index = buckets_by_delta(self.buckets, self.max_distance, causal)
-        return b[:, torch.tensor(index, device=b.device)], first, "edge"
+        index = device_constant(_buckets, self.buckets, self.max_distance, causal).on(b)
+        return b[:, index], 0 if causal else -self.max_distance, "edge"
 
     def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
         """Return the first delta, and the bucket of each from there on."""
@@ -84,3 +82,7 @@ class T5(Encoding):
             grown = exact + (octave * np.float32(buckets - exact)).clip(0).astype(np.int64)
         index = np.where(distance < exact, distance, np.minimum(grown, buckets - 1))
         return first, index + np.where(delta < 0, buckets, 0)  # keys behind the query
+
+
+def _buckets(buckets: int, max_distance: int, causal: bool) -> np.ndarray:
+    return T5(buckets=buckets, max_distance=max_distance)._buckets_by_delta(causal)[1]

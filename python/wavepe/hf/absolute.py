@@ -59,17 +59,18 @@ class AddAbsolute:
                 f"{self.encoding} depends on the length of the sequence, and those packed in a row "
                 "have different ones: give each sequence a row of its own"
             )
-        positions = _positions(kwargs, embeds, seen)
-        vectors = self.vectors(positions) / self.scale
+        vectors = self._vectors_of(kwargs, embeds, seen) / self.scale
         embeds = embeds + vectors.to(embeds.device, embeds.dtype)
         return (), kwargs | {"input_ids": None, "inputs_embeds": embeds}
 
-
-def _positions(kwargs: dict[str, Any], embeds: Tensor, seen: int | Tensor) -> Tensor:
-    """Return the positions (1|B, q) of the tokens of this call."""
-    if kwargs.get("position_ids") is not None:
-        return kwargs["position_ids"]
-    queries, mask = embeds.shape[1], kwargs.get("attention_mask")
-    if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + queries:
-        return (mask.long().cumsum(1) - 1).clamp(min=0)[:, -queries:]
-    return torch.arange(queries, device=embeds.device)[None] + seen
+    def _vectors_of(self, kwargs: dict[str, Any], embeds: Tensor, seen: int | Tensor) -> Tensor:
+        """Return the vectors (1|B, q, dim) of the tokens of this call."""
+        if kwargs.get("position_ids") is not None:
+            return self.vectors(kwargs["position_ids"])
+        queries, mask = embeds.shape[1], kwargs.get("attention_mask")
+        if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + queries:
+            positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -queries:]
+            return self.vectors(positions, below=mask.shape[1])
+        if isinstance(seen, Tensor):  # of a static cache
+            return self.vectors(torch.arange(queries, device=embeds.device)[None] + seen)
+        return self.vectors.of_range(seen, seen + queries, embeds.device)

@@ -144,7 +144,7 @@ def attention_forward(
     weights : Tensor (B, H, m, n) or None
         With `output_attentions` only.
     """
-    score = _score(module)
+    score, attention_mask = _score(module), masks.given_or_none(attention_mask)
     # transformers records weights for the argument and for the configuration's own switch.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights")

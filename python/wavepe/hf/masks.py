@@ -34,7 +34,7 @@ def attention_mask(**given: Any) -> Tensor | None:
     None
         A query sees all keys up to its own place, within the window of its layer.
     uint8 Tensor (B, 1, 1, n)
-        Of those, it sees the keys that are 1: there is padding.
+        Of those, it sees the keys that are 1: there is padding, or may be (see `may_look`).
     int64 Tensor (B, 1, 1, n)
         Of those, it sees the keys of its own number: sequences are packed; 0 is padding.
     bool Tensor (B, 1, m, n), or None as PyTorch's attention reads it
@@ -56,11 +56,44 @@ def attention_mask(**given: Any) -> Tensor | None:
         return masking_utils.sdpa_mask(**{**given, "allow_is_causal_skip": False})
     first, keys = given.get("kv_offset", 0), given["kv_length"]
     if padding is not None:
-        return seen_keys(padding, first, keys)
+        # One query costs little with a mask, wherever it is.
+        look = not waits(padding.device) or _queries(given) > 1
+        return seen_keys(padding, first, keys, look and may_look(padding.device, given["config"]))
     if function is masking_utils.causal_mask_function or keys != _queries(given):
         return None  # transformers sees packed sequences without a cache only
     device = given["device"] if "device" in given else given["cache_position"].device
     return _packed(function, given["batch_size"], keys, device)
+
+
+def waits(device: torch.device) -> bool:
+    """Return whether who looks at a value there waits for all that is under way."""
+    return device.type != "cpu"
+
+
+def may_look(device: torch.device, config: Any) -> bool:
+    """Return whether a pass looks at what its mask holds, to go without one that hides nothing.
+
+    A compiler cannot branch on it. Where it is to wait, it pays only for layers that PyTorch's
+    attention serves, which is much faster without a mask.
+    """
+    from .attention import FUSED_ON  # which imports this module
+
+    if torch.compiler.is_compiling():
+        return False
+    if not waits(device):
+        return True
+    spec = getattr(config, "position_encoding", None)
+    return device.type not in FUSED_ON and not (isinstance(spec, str) and _in_scores(spec))
+
+
+def nothing_hidden(device: torch.device) -> Tensor:
+    """Return a mask (1, 1, 1, 0) that says so, where transformers would read positions for it."""
+    return torch.empty((1, 1, 1, 0), dtype=SEEN, device=device)
+
+
+def given_or_none(mask: Tensor | None) -> Tensor | None:
+    """Return the mask, but None for one of `nothing_hidden`."""
+    return None if mask is None or mask.shape[-1] == 0 else mask
 
 
 @torch.compiler.assume_constant_result  # a compiler need not read specs
@@ -86,8 +119,10 @@ def _is_aligned(given: dict[str, Any]) -> bool:
     return int(place) + queries == keys
 
 
-def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
+def seen_keys(padding: Tensor, first: int | Tensor, keys: int, look: bool) -> Tensor | None:
     """Return which keys are no padding; keys beyond the mask wait in a static cache.
+
+    None where all are seen, which is known where one may `look`.
 
     Parameters
     ----------
@@ -104,8 +139,7 @@ def seen_keys(padding: Tensor, first: int | Tensor, keys: int) -> Tensor | None:
         if (missing := first + keys - padding.shape[1]) > 0:
             padding = pad(padding, (0, missing))
         padding = padding[:, first : first + keys].bool()
-    # A compiler cannot branch on what a tensor holds.
-    if not torch.compiler.is_compiling() and padding.all():
+    if look and padding.all():
         return None
     return padding[:, None, None].to(SEEN)
 
@@ -119,20 +153,21 @@ def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tenso
     place = torch.arange(keys, device=device)[None]
     rows = torch.arange(batch, device=device)[:, None]
     joined = function(rows, torch.zeros_like(rows), place, (place - 1).clamp(min=0))
-    return numbered(~joined.expand(batch, -1))
+    return numbered(~joined.expand(batch, -1), None, not torch.compiler.is_compiling())
 
 
-def numbered(begins: Tensor, padding: Tensor | None = None) -> Tensor | None:
-    """Build the mask of packed sequences from their first tokens (B, n); None for one a row.
+def numbered(begins: Tensor, padding: Tensor | None, look: bool) -> Tensor | None:
+    """Build the mask of packed sequences from their first tokens (B, n).
 
-    The first token of a row begins a sequence in any case. `padding` is True at tokens.
+    None for one a row without padding, which is known where one may `look`. The first token of a
+    row begins a sequence in any case. `padding` is True at tokens.
     """
     begins = begins.clone()
     begins[:, :1] = True
     numbers = begins.long().cumsum(-1)
     if padding is not None:
         numbers = numbers * padding.bool()
-    elif not torch.compiler.is_compiling() and not begins[:, 1:].any():
+    elif look and not begins[:, 1:].any():
         return None
     return numbers[:, None, None].to(NUMBERED)
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import families
+from . import families, masks
 from .cache_guard import PACKED
-from .masks import numbered
 
 
 class FindPacked:
@@ -39,15 +38,22 @@ class FindPacked:
                     "generate from one sequence a row"
                 )
             delattr(cache, PACKED)  # it was emptied since
-        begins = self._begins(kwargs, tokens, mask, cache)
+        compiling = torch.compiler.is_compiling()
+        given = (mask, cache, kwargs.get("position_ids"), kwargs.get("cu_seq_lens_q"))
+        if masks.waits(tokens.device) and not compiling and all(x is None for x in given):
+            return (), kwargs | {"attention_mask": masks.nothing_hidden(tokens.device)}
+        # A cache of packed sequences must be known for one.
+        cached = cache is not None or (kwargs.get("use_cache") is not False and not module.training)
+        look = masks.may_look(tokens.device, module.config) or (cached and not compiling)
+        begins = self._begins(kwargs, tokens, mask, cache, look)
         if begins is None:
             return None
         padding = None if mask is None else mask[:, : tokens.shape[1]]
-        if torch.compiler.is_compiling():
+        if not look:
             # What a tensor holds decides nothing here: all is numbered, be it one sequence.
             if cache is not None:
                 return None
-            return (), kwargs | {"attention_mask": numbered(begins, padding)}
+            return (), kwargs | {"attention_mask": masks.numbered(begins, padding, look)}
         if cache is not None and cache.get_seq_length() > 0:
             starts = begins[:, 1:].any(0).nonzero().flatten() + 1
             raise ValueError(
@@ -60,16 +66,16 @@ class FindPacked:
             kwargs["use_cache"] = False  # it could not be continued
         else:
             raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-        return (), kwargs | {"attention_mask": numbered(begins, padding)}
+        return (), kwargs | {"attention_mask": masks.numbered(begins, padding, look)}
 
     def _begins(
-        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any
+        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any, look: bool
     ) -> Tensor | None:
-        """Find where sequences begin, (B, n); None where there is one a row."""
+        """Find where sequences begin, (B, n); None where it is known that there is one a row."""
         rows, length = tokens.shape[:2]
         if kwargs.get("cu_seq_lens_q") is not None:
-            begins = _from_lengths(kwargs, rows, length, tokens.device)
-            if not torch.compiler.is_compiling() and not begins[:, 1:].any():
+            begins = _from_lengths(kwargs, rows, length, tokens.device, look)
+            if look and not begins[:, 1:].any():
                 return None
             if kwargs.get("position_ids") is None:
                 place = torch.arange(length, device=tokens.device)
@@ -91,7 +97,7 @@ class FindPacked:
                 return None
             real = mask[:, first : first + length].bool().to(tokens.device)
         begins = _restarts(positions, real)
-        return begins if torch.compiler.is_compiling() or begins[:, 1:].any() else None
+        return None if look and not begins[:, 1:].any() else begins
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor:
@@ -106,14 +112,19 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor:
     return real & (before >= 0) & (step <= 0)
 
 
-def _from_lengths(kwargs: dict[str, Any], rows: int, length: int, device: torch.device) -> Tensor:
-    """Read the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row."""
+def _from_lengths(
+    kwargs: dict[str, Any], rows: int, length: int, device: torch.device, look: bool
+) -> Tensor:
+    """Read the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row.
+
+    What it holds is checked where one may `look`.
+    """
     ends, same = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
     if not isinstance(ends, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")
     if rows != 1:
         raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows}")
-    if not torch.compiler.is_compiling():
+    if look:
         if same is not None and not torch.equal(ends, same):
             raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: keys of a cache are packed")
         given = ends.tolist()

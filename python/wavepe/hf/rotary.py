@@ -162,7 +162,7 @@ class RopeRotation(nn.Module):
             self._check_trained_length(self.config.max_position_embeddings)
         found = self.rotation.needed(1, position_ids, self.training)
         cos, sin = ops.rope_table(
-            position_ids, found.on(x.device), attention_factor=found.factor, dtype=wide(x)
+            position_ids, found.on(x), attention_factor=found.factor, dtype=wide(x)
         )
         return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 

@@ -83,9 +83,11 @@ class AbsoluteEncoding(nn.Module):
         """
         check_shape("x", x, "B", "L", self.dim)
         if positions is None:
-            positions = torch.arange(x.shape[1], device=x.device)
-        positions = checked_rows("positions", positions, *x.shape[:2]).to(torch.int64)
-        return x + self._vectors(positions).to(x.device, x.dtype)
+            vectors = self._vectors.of_range(0, x.shape[1], x.device)
+        else:
+            positions = checked_rows("positions", positions, *x.shape[:2]).to(torch.int64)
+            vectors = self._vectors(positions)
+        return x + vectors.to(x.device, x.dtype)
 
     def extra_repr(self) -> str:
         return f"'{self.encoding}', dim={self.dim}"

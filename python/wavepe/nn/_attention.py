@@ -125,8 +125,9 @@ class Attention(nn.Module):
         positions : integer Tensor (n,) or (B|1, n), optional
             None is the index, counted on from the cache; then padding on the left is right as it
             is, as all encodings here are relative. Rotary encodings take any positions that rise,
-            the others positions that go up by 1 (hidden tokens may have any). With a cache they
-            are given for all tokens or for none.
+            the others positions that go up by 1 (hidden tokens may have any); that is checked on
+            the CPU alone, as the check of a device would be waited for. With a cache they are
+            given for all tokens or for none.
         cache : KVCache, optional
             The tokens before these; k and v are added to it. Needs m = n and a causal module.
         key_mask : bool Tensor (B|1, n), or (B|1, cached + n) with a cache, optional

@@ -59,7 +59,8 @@ class KVCache:
         Parameters
         ----------
         indices : integer Tensor (B',)
-            Rows may be repeated, and their number may change.
+            Rows may be repeated, and their number may change. On the CPU they are checked; the
+            check of a device would be waited for.
 
         Raises
         ------
@@ -73,7 +74,7 @@ class KVCache:
             raise RuntimeError(f"wavepe: indices must be integers, got {indices.dtype}")
         indices = indices.to(torch.int64)
         rows = min((len(layer.keys) for layer in self._layers.values()), default=None)
-        if rows is not None and indices.numel():
+        if rows is not None and indices.numel() and indices.device.type == "cpu":
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= rows:
                 raise RuntimeError(

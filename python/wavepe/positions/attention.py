@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from .. import ops
 from ..encodings import Encoding
 from ..ops._common import full_precision, wide
+from ..ops._device_constant import DeviceConstant
 from ..ops._torch_private import version
 from . import compiled
 from .rotation import Frequencies, Rotation, angles
-from .tables import build_once, capacity_for, constant_bias, constant_table, name_of
+from .tables import capacity_for, constant_bias, constant_table, name_of
 
 
 class Cached:
@@ -149,17 +150,10 @@ class Slopes(PositionEncoding):
     def __init__(self, encoding: Encoding, heads: int) -> None:
         super().__init__(encoding)
         # No buffer: casts of the module do not reach it.
-        self._slopes = torch.from_numpy(encoding.slopes(heads))
+        self._slopes = DeviceConstant(encoding.slopes(heads))
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        place = (q.device, wide(q))
-        if torch.compiler.is_compiling() or type(q) is not Tensor:
-            return {"q": q, "slopes": self._slopes.to(*place)}
-        return {"q": q, "slopes": build_once(_slopes, self.encoding, len(self._slopes), *place)}
-
-
-def _slopes(encoding: Encoding, heads: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(encoding.slopes(heads)).to(device, dtype)
+        return {"q": q, "slopes": self._slopes.on(q, wide(q))}
 
 
 class Constant(PositionEncoding):

@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import ops, rope_table
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
-from .tables import LARGEST_TABLE, build_once, keep_by_length
+from ..ops._device_constant import DeviceConstant
+from .tables import LARGEST_TABLE, keep_by_length
 
 # Any two lengths beyond every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
@@ -30,8 +31,8 @@ class Frequencies:
         self.factor, self.label = float(factor), label
         self.array = np.array(inv_freq, np.float64)
         self.key = (self.array.tobytes(), self.factor)
-        with torch.inference_mode(False):
-            self.inv_freq = torch.from_numpy(self.array)
+        self._constant = DeviceConstant(self.array)
+        self.inv_freq = self._constant.tensor
 
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, Frequencies) else NotImplemented
@@ -39,17 +40,9 @@ class Frequencies:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    def on(self, device: torch.device) -> Tensor:
-        """Return inv_freq on that device."""
-        if device.type == "cpu":
-            return self.inv_freq
-        if torch.compiler.is_compiling():
-            return self.inv_freq.to(device)
-        return build_once(_copy, self, device)
-
-
-def _copy(frequencies: Frequencies, device: torch.device) -> Tensor:
-    return frequencies.inv_freq.to(device)
+    def on(self, like: Tensor) -> Tensor:
+        """Return inv_freq on the device of `like`."""
+        return self._constant.on(like)
 
 
 class Rotation:
@@ -151,7 +144,7 @@ def angles(
         positions = torch.arange(start, stop, device=device)
     return ops.rope_table(
         positions,
-        frequencies.on(device),
+        frequencies.on(q),
         attention_factor=frequencies.factor,
         precision=precision,
         dtype=dtype,

@@ -1,0 +1,314 @@
+"""The whole way of a call stays on its device: a second call copies nothing and reads nothing.
+
+The first one may bring constants. docs/cuda.md lists what must read values, and what is not checked
+on a device.
+"""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import wavepe.hf
+import wavepe.nn
+from encoding_cases import ENCODINGS, FOLLOW_LENGTH, HEAD, INTERLEAVED, SCALED
+from hf_families import FAMILIES, build
+from traffic import DEVICE, Traffic, tensors
+from transformers import LlamaConfig, LlamaForCausalLM
+from wavepe.ops import _device_constant, _relative_table
+from wavepe.ops._attention_composed import composed
+from wavepe.ops._device_constant import DeviceConstant
+from wavepe.positions import tables
+
+LENGTH = 9
+ABSOLUTE = [spec for spec in ENCODINGS if wavepe.encoding(spec).entry == "absolute"]
+IN_ATTENTION = [spec for spec in ENCODINGS if spec not in ABSOLUTE]
+IN_SCORES = [
+    spec for spec in IN_ATTENTION if wavepe.encoding(spec).entry in ("relative", "slope", "bias")
+]
+OF_A_LLAMA = [spec for spec in ENCODINGS if spec != INTERLEAVED]
+
+
+@pytest.fixture(autouse=True)
+def seen_by_traffic(monkeypatch):
+    """Constants are made in threads of their own, whose copies no mode of this one sees."""
+    for module in (tables, _relative_table, _device_constant):
+        monkeypatch.setattr(module, "in_new_thread", lambda function: function())
+
+
+def second_call(function, *given, **options):
+    """What the second call copies and reads."""
+    function(*given, **options)
+    with Traffic() as traffic:
+        function(*given, **options)
+    return traffic.found
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
+
+
+def stock_llama():
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=4 * HEAD, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def llama(spec):
+    return wavepe.hf.patch(stock_llama(), spec).to(DEVICE)
+
+
+IDS = empty(2, LENGTH, dtype=torch.int64)
+NUMBERS = empty(2, LENGTH, dtype=torch.int64)  # a mask, positions, segments
+
+
+def test_traffic_is_noticed():
+    """Else no test below could fail."""
+
+    def call(x):
+        x.copy_(torch.zeros(3))
+        torch.tensor([1, 2], device=DEVICE)
+
+    assert second_call(call, empty(3)) == [
+        "copy_ copies [(3,), (3,), (3,)]", "torch.tensor copies (2,)"
+    ]  # fmt: skip
+    for reading in (torch.Tensor.item, torch.Tensor.any, torch.Tensor.tolist, torch.Tensor.numpy):
+        with pytest.raises((RuntimeError, NotImplementedError, TypeError), match="meta"):
+            bool(reading(empty(1)))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_of_a_constant_leave_the_device_behind(copied):
+    """Else a model that was saved on a GPU would load nowhere else."""
+    constant = DeviceConstant(np.arange(3.0))
+    there = constant.on(empty(1), torch.float32)
+    assert there is constant.on(empty(2), torch.float32)
+    assert (there.device, there.dtype) == (DEVICE, torch.float32)
+    again = copied(constant)
+    assert again == constant
+    assert torch.equal(again.on(torch.zeros(1)), torch.arange(3.0, dtype=torch.float64))
+    assert all(x.device.type == "cpu" for x in tensors(list(vars(again).values())))
+
+
+# Hugging Face
+
+
+def step(model, ids=IDS, **given):
+    """A step of training, but for the optimizer."""
+    model(input_ids=ids, labels=ids, use_cache=False, **given).loss.backward()
+
+
+@pytest.mark.parametrize("spec", OF_A_LLAMA)
+def test_a_training_step(spec):
+    assert second_call(step, llama(spec).train()) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("spec", OF_A_LLAMA)
+def test_on_a_gpu_nothing_waits(spec):
+    model = wavepe.hf.patch(stock_llama(), spec).to("cuda").train()
+    ids = torch.zeros(2, LENGTH, dtype=torch.int64, device="cuda")
+    step(model, ids)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(model, ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("spec", IN_SCORES)
+def test_padding_and_packed_sequences(spec):
+    """Of models with an encoding in the scores, whose attention takes them at no cost."""
+    model = llama(spec).train()
+    ends = empty(3, dtype=torch.int32)
+    assert second_call(step, model, attention_mask=NUMBERS) == []
+    assert second_call(step, model, position_ids=NUMBERS) == []
+    assert second_call(step, model, attention_mask=NUMBERS, position_ids=NUMBERS) == []
+    assert second_call(step, model, IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends) == []
+
+
+# Experts are picked by numbers of tokens that transformers reads.
+DENSE = [name for name in FAMILIES if "moe" not in name and name != "mixtral"]
+
+
+@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("spec", ["wavelet", "rope"])
+def test_a_training_step_of_each_family(family, spec):
+    assert second_call(step, wavepe.hf.patch(build(family), spec).to(DEVICE).train()) == []
+
+
+GENERATE = [spec for spec in OF_A_LLAMA if spec not in (*FOLLOW_LENGTH, SCALED)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("spec", GENERATE)
+@torch.no_grad()
+def test_steps_of_a_generation(spec, masked):
+    model = llama(spec).eval()
+
+    def generate():
+        cache = model(input_ids=IDS[:, :4], use_cache=True).past_key_values
+        for stop in range(5, LENGTH):
+            given = {"attention_mask": NUMBERS[:, :stop]} if masked else {}
+            if masked and spec not in ABSOLUTE:
+                given["position_ids"] = NUMBERS[:, :1]
+            model(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True, **given)
+
+    assert second_call(generate) == []
+
+
+@torch.no_grad()
+def test_a_fixed_length_is_not_read():
+    model = wavepe.hf.fix_length(llama(SCALED).eval(), 32)
+    assert second_call(model, input_ids=IDS, use_cache=False) == []
+
+
+# Modules
+
+
+def attend(module, x, **given):
+    module(x, **given).sum().backward()
+
+
+@pytest.mark.parametrize("spec", IN_ATTENTION)
+def test_self_attention(spec):
+    module = wavepe.nn.SelfAttention(4 * HEAD, heads=4, encoding=spec, max_length=16).to(DEVICE)
+    module.train(spec != SCALED)  # whose base follows the length of positions in evaluation
+    x, seen = empty(2, LENGTH, 4 * HEAD), empty(2, LENGTH, dtype=torch.bool)
+    assert second_call(attend, module, x) == []
+    assert second_call(attend, module, x, key_mask=seen, segments=NUMBERS) == []
+    if spec != SCALED:
+        assert second_call(attend, module, x, key_mask=seen, positions=NUMBERS) == []
+
+
+@pytest.mark.parametrize("spec", [spec for spec in IN_ATTENTION if spec != SCALED])
+@torch.no_grad()
+def test_attention_with_a_cache(spec):
+    module = wavepe.nn.Attention(spec, HEAD, heads=4, trained_length=16).to(DEVICE)
+    x = empty(2, 4, LENGTH, HEAD)
+
+    def generate():
+        cache = wavepe.nn.KVCache()
+        module(x, x, x, cache=cache)
+        for beams in (2, 3):
+            cache.reorder(empty(beams, dtype=torch.int64))
+            module(*[empty(beams, 4, 1, HEAD)] * 3, cache=cache)
+
+    assert second_call(generate) == []
+
+
+@pytest.mark.parametrize("spec", ABSOLUTE)
+def test_absolute_encoding(spec):
+    module = wavepe.nn.AbsoluteEncoding(spec, 4 * HEAD)
+    assert second_call(module, empty(2, LENGTH, 4 * HEAD)) == []
+
+
+@pytest.mark.parametrize("given", [(), (NUMBERS,), (NUMBERS[:1].int(),)])
+def test_rotary(given):
+    module, x = wavepe.nn.Rotary(HEAD), empty(2, 4, LENGTH, HEAD).requires_grad_()
+
+    def rotate():
+        q, k = module(x, x, *given)
+        (q + k).sum().backward()
+
+    assert second_call(rotate) == []
+
+
+def test_attention_of_operators():
+    """The composition, which stands for the kernel where there is none."""
+    q, table = empty(2, 4, LENGTH, HEAD).requires_grad_(), empty(5, HEAD).requires_grad_()
+    bias, segments = empty(4, 3), NUMBERS
+
+    def call():
+        out, lse, _ = composed(
+            q, q, q, table, slopes=empty(4), window=4, softcap=3.0, offset=NUMBERS[:, 0],
+            key_mask=NUMBERS.bool(), segments=segments, dropout_p=0.5,
+            seed=empty(dtype=torch.int64), bias=bias,
+        )  # fmt: skip
+        (out.sum() + lse.sum()).backward()
+
+    assert second_call(call) == []
+
+
+# Compiled
+
+
+def graph_of(function, *given):
+    """The nodes of the one graph that it becomes."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=keep, fullgraph=True)(*given)
+    (graph,) = graphs
+    return graph.graph.nodes
+
+
+def on_the_host(nodes):
+    """What of a graph is on the CPU: an input that is, is copied in each call."""
+    values = {node: tensors(node.meta.get("example_value")) for node in nodes}
+    assert any(x.device == DEVICE for found in values.values() for x in found)
+    return [
+        node.name for node, found in values.items() if any(x.device.type == "cpu" for x in found)
+    ]
+
+
+@pytest.mark.parametrize("spec", OF_A_LLAMA)
+def test_a_compiled_model_copies_no_constants(spec):
+    model = llama(spec).train()
+    nodes = graph_of(lambda ids: model(input_ids=ids, use_cache=False).logits, IDS)
+    assert on_the_host(nodes) == []
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+def test_a_compiled_module_copies_no_constants(spec):
+    if spec in ABSOLUTE:
+        module = wavepe.nn.AbsoluteEncoding(spec, 4 * HEAD)
+    else:
+        module = wavepe.nn.SelfAttention(4 * HEAD, heads=4, encoding=spec, max_length=16)
+    assert on_the_host(graph_of(module.to(DEVICE).train(), empty(2, LENGTH, 4 * HEAD))) == []
+
+
+# Stock models whose rotations are fused
+
+
+def test_fused_rotations_of_a_model():
+    """Each layer's forward and its gradient are one call of the operator."""
+    model = wavepe.hf.use_fused_rope(stock_llama()).to(DEVICE)
+
+    def run():  # with a cache, as transformers reads positions without one
+        model(input_ids=IDS, labels=IDS, use_cache=True).loss.backward()
+
+    run()
+    with Traffic() as traffic:
+        run()
+    assert traffic.found == []
+    assert traffic.ran.count("rope_qk") == 2 * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fused_rotation_makes_no_copy_of_its_table(dtype):
+    """Under autocast queries are bfloat16 and angles float32: then they are cast, as by stock."""
+    layer = wavepe.hf.use_fused_rope(stock_llama()).model.layers[0].self_attn
+    rotate = layer.forward.__func__.__globals__["apply_rotary_pos_emb"]
+    q, k = (empty(2, LENGTH, heads, HEAD, dtype=dtype).transpose(1, 2) for heads in (4, 2))
+    with Traffic() as traffic:
+        rotate(q, k, empty(1, LENGTH, HEAD), empty(1, LENGTH, HEAD))
+    assert traffic.found == []
+    assert traffic.ran.count("rope_qk") == 1
+    assert traffic.ran.count("_to_copy") == (0 if dtype == torch.float32 else 2)
+
+
+def test_cuda_tensors_reach_a_kernel_of_ours():
+    for name in ("rope_qk", "rope", "rope_table", "wavelet_table"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"wavepe::{name}", "CUDA"), name
