@@ -16,6 +16,7 @@ import torch
 from attention_cases import BIAS_NAMES, DEFAULTS, NAMES
 from wavepe.ops import RelativeTable
 from wavepe.ops._attention_gpu import call as gpu
+from wavepe.ops._attention_gpu.chunk import Arguments
 
 
 class _Interpreted(torch.autograd.Function):
@@ -28,7 +29,7 @@ class _Interpreted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse):
-        call = gpu.Arguments(*ctx.arguments)
+        call = Arguments(*ctx.arguments)
         wanted = [ctx.needs_input_grad[call._fields.index(name)] for name in ("p", "bias")]
         saved = (grad_out, grad_lse, *ctx.saved_tensors)
         grads = gpu.backward(*saved, *ctx.arguments, *wanted)

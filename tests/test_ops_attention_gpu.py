@@ -42,7 +42,8 @@ def went(monkeypatch):
     ("dtype", "size", "options", "way"),
     [
         (torch.bfloat16, 64, {}, "fused"),
-        (torch.float32, 256, {"softcap": 2.0, "return_lse": True}, "fused"),
+        (torch.float32, 128, {"softcap": 2.0, "return_lse": True}, "fused"),
+        (torch.float32, 129, {}, "masked"),
         (torch.float64, 64, {}, "masked"),
         (torch.float16, 257, {}, "masked"),
         (torch.float16, 257, {"softcap": 2.0}, "composed"),
@@ -73,8 +74,12 @@ def test_reasons(monkeypatch, reasons):
     assert reason() == ""
     assert reason(torch.device("mps")) == "there is none for mps"
     assert reason(dtype=torch.float64) == "there is none for float64"
-    assert reason(size=300) == "there is none for head sizes above 256, got 300"
+    assert reason(size=130) == "there is none for head sizes above 128 in torch.float32, got 130"
+    assert reason(dtype=torch.float16, size=256) == ""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert reason() == ""
+    assert "above 64 in torch.float32" in reason(size=65)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert reason() == "it needs compute capability 8.0, the GPU has 7.5"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -27,14 +27,14 @@ from attention_interpreted import interpreted
 from attention_options import everything
 from cases import generator
 from wavepe.ops import relative_table
-from wavepe.ops._attention_gpu import call as gpu
+from wavepe.ops._attention_gpu import chunk
 
 # Beyond 2^29 rows the kernels say that they cannot.
 FAR = [option for option in OPTIONS if "offset" in option and "far" in option]
 SHAPE = Shape(1, 2, 1, 66, 97, 12, 8)  # two blocks of queries and of keys, the second cut
 
 
-# Tables take the interpreter seconds: those that differ from one another for these kernels.
+# The products with a table take the interpreter seconds. So these have few queries.
 TABLES = (
     "bias, table",
     "table, q_rel",
@@ -52,9 +52,19 @@ TABLES = (
 OTHERS = tuple(o for o in OPTIONS if "p" not in OPTIONS[o](generator(o), SHAPE) and o not in FAR)
 
 
-@pytest.mark.parametrize("option", [*OTHERS, *TABLES])
+@pytest.mark.parametrize("option", OTHERS)
 def test_options_interpreted(option):
     grid(interpreted, option, [SHAPE])
+
+
+@pytest.mark.parametrize("option", TABLES)
+def test_tables_interpreted(option):
+    grid(interpreted, option, [SHAPE._replace(m=10)])
+
+
+@pytest.mark.parametrize("option", ["table, both sides, per head", "everything"])
+def test_tables_of_many_blocks_interpreted(option):
+    grid(interpreted, option, [Shape(1, 1, 1, 130, 97, 12, 8)])
 
 
 @pytest.mark.parametrize("option", FAR)
@@ -72,7 +82,7 @@ def test_lengths_around_the_blocks_interpreted(n):
         check(interpreted, rng, Shape(1, 1, 1, n, m, 8, 4), {"causal": False})
 
 
-@pytest.mark.parametrize("d", [1, 3, 16, 17, 64, 80, 128, 256])
+@pytest.mark.parametrize("d", [1, 3, 16, 17, 64, 80, 128])
 def test_head_sizes_interpreted(d):
     rng = generator("sizes", str(d))
     check(interpreted, rng, Shape(1, 1, 1, 40, 50, d, d), {})
@@ -95,22 +105,23 @@ def wavelets(length, d, kind="ricker", causal=True):
 
 @pytest.mark.parametrize(
     ("kind", "causal", "offset"),
-    [("ricker", True, None), ("ricker", False, 0), ("morlet", True, 37), ("haar", True, None)],
+    [("ricker", True, 840), ("ricker", False, 300), ("morlet", True, 37), ("haar", True, 840)],
 )
 def test_low_rank_zones_interpreted(kind, causal, offset):
-    """A relative_table against its own rows: plain tiles, low-rank ones and near ones."""
+    """A relative_table against its own rows: plain tiles, low-rank ones and near ones. Of every
+    row 1e-7 is neglected, and a score here is 1.5 times a sum of 32 products with about 0.8."""
     rng, d = generator("zones", kind), 32
     p, first, _ = wavelets(700, d, kind, causal)
     table = relative_table(p, first)
     given = {"causal": causal, "scale": 1.5, "offset": offset}
-    m, n = (70, 900) if causal else (130, 560)
+    m, n = (70 if offset == 37 else 9), 900
     q, k, v = (tensor(rng.normal(size=(1, 1, x, d)), F32) for x in (m, n, n))
     arguments = {"q": q, "k": k, "v": v, **given}
     grads = incoming(rng, arguments)
     exact = judge({**arguments, "p": torch.from_numpy(p), "first": first}, *grads).values
     found = run(interpreted, {**arguments, "p": table}, *grads, wanted=("q", "k", "v"))
     for name, got in found.items():
-        close(got, exact[name], 2e-6, name)
+        close(got, exact[name], 1.5 * 32 * 0.8e-7, name)
 
 
 def close(got, exact, limit, name):
@@ -125,7 +136,7 @@ def test_float16_interpreted(option):
     """Weights and their gradients are rounded to float16 once more than on the CPU, as in every
     fused attention: twice the error of rounding the result, in the norm."""
     rng = generator("float16", option)
-    arguments = draw(rng, SHAPE, OPTIONS[option], torch.float16)
+    arguments = draw(rng, SHAPE._replace(m=20), OPTIONS[option], torch.float16)
     grads = incoming(rng, arguments)
     exact = judge(arguments, *grads).values
     for name, got in run(interpreted, arguments, *grads).items():
@@ -134,10 +145,19 @@ def test_float16_interpreted(option):
         close(array(got)[seen], exact[name][seen], 2.0**-10, name)
 
 
+def test_the_largest_head_interpreted():
+    rng = generator("largest")
+    arguments = draw(rng, Shape(1, 1, 1, 9, 20, 256, 256), {}, torch.float16)
+    grads = incoming(rng, arguments)
+    exact = judge(arguments, *grads).values
+    for name, got in run(interpreted, arguments, *grads).items():
+        close(got, exact[name], 2.0**-10, name)
+
+
 def test_float16_zones_interpreted():
     rng, d = generator("float16 zones"), 32
     p = wavelets(700, d)[0]
-    q, k, v = (tensor(rng.normal(size=(1, 1, x, d)), torch.float16) for x in (66, 700, 700))
+    q, k, v = (tensor(rng.normal(size=(1, 1, x, d)), torch.float16) for x in (9, 700, 700))
     arguments = {"q": q, "k": k, "v": v}
     grads = incoming(rng, arguments)
     exact = judge({**arguments, "p": torch.from_numpy(p)}, *grads).values
@@ -155,10 +175,10 @@ def test_products_beyond_float16_are_not_inf_interpreted():
 
 def test_chunks_of_heads_change_nothing_interpreted(monkeypatch):
     rng = generator("chunks")
-    arguments = draw(rng, Shape(2, 2, 2, 20, 30, 8, 8), everything)
+    arguments = draw(rng, Shape(2, 2, 2, 5, 30, 8, 8), everything)
     grads = incoming(rng, arguments)
     whole = run(interpreted, arguments, *grads)
-    monkeypatch.setattr(gpu, "PRODUCTS_BYTES", 1)
+    monkeypatch.setattr(chunk, "PRODUCTS_BYTES", 1)
     parts = run(interpreted, arguments, *grads)
     summed = {name: whole.pop(name) for name in ("p", "bias") if name in whole}
     same({name: parts[name] for name in whole}, whole)
@@ -168,7 +188,7 @@ def test_chunks_of_heads_change_nothing_interpreted(monkeypatch):
 
 def test_strides_interpreted():
     rng = generator("strides")
-    arguments = draw(rng, Shape(1, 2, 1, 20, 30, 8, 8), everything)
+    arguments = draw(rng, Shape(1, 2, 1, 5, 30, 8, 8), everything)
     grads = incoming(rng, arguments)
     whole = run(interpreted, arguments, *grads)
     turned = {

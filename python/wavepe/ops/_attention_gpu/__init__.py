@@ -13,7 +13,8 @@ from torch import Tensor
 from .._attention_checks import check_arguments
 from .._common import check
 
-LARGEST_HEAD = 256
+# These have 99 KB of shared memory for a program, others at least 163.
+_SMALL_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 _FIRST_ARGUMENT = {"forward": 0, "backward": 4}  # grad_out, grad_lse, out and lse come before
 
 
@@ -30,14 +31,16 @@ def _missing_kernel(device: torch.device, dtype: torch.dtype, size: int) -> str:
         return f"there is none for {'ROCm' if device.type == 'cuda' else device.type}"
     if dtype == torch.float64:
         return "there is none for float64"
-    if size > LARGEST_HEAD:
-        return f"there is none for head sizes above {LARGEST_HEAD}, got {size}"
+    capability = None  # of a compiler's tensors, for a machine with another GPU perhaps
+    if torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability(device)
+    largest = (256 if capability in _SMALL_MEMORY else 512) // dtype.itemsize
+    if size > largest:
+        return f"there is none for head sizes above {largest} in {dtype}, got {size}"
     if importlib.util.find_spec("triton") is None:
         return "it needs Triton: pip install triton"
-    if torch.cuda.is_available():  # else the tensors are a compiler's
-        major, minor = torch.cuda.get_device_capability(device)
-        if major < 8:
-            return f"it needs compute capability 8.0, the GPU has {major}.{minor}"
+    if capability is not None and capability < (8, 0):
+        return "it needs compute capability 8.0, the GPU has {}.{}".format(*capability)
     return ""
 
 
@@ -61,10 +64,10 @@ def _register(role: str) -> None:
     """Register the Triton kernels' half of an operator; the first call imports Triton."""
 
     def run(*arguments: Any) -> Any:
-        from . import call
+        from . import call, chunk
 
         first = _FIRST_ARGUMENT[role]
-        given = arguments[first : first + len(call.Arguments._fields)]
+        given = arguments[first : first + len(chunk.Arguments._fields)]
         check_arguments(*given)
         missing = missing_kernel(given[0], given[2])
         check(not missing, f"attention_{role}: {missing}; wavepe.ops.attention has another way")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bounds import key_phases, query_phases
 from .tiles import (
     _BLOCK,
     _FAR,
@@ -20,7 +21,6 @@ from .tiles import (
     edge_rows,
     far_at,
     kept_weights,
-    key_phases,
     load,
     load_keys,
     members,
@@ -28,7 +28,6 @@ from .tiles import (
     near_at,
     of_queries,
     offset_of,
-    query_phases,
     scores,
     store,
     visible,
@@ -205,8 +204,8 @@ def attention_backward_keys(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of 64 keys: all query heads that share them, one after the other."""
-    blocks = tl.cdiv(n, _BLOCK)
-    pair, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    key_blocks = tl.cdiv(n, _BLOCK)
+    pair, block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
     b, key_head = pair // (heads // group), pair % (heads // group)
     offset = offset_of(hidden, b, m, n)
     keys = load_keys(k, b, key_head, block, n, hidden, how.SIZE, how.WIDTH, _FULL)
@@ -214,23 +213,24 @@ def attention_backward_keys(
     dkeys = tl.zeros((_BLOCK, how.WIDTH), tl.float32)
     dvalues = tl.zeros((_BLOCK, how.V_WIDTH), tl.float32)
     bounds = query_phases(block, m, offset, hidden, terms, how, ROWS)
-    for member in range(group):
-        h = key_head * group + member
-        for phase in tl.static_range(7 - how.PHASES, 7):
-            if _LEVELS[phase] != _FAR or terms.basis is not None:
-                for query_block in range(bounds[phase], bounds[phase + 1]):
-                    i = tl.arange(0, ROWS) + query_block * ROWS
-                    queries, x = _queries(
-                        q, r, b, h, i, m, heads, offset, terms, how, _LEVELS[phase] == _FULL
-                    )
-                    do = load(grad, b, h, i, m, how.V_SIZE, how.V_WIDTH, _LEVELS[phase] == _FULL)
-                    own = tl.load(sums + x.row, mask=i < m, other=0.0)
-                    kept, ds = _gradient(
-                        queries, keys, values, do, lse, own, x, block, n, hidden, terms, dropout,
-                        scale, how, _LEVELS[phase], True,
-                    )  # fmt: skip
-                    dvalues = tl.dot(kept.to(do.dtype), do, dvalues, input_precision="ieee")
-                    dkeys = tl.dot(ds.to(queries.dtype), queries, dkeys, input_precision="ieee")
+    for phase in tl.static_range(7 - how.PHASES, 7):
+        if _LEVELS[phase] != _FAR or terms.basis is not None:
+            # one loop over heads and blocks: a loop in a loop would cost registers
+            blocks = bounds[phase + 1] - bounds[phase]
+            for step in range(group * blocks):
+                h = key_head * group + step // blocks
+                i = tl.arange(0, ROWS) + (bounds[phase] + step % blocks) * ROWS
+                queries, x = _queries(
+                    q, r, b, h, i, m, heads, offset, terms, how, _LEVELS[phase] == _FULL
+                )
+                do = load(grad, b, h, i, m, how.V_SIZE, how.V_WIDTH, _LEVELS[phase] == _FULL)
+                own = tl.load(sums + x.row, mask=i < m, other=0.0)
+                kept, ds = _gradient(
+                    queries, keys, values, do, lse, own, x, block, n, hidden, terms, dropout,
+                    scale, how, _LEVELS[phase], True,
+                )  # fmt: skip
+                dvalues = tl.dot(kept.to(do.dtype), do, dvalues, input_precision="ieee")
+                dkeys = tl.dot(ds.to(queries.dtype), queries, dkeys, input_precision="ieee")
     store(dk, b, key_head, members(block), n, dkeys * scale, how.SIZE, how.WIDTH)
     store(dv, b, key_head, members(block), n, dvalues, how.V_SIZE, how.V_WIDTH)
 

@@ -18,14 +18,16 @@ def _same_remainder(hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexp
 
     Where heads share the table, all of them are in one matrix; else h is the same everywhere.
     """
-    remainder, part = tl.program_id(0) % _BLOCK, tl.program_id(0) // _BLOCK
+    classes = tl.minimum(m, _BLOCK)
+    member, part = tl.program_id(0) % classes, tl.program_id(0) // classes
     count = tl.cdiv(m, _BLOCK)  # of a head
     rows = heads * count if SHARED else count
     parts = tl.cdiv(rows, ROWS)
     pair, row = part // parts, tl.arange(0, ROWS) + (part % parts) * ROWS
     b = pair if SHARED else pair // heads
     h = row // count if SHARED else row * 0 + pair % heads
-    i = (row % count) * _BLOCK + ((remainder - offset_of(hidden, b, m, n)) & (_BLOCK - 1))
+    i = (row % count) * _BLOCK + member
+    remainder = (member + offset_of(hidden, b, m, n)) & (_BLOCK - 1)
     return remainder, b, h, i, (row < rows) & (i < m)
 
 

@@ -1,0 +1,199 @@
+"""What Triton makes of the GPU's kernels of attention: registers, spills, shared memory, and the
+instructions of tensor cores.
+
+`python -m benchmarks.attention_kernels` compiles them with the launches' own arguments and prints a
+table (needs Triton, from wavepe[dev]; no GPU); `--json FILE` keeps it; `--write` puts the kept one
+into docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import wavepe
+from wavepe import ops
+
+from .command import measuring_command
+from .readme import Missing, replaced
+
+PAGE = Path("docs", "gpu.md")
+RESULTS = Path("benchmarks", "results", "attention-kernels.json")
+ARCHS = (80, 90, 100)
+# Kilobytes of shared memory that a program may have.
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTCHMMA)\b")
+LENGTH = 1024
+
+
+class Case(NamedTuple):
+    """One call: `table` is none, constant (low-rank zones) or learned."""
+
+    arch: int
+    head_size: int
+    table: str = "constant"
+    dtype: torch.dtype = torch.bfloat16
+
+
+CASES = [
+    Case(arch, size, table)
+    for arch in ARCHS
+    for size in (64, 128)
+    for table in ("none", "constant", "learned")
+]
+
+
+class _Driver:
+    """What Triton asks of a driver before it compiles; nothing runs."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
+    """A row for each kernel of a call with these options, in the order of the launches."""
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        raise Missing("TRITON_INTERPRET is set: kernels that are interpreted are not compiled")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns of its future
+    try:
+        from triton.runtime.driver import driver
+    except ImportError as error:
+        raise Missing("Triton is not there: pip install wavepe[dev] brings it") from error
+    from wavepe.ops._attention_gpu import launches
+
+    found: dict[str, dict] = {}
+
+    def compile_only(kernel: Any, grid: tuple[int, ...], *arguments: Any, **how: Any) -> None:
+        if kernel.__name__ not in found:
+            kernel.device_caches.clear()  # of another architecture, which the key does not name
+            compiled = kernel.warmup(*arguments, grid=grid, **how)
+            found[kernel.__name__] = _properties(compiled) | {"rows": how.get("ROWS")}
+
+    driver.set_active(_Driver(case.arch))
+    launch, capability = launches.launch, launches.capability
+    launches.launch = compile_only
+    launches.capability = lambda device: min(case.arch // 10, 10)
+    try:
+        _run(case, backward, options)
+    finally:
+        launches.launch, launches.capability = launch, capability
+    about = {"arch": case.arch, "head_size": case.head_size, "table": case.table}
+    about["dtype"] = str(case.dtype).removeprefix("torch.")
+    return [{"kernel": name, **about, **row} for name, row in found.items()]
+
+
+def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
+    """The launches of one call: nothing is computed."""
+    from wavepe.ops._attention_gpu import call
+    from wavepe.ops._attention_gpu.chunk import Arguments
+
+    q, k = (torch.zeros(1, h, LENGTH, case.head_size, dtype=case.dtype) for h in (4, 2))
+    given: dict[str, Any] = {"q": q, "k": k, "v": k}
+    if case.table == "constant":
+        table = ops.relative_table(*wavepe.encoding("wavelet").table(LENGTH, case.head_size))
+        p, first, zones = table._build(case.dtype, torch.device("cpu"), gpu=True)
+        given |= {"p": p, "first": first, "zones": list(zones)}
+    elif case.table == "learned":
+        given["p"] = torch.zeros(300, case.head_size, dtype=case.dtype)
+    arguments = Arguments(**{**given, **options})
+    out, lse = call.forward(*arguments)
+    if backward:
+        wanted = (case.table == "learned", arguments.bias is not None)
+        call.backward(out, lse, out, lse, *arguments, *wanted)
+
+
+def _properties(compiled: Any) -> dict:
+    """From the machine code, by the tools that Triton brings."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+    def said(option: str, path: str) -> str:
+        done = subprocess.run([tool, option, path], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(compiled.asm["cubin"])
+        usage, code = said("-res-usage", str(path)), said("-sass", str(path))
+    used = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if used is None:
+        raise RuntimeError(f"cuobjdump said something else:\n{usage}")
+    return {
+        "registers": int(used[1]),
+        "spilled": int(used[2]),
+        "shared": compiled.metadata.shared,
+        "warps": compiled.metadata.num_warps,
+        "tensor_core": len(TENSOR_CORE.findall(code)),
+    }
+
+
+def measure_all() -> dict:
+    """Every kernel of every case."""
+    rows = [row for case in CASES for row in measure(case)]
+    import triton
+
+    return {"triton": triton.__version__, "rows": rows}
+
+
+def section(results: dict) -> str:
+    """A row for each kernel, table and head size, a column for each architecture."""
+    archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
+    lines = ["| kernel | table | head size | " + " | ".join(f"sm_{a}" for a in archs) + " |"]
+    lines.append("|---|---|---:|" + "---|" * len(archs))
+    places = dict.fromkeys((r["kernel"], r["table"], r["head_size"]) for r in results["rows"])
+    for place in sorted(places):
+        cells = {
+            row["arch"]: _cell(row)
+            for row in results["rows"]
+            if (row["kernel"], row["table"], row["head_size"]) == place
+        }
+        kernel, table, size = place
+        shown = " | ".join(cells.get(arch, "") for arch in archs)
+        lines.append(f"| `{kernel}` | {table} | {size} | {shown} |")
+    return (
+        "\n".join(lines) + "\n\nRegisters a thread, bytes of its stack where it spills, kilobytes "
+        "of shared memory, warps; bfloat16. All hold instructions of tensor cores but "
+        f"`diagonal_sums`. Triton {results['triton']}."
+    )
+
+
+def _cell(row: dict) -> str:
+    spilled = f", {row['spilled']} B spilled" if row["spilled"] else ""
+    return f"{row['registers']}{spilled}, {-(-row['shared'] // 1024)} KB, {row['warps']}"
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the kept table."""
+    path = root / RESULTS
+    if not path.is_file():
+        raise Missing(f"no {RESULTS}: run benchmarks.attention_kernels --json {RESULTS}")
+    return replaced(text, "kernels", section(json.loads(path.read_text("utf-8"))), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or something is missing."""
+    return measuring_command(__doc__, PAGE, updated, measure_all, section, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""Fused attention on a GPU: the arguments of the kernels, for some heads of a call at a time.
+
+The products of the queries with the table are made for one chunk, so that they stay small and in
+the GPU's cache. Nothing here reads a value from the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from .._common import check
+from . import kernels, launches, products
+from .tiles import BLOCK, LEAST, Dropout, Hidden, Options, Rows, Terms
+
+PRODUCTS_BYTES = 1 << 28  # of one chunk of heads, unless one head needs more
+_FARTHEST = 1 << 29  # as in the kernels
+
+
+class Arguments(NamedTuple):
+    """Those of ``torch.ops.wavepe.attention_forward``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    p: Tensor | None = None
+    first: int = 0
+    beyond: str = "zero"
+    q_rel: Tensor | None = None
+    slopes: Tensor | None = None
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    offset: Tensor | None = None
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+    mask: Tensor | None = None
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+    zones: list[Tensor] | None = None
+    bias: Tensor | None = None
+    bias_first: int = 0
+    bias_beyond: str = "zero"
+
+
+def unit_stride(x: Any) -> Any:
+    if x is None or x.dim() == 0 or x.shape[-1] <= 1 or x.stride(-1) == 1:
+        return x
+    return x.contiguous()
+
+
+def rows_of(x: Any) -> Rows:
+    """A tensor (B, H, rows, size), or none."""
+    if x is None:
+        return Rows(None, 0, 0, 0)
+    x = unit_stride(x)
+    return Rows(x, *x.stride()[:3])
+
+
+def _batch_stride(x: Any) -> int:
+    return 0 if x is None or x.dim() == 0 or x.shape[0] == 1 else x.stride(0)
+
+
+# ---- zones --------------------------------------------------------------------------------------
+
+
+class Zones(NamedTuple):
+    """Which zones of a table hold rows: `near` ones from `first` on, and low-rank ones beside."""
+
+    first: int
+    near: int
+    left: int
+    right: int
+    rank: int
+
+    @property
+    def columns(self) -> int:
+        """Products a query."""
+        return self.near * BLOCK + (self.left + self.right) * self.rank
+
+    @classmethod
+    def of(cls, call: Arguments) -> Zones:
+        rank = LEAST
+        if call.p is None or not call.p.shape[-2]:
+            return cls(0, 0, 0, 0, rank)
+        first, last = _deltas(call.first, call.p.shape[-2])
+        lowest, highest = first // BLOCK, -(-last // BLOCK)
+        if call.zones:
+            marker, far, _ = call.zones
+            left, count, rank = marker.shape[0], far.shape[1], far.shape[2]
+            near = highest - lowest + 1 - count
+            return cls(lowest + left, near, left, count - left, rank)
+        if call.causal:
+            lowest = max(lowest, 0)
+        if call.window is not None:
+            highest = min(highest, call.window // BLOCK + 1)
+        return cls(lowest, max(highest - lowest + 1, 0), 0, 0, rank)
+
+
+def _deltas(first: int, count: int) -> tuple[int, int]:
+    """Those of the first and the last row, which the kernels hold in 32 bits."""
+    near = -_FARTHEST <= first <= _FARTHEST - count
+    check(near, f"on a GPU the rows of a table must lie within +-2^29, got {count} from {first} on")
+    return first, first + count - 1
+
+
+# ---- chunks of heads ----------------------------------------------------------------------------
+
+
+def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
+    """Whole batches, or some key heads of one batch: what is contiguous stays so."""
+    batch, heads, m, _ = call.q.shape
+    key_heads = call.k.shape[1]
+    if not batch * heads:
+        return
+    numbers = 2 if gradients else 1
+    each = m * Zones.of(call).columns * (heads // key_heads) * call.q.itemsize * numbers
+    most = PRODUCTS_BYTES // max(each, 1)  # key heads
+    batches, some_heads = max(most // key_heads, 1), max(min(most, key_heads), 1)
+    for b in range(0, batch, batches):
+        for h in range(0, key_heads, some_heads):
+            yield Chunk(
+                call,
+                slice(b, min(b + batches, batch)),
+                slice(h, min(h + some_heads, key_heads)),
+            )
+
+
+class Chunk:
+    """Some batches and key heads of a call, and what the kernels are given of them."""
+
+    def __init__(self, call: Arguments, batch: slice, key_heads: slice) -> None:
+        self.group = call.q.shape[1] // call.k.shape[1]
+        self.some_batches, self.some_key_heads = batch, key_heads
+        self.some_heads = slice(key_heads.start * self.group, key_heads.stop * self.group)
+        self.q, self.k, self.v = self.queries(call.q), self.keys(call.k), self.keys(call.v)
+        self.q_rel = self.queries(call.q_rel)
+        self.batch, self.heads, self.m, self.d = self.q.shape
+        self.n, self.dv = self.k.shape[2], self.v.shape[3]
+        self.scale = 1 / math.sqrt(max(self.d, 1)) if call.scale is None else call.scale
+        self.zones = Zones.of(call)
+        self.far = call.zones[1] if call.zones else None
+        self.hidden = self._hidden(call)
+        self.terms = self._terms(call)
+        self.dropout = self._dropout(call)
+        self.edge = self.terms.p is not None and call.beyond == "edge"
+        self.size = {"SIZE": self.d, "WIDTH": launches.width(self.d)}
+        self.bias_edge = call.bias_beyond == "edge"
+        one_sided = not self.zones.columns or (call.causal and self.zones.first <= 0)
+        options = (
+            *self.size.values(), self.dv, launches.width(self.dv), call.causal, self.edge,
+            self.bias_edge, self.zones.rank, 4 if one_sided else 7,
+        )  # fmt: skip
+        self.options = Options(*map(tl.constexpr, options))
+
+    # Parts of the whole call's tensors.
+
+    def queries(self, x: Any) -> Any:
+        return None if x is None else x[self.some_batches, self.some_heads]
+
+    def keys(self, x: Tensor) -> Tensor:
+        return x[self.some_batches, self.some_key_heads]
+
+    def of_heads(self, x: Any, dims: int) -> Any:
+        """All of x where the heads share it."""
+        return x if x is None or x.dim() < dims else x[self.some_heads]
+
+    def of_batches(self, x: Any) -> Any:
+        """All of x where the batches share it."""
+        return x if x is None or x.dim() == 0 or x.shape[0] == 1 else x[self.some_batches]
+
+    # What the kernels are given.
+
+    def _hidden(self, call: Arguments) -> Hidden:
+        key_mask, segments, offset, mask = (
+            unit_stride(self.of_batches(x))
+            for x in (call.key_mask, call.segments, call.offset, call.mask)
+        )
+        if mask is not None:
+            mask = mask if mask.shape[1] == 1 else mask[:, self.some_heads]
+            mask = mask.expand(self.batch, self.heads, -1, -1)
+        window = None if call.window is None else min(call.window, _FARTHEST)
+        return Hidden(
+            window, key_mask, _batch_stride(key_mask), segments, _batch_stride(segments),
+            rows_of(mask), offset, _batch_stride(offset),
+        )  # fmt: skip
+
+    def _terms(self, call: Arguments) -> Terms:
+        p, bias = self.of_heads(call.p, 3), self.of_heads(call.bias, 2)
+        slopes = self.of_heads(call.slopes, 1)
+        p = None if p is None or not p.shape[-2] else p.contiguous()
+        bias = None if bias is None or not bias.shape[-1] else bias.contiguous()
+        p_range = _deltas(call.first, 0 if p is None else p.shape[-2])
+        bias_range = _deltas(call.bias_first, 0 if bias is None else bias.shape[-1])
+        zones = self.zones
+        return Terms(
+            None, zones.columns, call.zones[2] if call.zones else None,
+            zones.first, zones.near, zones.left, zones.right,
+            p, 0 if p is None or p.dim() == 2 else p.stride(0), *p_range,
+            None if slopes is None else slopes.float().contiguous(),
+            bias, 0 if bias is None or bias.dim() == 1 else bias.stride(0), *bias_range,
+            call.softcap,
+        )  # fmt: skip
+
+    def _dropout(self, call: Arguments) -> Dropout:
+        if not call.dropout_p:
+            return Dropout(None, 0, 0.0, 0, 0)
+        _, heads, m, _ = call.q.shape
+        kept = 1 - call.dropout_p
+        return Dropout(
+            call.seed,
+            min(math.floor(call.dropout_p * 2.0**32), 2**32 - 1),
+            1 / kept if kept else 0.0,
+            (self.some_batches.start * heads + self.some_heads.start) * m,
+            heads * m,
+        )
+
+    # Launches.
+
+    def over_tiles(self, kernel: Any, role: str, programs: int, *own: Any) -> None:
+        """Launch a kernel of attention."""
+        launches.launch(
+            kernel, (programs,), rows_of(self.q), rows_of(self.k), rows_of(self.v),
+            rows_of(self.q_rel), *own, self.hidden, self.terms, self.dropout, self.options,
+            self.heads, self.group, self.m, self.n, self.scale, **self.tuning(role),
+        )  # fmt: skip
+
+    def over_queries(self, kernel: Any, role: str, *own: Any) -> None:
+        rows = self.tuning(role)["ROWS"]
+        programs = self.batch * self.heads * -(-self.m // rows)
+        self.over_tiles(kernel, role, programs, *own)
+
+    def over_remainders(self, kernel: Any, columns: int, *own: Any) -> None:
+        """Launch a kernel of products: a table that heads share takes the rows of all at once."""
+        shared = self.terms.p.dim() == 2
+        how = self.tuning("products")
+        each = -(-self.m // BLOCK) * (self.heads if shared else 1)
+        parts = -(-each // how["ROWS"]) * self.batch * (1 if shared else self.heads)
+        launches.launch(
+            kernel, (min(BLOCK, self.m) * parts, columns), *own, self.hidden, self.terms,
+            self.heads, self.m, self.n, **self.size, SHARED=shared, **how,
+        )  # fmt: skip
+
+    def tuning(self, role: str) -> dict[str, int]:
+        return launches.tuning(role, self.q, max(launches.width(self.d), launches.width(self.dv)))
+
+    def make_products(self) -> None:
+        """The products of the queries with the table, which the tiles read."""
+        if not self.zones.columns:
+            return
+        # float16 is more exact than bfloat16, and a score beyond its range takes all the weight.
+        dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
+        shape = (self.batch, self.heads, self.m, self.zones.columns)
+        made = self.q.new_empty(shape, dtype=dtype)
+        r = self.q if self.q_rel is None else self.q_rel
+        slots = -(-self.zones.columns // BLOCK)
+        self.over_remainders(products.table_products, slots, rows_of(r), self.far, made)
+        self.terms = self.terms._replace(products=made)
+
+    def attend(self, out: Tensor, lse: Tensor) -> None:
+        self.make_products()
+        self.over_queries(kernels.attention_forward, "forward", rows_of(out), lse)
