@@ -24,7 +24,7 @@ from attention_cases import (
     tensor,
 )
 from attention_interpreted import interpreted
-from attention_options import everything
+from attention_options import everything, relative
 from cases import generator
 from wavepe.ops import relative_table
 from wavepe.ops._attention_gpu import chunk
@@ -96,6 +96,11 @@ def test_head_sizes_interpreted(d):
 @pytest.mark.parametrize("option", ["plain", "edge", "bias", "everything"])
 def test_empty_interpreted(shape, option):
     check(interpreted, generator("empty"), shape, OPTIONS[option])
+
+
+def test_a_table_without_rows_interpreted():
+    given = relative(generator("no rows"), SHAPE, 0, q_rel=True)
+    check(interpreted, generator("no rows"), SHAPE, given)
 
 
 def wavelets(length, d, kind="ricker", causal=True):

@@ -34,6 +34,7 @@ EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 # kernel code.
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
 LEFT_OUT += ("composed", "composition", "is_the_hash", "the_command", "a_crash")
+OF_THE_GPU = ("interpreted", "compiled", "attention_gpu")  # no C in them
 VARIANTS = (*of_this_cpu(), TEST_ONLY)
 # torch's conversion of a string argument keeps a copy: pytorch/pytorch#191340, mended after 2.13
 STRING_OF_TORCH = "torch::stable::detail::ToImpl<std::"
@@ -99,7 +100,7 @@ def test_torch_side(sanitized, tmp_path):
     # Whole files are left out, too: the one that fills malloc's memory, one of processes, and one
     # that makes the same calls on more threads.
     names = sorted(path.name for path in ROOT.glob("tests/test_ops_*.py"))
-    left_out = (*LEFT_OUT, "uninitialised", "private_names", "determinism")
+    left_out = (*LEFT_OUT, "uninitialised", "private_names", "determinism", *OF_THE_GPU)
     names = [name for name in names if not any(word in name for word in left_out)]
     run_tests(names, sanitized, tmp_path)
 

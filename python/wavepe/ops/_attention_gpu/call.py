@@ -91,6 +91,8 @@ class _Gradients:
                 rows_of(part if both else None), rows_of(written), chunk.scale,
             )  # fmt: skip
             _keep(dr, written)
+        elif dq_rel is not None:
+            dq_rel.zero_()
         if not both:
             _keep(dq, part)
 
