@@ -94,6 +94,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.attention_page --write
 	$(BIN)/python -m benchmarks.cuda_kernels --write
 	$(BIN)/python -m benchmarks.attention_kernels --write
+	$(BIN)/python -m benchmarks.gpu_page --write
 	$(BIN)/python -m benchmarks.fairseq_page --write
 	$(BIN)/python -m benchmarks.hf_families_page --write
 	$(BIN)/python -m benchmarks.hf_page --write

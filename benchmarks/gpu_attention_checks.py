@@ -1,0 +1,254 @@
+"""Attention on a GPU against the CPU's operator in float64, on the same numbers.
+
+Numbers are drawn so that float16 and bfloat16 hold them: one judgement serves every dtype, and what
+a result is off by is the kernels' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import wavepe
+import wavepe.ops as ops
+from torch import Tensor
+
+from .gpu_measure import UNITS, Check, Place, Triple, worst
+
+SEED = 5
+DIFFERENTIABLE = ("q", "k", "v", "p", "q_rel", "bias")
+# float32, of the largest value: scores of up to 50 are rounded, to 3e-6 each. The others, in units
+# of a row's norm (at least a tenth of the usual one): the table, weights and their gradients are
+# rounded once, and so is the result. The gradient of a query may be what sums leave that cancel, so
+# it has the norm of all.
+FLOAT32, LOW_ROW, LOW = 6e-6, 6.0, 2.0
+
+
+class Size(NamedTuple):
+    batch: int = 2
+    heads: int = 4
+    key_heads: int = 2
+    m: int = 200
+    n: int = 200
+    d: int = 64
+
+
+TOY = Size(1, 2, 1, 65, 65, 16)
+TOY_NAMES = ("wavelet", "learned table", "bias", "dropout", "bits")
+
+
+def numbers(*shape: int, generator: torch.Generator, size: float = 1.0) -> Tensor:
+    """Float64, as bfloat16 and float16 hold them too."""
+    drawn = size * torch.randn(shape, generator=generator)
+    return drawn.bfloat16().half().double()
+
+
+def wavelets(size: Size, causal: bool = True) -> ops.RelativeTable:
+    table = wavepe.encoding("wavelet").table(max(size.n, 64), size.d, causal=causal)
+    return ops.relative_table(*table)
+
+
+def _edge(s: Size, g: torch.Generator) -> dict[str, Any]:
+    p = numbers(s.heads, 40, s.d, generator=g, size=0.3)
+    q_rel = numbers(s.batch, s.heads, s.m, s.d, generator=g)
+    return {"p": p, "first": 2, "beyond": "edge", "q_rel": q_rel}
+
+
+def _mask(s: Size, g: torch.Generator) -> dict[str, Any]:
+    seen = torch.rand(s.batch, s.n, generator=g) > 0.2
+    seen[:, s.n // 3 : s.n // 2] = False
+    return {"key_mask": seen, "p": wavelets(s)}
+
+
+def _segments(s: Size, g: torch.Generator) -> dict[str, Any]:
+    return {"segments": torch.arange(s.n).expand(s.batch, -1) * 3 // s.n, "p": wavelets(s)}
+
+
+Options = Callable[[Size, torch.Generator], dict[str, Any]]
+CASES: dict[str, Options] = {
+    "wavelet": lambda s, g: {"p": wavelets(s)},
+    "learned table": lambda s, g: {"p": numbers(90, s.d, generator=g, size=0.3)},
+    "no table": lambda s, g: {},
+    "wavelet, not causal": lambda s, g: {"p": wavelets(s, False), "causal": False},
+    "edge, per head, q_rel": _edge,
+    "bias": lambda s, g: {
+        "bias": torch.randn(s.heads, 70, generator=g).double(),
+        "bias_beyond": "edge",
+    },
+    "slopes": lambda s, g: {"slopes": 2.0 ** -torch.arange(1.0, s.heads + 1).double()},
+    "key_mask": _mask,
+    "segments": _segments,
+    "window": lambda s, g: {"window": s.n // 3, "p": wavelets(s)},
+    "offsets": lambda s, g: {"offset": torch.arange(s.batch) * 7 - 2, "p": wavelets(s)},
+    "softcap": lambda s, g: {"softcap": 5.0, "p": wavelets(s)},
+    "dropout": lambda s, g: {"dropout_p": 0.3, "p": wavelets(s)},
+}
+# The cases whose sizes are not Size(): names of tasks, and the sizes of each.
+SIZES: dict[str, list[Size]] = {
+    f"wavelet, d {d}": [Size(1, 4, 2, 300, 300, d)] for d in (80, 128, 256)
+}
+SIZES |= {f"learned table, d {d}": [Size(1, 4, 2, 300, 300, d)] for d in (80, 128, 256)}
+SIZES["wavelet, lengths"] = [Size(m=n, n=n) for n in (1, 127, 128, 1000)]
+SIZES["learned table, lengths"] = SIZES["wavelet, lengths"]
+SIZES["offsets"] = [Size(m=50, n=201)]
+ALONE = ("bits", "graph", "compile")  # of a GPU, apart from bits
+NAMES = (*dict.fromkeys((*CASES, *SIZES)), *ALONE)
+
+
+def judged(
+    q: Tensor, k: Tensor, v: Tensor, *, p: Any, seed: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """out and lse of the CPU's operator, differentiable; dropout's seed is given."""
+    from wavepe.ops._attention_gpu.call import Arguments
+
+    if isinstance(p, ops.RelativeTable):
+        options["beyond"] = p.beyond
+        p, options["first"], _ = p.tensors(q.dtype, q.device)
+    call = Arguments(q, k, v, p=p, seed=seed, **options)
+    return torch.ops.wavepe.attention_forward(*call)
+
+
+def outputs(
+    function: Callable[..., Any], given: dict[str, Any], grads: list[Tensor]
+) -> dict[str, Tensor]:
+    """out, lse and every gradient, by name."""
+    given = dict(given)
+    leaves = {
+        name: given[name].detach().requires_grad_()
+        for name in DIFFERENTIABLE
+        if isinstance(given.get(name), Tensor)
+    }
+    out, lse = function(**given | leaves)
+    found = torch.autograd.grad((out, lse), list(leaves.values()), grads)
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(leaves, found, strict=True))}
+
+
+def check(place: Place, name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Check]:
+    """One of NAMES."""
+    if name in ALONE:
+        checks = {"bits": _bits, "graph": _graph, "compile": _compiled}
+        yield worst(f"attention: {name}", _alone_dtype(place), checks[name](place))
+        return
+    found: dict[torch.dtype, list[Triple]] = {dtype: [] for dtype in dtypes}
+    for size in [TOY] if place.emulated else SIZES.get(name, [Size()]):
+        for dtype, triples in _case(place, name, size, dtypes):
+            found[dtype] += triples
+    for dtype in dtypes:
+        yield worst(f"attention: {name}", dtype, found[dtype])
+
+
+def draw(name: str, size: Size) -> tuple[dict[str, Any], list[Tensor]]:
+    """The arguments of a case, and what comes in as gradients of out and lse."""
+    s, generator = size, torch.Generator().manual_seed(SEED)
+    shapes = {"q": (s.heads, s.m), "k": (s.key_heads, s.n), "v": (s.key_heads, s.n)}
+    given: dict[str, Any] = {
+        which: numbers(s.batch, *shape, s.d, generator=generator) for which, shape in shapes.items()
+    }
+    grads = [numbers(s.batch, s.heads, s.m, s.d, generator=generator)]
+    grads.append(torch.randn(s.batch, s.heads, s.m, generator=generator).double())
+    build = CASES[name] if name in CASES else CASES[name.split(",")[0]]
+    return {"p": None, **given, **build(s, generator)}, grads
+
+
+def there(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
+    """An argument as the kernels are given it."""
+    if not isinstance(x, Tensor):
+        return x
+    wide = name in ("bias", "slopes", "lse")
+    return x.to(place.device, (torch.float32 if wide else dtype) if x.is_floating_point() else None)
+
+
+def _case(
+    place: Place, name: str, size: Size, dtypes: tuple[torch.dtype, ...]
+) -> Iterator[tuple[torch.dtype, list[Triple]]]:
+    given, grads = draw(name, size)
+    torch.manual_seed(SEED)
+    seed = torch.randint(2**62, (), device=place.device).cpu()
+    exact = outputs(lambda **options: judged(seed=seed, **options), given, grads)
+    attention = place.attention()
+    for dtype in dtypes:
+        options = {n: there(place, n, x, dtype) for n, x in given.items()}
+        incoming = [there(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)]
+        torch.manual_seed(SEED)
+        found = outputs(lambda **o: attention(**o, return_lse=True), options, incoming)
+        yield dtype, [_triple(n, x, exact[n], dtype) for n, x in found.items()]
+
+
+def _triple(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> Triple:
+    """Rows that see nothing must agree."""
+    got, want = got.cpu().double(), want.double()
+    same = got == want  # -inf of lse
+    got, want = (x.masked_fill(same, 0.0) if name == "lse" else x for x in (got, want))
+    if dtype == torch.float32:
+        return got, want, FLOAT32 * max(want.abs().max().item(), 1e-3)
+    if name in ("q", "q_rel"):
+        error, size, units = (got - want).norm(), want.norm(), LOW
+    else:
+        error, size, units = (got - want).norm(dim=-1), want.norm(dim=-1), LOW_ROW
+        size = size + 0.1 * size.square().mean().sqrt()
+    return error / size.clamp(min=1e-3), torch.zeros(()), units * UNITS[dtype]
+
+
+# ---- the same bits -------------------------------------------------------------------------------
+
+
+def _alone_dtype(place: Place) -> torch.dtype:
+    return torch.float32 if place.emulated else torch.bfloat16
+
+
+def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Tensor]]:
+    """A call with a table that is learned, then one with a wavelet's."""
+    dtype = _alone_dtype(place)
+    given, grads = draw("learned table", TOY if place.emulated else Size(n=500, m=500))
+    attention, table = place.attention(), wavelets(TOY if place.emulated else Size(n=500))
+
+    def function(q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Any:
+        first = attention(q, k, v, p=p)
+        return attention(first, k, v, p=table, return_lse=True)
+
+    options = {n: there(place, n, given[n], dtype) for n in ("q", "k", "v", "p")}
+    incoming = [there(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)]
+    return function, options, incoming
+
+
+def _differing(found: dict[str, Tensor], want: dict[str, Tensor]) -> Iterator[Triple]:
+    """How many elements are not the same: none is right."""
+    for name, x in found.items():  # a NaN differs from itself
+        yield (x != want[name]).sum().double(), torch.zeros(()), 0.5
+
+
+def _bits(place: Place) -> Iterator[Triple]:
+    problem = _problem(place)
+    first = outputs(*problem)
+    for _ in range(1 if place.emulated else 5):
+        yield from _differing(outputs(*problem), first)
+
+
+def _graph(place: Place) -> Iterator[Triple]:
+    """Forward and backward captured on other numbers, replayed on these."""
+    function, given, grads = _problem(place)
+    want = outputs(function, given, grads)
+    static = {name: x.clone().zero_() for name, x in given.items()}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            outputs(function, static, grads)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = outputs(function, static, grads)
+    for name, x in given.items():
+        static[name].copy_(x)
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        yield from _differing(captured, want)
+
+
+def _compiled(place: Place) -> Iterator[Triple]:
+    """The kernels of a compiled function are the same."""
+    function, given, grads = _problem(place)
+    want = outputs(function, given, grads)
+    yield from _differing(outputs(torch.compile(function, fullgraph=True), given, grads), want)

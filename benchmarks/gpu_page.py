@@ -1,0 +1,159 @@
+"""Writes the tables of docs/gpu.md from benchmarks/results/gpu-*.json.
+
+They are kept by `python -m benchmarks.gpu --json`, one for each GPU.
+
+python -m benchmarks.gpu_page --write | --check
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .attention_page import commit_of
+from .command import RESULTS, page_command
+from .readme import replaced
+
+PAGE = Path("docs", "gpu.md")
+NOTHING = "No result of this page comes from a GPU yet."
+PHASES = ("forward", "forward and backward")
+OURS = "wavepe"
+
+
+def updated(text: str, root: Path) -> str:
+    """docs/gpu.md with the tables that the kept figures give."""
+    runs = [json.loads(p.read_text("utf-8")) for p in sorted((root / RESULTS).glob("gpu-*.json"))]
+    runs = [run for run in runs if not run["environment"]["interpreted"]]
+    return replaced(text, "gpu", "\n\n".join(map(section, runs)) or NOTHING, PAGE)
+
+
+def section(run: dict[str, Any]) -> str:
+    """All tables of one GPU; those without rows are left out."""
+    about, rows = run["environment"], run["rows"]
+    words = (
+        f"{about['gpu']}; torch {about['torch']}, Triton {about['triton']}, transformers "
+        f"{about['transformers']}; {about['date'][:10]}, {commit_of(about)}."
+    )
+    parts = [f"### {about['gpu']}", _filled(words), *_checks(rows)]
+    timed = sorted(_of(rows, "times"), key=lambda row: (row["d"], row["length"]))
+    for phase in PHASES:
+        ways = list(dict.fromkeys(n for row in timed for n in row["seconds"][phase] if n != OURS))
+        if not ways:
+            continue
+        title = f"Attention, bfloat16, causal, {phase}: wavepe's time, and the others' as multiples"
+        parts += [
+            f"{title} of it (above 1: wavepe is faster).",
+            _table(timed, phase, "seconds", "ms", ways, 1e3, lambda x, ours: x / ours),
+            f"The same, {phase}: MiB that a call holds beside its inputs.",
+            _table(timed, phase, "memory", "MiB", ways, 2.0**-20, lambda x, _: x / 2**20),
+        ]
+    parts += [*_training(rows), *_rope(rows), *_left(rows)]
+    return "\n\n".join(parts)
+
+
+def _of(rows: list[dict], kind: str) -> list[dict]:
+    """The rows of a kind of task that have figures."""
+    return [row for row in rows if row["name"].split()[0] == kind and not _why(row)]
+
+
+def _why(row: dict) -> str:
+    """Why a row has no figures, or ""."""
+    return row.get("error") or row.get("not_run") or ""
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _checks(rows: list[dict]) -> list[str]:
+    checks = [check for row in rows for check in row.get("checks", ())]
+    wrong = [check for check in checks if not check["error"] <= 1]
+    found = f"{len(checks) - len(wrong)} of {len(checks)} checks are within their bounds"
+    named = "; ".join(f"{c['name']} is off by {c['error']:.2g} bounds" for c in wrong)
+    return [_filled(f"{found}{': ' + named if wrong else ''}.")] if checks else []
+
+
+def _table(
+    rows: list[dict],
+    phase: str,
+    what: str,
+    unit: str,
+    ways: list[str],
+    of_ours: float,
+    cell: Callable[[float, float], float],
+) -> str:
+    lines = [f"| head size | length | wavepe, {unit} | {' | '.join(ways)} |"]
+    lines.append("|---:|---:|---:|" + "---:|" * len(ways))
+    for row in rows:
+        figures = row[what][phase]
+        ours = figures.get(OURS)
+        cells = [
+            f"{cell(figures[way], ours):.{2 if what == 'seconds' else 0}f}"
+            if ours is not None and figures.get(way) is not None
+            else ""
+            for way in ways
+        ]
+        own = "" if ours is None else f"{of_ours * ours:.{2 if what == 'seconds' else 0}f}"
+        lines.append(f"| {row['d']} | {row['length']} | {own} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _training(rows: list[dict]) -> list[str]:
+    found = _of(rows, "training")
+    if not found:
+        return []
+    names = list(found[0]["seconds"])
+    lines = [f"| head size | {', ms | '.join(names)}, ms | {', MiB | '.join(names)}, MiB |"]
+    lines.append("|---:|" + "---:|" * 2 * len(names))
+    for row in found:
+        cells = [f"{1e3 * row['seconds'][name]:.2f}" for name in names]
+        cells += [f"{row['memory'][name] / 2**20:.0f}" for name in names]
+        lines.append(f"| {row['d']} | {' | '.join(cells)} |")
+    size = found[0]
+    words = (
+        f"A training step of a Llama of {size['layers']} layers of {size['hidden']}, "
+        f"{size['batch']} sequences of {size['length']} tokens, bfloat16 by autocast, AdamW:"
+    )
+    return [_filled(words), "\n".join(lines)]
+
+
+def _rope(rows: list[dict]) -> list[str]:
+    found = [each for row in _of(rows, "rope") for each in row["rows"]]
+    if not found:
+        return []
+    names = list(dict.fromkeys(name for row in found for name in row["seconds"]))
+    lines = [f"| dtype | length | {' | '.join(names)} |"]
+    lines.append("|---|---:|" + "---:|" * len(names))
+    for row in found:
+        times = (row["seconds"].get(name) for name in names)
+        cells = ["" if time is None else f"{1e6 * time:.1f}" for time in times]
+        lines.append(f"| {row['dtype']} | {row['length']} | {' | '.join(cells)} |")
+    return ["`rope_qk` and a copy of the same bytes, microseconds:", "\n".join(lines)]
+
+
+def _left(rows: list[dict]) -> list[str]:
+    """What else is to be said: `compare`, and what has no figures."""
+    said = [
+        f"`wavepe compare --device cuda --steps {row['steps']}`: {row['seconds']:.0f} s."
+        for row in _of(rows, "compare")
+    ]
+    lines = [f"- {row['name']}: {_why(row)}" for row in rows if _why(row)]
+    lines += [
+        f"- {row['name']}, {way}: {error}"
+        for row in _of(rows, "times")
+        for way, error in row["errors"].items()
+    ]
+    return [*said, *(["Without figures:\n\n" + "\n".join(lines)] if lines else [])]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check)."""
+    return page_command(__doc__, PAGE, updated, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""`python -m benchmarks.gpu` without a GPU: its rows, what fails, the deadline, and docs/gpu.md."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="needs Triton")
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+
+import wavepe.ops as ops
+
+from benchmarks import (
+    gpu,
+    gpu_attention,
+    gpu_attention_checks,
+    gpu_kernels,
+    gpu_page,
+    gpu_tasks,
+    gpu_training,
+)
+from benchmarks.gpu_measure import Place
+
+DTYPES = gpu_tasks.DTYPES
+
+
+class OfTheCPU(Place):
+    """The CPU's operator in the GPU's place, or another function, at the sizes of a GPU."""
+
+    def __init__(self, function=ops.attention):
+        super().__init__("cpu")
+        self.emulated, self.function = False, function
+
+    def attention(self):
+        return self.function
+
+
+# ------------------------------------------------------------------ right
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of what compiles
+@pytest.mark.parametrize("name", [n for n in gpu_attention_checks.NAMES if n != "graph"])
+def test_the_cpu_is_found_right(name):
+    for found in gpu_attention_checks.check(OfTheCPU(), name, DTYPES):
+        assert found.ok, found
+
+
+def test_what_is_wrong_is_found():
+    def last_key_lost(q, k, v, **options):
+        mask = torch.ones(q.shape[0], k.shape[2], dtype=torch.bool)
+        mask[:, -1] = False
+        return ops.attention(q, k, v, key_mask=mask, **options)
+
+    def gradient_lost(q, k, v, **options):
+        return ops.attention(q, k.detach() + 0 * k, v, **options)
+
+    for wrong in (last_key_lost, gradient_lost):
+        for found in gpu_attention_checks.check(OfTheCPU(wrong), "wavelet", DTYPES):
+            assert found.error > 2, found
+
+
+def test_numbers_that_every_dtype_holds():
+    x = gpu_attention_checks.numbers(10000, generator=torch.Generator().manual_seed(0))
+    assert all((x.to(dtype).double() == x).all() for dtype in DTYPES)
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_the_command_without_a_gpu(monkeypatch, tmp_path, capsys):
+    tasks = ["check bias"], ["times 16 5", "training 16", "rope"]
+    monkeypatch.setattr(gpu_tasks, "names", lambda place: tasks)
+    monkeypatch.setattr(torch.ops.wavepe, "emulate_cuda", lambda on: 0, raising=False)
+    file = tmp_path / "gpu.json"
+    assert gpu.main(["--emulated", "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == gpu.NO_GPU
+    assert "ok    attention: bias float32 (interpreted, not a GPU)" in said
+    kept = json.loads(file.read_text())
+    assert kept["environment"]["interpreted"]
+    check, times, training, rope = kept["rows"]
+    assert [row["name"] for row in kept["rows"]] == [name for some in tasks for name in some]
+    assert 0 < check["checks"][0]["error"] < 1
+    for phase in gpu_attention.PHASES:
+        assert times["seconds"][phase][gpu_attention.OURS] > 0
+        assert times["differs"][phase][gpu_attention.DENSE] < 1e-6
+    assert times["differs"]["forward"][gpu_attention.FLEX] < 1e-6
+    assert "CPU" in times["errors"][gpu_attention.FLEX]  # whose backward it lacks
+    assert set(training["seconds"]) == {gpu_training.OURS, gpu_training.STOCK}
+    assert rope["not_run"] == "it needs a GPU"
+
+
+def test_every_task_of_a_gpu_is_known(monkeypatch):
+    monkeypatch.setattr(gpu_attention, "row", lambda place, d, length, once: {"row": [d, length]})
+    monkeypatch.setattr(gpu_training, "row", lambda place, d: {"row": [d]})
+    monkeypatch.setattr(gpu_training, "compare", lambda timeout: {"row": []})
+    monkeypatch.setattr(gpu_kernels, "time_rope", list)
+    place = Place("cuda")
+    together, alone = gpu_tasks.names(place)
+    first = [name.removeprefix("first ") for name in together if name.startswith("first")]
+    assert first == [name for name in alone if name.startswith("times")]
+    assert {f"check {name}" for name in gpu_attention_checks.NAMES} < set(together)
+    for name in (*first, *alone):
+        row = gpu_tasks.in_this_process(place, name, 1.0)
+        assert row == {"rows": []} or name.split()[1:] == list(map(str, row["row"]))
+
+
+def test_flex_in_two_parts_is_the_same():
+    given = gpu_attention.problem(Place("cpu"), 16, 100)
+    short = given._replace(table=ops.relative_table(given.table.p[:30]))
+    found = gpu_attention.ways(Place("cpu"), short)
+    outs = [found[name]()(*short[:3]) for name in (gpu_attention.BAND, gpu_attention.DENSE)]
+    torch.testing.assert_close(*outs)
+
+
+def test_no_triton(monkeypatch):
+    monkeypatch.setattr(gpu_tasks.importlib.util, "find_spec", lambda name: None)
+    for name in ("check wavelet", "times 64 2048", "first 64 2048", "training 64"):
+        row = gpu_tasks.in_this_process(Place("cuda"), name, 1.0)
+        assert row == {"not_run": "attention's kernels need Triton: pip install triton"}
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def test_rows_that_fail_and_the_deadline(capsys):
+    clock = iter([30, 30, 20, 20, 0, -1])
+
+    def do(name, timeout):
+        assert timeout > gpu_tasks.GRACE
+        if name == "check a":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return {"seconds": 3.0}
+
+    names = ["check a", "b", "c", "d"]
+    rows = list(gpu_tasks.rows(names, do, lambda: next(clock)))
+    assert [row["name"] for row in rows] == names
+    assert rows[0]["error"] == "OutOfMemoryError: CUDA out of memory."
+    assert rows[1]["seconds"] == 3
+    assert rows[2] == {"name": "c", "not_run": "the deadline came first"}
+    assert [gpu.print_row(row, interpreted=False) for row in rows] == [False, True, True, True]
+    assert "error: check a: OutOfMemoryError" in capsys.readouterr().out
+
+
+def test_rows_side_by_side():
+    rows = gpu_tasks.rows(["a", "b", "c"], lambda name, timeout: {"is": name}, lambda: 1.0, 3)
+    assert sorted(row["is"] for row in rows) == ["a", "b", "c"]
+
+
+def test_a_task_of_its_own_process(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(RuntimeError, match="exit code 1: ValueError: no task is called 'nothing'"):
+        gpu_tasks.in_a_process("nothing", 100)
+    done = subprocess.CompletedProcess([], 0, 'a warning\n{"seconds": 2}\n', "")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: done)
+    assert gpu_tasks.in_a_process("times 64 2048", 100) == {"seconds": 2}
+
+
+# ------------------------------------------------------------------ the page
+
+ABOUT = {"gpu": "H1", "interpreted": False, "torch": "2", "triton": "3", "transformers": "5"}
+ABOUT |= {"date": "2026-11-22T00:00:00", "commit": "abc", "dirty": False}
+
+
+def figures(ours, flex):
+    return {"wavepe": ours, "Flex": flex, **dict.fromkeys([gpu_attention.DENSE], ours)}
+
+
+def run_of_a_gpu():
+    phases = gpu_attention.PHASES
+    times = {"name": "times 128 2048", "d": 128, "length": 2048, "errors": {"SDPA": "too old"}}
+    times["seconds"] = {phase: figures(0.002, 0.003) for phase in phases}
+    times["memory"] = {phase: figures(2**20, 3 * 2**20) for phase in phases}
+    short = {**times, "name": "times 64 512", "d": 64, "length": 512}
+    short["seconds"] = {phase: {"wavepe": 0.001} for phase in phases}
+    checks = [{"name": name, "error": e, "largest": 1.0} for name, e in (("x", 0.5), ("y", 3.0))]
+    training = {"name": "training 128", "d": 128, "layers": 4, "hidden": 9, "batch": 1}
+    training |= {"length": 7, "seconds": {"a": 0.1, "b": 0.2}, "memory": {"a": 2**20, "b": 2**21}}
+    rope = {"dtype": "bfloat16", "length": 5, "seconds": {"wavepe": 1e-5, "copy": 2e-5}}
+    rows = [{"name": "check x", "checks": checks}, times, short, training]
+    rows += [{"name": "rope", "rows": [rope]}, {"name": "compare", "error": "no text"}]
+    return {"environment": ABOUT, "rows": rows}
+
+
+def test_the_page_of_a_run(tmp_path):
+    (tmp_path / "docs").mkdir()
+    page, results = tmp_path / gpu_page.PAGE, tmp_path / gpu_page.RESULTS
+    results.mkdir(parents=True)
+    page.write_text("# GPU\n<!-- gpu:begin -->\n<!-- gpu:end -->\n")
+    interpreted = {"environment": {**ABOUT, "interpreted": True}, "rows": []}
+    (results / "gpu-cpu.json").write_text(json.dumps(interpreted))
+    root = ["--root", str(tmp_path)]
+    assert gpu_page.main(["--write", *root]) == 0
+    assert gpu_page.NOTHING in page.read_text()
+    (results / "gpu-h1.json").write_text(json.dumps(run_of_a_gpu()))
+    assert gpu_page.main(["--check", *root]) == 1
+    assert gpu_page.main(["--write", *root]) == gpu_page.main(["--check", *root]) == 0
+    text = page.read_text()
+    for line in (
+        "H1; torch 2, Triton 3, transformers 5; 2026-11-22, commit abc.",
+        "1 of 2 checks are within their bounds: y is off by 3 bounds.",
+        "| head size | length | wavepe, ms | Flex | SDPA, dense bias |",
+        "| 64 | 512 | 1.00 |  |  |",
+        "| 128 | 2048 | 2.00 | 1.50 | 1.00 |",
+        "| 128 | 2048 | 1 | 3 | 1 |",
+        "| 128 | 100.00 | 200.00 | 1 | 2 |",
+        "| bfloat16 | 5 | 10.0 | 20.0 |",
+        "- compare: no text",
+        "- times 128 2048, SDPA: too old",
+    ):
+        assert line in text
+    assert gpu_page.NOTHING not in text
+
+
+def test_the_page_is_current(capsys):
+    assert gpu_page.main(["--check"]) == 0, capsys.readouterr().err
