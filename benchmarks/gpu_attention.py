@@ -93,6 +93,12 @@ def _rows(given: Problem) -> Tensor:
     return given.table.tensors(given.q.dtype, given.q.device)[0]
 
 
+def _scaled(given: Problem) -> Tensor:
+    """The same, scaled as scores are; a product that is scaled afterwards torch 2.13 cannot compile
+    for the CPU."""
+    return _rows(given) / math.sqrt(given.q.shape[-1])
+
+
 def _sdpa(backend: SDPBackend) -> Way:
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -130,8 +136,8 @@ def _causal(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def _term(q: Tensor, p: Tensor) -> Callable[..., Tensor]:
-    """score_mod; the products hold the scale, for scores are scaled before it."""
-    products, last = (q @ p.mT) / math.sqrt(q.shape[-1]), p.shape[0] - 1
+    """score_mod; p holds the scale, for scores are scaled before it."""
+    products, last = q @ p.mT, p.shape[0] - 1
 
     def score(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         delta = m - n
@@ -144,7 +150,7 @@ def _term(q: Tensor, p: Tensor) -> Callable[..., Tensor]:
 def _flex(place: Place, given: Problem) -> Way:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    p, length = _rows(given), given.q.shape[2]
+    p, length = _scaled(given), given.q.shape[2]
     mask = create_block_mask(_causal, None, None, length, length, device=place.device)
 
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -156,7 +162,7 @@ def _flex(place: Place, given: Problem) -> Way:
 def _flex_band(place: Place, given: Problem) -> Way:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    p, length = _rows(given), given.q.shape[2]
+    p, length = _scaled(given), given.q.shape[2]
     count = p.shape[0]
     sizes = (None, None, length, length)
 

@@ -163,15 +163,13 @@ def test_a_task_of_its_own_process(monkeypatch):
 
 # ------------------------------------------------------------------ the page
 
-ABOUT = {"gpu": "H1", "interpreted": False, "torch": "2", "triton": "3", "transformers": "5"}
-ABOUT |= {"date": "2026-11-22T00:00:00", "commit": "abc", "dirty": False}
-
 
 def figures(ours, flex):
     return {"wavepe": ours, "Flex": flex, **dict.fromkeys([gpu_attention.DENSE], ours)}
 
 
-def run_of_a_gpu():
+def rows_of_a_gpu():
+    """Those of some tasks, by name."""
     phases = gpu_attention.PHASES
     times = {"name": "times 128 2048", "d": 128, "length": 2048, "errors": {"SDPA": "too old"}}
     times["seconds"] = {phase: figures(0.002, 0.003) for phase in phases}
@@ -182,27 +180,33 @@ def run_of_a_gpu():
     training = {"name": "training 128", "d": 128, "layers": 4, "hidden": 9, "batch": 1}
     training |= {"length": 7, "seconds": {"a": 0.1, "b": 0.2}, "memory": {"a": 2**20, "b": 2**21}}
     rope = {"dtype": "bfloat16", "length": 5, "seconds": {"wavepe": 1e-5, "copy": 2e-5}}
-    rows = [{"name": "check x", "checks": checks}, times, short, training]
-    rows += [{"name": "rope", "rows": [rope]}, {"name": "compare", "error": "no text"}]
-    return {"environment": ABOUT, "rows": rows}
+    rows = [{"name": "check graph", "checks": checks}, times, short, training]
+    rows += [{"name": "rope", "rows": [rope]}, {"name": "compare", "not_run": "no text"}]
+    return {row.pop("name"): row for row in rows}
 
 
-def test_the_page_of_a_run(tmp_path):
+def test_the_page_of_a_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "docs").mkdir()
     page, results = tmp_path / gpu_page.PAGE, tmp_path / gpu_page.RESULTS
     results.mkdir(parents=True)
     page.write_text("# GPU\n<!-- gpu:begin -->\n<!-- gpu:end -->\n")
-    interpreted = {"environment": {**ABOUT, "interpreted": True}, "rows": []}
+    interpreted = {"environment": {"interpreted": True}, "rows": []}
     (results / "gpu-cpu.json").write_text(json.dumps(interpreted))
     root = ["--root", str(tmp_path)]
     assert gpu_page.main(["--write", *root]) == 0
     assert gpu_page.NOTHING in page.read_text()
-    (results / "gpu-h1.json").write_text(json.dumps(run_of_a_gpu()))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H1")
+    monkeypatch.setattr(gpu_tasks, "in_a_process", lambda name, left: rows_of_a_gpu()[name])
+    assert gpu.main(["--json", str(results / "gpu-h1.json")]) == 1
+    said = capsys.readouterr().out
+    assert "  WRONG y: 3.00 of the bound, 1.0e+00 absolute\n" in said
+    assert "    forward, Flex: 3.000 ms, 3 MiB more\n" in said
     assert gpu_page.main(["--check", *root]) == 1
     assert gpu_page.main(["--write", *root]) == gpu_page.main(["--check", *root]) == 0
     text = page.read_text()
     for line in (
-        "H1; torch 2, Triton 3, transformers 5; 2026-11-22, commit abc.",
+        f"H1; torch {torch.__version__}, Triton ",
         "1 of 2 checks are within their bounds: y is off by 3 bounds.",
         "| head size | length | wavepe, ms | Flex | SDPA, dense bias |",
         "| 64 | 512 | 1.00 |  |  |",
@@ -212,6 +216,7 @@ def test_the_page_of_a_run(tmp_path):
         "| bfloat16 | 5 | 10.0 | 20.0 |",
         "- compare: no text",
         "- times 128 2048, SDPA: too old",
+        "- times 128 8192: KeyError: 'times 128 8192'",
     ):
         assert line in text
     assert gpu_page.NOTHING not in text
