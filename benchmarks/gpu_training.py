@@ -31,17 +31,17 @@ def row(
     import wavepe.hf
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": hidden, "intermediate_size": hidden * 11 // 4}
     heads = max(hidden // d, 1)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         head_dim=d,
         max_position_embeddings=length,
         attn_implementation="sdpa",
-        **sizes,
     )
     tokens = torch.randint(VOCABULARY, (batch, length), device=place.device)
     calls, losses = {}, {}

@@ -93,6 +93,8 @@ def test_the_command_without_a_gpu(monkeypatch, tmp_path, capsys):
     assert "CPU" in times["errors"][gpu_attention.FLEX]  # whose backward it lacks
     assert set(training["seconds"]) == {gpu_training.OURS, gpu_training.STOCK}
     assert rope["not_run"] == "it needs a GPU"
+    assert gpu.main(["--emulated", "--minutes", "0"]) == 0
+    assert capsys.readouterr().out.count("  not run: ") == 4
 
 
 def test_every_task_of_a_gpu_is_known(monkeypatch):
