@@ -216,6 +216,7 @@ def row(
     compilers make is then on the disk.
     """
     given = problem(place, d, length)
+    place.needs_kernel(given.q)
     found: dict[str, Any] = {"d": d, "length": length, "shape": list(given.q.shape), "errors": {}}
     calls: dict[str, dict[str, Callable[[], Any]]] = {phase: {} for phase in PHASES}
     differs: dict[str, dict[str, float]] = {phase: {} for phase in PHASES}

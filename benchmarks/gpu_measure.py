@@ -65,6 +65,13 @@ class Place:
 
         return ops.attention
 
+    def needs_kernel(self, q: Tensor) -> None:
+        """Raise where the operator would take another way than its kernels."""
+        from wavepe.ops._attention_gpu import missing_kernel
+
+        if self.device != "cpu" and (missing := missing_kernel(q, q)):
+            raise RuntimeError(f"attention has no kernel: {missing}")
+
 
 def worst(name: str, dtype: torch.dtype, triples: Iterable[Triple]) -> Check:
     over, largest = 0.0, 0.0

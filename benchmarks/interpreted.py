@@ -16,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from wavepe.ops import RelativeTable
 from wavepe.ops._attention_gpu import call as gpu
+from wavepe.ops._attention_gpu.chunk import Arguments
 
 
 class _Interpreted(torch.autograd.Function):

@@ -127,6 +127,12 @@ def test_no_triton(monkeypatch):
         assert row == {"not_run": "attention's kernels need Triton: pip install triton"}
 
 
+def test_what_has_no_kernel_is_an_error():
+    Place("cpu").needs_kernel(torch.empty(1, 1, 1, 8))
+    with pytest.raises(RuntimeError, match="attention has no kernel: there is none for meta"):
+        Place("meta").needs_kernel(torch.empty(1, 1, 1, 8, device="meta"))
+
+
 # ------------------------------------------------------------------ what goes wrong
 
 
