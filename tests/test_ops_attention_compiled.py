@@ -65,7 +65,7 @@ def test_float16_compiled():
         check(row)
 
 
-EVERYTHING = """bias=torch.zeros(4, 100), bias_beyond="edge", beyond="edge", causal=False,
+EVERYTHING = """bias=torch.zeros(4, 100), bias_beyond="edge", beyond="edge",
 softcap=2.0, slopes=torch.ones(4), window=99, offset=torch.zeros(1, dtype=torch.int64),
 key_mask=torch.ones(1, 1024, dtype=torch.bool), segments=torch.zeros(1, 1024, dtype=torch.int32),
 mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.tensor(1)"""
