@@ -91,7 +91,15 @@ def test_head_sizes_interpreted(d):
 
 @pytest.mark.parametrize(
     "shape",
-    [(0, 2, 1, 5, 6, 8, 8), (1, 2, 2, 0, 6, 8, 8), (1, 2, 1, 5, 0, 8, 8), (1, 1, 1, 3, 4, 8, 0)],
+    [
+        (0, 2, 1, 5, 6, 8, 8),
+        (1, 0, 2, 5, 6, 8, 8),
+        (1, 2, 2, 0, 6, 8, 8),
+        (1, 2, 1, 5, 0, 8, 8),
+        (1, 2, 1, 0, 0, 8, 8),
+        (1, 1, 1, 3, 4, 8, 0),
+        (1, 1, 1, 3, 4, 0, 8),
+    ],
 )
 @pytest.mark.parametrize("option", ["plain", "edge", "bias", "everything"])
 def test_empty_interpreted(shape, option):

@@ -32,7 +32,8 @@ def backward(
     call = Arguments(*arguments[:count])
     p_grad, bias_grad = (*arguments[count:], False, False)[:2]
     empty = call.q.new_empty((0,))
-    dq, dk, dv = (torch.empty_like(x) for x in (call.q, call.k, call.v))
+    like = torch.empty_like if call.q.shape[1] else torch.zeros_like  # of keys without queries
+    dq, dk, dv = (like(x) for x in (call.q, call.k, call.v))
     dq_rel = empty if call.q_rel is None else torch.empty_like(call.q_rel)
     # Sums over batches, and over the heads that share a table, are float32 until the end.
     dp = torch.zeros_like(call.p, dtype=torch.float32) if call.p is not None and p_grad else None
@@ -126,11 +127,11 @@ class _Gradients:
     def of_bias(self, dbias: Tensor) -> None:
         """Add to dbias (w,) or (heads, w)."""
         chunk, terms = self.chunk, self.chunk.terms
-        if terms.bias is None:
+        if terms.bias is None or not chunk.m * chunk.n:
             return
         diagonals = -(-chunk.m // BLOCK) + -(-chunk.n // BLOCK) - 1
         pairs = chunk.batch * chunk.heads
-        tiles = self.lse.new_empty((max(diagonals, 0) * pairs, BLOCK, BLOCK))
+        tiles = self.lse.new_empty((diagonals * pairs, BLOCK, BLOCK))
         chunk.over_tiles(
             kernels.attention_backward_bias, "bias", tiles.shape[0],
             self.lse, rows_of(self.grad), self.sums, tiles,
