@@ -103,8 +103,8 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
 
 def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
     """The launches of one call: nothing is computed."""
+    from wavepe.ops._attention_checks import Arguments
     from wavepe.ops._attention_gpu import call
-    from wavepe.ops._attention_gpu.chunk import Arguments
 
     q, k = (torch.zeros(1, h, LENGTH, case.head_size, dtype=case.dtype) for h in (4, 2))
     given: dict[str, Any] = {"q": q, "k": k, "v": k}

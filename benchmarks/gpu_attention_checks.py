@@ -100,7 +100,7 @@ def judged(
     q: Tensor, k: Tensor, v: Tensor, *, p: Any, seed: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """out and lse of the CPU's operator, differentiable; dropout's seed is given."""
-    from wavepe.ops._attention_gpu.chunk import Arguments
+    from wavepe.ops._attention_checks import Arguments
 
     if isinstance(p, ops.RelativeTable):
         options["beyond"] = p.beyond

@@ -15,8 +15,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     raise ImportError("the interpreter needs TRITON_INTERPRET=1, set before Triton is loaded")
 
 from wavepe.ops import RelativeTable
+from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call as gpu
-from wavepe.ops._attention_gpu.chunk import Arguments
 
 
 class _Interpreted(torch.autograd.Function):

@@ -6,6 +6,7 @@ from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
 from cases import generator
 from wavepe import ops
 from wavepe.ops import _attention, _attention_gpu
+from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_masked import can_mask, masked
 
 FakeTensorMode = torch._subclasses.FakeTensorMode
@@ -32,7 +33,7 @@ def went(monkeypatch):
 
         return way
 
-    monkeypatch.setattr(_attention, "masked", note("masked", lambda q: q))
+    monkeypatch.setattr(_attention, "masked", note("masked", lambda call: call.q))
     monkeypatch.setattr(_attention, "composed", note("composed", lambda q: (q, q, q)))
     monkeypatch.setattr(_attention, "_run", note("fused", lambda q: (q[0], q[0])))
     return ways
@@ -113,7 +114,7 @@ def test_fused_on_fake_tensors_of_a_gpu(reasons, monkeypatch):
 
 def by_mask(q, k, v, *, return_lse=False, **options):
     """`masked`, called as ops.attention is; its lse is none."""
-    return masked(q, k, v, **options), q.new_zeros(q.shape[:3], dtype=F32)
+    return masked(Arguments(q, k, v, **options)), q.new_zeros(q.shape[:3], dtype=F32)
 
 
 MASKED = [

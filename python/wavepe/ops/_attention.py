@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND
-from ._attention_checks import check_arguments, check_mask, numbers
+from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory
 from ._attention_masked import can_mask, masked
@@ -203,12 +203,12 @@ def attention(
     if not missing and not under_transforms():
         out, lse = _run(arguments)
         return (out, lse) if return_lse else out
-    check_arguments(*arguments)
+    check_arguments(Arguments(*arguments))
     with full_precision(kind):  # the caller has cast
         if missing:
             warn_of_memory(missing)
             if can_mask(softcap, dropout_p, return_lse) and not under_transforms():
-                return masked(*arguments)
+                return masked(Arguments(*arguments))
         out, lse, _ = composed(*arguments)
     return (out, lse) if return_lse else out
 
@@ -231,7 +231,7 @@ def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
 
 @torch.library.register_fake("wavepe::attention_forward")
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    check_arguments(q, k, v, *rest)
+    check_arguments(Arguments(q, k, v, *rest))
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide(q))
 
 

@@ -4,7 +4,7 @@ sees them, and all that the kernel checks, for fake tensors and the composition.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,53 +49,59 @@ def check_mask(mask: Tensor) -> None:
         check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {how}")
 
 
-def check_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None = None,
-    first: int = 0,
-    beyond: str = "zero",
-    q_rel: Tensor | None = None,
-    slopes: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    offset: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    zones: list[Tensor] | None = None,
-    bias: Tensor | None = None,
-    bias_first: int = 0,
-    bias_beyond: str = "zero",
-) -> None:
+class Arguments(NamedTuple):
+    """Those of ``torch.ops.wavepe.attention_forward``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    p: Tensor | None = None
+    first: int = 0
+    beyond: str = "zero"
+    q_rel: Tensor | None = None
+    slopes: Tensor | None = None
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    offset: Tensor | None = None
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+    mask: Tensor | None = None
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+    zones: list[Tensor] | None = None
+    bias: Tensor | None = None
+    bias_first: int = 0
+    bias_beyond: str = "zero"
+
+
+def check_arguments(call: Arguments) -> None:
     """Messages are made on failure: a compiler would fix the sizes they print."""
-    optional = {"p": p, "q_rel": q_rel, "slopes": slopes, "offset": offset}
-    optional |= {"key_mask": key_mask, "segments": segments, "mask": mask, "bias": bias}
-    given = {name: x for name, x in optional.items() if x is not None}
+    q, k, v, p, bias, window, softcap = (
+        call.q, call.k, call.v, call.p, call.bias, call.window, call.softcap
+    )  # fmt: skip
+    optional = ("p", "q_rel", "slopes", "offset", "key_mask", "segments", "mask", "bias")
+    given = {name: x for name in optional if (x := getattr(call, name)) is not None}
     check_device(q=q, k=k, v=v, **given)
     check_dtype("q", q)
     _check_sizes(q, k, v)
     _check_dtypes({"q": q, "k": k, "v": v, **given})
     _check_shapes(q, k, given)
-    check_choice("beyond", beyond, BEYOND)
-    if p is not None and beyond == "edge":
+    check_choice("beyond", call.beyond, BEYOND)
+    if p is not None and call.beyond == "edge":
         check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
-    check_choice("bias_beyond", bias_beyond, BEYOND)
-    if bias is not None and bias_beyond == "edge":
+    check_choice("bias_beyond", call.bias_beyond, BEYOND)
+    if bias is not None and call.bias_beyond == "edge":
         check(bias.shape[-1] > 0, "bias_beyond='edge' needs a bias of at least one number")
-    if q_rel is not None:
+    if call.q_rel is not None:
         check(p is not None, "q_rel needs a table p")
-    if not 0 <= dropout_p <= 1:
-        check(False, f"dropout_p must lie in 0..1, got {dropout_p}")
+    if not 0 <= call.dropout_p <= 1:
+        check(False, f"dropout_p must lie in 0..1, got {call.dropout_p}")
     if window is not None and window < 0:
         check(False, f"window must not be negative, got {window}")
-    if scale is not None and not -math.inf < scale < math.inf:
-        check(False, f"scale must be finite, got {scale}")
+    if call.scale is not None and not -math.inf < call.scale < math.inf:
+        check(False, f"scale must be finite, got {call.scale}")
     if softcap is not None:
         _check_softcap(softcap, q.dtype)
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._attention_checks import Arguments
 from ._attention_composed import _along, _clamped, _default_scale, _delta, _visible
 from ._common import names_memory, wide
 
@@ -23,52 +24,30 @@ def can_mask(softcap: float | None, dropout_p: float, return_lse: bool) -> bool:
 
 
 @names_memory("attention")
-def masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None = None,
-    first: int = 0,
-    beyond: str = "zero",
-    q_rel: Tensor | None = None,
-    slopes: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    offset: Tensor | int | None = None,
-    key_mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    zones: list[Tensor] | None = None,
-    bias: Tensor | None = None,
-    bias_first: int = 0,
-    bias_beyond: str = "zero",
-) -> Tensor:
+def masked(call: Arguments) -> Tensor:
     """Compute ``wavepe.ops.attention`` of checked arguments for which `can_mask` holds.
 
     Returns
     -------
     out : Tensor (B, H, m, dv) of q's dtype; 0 for a query that sees no key
     """
-    scale = _default_scale(q) if scale is None else scale
-    delta, own = _delta(q, k, offset), wide(q)
+    q, k, v, p, bias = call.q, call.k, call.v, call.p, call.bias
+    scale = _default_scale(q) if call.scale is None else call.scale
+    delta, own = _delta(q, k, call.offset), wide(q)
     term: Any = None
     if p is not None:
-        r = q if q_rel is None else q_rel
+        r = q if call.q_rel is None else call.q_rel
         products = (r * scale).to(own) @ p.to(own).mT
-        term = _along(products, delta - _clamped(first), beyond)
-    if slopes is not None:
-        slope = slopes.to(own)[:, None, None] * delta.abs()
+        term = _along(products, delta - _clamped(call.first), call.beyond)
+    if call.slopes is not None:
+        slope = call.slopes.to(own)[:, None, None] * delta.abs()
         term = -slope if term is None else term - slope
     if bias is not None:
         of_heads = bias if bias.dim() == 2 else bias[None]
         of_rows = of_heads[None, :, None].expand(delta.shape[0], -1, q.shape[-2], -1)
-        added = _along(of_rows, delta - _clamped(bias_first), bias_beyond)
+        added = _along(of_rows, delta - _clamped(call.bias_first), call.bias_beyond)
         term = added if term is None else term + added
-    visible = _visible(delta, causal, window, key_mask, segments, mask)
+    visible = _visible(delta, call.causal, call.window, call.key_mask, call.segments, call.mask)
     blind = None
     if visible is not None:
         blind = ~visible.any(-1, keepdim=True)

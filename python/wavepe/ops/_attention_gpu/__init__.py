@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._attention_checks import check_arguments
+from .._attention_checks import Arguments, check_arguments
 from .._common import check
 
 # These have 99 KB of shared memory for a program, others at least 163.
@@ -64,14 +64,14 @@ def _register(role: str) -> None:
     """Register the Triton kernels' half of an operator; the first call imports Triton."""
 
     def run(*arguments: Any) -> Any:
-        from . import call, chunk
+        from . import call
 
         first = _FIRST_ARGUMENT[role]
-        given = arguments[first : first + len(chunk.Arguments._fields)]
-        check_arguments(*given)
-        missing = missing_kernel(given[0], given[2])
+        given = Arguments(*arguments[first : first + len(Arguments._fields)])
+        check_arguments(given)
+        missing = missing_kernel(given.q, given.v)
         check(not missing, f"attention_{role}: {missing}; wavepe.ops.attention has another way")
-        with torch.cuda.device_of(given[0]):
+        with torch.cuda.device_of(given.q):
             return getattr(call, role)(*arguments)
 
     torch.library.impl(f"wavepe::attention_{role}", "cuda", run)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._attention_checks import Arguments
 from . import kernels, launches, products
-from .chunk import Arguments, Chunk, chunks, rows_of, unit_stride
+from .chunk import Chunk, chunks, rows_of, unit_stride
 from .tiles import BLOCK, Terms
 
 

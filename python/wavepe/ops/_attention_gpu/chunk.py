@@ -14,39 +14,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from .._attention_checks import Arguments
 from .._common import check
 from . import kernels, launches, products
 from .tiles import BLOCK, LEAST, Dropout, Hidden, Options, Rows, Terms
 
 PRODUCTS_BYTES = 1 << 28  # of one chunk of heads, unless one head needs more
 _FARTHEST = 1 << 29  # as in the kernels
-
-
-class Arguments(NamedTuple):
-    """Those of ``torch.ops.wavepe.attention_forward``."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    p: Tensor | None = None
-    first: int = 0
-    beyond: str = "zero"
-    q_rel: Tensor | None = None
-    slopes: Tensor | None = None
-    causal: bool = True
-    window: int | None = None
-    softcap: float | None = None
-    scale: float | None = None
-    offset: Tensor | None = None
-    key_mask: Tensor | None = None
-    segments: Tensor | None = None
-    mask: Tensor | None = None
-    dropout_p: float = 0.0
-    seed: Tensor | None = None
-    zones: list[Tensor] | None = None
-    bias: Tensor | None = None
-    bias_first: int = 0
-    bias_beyond: str = "zero"
 
 
 def unit_stride(x: Any) -> Any:
