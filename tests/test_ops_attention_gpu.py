@@ -4,6 +4,7 @@ mask, or composed; and that PyTorch's attention with a mask is right."""
 import pytest
 from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
 from cases import generator
+from traffic import DEVICE, Traffic
 from wavepe import ops
 from wavepe.ops import _attention, _attention_gpu
 from wavepe.ops._attention_checks import Arguments
@@ -138,3 +139,30 @@ def test_a_mask_says_it_all(shape, option):
     got = run(by_mask, arguments, grad_out)
     for name in want.keys() - {"lse"}:
         torch.testing.assert_close(got[name], want[name], rtol=2e-5, atol=2e-5, msg=name)
+
+
+# ---- what the GPU's half of the operators does beside its kernels -------------------------------
+
+
+@pytest.mark.parametrize("option", ["plain", "bias", "edge from 2, per head", "everything"])
+def test_launches_copy_nothing_and_read_nothing(monkeypatch, option):
+    pytest.importorskip("triton", reason="needs Triton")
+    from wavepe.ops._attention_gpu import call, launches
+
+    launched = []
+    monkeypatch.setattr(launches, "launch", lambda kernel, *rest, **more: launched.append(kernel))
+    shape = Shape(2, 4, 2, 70, 80, 16, 16)
+    given = draw(generator("traffic"), shape, OPTIONS[option])
+    if given.get("dropout_p"):
+        given["seed"] = torch.zeros((), dtype=torch.int64)
+    given = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    arguments = Arguments(**given)
+    with Traffic() as traffic:
+        out, lse = call.forward(*arguments)
+        grads = call.backward(out, lse, out, lse, *arguments, True, True)
+    assert not traffic.found
+    assert len(launched) >= 3
+    assert len({id(x) for x in grads}) == len(grads) == 6  # torch refuses one tensor twice
+    for name, grad in zip(("q", "k", "v", "p", "q_rel", "bias"), grads, strict=True):
+        like = getattr(arguments, name)
+        assert grad.shape == ((0,) if like is None else like.shape), name

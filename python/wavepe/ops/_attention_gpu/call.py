@@ -32,30 +32,25 @@ def backward(
     count = len(Arguments._fields)
     call = Arguments(*arguments[:count])
     p_grad, bias_grad = (*arguments[count:], False, False)[:2]
-    empty = call.q.new_empty((0,))
     like = torch.empty_like if call.q.shape[1] else torch.zeros_like  # of keys without queries
     dq, dk, dv = (like(x) for x in (call.q, call.k, call.v))
-    dq_rel = empty if call.q_rel is None else torch.empty_like(call.q_rel)
+    dq_rel = None if call.q_rel is None else torch.empty_like(call.q_rel)
     # Sums over batches, and over the heads that share a table, are float32 until the end.
     dp = torch.zeros_like(call.p, dtype=torch.float32) if call.p is not None and p_grad else None
     dbias = torch.zeros_like(call.bias) if call.bias is not None and bias_grad else None
     for chunk in chunks(call, gradients=True):
         saved = (chunk.queries(x) for x in (grad_out, grad_lse, out, lse))
         gradients = _Gradients(chunk, *saved)
-        gradients.of_queries(chunk.queries(dq), chunk.queries(None if dq_rel is empty else dq_rel))
+        gradients.of_queries(chunk.queries(dq), chunk.queries(dq_rel))
         gradients.of_keys(chunk.keys(dk), chunk.keys(dv))
         if dp is not None:
             gradients.of_table(chunk.of_heads(dp, 3))
         if dbias is not None:
             gradients.of_bias(chunk.of_heads(dbias, 2))
-    return (
-        dq,
-        dk,
-        dv,
-        empty if dp is None else dp.to(call.q.dtype),
-        dq_rel,
-        empty if dbias is None else dbias,
-    )
+    dp = None if dp is None else dp.to(call.q.dtype)
+    # an operator may not return one tensor twice
+    grads = (dq, dk, dv, dp, dq_rel, dbias)
+    return tuple(call.q.new_empty((0,)) if grad is None else grad for grad in grads)
 
 
 class _Gradients:
@@ -144,9 +139,11 @@ class _Gradients:
         before, behind = by_place.unbind(2)
         before, behind = F.pad(before, (0, 0, 0, 1)), F.pad(behind, (0, 0, 1, 0))
         by_distance = (before + behind).reshape(chunk.batch, chunk.heads, -1)
-        offset = chunk.n - chunk.m if chunk.hidden.offset is None else chunk.hidden.offset.long()
-        start = (-chunk.n // BLOCK) * BLOCK + torch.as_tensor(offset, device=dbias.device)
-        own = _by_delta(by_distance, start.reshape(-1, 1), terms, chunk.bias_edge)
+        offset = chunk.hidden.offset
+        if offset is None:
+            offset = torch.full((1,), chunk.n - chunk.m, device=dbias.device)
+        start = offset.long().reshape(-1, 1) + (-chunk.n // BLOCK) * BLOCK
+        own = _by_delta(by_distance, start, terms, chunk.bias_edge)
         dbias += own.sum((0, 1) if dbias.dim() == 1 else 0)
 
 

@@ -93,9 +93,10 @@ def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
     key_heads = call.k.shape[1]
     if not batch * heads:
         return
-    numbers = 2 if gradients else 1
-    each = m * Zones.of(call).columns * (heads // key_heads) * call.q.itemsize * numbers
-    most = PRODUCTS_BYTES // max(each, 1)  # key heads
+    each = m * Zones.of(call).columns * call.q.itemsize * (2 if gradients else 1)
+    if gradients and call.p is not None:
+        each += call.p.shape[-2] * call.p.shape[-1] * 4  # its gradient, of one head
+    most = PRODUCTS_BYTES // max(each * (heads // key_heads), 1)  # key heads
     batches, some_heads = max(most // key_heads, 1), max(min(most, key_heads), 1)
     for b in range(0, batch, batches):
         for h in range(0, key_heads, some_heads):
@@ -162,7 +163,7 @@ class Chunk:
         window = None if call.window is None else min(call.window, _FARTHEST)
         return Hidden(
             window, key_mask, _batch_stride(key_mask), segments, _batch_stride(segments),
-            rows_of(mask), offset, _batch_stride(offset),
+            *rows_of(mask), offset, _batch_stride(offset),
         )  # fmt: skip
 
     def _terms(self, call: Arguments) -> Terms:
@@ -210,14 +211,14 @@ class Chunk:
         programs = self.batch * self.heads * -(-self.m // rows)
         self.over_tiles(kernel, role, programs, *own)
 
-    def over_remainders(self, kernel: Any, columns: int, *own: Any) -> None:
+    def over_remainders(self, kernel: Any, slots: int, *own: Any) -> None:
         """Launch a kernel of products: a table that heads share takes the rows of all at once."""
         shared = self.terms.p.dim() == 2
         how = self.tuning("products")
         each = -(-self.m // BLOCK) * (self.heads if shared else 1)
         parts = -(-each // how["ROWS"]) * self.batch * (1 if shared else self.heads)
         launches.launch(
-            kernel, (min(BLOCK, self.m) * parts, columns), *own, self.hidden, self.terms,
+            kernel, (min(BLOCK, self.m) * parts * slots,), *own, self.hidden, self.terms,
             self.heads, self.m, self.n, **self.size, SHARED=shared, **how,
         )  # fmt: skip
 

@@ -13,13 +13,13 @@ from .tiles import _BLOCK, clamp, edge_rows, floor_div, load, members, offset_of
 
 
 @triton.jit
-def _same_remainder(hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr):
+def _same_remainder(program, hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr):
     """A program's remainder and batch, and the heads and indices of its queries.
 
     Where heads share the table, all of them are in one matrix; else h is the same everywhere.
     """
     classes = tl.minimum(m, _BLOCK)
-    member, part = tl.program_id(0) % classes, tl.program_id(0) // classes
+    member, part = program % classes, program // classes
     count = tl.cdiv(m, _BLOCK)  # of a head
     rows = heads * count if SHARED else count
     parts = tl.cdiv(rows, ROWS)
@@ -70,8 +70,9 @@ def table_products(
     SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """products (B, H, m, columns) of r with the table; a program has 64 columns."""
-    remainder, b, h, i, there = _same_remainder(hidden, heads, m, n, SHARED, ROWS)
-    slot = tl.program_id(1)
+    slots = tl.cdiv(terms.columns, _BLOCK)
+    program, slot = tl.program_id(0) // slots, tl.program_id(0) % slots
+    remainder, b, h, i, there = _same_remainder(program, hidden, heads, m, n, SHARED, ROWS)
     column = tl.arange(0, WIDTH)
     mask = there[:, None] & (column < SIZE)[None, :]
     queries = tl.load(_rows_at(r, b, h, i)[:, None] + column[None, :], mask=mask, other=0.0)
@@ -90,7 +91,8 @@ def table_backward_queries(
     SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dr: the gradients of the products times the table, scaled, plus `part` if given."""
-    remainder, b, h, i, there = _same_remainder(hidden, heads, m, n, SHARED, ROWS)
+    program = tl.program_id(0)
+    remainder, b, h, i, there = _same_remainder(program, hidden, heads, m, n, SHARED, ROWS)
     own = tl.min(h, 0)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     if dproducts is not None:

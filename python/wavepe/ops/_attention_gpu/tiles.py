@@ -53,7 +53,10 @@ class Hidden(NamedTuple):
     key_mask_batch: Any  # stride
     segments: Any  # (B, n)
     segments_batch: Any
-    mask: Rows  # (B, H, m, n) bool
+    mask: Any  # (B, H, m, n) bool, and its strides
+    mask_batch: Any
+    mask_head: Any
+    mask_row: Any
     offset: Any  # (B,); None is n - m
     offset_batch: Any
 
@@ -236,10 +239,10 @@ def visible(x, block, n, hidden, how, LEVEL: tl.constexpr, T: tl.constexpr):
         start = hidden.segments + x.b.to(tl.int64) * hidden.segments_batch
         own = tl.load(start + i, mask=i < x.m, other=0)
         seen = seen & (own == tl.load(start + j, mask=j < n, other=0))
-    if hidden.mask.ptr is not None:
-        mask = hidden.mask
-        start = mask.ptr + x.b.to(tl.int64) * mask.batch + x.h.to(tl.int64) * mask.head
-        at = start + i.to(tl.int64) * mask.row + j
+    if hidden.mask is not None:
+        start = hidden.mask + x.b.to(tl.int64) * hidden.mask_batch
+        start += x.h.to(tl.int64) * hidden.mask_head
+        at = start + i.to(tl.int64) * hidden.mask_row + j
         seen = seen & (tl.load(at, mask=(i < x.m) & (j < n), other=0) != 0)
     return seen
 
