@@ -23,6 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.cli import compare, training
+from wavepe.cli.device import CPU
 from wavepe.cli.settings import Settings, settings_from
 
 from .command import add_json, keep, new_parser
@@ -81,7 +82,7 @@ def steps(settings: Settings) -> dict[str, Callable[[], float]]:
     calls = {}
     for name, model in models(settings).items():
         state = training.State(model.train(), training._optimizer(model, settings))
-        calls[name] = lambda state=state: training._train_step(state, batch, settings)
+        calls[name] = lambda state=state: training._train_step(state, batch, settings, CPU)
     return calls
 
 

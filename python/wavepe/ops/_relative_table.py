@@ -262,8 +262,9 @@ class RelativeTable:
         held = self._p.nbytes + sum(c.nbytes + u.nbytes for c, u in self._zones)
         for name in set(self._names.values()):
             p, _, zones = getattr(self, name)
-            storages = {x.untyped_storage()._cdata: x.untyped_storage() for x in (p, *zones)}
-            held += sum(storage.nbytes() for storage in storages.values())
+            # a zone that keeps its rows is a part of p
+            own = [x for x in zones if x.untyped_storage().nbytes() == x.nbytes]
+            held += p.nbytes + sum(x.nbytes for x in own)
         return held
 
 
