@@ -110,6 +110,29 @@ def test_fused_on_fake_tensors_of_a_gpu(reasons, monkeypatch):
     assert (lse.shape, lse.dtype) == (q.shape[:3], F32)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 2.0, "dropout_p": 0.1, "offset": 3, "return_lse": True}]
+)
+def test_one_graph_for_a_gpu(reasons, monkeypatch, options):
+    """torch.compile keeps the operator, on tensors that have a device and no values."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: ops.attention(q, q, q, **options), backend=backend, fullgraph=True
+    )
+    with FakeTensorMode(), torch.no_grad():
+        compiled(torch.empty(1, 4, 20, 16, device="cuda", dtype=torch.bfloat16))
+    (graph,) = graphs
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert torch.ops.wavepe.attention_forward.default in called
+
+
 # ---- PyTorch's attention with a mask ------------------------------------------------------------
 
 
