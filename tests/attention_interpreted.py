@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs Triton")
-assert os.environ.get("TRITON_INTERPRET") == "1", (
-    "tests/conftest.py sets it before Triton is loaded"
-)
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("TRITON_INTERPRET=0 lets Triton compile", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # no part of the installed package
 

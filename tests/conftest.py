@@ -10,7 +10,8 @@ import os
 # of a busy machine mostly wait. Tests of threads ask torch for theirs.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # PEFT asks the Hub about folders
-os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU: tests/attention_interpreted.py
+# Triton's kernels run on the CPU (tests/attention_interpreted.py). On a GPU: TRITON_INTERPRET=0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import wavepe

@@ -29,7 +29,7 @@ def compiled(call):
     program = "import json, torch; from benchmarks.attention_kernels import *; "
     program += f"print(json.dumps(measure({call})))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment.pop("TRITON_INTERPRET")
+    environment.pop("TRITON_INTERPRET", None)
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -89,7 +89,7 @@ def test_missing_parts_are_named(monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert kernels.main([]) == 1
     assert "TRITON_INTERPRET is set" in capsys.readouterr().err
-    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setitem(sys.modules, "triton.runtime.driver", None)
     assert kernels.main([]) == 1
     assert "pip install wavepe[dev]" in capsys.readouterr().err
