@@ -90,10 +90,7 @@ def composed(
     if slopes is not None:
         scores = scores - slopes.to(own)[:, None, None] * delta.abs().to(own)
     if bias is not None:
-        row = delta - _clamped(bias_first)
-        of_heads = bias if bias.dim() == 2 else bias[None]  # the same for each query
-        of_rows = of_heads[None, :, None].expand(delta.shape[0], -1, q.shape[-2], -1)
-        scores = scores + _along(of_rows, row, bias_beyond)
+        scores = scores + _bias_of(bias, delta, bias_first, bias_beyond)
     if softcap is not None:
         if visible is not None:  # tanh' of a hidden NaN would be NaN
             scores = torch.where(visible, scores, 0.0)
@@ -205,6 +202,13 @@ def _relative(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
     deltas."""
     products = _finite(r) @ _finite(p).mT
     return _along(products, row, beyond)
+
+
+def _bias_of(bias: Tensor, delta: Tensor, first: int, beyond: str) -> Tensor:
+    """bias[delta - first] (B|1, H|1, m, n)."""
+    of_heads = bias if bias.dim() == 2 else bias[None]  # the same for each query
+    of_rows = of_heads[None, :, None].expand(delta.shape[0], -1, delta.shape[-2], -1)
+    return _along(of_rows, delta - _clamped(first), beyond)
 
 
 def _along(products: Tensor, row: Tensor, beyond: str) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._attention_checks import Arguments
-from ._attention_composed import _along, _clamped, _default_scale, _delta, _visible
+from ._attention_composed import _along, _bias_of, _clamped, _default_scale, _delta, _visible
 from ._common import names_memory, wide
 
 
@@ -43,9 +43,7 @@ def masked(call: Arguments) -> Tensor:
         slope = call.slopes.to(own)[:, None, None] * delta.abs()
         term = -slope if term is None else term - slope
     if bias is not None:
-        of_heads = bias if bias.dim() == 2 else bias[None]
-        of_rows = of_heads[None, :, None].expand(delta.shape[0], -1, q.shape[-2], -1)
-        added = _along(of_rows, delta - _clamped(call.bias_first), call.bias_beyond)
+        added = _bias_of(bias, delta, call.bias_first, call.bias_beyond)
         term = added if term is None else term + added
     visible = _visible(delta, call.causal, call.window, call.key_mask, call.segments, call.mask)
     blind = None

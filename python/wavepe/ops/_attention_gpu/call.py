@@ -11,7 +11,8 @@ from torch import Tensor
 from .._attention_checks import Arguments
 from . import kernels, launches, products
 from .chunk import Chunk, chunks, rows_of, unit_stride
-from .tiles import BLOCK, Terms
+from .tiles import Terms
+from .zones import BLOCK
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -63,13 +64,13 @@ class _Gradients:
         self.grad_lse = None if grad_lse is None else grad_lse.contiguous()
         self.sums = torch.empty_like(self.lse)  # dO . out - d lse
         chunk.make_products()
-        made, table = chunk.terms.products, chunk.terms.p
+        made = chunk.terms.products
         self.dproducts = self.dedges = None
         if made is not None:  # zeros where no tile is
             self.dproducts = chunk.q.new_zeros(made.shape)
         if chunk.edge:
             self.dedges = lse.new_empty((*lse.shape, 2))
-        self.has_table = table is not None
+        self.has_table = chunk.terms.p is not None
 
     def of_queries(self, dq: Tensor, dq_rel: Tensor | None) -> None:
         chunk = self.chunk
@@ -111,10 +112,9 @@ class _Gradients:
             return
         rows, d = chunk.terms.p.shape[-2:]
         own = dp.new_empty((chunk.batch, chunk.heads, rows, d))
-        r = chunk.q if chunk.q_rel is None else chunk.q_rel
         programs = chunk.batch * chunk.heads * -(-rows // BLOCK)
         launches.launch(
-            products.table_backward, (programs,), rows_of(r), self.dproducts, self.dedges,
+            products.table_backward, (programs,), rows_of(chunk.r), self.dproducts, self.dedges,
             rows_of(own), chunk.scale, chunk.hidden, chunk.terms, chunk.heads, chunk.m, chunk.n,
             **chunk.size, **chunk.tuning("table"),
         )  # fmt: skip

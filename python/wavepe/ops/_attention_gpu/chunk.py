@@ -15,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from .._attention_checks import Arguments
+from .._attention_composed import _default_scale
 from .._common import check
 from . import kernels, launches, products
-from .tiles import BLOCK, LEAST, Dropout, Hidden, Options, Rows, Terms
+from .tiles import FARTHEST, LEAST, Dropout, Hidden, Options, Rows, Terms
+from .zones import BLOCK, zone_range
 
 PRODUCTS_BYTES = 1 << 28  # of one chunk of heads, unless one head needs more
-_FARTHEST = 1 << 29  # as in the kernels
 
 
 def unit_stride(x: Any) -> Any:
@@ -64,7 +65,7 @@ class Zones(NamedTuple):
         if call.p is None or not call.p.shape[-2]:
             return cls(0, 0, 0, 0, rank)
         first, last = _deltas(call.first, call.p.shape[-2])
-        lowest, highest = first // BLOCK, -(-last // BLOCK)
+        lowest, highest = zone_range(first, last)
         if call.zones:
             marker, far, _ = call.zones
             left, count, rank = marker.shape[0], far.shape[1], far.shape[2]
@@ -79,7 +80,7 @@ class Zones(NamedTuple):
 
 def _deltas(first: int, count: int) -> tuple[int, int]:
     """Those of the first and the last row, which the kernels hold in 32 bits."""
-    near = -_FARTHEST <= first <= _FARTHEST - count
+    near = -FARTHEST <= first <= FARTHEST - count
     check(near, f"on a GPU the rows of a table must lie within +-2^29, got {count} from {first} on")
     return first, first + count - 1
 
@@ -116,9 +117,10 @@ class Chunk:
         self.some_heads = slice(key_heads.start * self.group, key_heads.stop * self.group)
         self.q, self.k, self.v = self.queries(call.q), self.keys(call.k), self.keys(call.v)
         self.q_rel = self.queries(call.q_rel)
+        self.r = self.q if self.q_rel is None else self.q_rel
         self.batch, self.heads, self.m, self.d = self.q.shape
         self.n, self.dv = self.k.shape[2], self.v.shape[3]
-        self.scale = 1 / math.sqrt(max(self.d, 1)) if call.scale is None else call.scale
+        self.scale = _default_scale(self.q) if call.scale is None else call.scale
         self.zones = Zones.of(call)
         self.far = call.zones[1] if call.zones else None
         self.hidden = self._hidden(call)
@@ -160,7 +162,7 @@ class Chunk:
         if mask is not None:
             mask = mask if mask.shape[1] == 1 else mask[:, self.some_heads]
             mask = mask.expand(self.batch, self.heads, -1, -1)
-        window = None if call.window is None else min(call.window, _FARTHEST)
+        window = None if call.window is None else min(call.window, FARTHEST)
         return Hidden(
             window, key_mask, _batch_stride(key_mask), segments, _batch_stride(segments),
             *rows_of(mask), offset, _batch_stride(offset),
@@ -223,7 +225,7 @@ class Chunk:
         )  # fmt: skip
 
     def tuning(self, role: str) -> dict[str, int]:
-        return launches.tuning(role, self.q, max(launches.width(self.d), launches.width(self.dv)))
+        return launches.tuning(role, self.q, launches.width(max(self.d, self.dv)))
 
     def make_products(self) -> None:
         """The products of the queries with the table, which the tiles read."""
@@ -233,9 +235,8 @@ class Chunk:
         dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
         shape = (self.batch, self.heads, self.m, self.zones.columns)
         made = self.q.new_empty(shape, dtype=dtype)
-        r = self.q if self.q_rel is None else self.q_rel
         slots = -(-self.zones.columns // BLOCK)
-        self.over_remainders(products.table_products, slots, rows_of(r), self.far, made)
+        self.over_remainders(products.table_products, slots, rows_of(self.r), self.far, made)
         self.terms = self.terms._replace(products=made)
 
     def attend(self, out: Tensor, lse: Tensor) -> None:

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-BLOCK = 64  # keys a tile, and deltas a zone
+from .zones import BLOCK
+
 LEAST = 16  # what a tensor core multiplies at once; smaller sizes and ranks are padded
+FARTHEST = 1 << 29  # positions beyond count as this: sums of a few fit 32 bits
 _BLOCK = tl.constexpr(BLOCK)
 _LEAST = tl.constexpr(LEAST)
 _LOG2E = tl.constexpr(1.4426950408889634)
-_FARTHEST = tl.constexpr(1 << 29)  # positions beyond count as this: sums of a few fit 32 bits
+_FARTHEST = tl.constexpr(FARTHEST)
 
 # What a tile needs: nothing but q k^T; low-rank products too; or everything, masks included.
 _PLAIN = tl.constexpr(0)

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-BLOCK = 64  # keys, as in the kernels
+BLOCK = 64  # keys a tile, and deltas a zone
 RANKS = (8, 16)
 _LONGEST = 1 << 14  # rows; the search in longer tables takes minutes
 _TRIALS = 12  # zones that are left out of the basis, one after the other on each side
+
+
+def zone_range(first: int, last: int) -> tuple[int, int]:
+    """The first and the last zone that hold a delta of first..last."""
+    return first // BLOCK, -(-last // BLOCK)
 
 
 def block_zones(
@@ -56,7 +61,7 @@ def block_zones(
 def _tiles(p: np.ndarray, first: int) -> np.ndarray:
     """(zones, 64 keys j, 64 remainders t, d): p at delta 64 zone + t - j, 0 outside."""
     last = first + len(p) - 1
-    lowest, highest = first // BLOCK, -(-last // BLOCK)
+    lowest, highest = zone_range(first, last)
     start = lowest * BLOCK - (BLOCK - 1)
     padded = np.zeros(((highest - lowest + 2) * BLOCK - 1, p.shape[1]))
     padded[first - start : last + 1 - start] = p
