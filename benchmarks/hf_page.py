@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from wavepe.cli.report import markdown_table
+from wavepe.cli.compare.report import markdown_table
 
 from .attention_page import commit_of
 from .command import add_page, new_parser, write_page

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from wavepe.cli.report import markdown_table, title
+from wavepe.cli.compare.report import markdown_table, title
 
 ROOT = Path(__file__).resolve().parent.parent
 # Column -> the rivals it stands for; the fastest of those a row has is shown.

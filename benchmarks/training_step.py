@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
-from wavepe.cli import compare, training
+from wavepe.cli import compare
+from wavepe.cli.compare import training
+from wavepe.cli.compare.settings import Settings, settings_from
 from wavepe.cli.device import CPU
-from wavepe.cli.settings import Settings, settings_from
 
 from .command import add_json, keep, new_parser
 from .machine import surroundings

@@ -218,7 +218,7 @@ def main():
     given = parser.parse_args()
     import matplotlib.pyplot  # noqa: F401 (before the forks: once)
     import wavepe.hf  # noqa: F401
-    from wavepe.cli import compare, progress, report, training  # noqa: F401
+    from wavepe.cli.compare import progress, report, training  # noqa: F401
 
     count = collections.Counter()
     for case in given.cases.split(","):

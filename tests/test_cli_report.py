@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("rich")
 
 from wavepe._labels import fold, shortened
-from wavepe.cli import report
-from wavepe.cli.progress import Report
+from wavepe.cli.compare import report
+from wavepe.cli.compare.progress import Report
 
 SHORT = ["none", "rope", "rope:theta=10000,inference_theta=scaled", "wavelet:scales=6"]
 LONG = [

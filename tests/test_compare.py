@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main
 from wavepe.cli.compare import models_of
-from wavepe.cli.data import evaluation_bytes, load_text
-from wavepe.cli.settings import DEFAULT_ENCODINGS, Settings
-from wavepe.cli.training import new_model
+from wavepe.cli.compare.data import evaluation_bytes, load_text
+from wavepe.cli.compare.settings import DEFAULT_ENCODINGS, Settings
+from wavepe.cli.compare.training import new_model
 
 TRAININGS = 3
 
@@ -160,7 +160,7 @@ def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeyp
     out = tmp_path / "copy"
     shutil.copytree(finished, out)
     (out / "results.json").unlink()
-    monkeypatch.setattr("wavepe.cli.training.train", None)
+    monkeypatch.setattr("wavepe.cli.compare.training.train", None)
     assert main(arguments(text, out)) == 0
     assert figures(out) == figures(finished)
 
@@ -169,7 +169,8 @@ def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeyp
 STOPPED = """
 import os, signal, sys
 from pathlib import Path
-from wavepe.cli import main, training
+from wavepe.cli import main
+from wavepe.cli.compare import training
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 batch_at = training.batch_at

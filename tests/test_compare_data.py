@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wavepe.cli.data import batch_at, evaluation_bytes, load_text
+from wavepe.cli.compare.data import batch_at, evaluation_bytes, load_text
 from wavepe.cli.errors import UsageError
 
 

@@ -18,12 +18,13 @@ pytest.importorskip("matplotlib")
 import torch
 import wavepe.hf
 from traffic import DEVICE, Traffic
-from wavepe.cli import compare, main, training
+from wavepe.cli import compare, main
 from wavepe.cli import device as devices
-from wavepe.cli.data import load_text
+from wavepe.cli.compare import training
+from wavepe.cli.compare.data import load_text
+from wavepe.cli.compare.settings import Settings
 from wavepe.cli.device import CPU, Device
 from wavepe.cli.errors import CommandError
-from wavepe.cli.settings import Settings
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)
 

@@ -17,9 +17,10 @@ import torch
 import wavepe
 from cases import forget_registrations
 from compare_cases import arguments, figures, one_line, results, text_in
-from wavepe.cli import folder as run_folder
-from wavepe.cli import main, training
-from wavepe.cli.data import load_text
+from wavepe.cli import main
+from wavepe.cli.compare import folder as run_folder
+from wavepe.cli.compare import training
+from wavepe.cli.compare.data import load_text
 from wavepe.encodings import Encoding
 
 
@@ -129,7 +130,7 @@ def test_a_model_under_its_former_name_is_found(text, tmp_path, lin, monkeypatch
     before = figures(tmp_path / "out")
     renamed(tmp_path / "out", "lin-slope-0.5-seed0")
     (tmp_path / "out" / "results.json").unlink()
-    monkeypatch.setattr("wavepe.cli.training.train", None)
+    monkeypatch.setattr("wavepe.cli.compare.training.train", None)
     assert main(words) == 0
     assert figures(tmp_path / "out") == before
 

@@ -356,7 +356,8 @@ def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")
     from safetensors.torch import load_file
-    from wavepe.cli import main, training
+    from wavepe.cli import main
+    from wavepe.cli.compare import training
 
     assert main(compare(tmp_path / "whole", text)) == 0
     taken = []

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import wavepe
 
-from .._files import OF_THE_DISK, new_file
+from ..._files import OF_THE_DISK, new_file
+from ..environment import environment
+from ..errors import CommandError, UsageError, require, thread_count
+from ..imports import import_all, name_in
 from .data import Text, evaluation_bytes, load_text
-from .environment import environment
-from .errors import CommandError, UsageError, require, thread_count
 from .folder import RunFolder, model_name
-from .imports import import_all, name_in
 from .settings import DEFAULT_ENCODINGS, Settings, digest, settings_from
 
 if TYPE_CHECKING:
-    from .device import Device
+    from ..device import Device
 
 # Training states kept so often that a kill costs little, so seldom that they cost nothing.
 _SAVES_PER_TRAINING = 20
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         import matplotlib.figure  # noqa: F401
     except ValueError as error:  # of MPLBACKEND, after hours of training otherwise
         raise CommandError(f"matplotlib: {error}") from error
-    from .device import CPU, device_named
+    from ..device import CPU, device_named
 
     device = device_named(args.device)
     manifest = settings.manifest(text.sha256)

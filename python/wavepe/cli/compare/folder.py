@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .._files import new_file, new_folder, part_of, some, writing
-from .errors import UsageError
+from ..._files import new_file, new_folder, part_of, some, writing
+from ..errors import UsageError
 from .settings import differences, digest
 
 _SETTINGS = "settings.json"

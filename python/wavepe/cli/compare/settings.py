@@ -14,7 +14,7 @@ import numpy as np
 
 import wavepe
 
-from .errors import UsageError
+from ..errors import UsageError
 
 DEFAULT_ENCODINGS = (
     "none",

@@ -19,10 +19,10 @@ import torch
 import wavepe.hf
 from wavepe.analysis import perplexity
 
-from .._files import ENDING, new_file, unwind
+from ..._files import ENDING, new_file, unwind
+from ..device import CPU, Device
+from ..errors import CommandError
 from .data import batch_at
-from .device import CPU, Device
-from .errors import CommandError
 from .progress import Report
 from .settings import Settings
 

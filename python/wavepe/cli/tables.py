@@ -1,0 +1,80 @@
+"""Tables of figures: in the terminal (needs rich) and as Markdown.
+
+A row is its label and its cells, which are texts; the best cell of a column ends in a star.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .._labels import fold, shortened
+from .terminal import GAP, columns, groups
+
+Row = tuple[str, Sequence[str]]
+
+# A label is folded to so many characters, where that puts more columns side by side.
+_LEAST_LABEL = 18
+# With more the numbers of short labels stand far from their names.
+_MOST_LABEL = 60
+
+
+def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
+    """Print a table on stdout: a column of labels under `heading`, then one for each of `headings`.
+
+    Where the terminal is too narrow, labels are folded, then columns go to further tables below;
+    labels of more than three lines are written out below them all.
+    """
+    room = columns()
+    names = [name for name, _ in rows]
+    texts = [[_cell(cell) for cell in cells] for _, cells in rows]
+    heads = list(headings)
+    widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
+    longest = max(map(cell_len, (heading, *names)))
+    parts = groups(min(longest, _LEAST_LABEL), widths, room)
+    beside = max(sum(GAP + width for width in widths[part]) for part in parts)
+    width = longest
+    if room is not None:
+        width = min(longest, _MOST_LABEL, max(_LEAST_LABEL, room - beside))
+    labels, notes = (names, []) if room is None else shortened(names, width)
+    console = Console(width=width + beside)
+    for part in parts:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(heading, width=width, overflow="fold")
+        for text, column in zip(heads[part], widths[part], strict=True):
+            table.add_column(text, justify="right", no_wrap=True, width=column)
+        for label, cells in zip(labels, texts, strict=True):
+            table.add_row(Text(label), *map(_marked, cells[part]))
+        print()
+        console.print(table)
+    for note in notes:
+        print("\n" + "\n    ".join(fold(note, width + beside - 4)))
+    print()
+
+
+def markdown_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return the table in Markdown, the best in bold."""
+    lines = [f"| {' | '.join((heading, *headings))} |", "|---|" + "---:|" * len(headings)]
+    for name, cells in rows:
+        marked = [f"**{cell[:-1]}**" if cell.endswith("*") else cell for cell in cells]
+        lines.append(f"| `{name.replace('|', chr(92) + '|')}` | " + " | ".join(marked) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _marked(cell: str) -> Text:
+    return Text(cell, "bold green" if cell.endswith("*") else "")
+
+
+def _cell(text: str) -> str:
+    """As stdout can print it; a blank for a missing star, so that digits stand below digits."""
+    try:
+        "±".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = text.replace("±", "+-")
+    return text if text.endswith("*") else f"{text} "
