@@ -1,4 +1,4 @@
-"""Pictures of what the analyses return (needs matplotlib, of the extra "plot")."""
+"""Perplexity over sequence length."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from .. import _checks
-from .._labels import fold, shortened
-from .._runtime import command_for
+from ... import _checks
+from ..._labels import fold, shortened
+from ._figure import COLOURS, LINES, MARKERS, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-# Okabe and Ito's colours, told apart with every kind of colour blindness, dark ones first.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
-_MARKERS = "osD^vPX*"
-_LINES = ("-", "--", ":", "-.")
 # Inches of the picture, and of a line of small text; characters of it that fit into the legend,
 # and below the picture.
 _WIDTH, _HEIGHT, _LINE = 9.0, 4.8, 0.16
@@ -60,10 +56,7 @@ def perplexity_by_length(
     TypeError
         An argument of another type.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(f"plots need matplotlib: {command_for('plot')}") from None
+    need_matplotlib()
     if not isinstance(runs, Sequence) or not all(isinstance(run, Mapping) for run in runs):
         raise TypeError(f"runs must be a list of mappings, got {type(runs).__name__}")
     if not runs:
@@ -77,7 +70,7 @@ def perplexity_by_length(
     below = "\n".join("\n     ".join(fold(note, _NOTE_WIDTH)) for note in notes)
     in_legend = sum(1.15 + label.count("\n") for label in labels)
     height = max(_HEIGHT, 0.5 + _LINE * in_legend) + _LINE * len(below.splitlines())
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = new_figure(_WIDTH, height)
     axes = figure.subplots()
     every_length: set[int] = set()
     lines = []
@@ -98,7 +91,7 @@ def perplexity_by_length(
         text.set_parse_math(False)  # a $ in a name is a dollar
     if below:
         figure.supxlabel(below, x=0.01, ha="left", fontsize="x-small", parse_math=False)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _last(line: Any) -> float:
@@ -108,12 +101,12 @@ def _last(line: Any) -> float:
 def _draw_line(axes: Axes, number: int, label: str, by_length: Mapping[int, list[float]]) -> Line2D:
     """The mean over seeds, with a band from the lowest to the highest."""
     lengths = sorted(by_length)
-    colour = _COLOURS[number % len(_COLOURS)]
+    colour = COLOURS[number % len(COLOURS)]
     (line,) = axes.plot(
         lengths,
         [statistics.fmean(by_length[length]) for length in lengths],
-        linestyle=_LINES[(number // len(_COLOURS)) % len(_LINES)],
-        marker=_MARKERS[number % len(_MARKERS)],
+        linestyle=LINES[(number // len(COLOURS)) % len(LINES)],
+        marker=MARKERS[number % len(MARKERS)],
         color=colour,
         label=label,
     )
