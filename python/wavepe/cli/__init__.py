@@ -42,6 +42,13 @@ class _Help(argparse.HelpFormatter):
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         return [part for line in lines for part in fold(line, width)]
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Each line of an epilog begins a paragraph, of which the others are indented."""
+        return "\n".join(
+            textwrap.fill(line, width, initial_indent=indent, subsequent_indent=f"{indent}    ")
+            for line in text.splitlines()
+        )
+
 
 class _Parser(argparse.ArgumentParser):
     """Wrong arguments end as one line."""
