@@ -101,7 +101,7 @@ def row(heads: int, length: int, d: int, repeats: int) -> dict:
         calls["with gradients", name] = with_gradients(attend[name], leaves, x.grad)
     for name, turn in found.items():
         calls["q and k alone", name] = lambda turn=turn: turn(x.q, x.k)
-    timings = take_turns(calls, repeats=repeats, budget=60, warm_up=2)
+    timings = take_turns(calls, repeats=repeats, budget=120, warm_up=2)
     return {
         "heads": heads,
         "length": length,
@@ -116,7 +116,7 @@ def row(heads: int, length: int, d: int, repeats: int) -> dict:
 
 
 def measure(
-    repeats: int = 15, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
+    repeats: int = 41, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
 ) -> dict:
     """All rows, ready for JSON; one thread."""
     before, allocator = torch.get_num_threads(), Allocator()

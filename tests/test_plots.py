@@ -141,6 +141,16 @@ def test_options_reach_the_picture(tmp_path, capsys):
     ]  # fmt: skip
 
 
+def test_numbers_go_through_links_and_pipes(tmp_path):
+    (tmp_path / "kept.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("kept.json")
+    for target in ("link.json", "/dev/stdout"):
+        shown = output("-m", "wavepe", "plot", "alibi", "--json", target, cwd=tmp_path)
+        text = shown if target == "/dev/stdout" else (tmp_path / "kept.json").read_text()
+        assert '"picture": "bias"' in text
+    assert (tmp_path / "link.json").is_symlink()
+
+
 def test_a_wavelet_of_ones_own(tmp_path, capsys, monkeypatch):
     forget_registrations(monkeypatch)
     code = "import numpy as np, wavepe\nwavepe.register_wavelet('own', lambda u: np.cos(u) / 2)\n"

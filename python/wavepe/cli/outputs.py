@@ -36,17 +36,27 @@ def check_file(option: str, path: Path) -> None:
     try:
         if path.exists():
             path.open("ab").close()
-        with part_of(path).open("wb"):
-            pass
-        part_of(path).unlink()
+        if _replaceable(path):
+            with part_of(path).open("wb"):
+                pass
+            part_of(path).unlink()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UsageError(f"{option} {path}: {getattr(error, 'strerror', error)}") from None
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value`, arrays as lists, and null for what is not finite."""
+    text = json.dumps(_plain(value), allow_nan=False) + "\n"
+    if not _replaceable(path):
+        path.write_text(text, "utf-8")
+        return
     with new_file(path) as part:
-        part.write_text(json.dumps(_plain(value), allow_nan=False) + "\n", "utf-8")
+        part.write_text(text, "utf-8")
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether a new file may take the place of `path`: not of /dev/stdout, a pipe or a link."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())
 
 
 def _plain(value: Any) -> Any:
