@@ -130,6 +130,17 @@ def test_a_spec_in_place_of_a_name(spec, picture, tmp_path, capsys, monkeypatch)
     assert [row["encoding"] for row in shown] == [spec]
 
 
+@pytest.mark.parametrize("kind", oracle.KINDS)
+def test_a_mother_wavelet_in_place_of_a_name(kind, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, kind, "--json", "numbers.json")
+    assert (code, out) == (0, f"picture: {kind}.png\nnumbers: numbers.json\n")
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    spec = str(wavepe.encoding("wavelet", kind=kind))
+    assert {row["encoding"] for row in numbers["scales"]} == {spec}
+    assert numbers["picture"] == "wavelets"
+
+
 def test_options_reach_the_picture(tmp_path, capsys):
     file = tmp_path / "numbers.json"
     words = ["bias", "--heads", 3, "--length", 7, "--encodings", "alibi", "t5"]
@@ -141,14 +152,14 @@ def test_options_reach_the_picture(tmp_path, capsys):
     ]  # fmt: skip
 
 
-def test_numbers_go_through_links_and_pipes(tmp_path):
-    (tmp_path / "kept.json").write_text("old")
-    (tmp_path / "link.json").symlink_to("kept.json")
-    for target in ("link.json", "/dev/stdout"):
-        shown = output("-m", "wavepe", "plot", "alibi", "--json", target, cwd=tmp_path)
-        text = shown if target == "/dev/stdout" else (tmp_path / "kept.json").read_text()
-        assert '"picture": "bias"' in text
-    assert (tmp_path / "link.json").is_symlink()
+def test_numbers_go_through_links_and_pipes(tmp_path, capsys):
+    kept, link = tmp_path / "kept.json", tmp_path / "link.json"
+    link.symlink_to(kept)
+    assert run(capsys, "alibi", "--out", tmp_path, "--json", link)[0] == 0
+    assert link.is_symlink()
+    assert json.loads(kept.read_text())["picture"] == "bias"
+    shown = output("-m", "wavepe", "plot", "alibi", "--json", "/dev/stdout", cwd=tmp_path)
+    assert json.loads(shown.splitlines()[0]) == json.loads(kept.read_text())
 
 
 def test_a_wavelet_of_ones_own(tmp_path, capsys, monkeypatch):
@@ -168,10 +179,10 @@ def test_a_wavelet_of_ones_own(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ricker"], "ricker: no picture and no encoding; pictures: wavelets, table,"),
+        (["riker"], "riker: no picture, encoding or wavelet; pictures: wavelets, table,"),
         (["rope:base=3"], "unknown option 'base' of encoding 'rope'; known: theta,"),
         (["none"], "none: this encoding adds nothing"),
-        ([""], "no picture and no encoding"),
+        ([""], "no picture, encoding or wavelet"),
         (["all", "--dim", "8"], "--dim: transform takes --kind, --length"),
         (["alibi", "--dim", "8"], "--dim: bias, the picture of alibi, takes --encodings"),
         (["alibi", "--encodings", "t5"], "--encodings: alibi is one already"),

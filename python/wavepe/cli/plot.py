@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = [f"{name}: {_says(name)}" for name in PICTURES]
     parser.epilog = "\n".join(["pictures:", *lines, "all: each of them"])
     add = parser.add_argument
-    add("name", metavar="NAME", help="a picture named below, all, or the spec of an encoding, as "
-        "wavelet:kind=haar or rope:theta=500000")  # fmt: skip
+    add("name", metavar="NAME", help="a picture named below, all, the spec of an encoding, as "
+        "rope:theta=500000, or a mother wavelet, as haar")  # fmt: skip
     add("--png", metavar="FILE", help="the picture's file; .pdf and .svg are as good (default: "
         "NAME.png)")  # fmt: skip
     add("--out", metavar="DIR", help="the folder of NAME.png (default: this one)")
@@ -90,22 +91,29 @@ def _asked(args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
         return list(PICTURES), options
     if args.name in PICTURES:
         return [args.name], options
-    try:
-        encoding = wavepe.encoding(args.name)
-    except (ValueError, TypeError) as error:
-        name = args.name.partition(":")[0]
-        if name in wavepe.encodings.known_encodings():  # the spec's options are wrong
-            raise UsageError(str(error)) from None
-        known = ", ".join((*PICTURES, "all"))
-        raise UsageError(
-            f"{args.name}: no picture and no encoding; pictures: {known}; encodings: "
-            + ", ".join(wavepe.encodings.known_encodings())
-        ) from None
-    if encoding.entry not in _OF_ENTRY:
-        raise UsageError(f"{args.name}: this encoding adds nothing that could be drawn")
+    picture, spec = _picture_of(args.name)
     if "encodings" in options:
         raise UsageError(f"--encodings: {args.name} is one already; name a picture instead")
-    return [_OF_ENTRY[encoding.entry]], {**options, "encodings": [args.name]}
+    return [picture], {**options, "encodings": [spec]}
+
+
+def _picture_of(name: str) -> tuple[str, str]:
+    """The picture of an encoding or a mother wavelet, and the spec of what it shows."""
+    known = wavepe.encodings.known_encodings()
+    try:
+        encoding = wavepe.encoding(name)
+    except (ValueError, TypeError) as error:
+        if name.partition(":")[0] in known:  # the spec's options are wrong
+            raise UsageError(str(error)) from None
+        with suppress(ValueError):
+            return "wavelets", str(wavepe.encoding("wavelet", kind=name))
+        raise UsageError(
+            f"{name}: no picture, encoding or wavelet; pictures: {', '.join((*PICTURES, 'all'))}; "
+            f"encodings: {', '.join(known)}"
+        ) from None
+    if encoding.entry not in _OF_ENTRY:
+        raise UsageError(f"{name}: this encoding adds nothing that could be drawn")
+    return _OF_ENTRY[encoding.entry], name
 
 
 def _check_options(asked: str, name: str, options: dict[str, Any]) -> None:
