@@ -139,7 +139,7 @@ def section(results: dict) -> str:
         "with gradients": ("matrices", "prefix sums", "wavelet"),
     }
     heads = [f"{kind}: {name}" for kind, names in columns.items() for name in names]
-    lines = [f"| length | {' | '.join(heads)} | bytes held: matrices |"]
+    lines = [f"| length | {' | '.join(heads)} | held: matrices |"]
     lines.append("|---" + "|---:" * (len(heads) + 1) + "|")
     for one in results["rows"]:
         cells = [
@@ -152,11 +152,13 @@ def section(results: dict) -> str:
         lines.append(f"| {one['length']} | {' | '.join(cells)} |")
     about, one = results["environment"], results["rows"][0]
     worst = max(error for each in results["rows"] for error in each["errors"].values())
+    load = max(about["load_average"])
     made = (
         f"Time over that of RoPE: fastest call over fastest call, taken in turns. {one['heads']} "
         f"heads of {one['head_size']}, float32; the largest error of matrices and prefix sums is "
-        f"{worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, one thread; torch "
-        f"{about['torch']}; {about['date'][:10]}, {commit_of(about)}."
+        f"{worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, one thread, "
+        f"load average {load:.1f} of {about['cpus']} cores; torch {about['torch']}; "
+        f"{about['date'][:10]}, {commit_of(about)}."
     )
     return "\n".join([*lines, "", textwrap.fill(made, 100, break_on_hyphens=False)])
 

@@ -45,7 +45,9 @@ def results():
 # ------------------------------------------------------------------ the page
 
 
-@pytest.mark.parametrize("writer", [*WRITERS, fairseq_page, hf_page, rope_images_page])
+@pytest.mark.parametrize(
+    "writer", [*WRITERS, fairseq_page, hf_page, multiscale_rope, rope_images_page]
+)
 def test_tables_are_current(writer, capsys):
     assert writer.main(["--check"]) == 0, capsys.readouterr().err
 
@@ -171,7 +173,7 @@ def test_pictures_are_those_of_the_command():
     assert {path.name for path in (ROOT / "docs/pictures").iterdir()} == {f"{n}.png" for n in shown}
     named = set(re.findall(r"wavepe plot ([\w:=,]+)", pages)) - {"all", "SPEC", "NAME"}
     assert len(named) > 2
-    for name in named - set(PICTURES):
+    for name in named - {*PICTURES, *oracle.KINDS}:
         wavepe.encoding(name)
 
 
@@ -189,10 +191,9 @@ def test_kept_images_hold_what_the_page_says():
 
 
 def test_multiscale_rotations_by_matrices_and_by_prefix_sums(monkeypatch):
-    monkeypatch.setattr(multiscale_rope, "surroundings", lambda *_: {
-        "cpu": "a CPU", "variant": "avx2", "torch": "2", "date": "2026-01-01", "commit": "0" * 40,
-        "dirty": False,
-    })  # fmt: skip
+    about = {"cpu": "a CPU", "cpus": 2, "load_average": [0.5], "variant": "avx2", "torch": "2"}
+    about |= {"date": "2026-01-01", "commit": "0" * 40, "dirty": False}
+    monkeypatch.setattr(multiscale_rope, "surroundings", lambda *_: about)
     results = multiscale_rope.measure(2, heads=2, d=8, lengths=(24, 40))
     for row in results["rows"]:
         assert max(row["errors"].values()) < 1e-6
