@@ -259,8 +259,14 @@ def test_wavelets_are_those_of_the_formula(png):
     sides = [(row["mirrored"], row["shift"]) for row in drawn["shifts"]]
     assert sides == [(mirrored, b) for mirrored in (False, True) for b in range(4)]
     for row in drawn["shifts"]:
-        wanted = oracle.psi("ricker", -t if row["mirrored"] else t, 2.0, row["shift"])
+        wanted = oracle.psi("ricker", -t if row["mirrored"] else t, 4.0, row["shift"])
         assert_within(row["p"], wanted, 1e-6)
+
+
+def test_repeated_columns_are_drawn_once(png):
+    drawn = plots.wavelets(png, encodings="wavelet:fixed_scale=true", length=9)
+    assert [row["scale"] for row in drawn["scales"]] == [1]
+    assert [row["shift"] for row in drawn["shifts"]] == [0, 2, 5, 7] * 2
 
 
 @pytest.mark.parametrize("spec", ["wavelet:scales=2", "shaw:clip=3"])

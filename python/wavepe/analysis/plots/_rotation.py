@@ -184,8 +184,8 @@ def wavelengths(
 def _band(encoding: RoPE, dim: int, length: int) -> float | None:
     """The predicted pair of a plain base; None where only some pairs turn, or turn otherwise."""
     theta = DEFAULT_THETA if encoding.theta is None else encoding.theta
-    plain = set(encoding.options()) <= {"theta", "interleaved"} and theta > 1
-    return predicted_band(dim, theta, length) if plain else None
+    plain = type(encoding) is RoPE and set(encoding.options()) <= {"theta", "interleaved"}
+    return predicted_band(dim, theta, length) if plain and theta > 1 else None
 
 
 def _mark_band(axes: Any, line: dict[str, Any], colour: str) -> None:

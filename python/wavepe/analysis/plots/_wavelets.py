@@ -33,7 +33,7 @@ def wavelets(
     """Draw wavelets over the distance of two tokens, by scale and by shift.
 
     The upper panels show each encoding at several scales, with shift 0. The lower ones show the
-    first encoding at its smallest scale with several shifts, literal and mirrored.
+    first encoding with several shifts, literal and mirrored, at its smallest scale from 4 on.
 
     Parameters
     ----------
@@ -113,18 +113,17 @@ def _by_scale(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
     """The columns of shift 0, at most _LINES of them."""
     scale, shift = encoding.grid(dim)
     p, *_ = encoding.table(length + 1, dim, causal=False)
-    columns = np.flatnonzero(shift == 0)
-    chosen = [columns[place] for place in _parts.ticks(len(columns), _LINES)]
     return [
-        {"encoding": str(encoding), "scale": scale[column], "p": p[:, column]} for column in chosen
+        {"encoding": str(encoding), "scale": scale[column], "p": p[:, column]}
+        for column in _some(np.flatnonzero(shift == 0), scale)
     ]
 
 
 def _by_shift(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
-    """The columns of the first scale, at most _LINES of them."""
+    """The columns of a scale that is small but no mere spike, at most _LINES of them."""
     scale, shift = encoding.grid(dim)
     p, *_ = encoding.table(length + 1, dim, causal=False)
-    columns = np.flatnonzero(scale == scale[0])
+    drawn = min(scale[scale >= 4], default=scale.max())
     return [
         {
             "mirrored": encoding.mirrored,
@@ -132,8 +131,14 @@ def _by_shift(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
             "shift": shift[column],
             "p": p[:, column],
         }
-        for column in (columns[place] for place in _parts.ticks(len(columns), _LINES))
+        for column in _some(np.flatnonzero(scale == drawn), shift)
     ]
+
+
+def _some(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Columns of at most _LINES different values, in their order."""
+    _, firsts = np.unique(values[columns], return_index=True)
+    return columns[firsts[_parts.ticks(len(firsts), _LINES)]]
 
 
 def _draw(
