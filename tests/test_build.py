@@ -91,6 +91,7 @@ IMPORTS = {
     "wavepe.fairseq.attention": "torch",
     "wavepe.analysis; wavepe.analysis.perplexity(None, None, 4)": "torch",
     "wavepe.analysis.plots as p; p.perplexity_by_length([{}], '', train_length=4)": "matplotlib",
+    "wavepe.analysis.plots as p; p.wavelets('')": "matplotlib",
     "wavepe.analysis; wavepe.encoding('wavelet:kind=db4').table(4, 8)": "pywt",
 }
 

@@ -22,6 +22,7 @@ from .errors import CommandError, UsageError, out_of_memory
 _COMMANDS = {
     "compare": "train one small Llama per position encoding on a text, evaluate beyond its length",
     "convert": "turn the checkpoint of a model into one with another position encoding",
+    "plot": "draw pictures of the encodings themselves: over distance, position, head and scale",
     "bench": "time every operator against what one would use instead",
     "info": "what this installation has, and the commands that bring what it lacks",
 }
@@ -29,6 +30,7 @@ _COMMANDS = {
 _SMALLER = {
     "compare": "lower --batch, --train-length, --lengths, --layers, --heads or --head-dim",
     "convert": "free memory, or convert on a machine with more",
+    "plot": "lower --length or --dim",
     "bench": "take --quick, or free memory",
     "info": "free memory",
 }
@@ -43,10 +45,12 @@ class _Help(argparse.HelpFormatter):
         return [part for line in lines for part in fold(line, width)]
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Each line of an epilog begins a paragraph, of which the others are indented."""
+        """Each line on its own; of several, what does not fit is indented below it."""
+        lines = text.splitlines()
+        below = indent + "    " * (len(lines) > 1)
         return "\n".join(
-            textwrap.fill(line, width, initial_indent=indent, subsequent_indent=f"{indent}    ")
-            for line in text.splitlines()
+            textwrap.fill(line, width, initial_indent=indent, subsequent_indent=below)
+            for line in lines
         )
 
 
