@@ -90,6 +90,10 @@ IMPORTS = {
     "wavepe.fairseq.compat": "torch",
     "wavepe.fairseq.attention": "torch",
     "wavepe.analysis; wavepe.analysis.perplexity(None, None, 4)": "torch",
+    "wavepe.analysis; wavepe.analysis.needle(None, None, [4], [0])": "torch",
+    "wavepe.analysis; wavepe.analysis.attention_map(None, None)": "transformers",
+    "wavepe.analysis; wavepe.analysis.measured_band(None, None)": "transformers",
+    "wavepe.analysis.plots as p; p.band_heatmap([[1]], '')": "matplotlib",
     "wavepe.analysis.plots as p; p.perplexity_by_length([{}], '', train_length=4)": "matplotlib",
     "wavepe.analysis; wavepe.encoding('wavelet:kind=db4').table(4, 8)": "pywt",
 }
