@@ -17,7 +17,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,8 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.rope_accuracy --write
 	$(BIN)/python -m benchmarks.rope_parity_page --write
 	$(BIN)/python -m benchmarks.rope_roofline --write
+	$(BIN)/python -m benchmarks.rope_images_page --write
+	$(BIN)/python -m benchmarks.multiscale_rope --write
 	$(BIN)/python -m benchmarks.attention_page --write
 	$(BIN)/python -m benchmarks.cuda_kernels --write
 	$(BIN)/python -m benchmarks.attention_kernels --write
@@ -98,6 +100,9 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.fairseq_page --write
 	$(BIN)/python -m benchmarks.hf_families_page --write
 	$(BIN)/python -m benchmarks.hf_page --write
+
+pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
+	$(BIN)/wavepe plot all --out docs/pictures
 
 clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed build dist python/*.egg-info python/wavepe/*.so

@@ -83,7 +83,9 @@ def steps(settings: Settings) -> dict[str, Callable[[], float]]:
     calls = {}
     for name, model in models(settings).items():
         state = training.State(model.train(), training._optimizer(model, settings))
-        calls[name] = lambda state=state: training._train_step(state, batch, settings, CPU)
+        calls[name] = lambda state=state: training._train_step(
+            state, training.Batch(batch, None), settings.learning_rate, CPU
+        )
     return calls
 
 

@@ -10,6 +10,7 @@ errors must be those of the contract, and say what is needed.
 """
 
 import ast
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -25,6 +26,7 @@ import sizes_calls
 import wavepe
 from sizes_calls import SECONDS, pick, watch
 from wavepe import _wavelet_registered, analysis, encodings
+from wavepe.analysis import plots
 from wavepe.encodings import base
 
 F = np.float32
@@ -199,6 +201,18 @@ analysis.rope_wavelet(N(3, 4), 3)
 analysis.rope_wavelet_matrix(3, 8, 100.0)
 analysis.shift_matrix(3, 8, 100.0)
 analysis.wavelet_transform(N(3, 5), N(4), N(4), kind='ricker')
+plots.attention_maps([N(4, 4), N(4, 4)], fixed('x.png'), titles=['a', 'b'])
+plots.band_heatmap(N(5, 4), fixed('x.png'), measured=1.5, predicted=2.0, title='x')
+plots.needle_grid(N(2, 1), fixed('x.png'), lengths=[4, 8], depths=[0.5], title='x')
+plots.sweep_curve([0.5, 1.0], {8: [3.0, 2.0]}, fixed('x.png'), name='p', unit='byte', title='x')
+plots.absolute(fixed('x.png'), encodings=('sinusoidal', 'binary'), dim=8, length=5)
+plots.bias(fixed('x.png'), encodings=[SPEC, 'kerple'], heads=2, length=5)
+plots.decay(fixed('x.png'), encodings=['sinusoidal', SPEC], dim=8, length=5)
+plots.matrices(fixed('x.png'), position=3, dim=4, theta=100.0)
+plots.table(fixed('x.png'), encoding=SPEC, dim=8, length=5)
+plots.transform(fixed('x.png'), kind='ricker', length=16)
+plots.wavelengths(fixed('x.png'), encodings=SPEC, dim=8, length=5)
+plots.wavelets(fixed('x.png'), encodings=['wavelet:scales=2'], dim=8, length=5)
 """
 
 TORCH = """
@@ -590,7 +604,11 @@ if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
     wavepe.register_wavelet("test_sizes", np.sin, derivative=np.cos)
     SCOPE = vars(sizes_calls) | globals() | {"datetime": datetime, "encoding": wavepe.encoding}
-    SCOPE["analysis"] = analysis
+    SCOPE |= {"analysis": analysis, "plots": plots}
+    with contextlib.suppress(ImportError):  # pictures are laid out, and not drawn
+        from matplotlib.figure import Figure
+
+        Figure.savefig = lambda *_, **__: None
     if SIDE == "torch":
         import hf_model
         import torch

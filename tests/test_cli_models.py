@@ -308,9 +308,9 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
     assert "holds no text" in said or "text too short" in said
     assert "NUL" in refused(capsys, command, stock, "--data", tmp_path / "nul.txt")
     json_to = (command, stock, "--json")
-    assert "is a folder" in refused(capsys, *json_to, tmp_path)
-    assert "there is no folder" in refused(capsys, *json_to, tmp_path / "a" / "b.json")
-    assert "an empty name" in refused(capsys, *json_to, "")
+    assert "a folder is there" in refused(capsys, *json_to, tmp_path)
+    assert "No such file" in refused(capsys, *json_to, tmp_path / "a" / "b.json")
+    assert "got an empty one" in refused(capsys, *json_to, "")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "picture")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "a.txt")
     both = tmp_path / "a.png"

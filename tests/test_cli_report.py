@@ -35,12 +35,18 @@ def runs_of(specs, lengths, seeds):
     ]
 
 
+def shown(runs, lengths):
+    """Print the table, as `wavepe compare` does."""
+    heads, rows = report.headings(lengths, 128), report.rows_of(runs, lengths)
+    report.Section(report.title(128), heads, rows).show()
+
+
 def printed(capsys, monkeypatch, width, runs, lengths):
     """The table as a terminal of this width gets it, without colours; None: as a pipe does."""
     if width is not None:
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    report.print_table(runs, lengths, 128)
+    shown(runs, lengths)
     return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).strip()
 
 
@@ -98,7 +104,7 @@ def test_a_name_is_no_markup(capsys, monkeypatch):
 def test_ascii_alone_where_stdout_takes_no_more(capsys, monkeypatch):
     ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)
-    report.print_table(runs_of(SHORT, FEW, 3), FEW, 128)
+    shown(runs_of(SHORT, FEW, 3), FEW)
     ascii_only.flush()
     text = ascii_only.buffer.getvalue().decode("ascii")
     assert text.count("+-") >= len(SHORT) * len(FEW)
@@ -131,13 +137,14 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Report(3, 10, quiet=False) as progress:
-        progress.model(1, LONG[0])
-        progress.step(1, 5.5)
-        progress.evaluating(LONG[0])
-        progress.step(2, 5.25)
+    with Report([10, 10, 10], quiet=False) as progress:
+        progress.model(0, "none").starts_at(10)
+        model = progress.model(1, LONG[0])
+        model.step(1, 5.5)
+        model.evaluating(LONG[0])
+        model.step(2, 5.25)
         progress._progress.refresh()
-        progress.note("a path:key:name")
+        model.note("a path:key:name")
     text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stderr.getvalue())  # colours, then movements
     text = re.sub(r"\x1b\[[0-9?]*[A-Zhl]", "\n", text)
     assert "…" not in text
@@ -152,8 +159,7 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
 def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Report(1, 4, quiet=False) as progress:
-        progress.model(0, "none")
-        progress.step(2, 5.5)
+    with Report([4], quiet=False) as progress:
+        progress.model(0, "none").step(2, 5.5)
     assert sys.stderr.getvalue().startswith("[1/1] none: step 2 of 4, loss 5.500")
     assert "\x1b" not in sys.stderr.getvalue()

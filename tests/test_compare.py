@@ -22,9 +22,10 @@ import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main
-from wavepe.cli.compare import models_of
+from wavepe.cli.compare.comparison import models_of
 from wavepe.cli.compare.data import evaluation_bytes, load_text
-from wavepe.cli.compare.settings import DEFAULT_ENCODINGS, Settings
+from wavepe.cli.compare.presets import DEFAULTS
+from wavepe.cli.compare.settings import Settings
 from wavepe.cli.compare.training import new_model
 
 TRAININGS = 3
@@ -45,7 +46,7 @@ def finished(text, tmp_path_factory):
 
 def test_results_have_the_published_form(finished):
     results = json.loads((finished / "results.json").read_text())
-    assert set(results) == {"train_length", "runs", "environment"}
+    assert set(results) == {"train_length", "runs", "summary", "environment"}
     assert results["train_length"] == 16
     assert [run["encoding"] for run in results["runs"]] == SPECS
     for run in results["runs"]:
@@ -78,12 +79,13 @@ def test_rows_trained_alike_share_a_checkpoint(finished):
 
 
 def test_the_default_rows_take_six_trainings():
-    settings = Settings(DEFAULT_ENCODINGS, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
+    specs = DEFAULTS["encodings"]
+    settings = Settings(specs, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
     models = models_of(settings)
-    assert len(DEFAULT_ENCODINGS) == 8
+    assert len(specs) == 8
     assert len(models) == 2 * 6
     assert len({model.name for model in models}) == len(models)
-    assert sorted(row for model in models[:6] for row in model.rows) == sorted(DEFAULT_ENCODINGS)
+    assert sorted(row.name for model in models[:6] for row in model.rows) == sorted(specs)
 
 
 def test_checkpoints_load_with_their_encoding(finished, text):
@@ -114,7 +116,7 @@ def test_every_encoding_starts_from_the_same_weights():
 
 def test_picture_and_tables(finished, text, capsys):
     assert (finished / "perplexity.png").read_bytes().startswith(b"\x89PNG")
-    table = (finished / "table.md").read_text()
+    table = (finished / "report.md").read_text()
     assert table.count("**") >= 2 * 2
     before = (finished / "results.json").read_bytes()
     assert main(arguments(text, finished, "--quiet")) == 0  # nothing left to do but to report

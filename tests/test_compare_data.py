@@ -39,9 +39,12 @@ def test_a_single_file_holds_out_its_end(tmp_path):
     file = folder / "one.txt"
     file.write_bytes(bytes(range(1, 201)) * 5)
     for path in (file, folder):
-        read = load_text(str(path), 32, 16)
-        assert read.train.tobytes() + read.held_out.tobytes() == file.read_bytes()
-        assert len(read.held_out) == 50
+        read, other = load_text(str(path), 32, 16), load_text(str(path), 32, 16, "validation")
+        parts = read.train, other.held_out, read.held_out
+        assert b"".join(part.tobytes() for part in parts) == file.read_bytes()
+        assert len(read.held_out) == len(other.held_out) == 50
+        assert other.train.tobytes() == read.train.tobytes()
+        assert other.sha256 != read.sha256
 
 
 def test_large_files_stay_in_training_unless_all_are(tmp_path):
@@ -56,6 +59,9 @@ def test_the_standard_library_is_the_default():
     read = load_text(None, 1024, 128)
     assert len(read.train) > 5_000_000
     assert 0.04 < len(read.held_out) / len(read.train) < 0.07
+    validation = load_text(None, 1024, 128, "validation")
+    assert 0.04 < len(validation.held_out) / len(read.train) < 0.07
+    assert validation.train.tobytes() == read.train.tobytes()
     assert b"def test_" not in read.held_out.tobytes()[:100_000]
 
 
@@ -127,7 +133,8 @@ def test_a_pipe_is_read_and_a_device_refused(tmp_path):
     writer.start()
     read = load_text(str(pipe), 32, 16)
     writer.join()
-    assert read.train.tobytes() + read.held_out.tobytes() == content
+    assert content.startswith(read.train.tobytes())
+    assert content.endswith(read.held_out.tobytes())
     with pytest.raises(UsageError, match="/dev/null: is a device"):
         load_text("/dev/null", 32, 16)
 

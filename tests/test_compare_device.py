@@ -18,10 +18,11 @@ pytest.importorskip("matplotlib")
 import torch
 import wavepe.hf
 from traffic import DEVICE, Traffic
-from wavepe.cli import compare, main
 from wavepe.cli import device as devices
-from wavepe.cli.compare import training
+from wavepe.cli import main
+from wavepe.cli.compare import comparison, evaluation, training
 from wavepe.cli.compare.data import load_text
+from wavepe.cli.compare.plan import plan_of
 from wavepe.cli.compare.settings import Settings
 from wavepe.cli.device import CPU, Device
 from wavepe.cli.errors import CommandError
@@ -144,7 +145,9 @@ def trained(path, text, settings=SETTINGS, read_every=1, save_every=5):
     """What was shown, and the state at the end."""
     tokens, shown = load_text(str(text), 32, 16).train, Shown()
     device = Device(CPU.place, read_every=read_every)
-    state = training.train("none", 0, settings, tokens, path, "", save_every, shown, device)
+    state = training.train(
+        plan_of(settings, "none", 0), settings, tokens, path, "", save_every, shown, device
+    )
     return shown, state
 
 
@@ -181,7 +184,8 @@ def test_a_gradient_that_is_no_number_is_found(tmp_path, text, monkeypatch):
 def test_a_step_copies_its_batch_and_reads_nothing(spec, monkeypatch):
     model = training.new_model(spec, 0, SETTINGS).to(DEVICE)
     state = training.State(model, torch.optim.SGD(model.parameters(), 0.1))  # AdamW knows no "meta"
-    given = state, torch.zeros(2, 17, dtype=torch.int64), SETTINGS, Device(DEVICE)
+    batch = training.Batch(torch.zeros(2, 17, dtype=torch.int64), None)
+    given = state, batch, 0.02, Device(DEVICE)
     training._train_step(*given)
     with Traffic() as traffic:
         training._train_step(*given)
@@ -224,7 +228,7 @@ def test_going_on_with_another_device_is_told_and_recorded(
 @pytest.mark.usefixtures("like_cuda")
 def test_rows_of_another_device_are_told(text, tmp_path, capsys, monkeypatch):
     words = arguments(text, tmp_path, specs=["none", "alibi"])
-    evaluate = training.evaluate
+    evaluate = evaluation.evaluate
 
     def only_the_first(folder, spec, *rest):
         if spec == "alibi":
@@ -232,7 +236,7 @@ def test_rows_of_another_device_are_told(text, tmp_path, capsys, monkeypatch):
         return evaluate(folder, spec, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "evaluate", only_the_first)
+        patched.setattr(evaluation, "evaluate", only_the_first)
         assert main(words) == 130
     capsys.readouterr()
     assert main([*words, "--device", "cuda"]) == 0
@@ -256,7 +260,7 @@ def test_the_default_folder_is_named_after_the_device(text, tmp_path, monkeypatc
     """Else `--device cuda` would find what the CPU has trained."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "device_named", lambda name: Device(torch.device(name)))
-    monkeypatch.setattr(compare, "_Comparison", None)  # the folder is there by then
+    monkeypatch.setattr(comparison, "Comparison", None)  # the folder is there by then
     for name in ("cpu", "cuda"):
         with pytest.raises(TypeError):
             main([*arguments(text, "")[:-2], "--device", name])

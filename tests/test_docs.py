@@ -21,7 +21,18 @@ pytest.importorskip("rich")  # README's tables come from the command line's own
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 
-from benchmarks import exact_angles, fairseq_page, hf_page, readme, rope_accuracy, rope_roofline
+from wavepe.cli.plot import PICTURES
+
+from benchmarks import (
+    exact_angles,
+    fairseq_page,
+    hf_page,
+    multiscale_rope,
+    readme,
+    rope_accuracy,
+    rope_images_page,
+    rope_roofline,
+)
 
 PAGE = (ROOT / "docs" / "rope.md").read_text("utf-8")
 WRITERS = (rope_accuracy, rope_roofline)
@@ -34,7 +45,9 @@ def results():
 # ------------------------------------------------------------------ the page
 
 
-@pytest.mark.parametrize("writer", [*WRITERS, fairseq_page, hf_page])
+@pytest.mark.parametrize(
+    "writer", [*WRITERS, fairseq_page, hf_page, multiscale_rope, rope_images_page]
+)
 def test_tables_are_current(writer, capsys):
     assert writer.main(["--check"]) == 0, capsys.readouterr().err
 
@@ -148,6 +161,47 @@ def test_positions_nearest_to_quarter_turns():
     found = exact_angles.near_quarter_turns(quarter, 500, 5000, 3)
     assert len(found) == 3
     assert found[0] == 500 + int(np.argmin(distance))
+
+
+# ------------------------------------------------------------------ pictures and other figures
+
+
+def test_pictures_are_those_of_the_command():
+    pages = "".join(page.read_text("utf-8") for page in ROOT.glob("docs/*.md"))
+    shown = re.findall(r"\]\(pictures/(\w+)\.png\)", pages)
+    assert sorted(shown) == sorted(PICTURES)
+    assert {path.name for path in (ROOT / "docs/pictures").iterdir()} == {f"{n}.png" for n in shown}
+    named = set(re.findall(r"wavepe plot ([\w:=,]+)", pages)) - {"all", "SPEC", "NAME"}
+    assert len(named) > 2
+    for name in named - {*PICTURES, *oracle.KINDS}:
+        wavepe.encoding(name)
+
+
+def test_kept_images_hold_what_the_page_says():
+    runs = json.loads((ROOT / rope_images_page.RESULTS).read_text("utf-8"))["runs"]
+    by_encoding = {
+        name: np.array([list(r["accuracy"].values()) for r in runs if r["encoding"] == name])
+        for name in ("none", "1-D", "2-D")
+    }
+    assert np.abs(by_encoding["none"] - 1 / 8).max() < 0.05
+    assert by_encoding["1-D"][:, 0].min() > 0.99 < by_encoding["2-D"][:, 0].min()
+    assert by_encoding["1-D"][:, 1:].max() < 0.7
+    assert by_encoding["2-D"][:, 1].min() > 0.99
+    assert by_encoding["2-D"][:, 2].min() > 0.9
+
+
+def test_multiscale_rotations_by_matrices_and_by_prefix_sums(monkeypatch):
+    about = {"cpu": "a CPU", "cpus": 2, "load_average": [0.5], "variant": "avx2", "torch": "2"}
+    about |= {"date": "2026-01-01", "commit": "0" * 40, "dirty": False}
+    monkeypatch.setattr(multiscale_rope, "surroundings", lambda *_: about)
+    results = multiscale_rope.measure(2, heads=2, d=8, lengths=(24, 40))
+    for row in results["rows"]:
+        assert max(row["errors"].values()) < 1e-6
+        assert row["bytes"]["matrices"] == 8 * row["bytes"]["rope"] == row["length"] * 8 * 8 * 4
+    lines = multiscale_rope.section(results).splitlines()
+    assert [line.split()[1] for line in lines[2:4]] == ["24", "40"]
+    wrong = multiscale_rope.turns(24, 8)[0]["rope"]
+    assert multiscale_rope.error(wrong, multiscale_rope.Inputs.make(2, 24, 8)) > 0.1
 
 
 # ------------------------------------------------------------------ the roofline

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,29 @@ def trains_and_generates(shown):
         assert 11 < len(text) <= 11 + 40
 
 
-SHOWS = {"custom_wavelet": prints_its_table_and_a_loss, "self_attention": trains_and_generates}
+def compares_encodings_of_images(shown):
+    head, *rows, last = shown.splitlines()
+    assert head.split() == ["encoding", "8", "x", "8", "12", "x", "12", "16", "x", "16"]
+    results = json.loads(Path("out/results.json").read_text("utf-8"))
+    names = ["none", "1-D", "2-D"]
+    assert [(run["encoding"], run["seed"]) for run in results["runs"]] == [
+        (name, seed) for name in names for seed in range(2)
+    ]
+    for row, name in zip(rows, names, strict=True):
+        found = [run["accuracy"]["16"] for run in results["runs"] if run["encoding"] == name]
+        assert all(0 <= share <= 1 for share in found)
+        assert row.startswith(name)
+        assert row.endswith(f"{sum(found) / 2:.3f} ± {abs(found[0] - found[1]) / 2**0.5:.3f}")
+    assert last == "figures and picture in out"
+    assert Path("out/rope-images.png").read_bytes().startswith(b"\x89PNG")
+
+
+SHOWS = {
+    "custom_wavelet": prints_its_table_and_a_loss,
+    "rope_images": compares_encodings_of_images,
+    "self_attention": trains_and_generates,
+}
+LESS = {"rope_images": ["--steps", "2", "--seeds", "2", "--images", "64", "--out", "out"]}
 
 
 def test_each_example_is_run():
@@ -61,8 +84,38 @@ def test_each_example_is_run():
 
 
 @pytest.mark.parametrize("name", SHOWS)
-def test_it_runs(name, tmp_path):
-    SHOWS[name](run(EXAMPLES / f"{name}.py", folder=tmp_path))
+def test_it_runs(name, tmp_path, monkeypatch):
+    if name == "rope_images":
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    SHOWS[name](run(EXAMPLES / f"{name}.py", *LESS.get(name, ()), folder=tmp_path))
+
+
+def test_the_images_show_what_is_asked():
+    images = runpy.run_path(str(EXAMPLES / "rope_images.py"))
+    patches, answers = images["draw"](300, 9, np.random.default_rng(0))
+    cross, square = images["SHAPES"][:2].reshape(2, -1)
+    likeness = [(patches.numpy() @ (shape - shape.mean())).argmax(1) for shape in (cross, square)]
+    (row, column), (down, across) = (np.divmod(place, 9) for place in likeness)
+    signs = np.array(images["SIGNS"])[answers]
+    assert np.array_equal(np.sign([down - row, across - column]).T, signs)
+    assert max(np.abs(down - row).max(), np.abs(across - column).max()) == images["REACH"]
+    assert len(set(map(int, answers))) == 8
+
+
+def test_scores_of_images_depend_on_both_distances_alone():
+    images = runpy.run_path(str(EXAMPLES / "rope_images.py"))
+    pairs, grid = 6, 5
+    cos, sin = (table.double().numpy() for table in images["tables"]("2-D", grid, pairs))
+    spectrum = 100.0 ** (-np.arange(3) / 3)  # each axis has a whole one
+    row, column = np.divmod(np.arange(grid * grid), grid)
+    angles = np.concatenate([row[:, None] * spectrum, column[:, None] * spectrum], 1)
+    assert np.abs(cos - np.cos(angles)).max() < 1e-6
+    assert np.abs(sin - np.sin(angles)).max() < 1e-6
+    flat, _ = images["tables"]("1-D", grid, pairs)
+    angles = np.arange(grid * grid)[:, None] * 100.0 ** (-np.arange(6) / 6)
+    assert np.abs(flat.numpy() - np.cos(angles)).max() < 1e-6
+    assert images["tables"]("none", grid, pairs) is None
 
 
 def test_five_lines_register_the_wavelet(monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hostile_calls
 import pytest
-import wavepe
+import wavepe.analysis.plots
 from processes import python
 
 CALLS = Path(hostile_calls.__file__)
@@ -35,6 +35,7 @@ def test_every_public_function_is_called():
     text = hostile_calls.NUMPY + hostile_calls.TORCH
     names = {f"wavepe.{name}" for name in wavepe.__all__} - {"wavepe.__version__"}
     names |= {f"analysis.{name}" for name in wavepe.analysis.__all__}
+    names |= {f"plots.{name}" for name in wavepe.analysis.plots.__all__}
     if wavepe.build_info()["torch"]:
         names |= {f"ops.{name}" for name in wavepe.ops.__all__}
         names |= {f"nn.{name}" for name in wavepe.nn.__all__}

@@ -27,6 +27,7 @@ _COMMANDS = {
     "heatmap": "attention maps of models, and how far back each head looks",
     "sweep": "perplexity of a trained model when its rotary embedding is changed: p-RoPE, or theta",
     "convert": "turn the checkpoint of a model into one with another position encoding",
+    "plot": "draw pictures of the encodings themselves: over distance, position, head and scale",
     "bench": "time every operator against what one would use instead",
     "info": "what this installation has, and the commands that bring what it lacks",
 }
@@ -39,6 +40,7 @@ _SMALLER = {
     "heatmap": "lower --length",
     "sweep": "lower --lengths",
     "convert": "free memory, or convert on a machine with more",
+    "plot": "lower --length or --dim",
     "bench": "take --quick, or free memory",
     "info": "free memory",
 }
@@ -51,6 +53,15 @@ class _Help(argparse.HelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         return [part for line in lines for part in fold(line, width)]
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Each line on its own; of several, what does not fit is indented below it."""
+        lines = text.splitlines()
+        below = indent + "    " * (len(lines) > 1)
+        return "\n".join(
+            textwrap.fill(line, width, initial_indent=indent, subsequent_indent=below)
+            for line in lines
+        )
 
 
 class _Parser(argparse.ArgumentParser):

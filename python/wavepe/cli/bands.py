@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import model as models
-from . import output
+from . import outputs
 from .numbers import integer
 
 _LONGEST = 2048
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"tokens to measure on (default: the trained length, at most {_LONGEST})")  # fmt: skip
     add("--train-length", type=int, metavar="N",
         help="trained length of the prediction (default: what config.json says)")  # fmt: skip
-    output.add_arguments(parser)
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     for option in ("length", "train_length"):
         if getattr(args, option) is not None:
             integer(f"--{option.replace('_', '-')}", getattr(args, option), 1)
-    output.check(args, "bands")
+    models.need_parts("wavepe bands")
+    outputs.check(args, "wavepe bands")
     from .text import check_data, tokens_for
 
     check_data(args.data)
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             title=f"{loaded.name}: norms of the pairs of {args.of}s",
         )  # fmt: skip
 
-    output.write(args, figures, draw)
+    outputs.write(args, figures, draw)
     return 0
 
 

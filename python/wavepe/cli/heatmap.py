@@ -10,7 +10,7 @@ import numpy as np
 
 from .._labels import fold
 from . import model as models
-from . import output
+from . import outputs
 from .errors import UsageError
 from .numbers import integer, reals
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threshold", default="1e-3", metavar="X",
         help="a head's window is 1 + the largest distance whose mean weight is at least this "
         "(%(default)s)")  # fmt: skip
-    output.add_arguments(parser)
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) is not None:
             integer(f"--{option}", getattr(args, option), 0)
     (threshold,) = reals("--threshold", [args.threshold])
-    output.check(args, "heatmap")
+    models.need_parts("wavepe heatmap")
+    outputs.check(args, "wavepe heatmap")
     from .text import check_data
 
     check_data(args.data)
@@ -54,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
         figures["environment"] = facts.pop("environment")
         figures["models"].append({**facts, "map": panel})
         panels.append(panel)
-        titles.append("\n".join([*fold(name, _TITLE_WIDTH), f"{facts['shown']}: window {window}"]))
+        titles.append("\n".join([*fold(name, _TITLE_WIDTH), facts["shown"], f"window {window}"]))
 
     def draw(path: Path) -> None:
         from ..analysis.plots import attention_maps
 
         attention_maps(panels, path, titles=titles)
 
-    output.write(args, figures, draw)
+    outputs.write(args, figures, draw)
     return 0
 
 

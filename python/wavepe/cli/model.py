@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .compare.folder import is_run
-from .errors import CommandError, UsageError, out_of_memory, thread_count
+from .errors import CommandError, UsageError, out_of_memory, require, thread_count
 from .imports import import_all
 
 if TYPE_CHECKING:
@@ -121,8 +121,16 @@ LENGTHS_HELP = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add MODEL, and how its text is read and where it runs."""
+DATA_HELP = (
+    "a text file, or a folder of them (default: the part of the Python standard library's sources "
+    "that wavepe compare holds out)"
+)
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
+) -> None:
+    """Add MODEL, where it runs, and --data with its help."""
     add = parser.add_argument
     model = (
         "local folder in Hugging Face format: config.json, weights, tokenizer. Without a tokenizer "
@@ -132,8 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser, several: bool = False) -> Non
         add("models", metavar="MODEL", nargs="+", help=model)
     else:
         add("model", metavar="MODEL", help=model)
-    add("--data", metavar="PATH", help="a text file, or a folder of them (default: the part of the "
-        "Python standard library's sources that wavepe compare holds out)")  # fmt: skip
+    add("--data", metavar="PATH", help=data)
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python file (.py) or module that registers encodings or wavelets of your own; "
         "may be repeated")  # fmt: skip
@@ -141,6 +148,11 @@ def add_arguments(parser: argparse.ArgumentParser, several: bool = False) -> Non
         help="where the model runs; auto is cuda where there is a GPU (%(default)s)")  # fmt: skip
     add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
     add("--quiet", action="store_true", help="print the table alone")
+
+
+def need_parts(command: str) -> None:
+    """CommandError unless what every such command needs is installed."""
+    require(command, torch="torch", transformers="hf", rich="cli")
 
 
 def check_folder(given: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from . import model as models
-from . import output
+from . import outputs
 from .errors import UsageError
 from .numbers import integer, integers, reals
 
@@ -23,7 +23,8 @@ _HAYSTACK = 1 << 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``wavepe needle``."""
-    models.add_arguments(parser)
+    models.add_arguments(parser, data="a text file, or a folder of them, to hide the fact in "
+        "(default: other pairs, or a few sentences repeated)")  # fmt: skip
     add = parser.add_argument
     add("--lengths", "--length", nargs="+", metavar="N",
         help="lengths of the whole context (default: as of wavepe perplexity)")  # fmt: skip
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trials", type=int, default=10, metavar="N",
         help="facts at each length and depth (%(default)s)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of the facts (%(default)s)")
-    output.add_arguments(parser)
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     integer("--seed", args.seed, 0)
     if args.theta is not None and not args.theta > 0:
         raise UsageError(f"--theta {args.theta:g}: needs a number above 0")
-    output.check(args, "needle")
+    models.need_parts("wavepe needle")
+    outputs.check(args, "wavepe needle")
     from .text import check_data, text_of
 
     check_data(args.data)
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
         needle_grid(grid, path, lengths=lengths, depths=depths, title=title)
 
-    output.write(args, figures, draw)
+    outputs.write(args, figures, draw)
     return 0
 
 

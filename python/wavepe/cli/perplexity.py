@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from . import model as models
-from . import output
+from . import outputs
 from .errors import UsageError
 from .numbers import integer, integers
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stride", type=int, metavar="N", help="of sliding (default: half the window)")
     add("--tokens", type=int, metavar="N",
         help="tokens of the text to evaluate, about (65536)")  # fmt: skip
-    output.add_arguments(parser)
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) is not None:
             integer(f"--{option}", getattr(args, option), least)
     _check_protocol(args)
-    output.check(args, "perplexity")
+    models.need_parts("wavepe perplexity")
+    outputs.check(args, "wavepe perplexity")
     from .text import check_data, tokens_for
 
     check_data(args.data)
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         runs = [{"encoding": loaded.name, "seed": 0, "perplexity": found}]
         perplexity_by_length(runs, path, train_length=train_length, title=title, unit=unit)
 
-    output.write(args, figures, draw)
+    outputs.write(args, figures, draw)
     return 0
 
 

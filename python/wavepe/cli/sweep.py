@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import model as models
-from . import output
+from . import outputs
 from .errors import CommandError, UsageError
 from .numbers import integer, integers, reals
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--theta", nargs="+", metavar="X", help="the bases to run the model with")
     add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
     add("--tokens", type=int, metavar="N", help="tokens of the text to evaluate, about (65536)")
-    output.add_arguments(parser)
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
     if args.tokens is not None:
         integer("--tokens", args.tokens, 1)
-    output.check(args, "sweep")
+    models.need_parts("wavepe sweep")
+    outputs.check(args, "wavepe sweep")
     from .text import check_data, tokens_for
 
     check_data(args.data)
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             title=f"{loaded.name}: {option} changed without training",
         )  # fmt: skip
 
-    output.write(args, figures, draw)
+    outputs.write(args, figures, draw)
     return 0
 
 

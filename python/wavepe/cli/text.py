@@ -85,7 +85,8 @@ def _held_out(
         return bytes(text.held_out), f"the held-out part of {text.description}", lengths
     known = settings["lengths"]
     try:
-        text = load_text(data, max(*known, *lengths), settings["train_length"])
+        split = settings.get("split", "test")
+        text = load_text(data, max(*known, *lengths), settings["train_length"], split)
     except UsageError:
         if data is None:
             raise

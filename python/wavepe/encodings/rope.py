@@ -23,6 +23,9 @@ from .._rope_frequencies import (
 from .base import Encoding, register_encoding, sequence_length
 from .options import flag, one_of, option, positive, share
 
+# Types of which factor 1 is no scaling.
+_SCALED_FACTORS = ("linear", "yarn")
+
 
 @register_encoding
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -44,6 +47,9 @@ class RoPE(Encoding):
     inference_theta : float or "scaled", optional
         The base outside training [F]; "scaled" is theta * length / trained_length where the
         sequence is longer than the trained length.
+    factor : float or "scaled", optional
+        Of the types that have one; for linear and yarn, "scaled" is length / trained_length where
+        the sequence is longer than the trained length, and no scaling at all where it is not.
     type : str, optional
         Length scaling, a rope_type of `wavepe.rope_frequencies`; the options below are its
         parameters, under the names of Hugging Face's rope_parameters. original_max_position_
@@ -68,7 +74,7 @@ class RoPE(Encoding):
     interleaved: bool = False
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES))
-    factor: float | None = option(None, PARAMETERS["factor"])
+    factor: float | str | None = option(None, positive("scaled"))
     original_max_position_embeddings: float | None = option(None, PARAMETERS[ORIGINAL])
     attention_factor: float | None = option(None, PARAMETERS["attention_factor"])
     beta_fast: float | None = option(None, PARAMETERS["beta_fast"])
@@ -103,6 +109,12 @@ class RoPE(Encoding):
             check_parameters(kind, given, later=(ORIGINAL,))
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
+        if self.factor == "scaled" and kind not in _SCALED_FACTORS:
+            raise ValueError(
+                f"{self.name} factor=scaled needs type={' or '.join(_SCALED_FACTORS)}, got {kind}"
+            )
+        if self.factor == "scaled" and self.inference_theta == "scaled":
+            raise ValueError(f"{self.name}: factor=scaled or inference_theta=scaled: give one")
         if kind == "dynamic" and self.inference_theta == "scaled":
             raise ValueError(
                 f"{self.name}: type=dynamic and inference_theta=scaled both raise the base with "
@@ -118,15 +130,18 @@ class RoPE(Encoding):
     def follows_length(self) -> bool:
         """Tell whether the frequencies depend on the length of the sequence."""
         scaling = ROPE_TYPES[self.type or "default"]
-        return scaling.follows_length or self.inference_theta == "scaled"
+        return scaling.follows_length or "scaled" in (self.inference_theta, self.factor)
 
     def trained_as(self) -> RoPE:
-        """Return it without `inference_theta`, and with the base written out.
+        """Return it without what begins beyond the trained length, and with the base written out.
 
         rope and rope:theta=10000 are the same model to train, so they must compare equal here.
         """
         theta = DEFAULT_THETA if self.theta is None else self.theta
         kind = None if self.type == "default" else self.type
+        if kind == "dynamic" or self.factor == "scaled":
+            kept = {"theta", "interleaved", "partial_rotary_factor"}
+            return RoPE(**{key: getattr(self, key) for key in kept} | {"theta": theta})
         return dataclasses.replace(super().trained_as(), theta=theta, type=kind)
 
     def frequencies(
@@ -159,7 +174,7 @@ class RoPE(Encoding):
         theta = DEFAULT_THETA if self.theta is None else self.theta
         if not training:
             theta = self._inference_base(theta, length, trained_length)
-        scaling = {"rope_type": self.type or "default", **self._scaling()}
+        scaling = self._scaling_at(length, trained_length)
         lengths = {"length": length, "max_length": trained_length} if self.type else {}
         inv_freq, factor = rope_frequencies(head_dim, theta, scaling=scaling, **lengths)
         if self.fraction == 1:
@@ -184,6 +199,19 @@ class RoPE(Encoding):
         """Return the parameters of the scaling that are given."""
         own = {key: getattr(self, key) for key in PARAMETERS if key != "rope_theta"}
         return {key: value for key, value in own.items() if value is not None}
+
+    def _scaling_at(self, length: int | None, trained_length: int | None) -> dict[str, Any]:
+        """Return the rope parameters for a sequence of `length`."""
+        given = {"rope_type": self.type or "default", **self._scaling()}
+        if self.factor != "scaled":
+            return given
+        trained = self.original_max_position_embeddings
+        if trained is None:
+            trained = self._needed("trained_length", trained_length)
+        factor = self._needed("length", length) / trained
+        if factor > 1:
+            return {**given, "factor": factor}
+        return {key: given[key] for key in given.keys() & {"partial_rotary_factor"}}
 
     def _inference_base(
         self, theta: float, length: int | None, trained_length: int | None

@@ -119,8 +119,11 @@ class Wavelet(Encoding):
             return "was registered without one: wavepe.register_wavelet(..., derivative=...)"
         return None
 
-    def _grid(self, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return scale (level for PyWavelets) and shift of each column."""
+    def grid(self, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return scale (level for PyWavelets) and shift of each column, float64 (head_dim,).
+
+        ValueError where the head size is not divisible by the number of scales.
+        """
         scales: Any = self.scales
         count = len(scales) if isinstance(scales, tuple) else scales
         head_dim = _checks.integer("wavelet head_dim", head_dim, 1)
@@ -139,7 +142,7 @@ class Wavelet(Encoding):
     ) -> tuple[np.ndarray, int, str]:
         length = _checks.integer("wavelet length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
-        scale, shift = self._grid(head_dim)
+        scale, shift = self.grid(head_dim)
         offsets = np.arange(first, length)
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return p, first, "zero"
@@ -151,7 +154,7 @@ class Wavelet(Encoding):
         """
         if not self.learned:
             return super().parameters(head_dim, heads)
-        scale, shift = self._grid(head_dim)
+        scale, shift = self.grid(head_dim)
         return {"scale": scale, "shift": shift}
 
     def learned_table(

@@ -35,6 +35,6 @@ def need_matplotlib() -> None:
         raise ImportError(f"plots need matplotlib: {command_for('plot')}") from None
 
 
-def save(figure: Figure, path: str | PathLike[str]) -> None:
+def save(figure: Figure, path: str | PathLike[str], dpi: int = 150) -> None:
     """Write the figure to `path`, whose ending names the format."""
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=dpi)

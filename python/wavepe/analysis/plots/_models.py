@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ... import _checks
+from . import _parts
 from ._figure import COLOURS, LINES, MARKERS, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def band_heatmap(
     figure.colorbar(image, ax=axes, label="mean L2 norm of the pair")
     if places:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
-    _set_title(axes, title)
+    _parts.title(axes, title)
     save(figure, path)
 
 
@@ -132,7 +133,7 @@ def attention_maps(
         axes.set_xlabel("key")
         axes.set_ylabel("query" if number % columns == 0 else "")
         axes.locator_params(nbins=5, integer=True)
-        _set_title(axes, names[number], size="small")
+        _parts.title(axes, names[number])
     figure.colorbar(
         image, ax=grid, label="attention weight", extend="min", shrink=0.9 if rows == 1 else 0.7
     )
@@ -190,7 +191,7 @@ def needle_grid(
             colour = "white" if rate < 0.5 else "black"
             axes.text(x, y, f"{rate:.0%}", ha="center", va="center", color=colour, size=8)
     figure.colorbar(image, ax=axes, label="share of facts found")
-    _set_title(axes, title)
+    _parts.title(axes, title)
     save(figure, path)
 
 
@@ -262,7 +263,7 @@ def sweep_curve(
         loc="outside right upper", frameon=False, fontsize="small", title="length",
         title_fontsize="small",
     )  # fmt: skip
-    _set_title(axes, title)
+    _parts.title(axes, title)
     save(figure, path)
 
 
@@ -283,11 +284,6 @@ def _row(name: str, value: ArrayLike) -> np.ndarray:
 def _check_title(title: Any) -> None:
     if not isinstance(title, str):
         raise TypeError(f"title must be a string, got {title!r}")
-
-
-def _set_title(axes: Axes, title: str, size: str = "medium") -> None:
-    if title:
-        axes.set_title(title, fontsize=size, loc="left", parse_math=False)
 
 
 def _plain_ticks(axes: Axes) -> None:

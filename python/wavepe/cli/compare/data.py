@@ -16,6 +16,8 @@ import numpy as np
 from ..errors import UsageError
 from .folder import is_run
 
+SPLITS = ("test", "validation")
+# Of the text, for each of them.
 HELD_OUT_SHARE = 0.05
 # Folders of the standard library that hold other people's code, or tests: repetitive tables mostly.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -23,7 +25,7 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes to train on and bytes held out, both uint8 of shape (n,)."""
+    """Bytes to train on and bytes held out to evaluate on, both uint8 of shape (n,)."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -31,11 +33,12 @@ class Text:
     sha256: str
 
 
-def load_text(path: str | None, longest: int, train_length: int) -> Text:
+def load_text(path: str | None, longest: int, train_length: int, split: str = "test") -> Text:
     """Read and split the text at `path`: a file, a folder, or None for the standard library.
 
-    Several files are split by file, one file by place (its end is held out). Needs
-    `train_length` + 1 bytes to train on and `longest` held-out bytes, else UsageError.
+    Test and validation text are both held out; `split` says which one is evaluated on. Several
+    files are split by file, one file by place (its end is the test text). Needs `train_length` + 1
+    bytes to train on and `longest` held-out bytes, else UsageError.
     """
     if path is None:
         files, description = _standard_library()
@@ -43,12 +46,13 @@ def load_text(path: str | None, longest: int, train_length: int) -> Text:
         if not path:
             raise UsageError("--data: needs a file or a folder, got an empty name")
         files, description = _read(Path(path))
-    train, held_out = _split_by_file(files, longest) if len(files) > 1 else _cut(files, longest)
+    parts = _split_by_file(files, longest) if len(files) > 1 else _cut(files, longest)
     size = sum(map(len, files.values()))
+    train, held_out = parts["train"], parts[split]
     if len(train) <= train_length or len(held_out) < longest:
         raise UsageError(
             f"text too short: {description}, {size} bytes, give {len(train)} to train on and "
-            f"{len(held_out)} held out; needs at least {train_length + 1} and {longest}"
+            f"{len(held_out)} held out ({split}); needs at least {train_length + 1} and {longest}"
         )
     digest = hashlib.sha256()
     for part in (train, held_out):
@@ -149,28 +153,37 @@ def _unreadable(error: OSError) -> NoReturn:
     raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _split_by_file(files: dict[str, bytes], longest: int) -> tuple[bytes, bytes]:
-    """Hold out files in the order of their names' hashes until the share is reached.
+def _split_by_file(files: dict[str, bytes], longest: int) -> dict[str, bytes]:
+    """Hold out files in the order of their names' hashes until the share is reached, for the test
+    text first, then for validation.
 
     A file larger than the whole share stays in training, unless every file is.
     """
     share = max(math.ceil(HELD_OUT_SHARE * sum(map(len, files.values()))), longest)
     ranked = sorted(files, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
-    held_out: list[str] = []
-    size = 0
-    for name in ranked:
-        if size < share and len(files[name]) <= share:
-            held_out.append(name)
-            size += len(files[name])
-    if size < longest:
-        held_out = [min(ranked, key=lambda name: (len(files[name]) < longest, len(files[name])))]
-    kept = set(held_out)
-    train = b"".join(content for name, content in files.items() if name not in kept)
-    return train, b"".join(files[name] for name in held_out)
+    kept = set(files)
+    parts = {}
+    for split in SPLITS:
+        chosen: list[str] = []
+        size = 0
+        for name in ranked:
+            if name in kept and size < share and len(files[name]) <= share:
+                chosen.append(name)
+                size += len(files[name])
+        if size < longest and split == "test":
+            chosen = [min(ranked, key=lambda name: (len(files[name]) < longest, len(files[name])))]
+        if len(chosen) == len(kept):  # nothing would be left to train on
+            chosen = chosen if split == "test" else []
+        parts[split] = b"".join(files[name] for name in chosen)
+        kept -= set(chosen)
+    return {"train": b"".join(files[name] for name in files if name in kept), **parts}
 
 
-def _cut(files: dict[str, bytes], longest: int) -> tuple[bytes, bytes]:
-    """Hold out the end of the only file."""
+def _cut(files: dict[str, bytes], longest: int) -> dict[str, bytes]:
+    """Hold out the end of the only file, and for validation what stands before it."""
     (content,) = files.values()
     share = max(math.ceil(HELD_OUT_SHARE * len(content)), longest)
-    return content[:-share], content[-share:]
+    rest, test = content[:-share], content[-share:]
+    if 2 * share > len(rest):
+        share = math.ceil(HELD_OUT_SHARE * len(content))
+    return {"train": rest[:-share], "validation": rest[-share:], "test": test}

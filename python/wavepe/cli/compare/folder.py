@@ -3,21 +3,23 @@
     settings.json                    the settings it was begun with; others are refused
     results.json                     rewritten after each row
     checkpoints/NAME/                a trained model in Hugging Face format, plus training.json
+    checkpoints/NAME-stepN/          one on the way, without it
     training/NAME.pt                 the model now in training
-    perplexity.png, table.md         written at the end
+    perplexity.png, report.md, ...   written at the end
 
 Whatever is written appears at once under its name: under another name first, then renamed.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..._files import new_file, new_folder, part_of, some, writing
 from ..errors import UsageError
@@ -32,13 +34,14 @@ _LONGEST = 80  # characters of a spec in a name; file systems allow 255 bytes
 class RunFolder:
     """Paths and atomic writes of one comparison's folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: str = "") -> None:
         self.path = path
         self.results = path / _RESULTS
         self.picture = path / "perplexity.png"
-        self.table = path / "table.md"
+        self.report = path / "report.md"
         self._settings = path / _SETTINGS
-        self.run = ""  # names the settings, once the folder is opened
+        self.lock: IO[str] | None = None  # while it is opened
+        self.run = run  # names the settings, once the folder is opened
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
@@ -63,6 +66,7 @@ class RunFolder:
                     f"--out {self.path} holds a comparison with other settings "
                     f"({differences(known, manifest)}): give another --out"
                 )
+            self.lock = lock
             yield
 
     def _check(self) -> None:
@@ -127,6 +131,18 @@ class RunFolder:
         with new_folder(self.checkpoint(name)) as unfinished:
             save(unfinished)
         self.discard_training(name)
+
+    def keep(self, name: str, save: Callable[[Path], None]) -> None:
+        """Let `save` fill the checkpoint `name`, unless a process that was killed had done it."""
+        if not self.checkpoint(name).is_dir():
+            with new_folder(self.checkpoint(name)) as unfinished:
+                save(unfinished)
+
+    def kept(self, name: str) -> dict[int, Path]:
+        """The checkpoints on the way to the trained model `name`, by their step."""
+        found = self.path.glob(f"checkpoints/{glob.escape(name)}-step*")
+        steps = {path.name.rpartition("-step")[2]: path for path in found}
+        return {int(step): steps[step] for step in sorted(steps, key=int) if step.isdecimal()}
 
     def discard_training(self, name: str) -> None:
         """Drop the training state of a finished model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -16,16 +17,18 @@ _WIDE = 76
 
 
 class Report:
-    """Shows the training steps of several models, `steps` each, on stderr."""
+    """Shows on stderr how far models are, one after the other or several at a time.
 
-    def __init__(self, models: int, steps: int, *, quiet: bool) -> None:
+    `steps` holds the training steps of each model.
+    """
+
+    def __init__(self, steps: Sequence[int], *, quiet: bool) -> None:
         # emoji would turn the ":x:" of a spec or a path into a picture
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._bar = terminal and not quiet
-        self._models, self._steps = models, steps
-        self._title, self._model = "", 0
-        self._session = _Pace(models * steps)
+        self.bar = terminal and not quiet
+        self.steps = steps
+        self.pace = _Pace(steps)
         self._wide = wide = self._console.width >= _WIDE
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -38,13 +41,11 @@ class Report:
         self._progress = Progress(
             *(column for column in columns if column),
             console=self._console,
-            disable=not self._bar,
+            disable=not self.bar,
             refresh_per_second=4,
             transient=True,
         )
-        self._task = self._progress.add_task(
-            "", total=models * steps, loss="", left="", visible=False
-        )
+        self._task = self._progress.add_task("", total=sum(steps), loss="", left="", visible=False)
 
     def __enter__(self) -> Report:
         self._progress.start()
@@ -58,71 +59,99 @@ class Report:
     ) -> None:
         self._progress.stop()
 
-    def model(self, number: int, title: str) -> None:
-        """Model `number` (from 0) is next."""
-        self._model, self._title = number, title
-        self._describe(title)
-
-    def starts_at(self, step: int) -> None:
-        """`step` steps of the model were taken by an earlier call."""
-        self._session.skip_to(self._model * self._steps + step)
-        self._advance("", "")
-        if 0 < step < self._steps:
-            self.note(f"{self._title}: resumes at step {step}")
-
-    def evaluating(self, spec: str) -> None:
-        """The row `spec` is being evaluated."""
-        self._describe(f"evaluating {spec}" if self._wide else spec)
-
-    def step(self, step: int, loss: float) -> None:
-        """`step` steps of the model are done, the last of them just now."""
-        before = self._session.done - self._model * self._steps
-        self._session.advance_to(self._model * self._steps + step)
-        left = f"{_clock(self._session.left())} left"
-        self._advance(f"loss {loss:.3f}", left)
-        # the last step's line is the row's own
-        if not self._bar and step < self._steps and _passes_mark(before, step, self._steps):
-            self.note(f"{self._title}: step {step} of {self._steps}, loss {loss:.3f}, {left}")
+    def model(self, number: int, title: str) -> ModelReport:
+        """Model `number` (from 0) is next; tell what it returns how far the model is."""
+        report = ModelReport(self, number, title)
+        report.describe(title)
+        return report
 
     def note(self, text: str) -> None:
         """A line that stays. No reader of stderr is no reason to end a training."""
         with suppress(OSError):
-            self._console.print(f"{self._place()} {text}", markup=False, soft_wrap=True)
+            self._console.print(text, markup=False, soft_wrap=True)
 
-    def _describe(self, text: str) -> None:
-        """What is being done, cut so that the numbers have room."""
-        text, width = f"{self._place()} {text}", self._console.width
+    def describe(self, place: str, text: str, short: str) -> None:
+        """What is being done, cut so that the numbers have room; `short` for a narrow terminal."""
+        text, width = f"{place} {text if self._wide else short}", self._console.width
         most = max(16, width // 3 if self._wide else width // 2)
         text = text if len(text) <= most else text[: most - 3] + "..."
         self._progress.update(self._task, description=text, visible=True)
 
-    def _place(self) -> str:
-        return f"[{self._model + 1}/{self._models}]"
+    def advance(self, loss: str, left: str) -> None:
+        """The bar as far as the pace is."""
+        if self.bar:
+            self._progress.update(self._task, completed=self.pace.done, loss=loss, left=left)
 
-    def _advance(self, loss: str, left: str) -> None:
-        if self._bar:
-            self._progress.update(self._task, completed=self._session.done, loss=loss, left=left)
+
+class ModelReport:
+    """How far one model is."""
+
+    def __init__(self, report: Report, number: int, title: str) -> None:
+        self._report, self._number, self._title = report, number, title
+        self._before = 0  # steps of the stages before this one
+
+    def stage(self, after: int) -> None:
+        """A training begins that comes after so many steps of the model."""
+        self._before = after
+
+    def starts_at(self, step: int) -> None:
+        """`step` steps of the training were taken by an earlier call."""
+        self._report.pace.skip_to(self._number, self._before + step)
+        self._report.advance("", "")
+
+    def evaluating(self, spec: str) -> None:
+        """The row `spec` is being evaluated."""
+        self._report.describe(self._place(), f"evaluating {spec}", spec)
+
+    def step(self, step: int, loss: float) -> None:
+        """`step` steps of the training are done, the last of them just now."""
+        pace, steps = self._report.pace, self._report.steps[self._number]
+        before = pace.of[self._number]
+        done = self._before + step
+        pace.advance_to(self._number, done)
+        left = f"{_clock(pace.left())} left"
+        self._report.advance(f"loss {loss:.3f}", left)
+        # the last step's line is the row's own
+        if not self._report.bar and done < steps and _passes_mark(before, done, steps):
+            self.note(f"{self._title}: step {done} of {steps}, loss {loss:.3f}, {left}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._report.note(f"{self._place()} {text}")
+
+    def describe(self, text: str) -> None:
+        """What is being done."""
+        self._report.describe(self._place(), text, text)
+
+    def _place(self) -> str:
+        return f"[{self._number + 1}/{len(self._report.steps)}]"
 
 
 class _Pace:
     """Steps done, and the time left judged by those of this session alone."""
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
+    def __init__(self, totals: Sequence[int]) -> None:
+        self.total = sum(totals)
+        self.of = [0] * len(totals)
         self._skipped = 0
         self._began: float | None = None
 
-    def advance_to(self, done: int) -> None:
-        """The steps up to `done` were taken now; the first ones warm up and are not judged by."""
+    @property
+    def done(self) -> int:
+        return sum(self.of)
+
+    def advance_to(self, number: int, done: int) -> None:
+        """The steps of model `number` up to `done` were taken now; the first ones warm up and are
+        not judged by."""
         if self._began is None:
             self._began = time.monotonic()
-            self._skipped += done - self.done
-        self.done = done
+            self._skipped += done - self.of[number]
+        self.of[number] = done
 
-    def skip_to(self, done: int) -> None:
-        """The steps up to `done` took no time of this session."""
-        self._skipped += done - self.done
-        self.done = done
+    def skip_to(self, number: int, done: int) -> None:
+        """The steps of model `number` up to `done` took no time of this session."""
+        self._skipped += done - self.of[number]
+        self.of[number] = done
 
     def left(self) -> float | None:
         own = self.done - self._skipped

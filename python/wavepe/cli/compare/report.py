@@ -1,39 +1,109 @@
-"""The table of a comparison."""
+"""What a comparison shows at its end: tables in the terminal, report.md, and pictures."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..tables import markdown_rows, print_rows
+from ..._files import new_file
+from ..tables import Row, markdown_rows, print_rows
 from ..terminal import wrapped
+from .folder import RunFolder
+from .protocols import Protocol
+from .settings import Settings
+
+Runs = Sequence[Mapping[str, Any]]
+_BEST = " (* best of its column)"
 
 
-def rows_of(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[tuple[str, list[str]]]:
-    """(encoding, one cell per length), seeds joined, the best of each column starred, ties too.
+@dataclass(frozen=True)
+class Section:
+    """A table, and the picture of it."""
 
-    A cell is the perplexity, or mean and standard deviation over several seeds.
-    """
-    values: dict[str, list[list[float]]] = {}
-    for run in runs:
-        cells = values.setdefault(run["encoding"], [[] for _ in lengths])
-        for cell, length in zip(cells, lengths, strict=True):
-            cell.append(run["perplexity"][str(length)])
-    means = {  # as they are printed
-        name: [round(statistics.fmean(cell), 2) for cell in cells] for name, cells in values.items()
-    }
-    best = [min(column) for column in zip(*means.values(), strict=True)]
-    return [
-        (
-            name,
-            [
-                _number(cell) + ("*" if mean == low else "")
-                for cell, mean, low in zip(cells, means[name], best, strict=True)
-            ],
-        )
-        for name, cells in values.items()
-    ]
+    title: str
+    headings: list[str]
+    rows: Sequence[Row]
+    picture: str = ""
+    draw: Callable[[Path], None] | None = None
+
+    def markdown(self, place: str) -> str:
+        """As a section of report.md; `place` is the folder of the picture."""
+        text = f"## {self.title}\n\n{markdown_rows('encoding', self.headings, self.rows)}"
+        return f"{text}\n![{self.title}]({place}{self.picture})\n" if self.draw else text
+
+    def show(self) -> None:
+        """On stdout."""
+        print(wrapped(self.title + _BEST, indent=0))
+        print_rows("encoding", self.headings, self.rows)
+
+
+def report(
+    outer: RunFolder, parts: dict[str, Settings], results: dict[str, dict[str, Any]], quiet: bool
+) -> None:
+    """Print the tables of all parts, and write report.md and its pictures."""
+    text = ["# Comparison of position encodings\n"]
+    pictures = []
+    for name, settings in parts.items():
+        place = f"{name}/" if name else ""
+        if name:
+            text.append(f"# {name}\n")
+        text.append(_facts(results[name]))
+        for section in sections(results[name]["runs"], settings):
+            section.show()
+            text.append(section.markdown(place))
+            if section.draw:
+                pictures.append(outer.path / place / section.picture)
+                with new_file(pictures[-1]) as part:
+                    section.draw(part)
+    with new_file(outer.report) as part:
+        part.write_text("\n".join(text), "utf-8", "backslashreplace")
+    if not quiet:
+        print(f"report: {outer.report}")
+        for name in parts:
+            print(f"results: {outer.path / name / outer.results.name}")
+        for picture in pictures:
+            print(f"picture: {picture}")
+
+
+def sections(runs: Runs, settings: Settings) -> list[Section]:
+    """What there is to show of these runs."""
+    length, found = settings.train_length, []
+    if settings.task:
+        found.append(_accuracy(runs, settings))
+    first, *others = settings.protocols
+    tuned = settings.finetune
+    if tuned:
+        heading = f"{title(length, first)}, before the training on {tuned} bytes"
+        found.append(_perplexity(runs, settings, heading, "before.png", "before", "perplexity"))
+    heading = title(length, first, settings.task) + (f", then on {tuned}" if tuned else "")
+    found.append(_perplexity(runs, settings, heading, "perplexity.png", "perplexity"))
+    for name in others:
+        picture = f"perplexity-{name.replace(':', '-').replace('/', '-')}.png"
+        heading = title(length, name)
+        found.append(_perplexity(runs, settings, heading, picture, "protocols", name))
+    if any("bands" in run for run in runs):
+        found.append(_bands(runs, settings))
+    return found
+
+
+def title(train_length: int, protocol: str = "whole", task: str = "") -> str:
+    """What the numbers of a table of perplexity are."""
+    what = f"the answers of task {task}" if task else "held-out text"
+    how = Protocol.parse(protocol, train_length).text
+    return f"Perplexity per byte of {what}, {how}, trained on {train_length} bytes"
+
+
+def console_table(runs: Runs, lengths: Sequence[int], train_length: int) -> None:
+    """Print the table of perplexity alone."""
+    print_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
+
+
+def markdown_table(runs: Runs, lengths: Sequence[int], train_length: int) -> str:
+    """The table of perplexity in Markdown, the best in bold."""
+    return markdown_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
 
 
 def headings(lengths: Sequence[int], train_length: int) -> list[str]:
@@ -46,32 +116,132 @@ def headings(lengths: Sequence[int], train_length: int) -> list[str]:
     return heads
 
 
-def title(train_length: int) -> str:
-    """What the numbers are."""
-    return (
-        f"Perplexity per byte of held-out text, whole sequence, trained on {train_length} bytes "
-        "(* best of its column)"
+def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, list[str]]]:
+    """(encoding, one cell per length), seeds joined, the best of each column starred, ties too.
+
+    A cell is the perplexity, or what `keys` lead to in a run: its mean and standard deviation over
+    several seeds. Of "accuracy" the highest is the best.
+    """
+    keys = keys or ("perplexity",)
+    best = max if keys[-1] == "accuracy" else min
+    values = _values(runs, lengths, keys)
+    means = {  # as they are printed
+        name: [round(statistics.fmean(cell), 2) for cell in cells] for name, cells in values.items()
+    }
+    bests = [best(column) for column in zip(*means.values(), strict=True)]
+    return [
+        (
+            name,
+            [
+                _number(cell) + ("*" if mean == least else "")
+                for cell, mean, least in zip(cells, means[name], bests, strict=True)
+            ],
+        )
+        for name, cells in values.items()
+    ]
+
+
+def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Mean and spread over the seeds of each encoding, for results.json.
+
+    "std" is the sample's standard deviation, None for one seed.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key in ("perplexity", "accuracy"):
+        those = [run for run in runs if key in run]
+        for name, cells in _values(those, lengths, (key,)).items():
+            entry = found.setdefault(name, {"encoding": name, "seeds": len(cells[0])})
+            entry[key] = {
+                str(length): {
+                    "mean": statistics.fmean(cell),
+                    "std": statistics.stdev(cell) if len(cell) > 1 else None,
+                }
+                for length, cell in zip(lengths, cells, strict=True)
+            }
+    return list(found.values())
+
+
+def _values(
+    runs: Runs, lengths: Sequence[int], keys: Sequence[str]
+) -> dict[str, list[list[float]]]:
+    """encoding -> for each length one value per seed."""
+    values: dict[str, list[list[float]]] = {}
+    for run in runs:
+        cells = values.setdefault(run["encoding"], [[] for _ in lengths])
+        for cell, length in zip(cells, lengths, strict=True):
+            cell.append(_reach(run, keys)[str(length)])
+    return values
+
+
+def _reach(run: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        run = run[key]
+    return run
+
+
+def _perplexity(runs: Runs, settings: Settings, heading: str, picture: str, *keys: str) -> Section:
+    from wavepe.analysis.plots import perplexity_by_length
+
+    lengths, length = settings.lengths, settings.train_length
+    drawn = [{**run, "perplexity": _reach(run, keys)} for run in runs]
+
+    def draw(path: Path) -> None:
+        perplexity_by_length(drawn, path, train_length=length, title=heading)
+
+    return Section(heading, headings(lengths, length), rows_of(runs, lengths, *keys), picture, draw)
+
+
+def _accuracy(runs: Runs, settings: Settings) -> Section:
+    from wavepe.analysis.plots import accuracy_grid
+
+    lengths, length = settings.lengths, settings.train_length
+    heading = f"Task {settings.task}: share of answers that are right, trained on {length} bytes"
+    values = _values(runs, lengths, ("accuracy",))
+
+    def draw(path: Path) -> None:
+        accuracy_grid(values, lengths, path, train_length=length, title=heading)
+
+    rows = rows_of(runs, lengths, "accuracy")
+    return Section(heading, headings(lengths, length), rows, "accuracy.png", draw)
+
+
+def _bands(runs: Runs, settings: Settings) -> Section:
+    """Predicted and measured band of the rotary rows, on the way and at the end."""
+    length = settings.train_length
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        if "bands" in run:
+            by_name.setdefault(run["encoding"], []).append(run["bands"])
+    steps = list(next(iter(by_name.values()))[0]["steps"])
+    rows = []
+    for name, bands in by_name.items():
+        predicted = bands[0]["predicted"]
+        measured = [_number([band["steps"][step] for band in bands]) for step in steps]
+        measured.append(_number([band["key"] for band in bands]))
+        rows.append((name, [f"{predicted:.2f}", f"{1.1 * predicted:.2f}", *measured]))
+    heads = ["predicted j*", "1.1 j*", *(f"step {step}" for step in steps), "at the end"]
+    heading = (
+        f"Frequency band of keys, a pair of 0 to {settings.head_dim // 2 - 1}, trained on "
+        f"{length} bytes"
     )
+    return Section(heading, heads, rows)
 
 
-def print_table(runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int) -> None:
-    """Print the table on stdout, under its title."""
-    print(wrapped(title(train_length), indent=0))
-    console_table(runs, lengths, train_length)
-
-
-def console_table(
-    runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int
-) -> None:
-    """Print the table alone."""
-    print_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
-
-
-def markdown_table(
-    runs: Sequence[dict[str, Any]], lengths: Sequence[int], train_length: int
-) -> str:
-    """The table in Markdown, the best in bold."""
-    return markdown_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
+def _facts(results: Mapping[str, Any]) -> str:
+    """What was compared, in two lines."""
+    environment = results["environment"]
+    settings, data = environment["settings"], environment["data"]
+    seeds = settings["seeds"]
+    seconds = sum(model["seconds"] for model in environment["models"].values())
+    return (
+        f"{len(environment['models'])} trainings of {settings['steps']} steps in "
+        f"{seconds:.0f} s of training; {seeds} seed{'s' * (seeds > 1)}"
+        f"{', mean ± standard deviation' * (seeds > 1)}; {settings['layers']} layers, "
+        f"{settings['heads']} heads of {settings['head_dim']}.\n"
+        f"Text: {data['text']}; evaluated on {data['evaluated_bytes']} bytes of the "
+        f"{settings['split']} part. {environment['machine']}, torch {environment['torch']}, "
+        f"{environment['date']}.\n"
+    )
 
 
 def _number(cell: Sequence[float]) -> str:

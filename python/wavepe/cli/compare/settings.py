@@ -6,32 +6,31 @@ import argparse
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-import wavepe
+from wavepe._wavelet_pywt import is_family
+from wavepe.encodings import Encoding, Wavelet
 
 from ..errors import UsageError
-
-DEFAULT_ENCODINGS = (
-    "none",
-    "sinusoidal",
-    "rope",
-    "rope:theta=128",
-    "rope:theta=128,inference_theta=scaled",
-    "rope:theta=10000,inference_theta=scaled",
-    "alibi",
-    "wavelet:scales=6",
-)
-DEFAULT_FACTORS = (1, 2, 4, 8)
+from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS
+from .protocols import Protocol
+from .rows import Row
+from .tasks import TASKS
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides the figures, besides the text and the number of threads."""
+    """All that decides the figures, besides the text and the number of threads.
+
+    `encodings` are the names of the rows; `finetune` is the length on which the training goes on,
+    0 for none; `keep` the number of checkpoints kept on the way.
+    """
 
     encodings: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -45,10 +44,21 @@ class Settings:
     learning_rate: float
     eval_bytes: int
     imports: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ("whole",)
+    task: str = ""
+    split: str = "test"
+    finetune: int = 0
+    finetune_steps: int = 0
+    keep: int = 0
+    bands: bool = False
 
     @property
     def hidden(self) -> int:
         return self.heads * self.head_dim
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(map(Row.parse, self.encodings))
 
     def manifest(self, text_sha256: str) -> dict[str, Any]:
         """What a run folder keeps to recognise its own settings, as JSON gives it back."""
@@ -57,37 +67,90 @@ class Settings:
             del settings["imports"]
         return json.loads(json.dumps({**settings, "text_sha256": text_sha256}))
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
+        """The settings whose `asdict` went through JSON."""
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**plain)
 
-def settings_from(args: argparse.Namespace, imports: tuple[str, ...] = ()) -> Settings:
+
+def comparisons(args: argparse.Namespace, imports: tuple[str, ...] = ()) -> dict[str, Settings]:
+    """The settings of each comparison that is asked for, by its folder within --out.
+
+    Without a preset, and with most of them, that is one, and its folder is --out itself ("").
+    UsageError names the first argument that is wrong.
+    """
+    if args.preset is None:
+        return {"": settings_from(args, imports)}
+    preset = PRESETS[args.preset]
+    return {
+        name: settings_from(args, imports, {**preset.options, **options}, preset.factors)
+        for name, options in preset.parts.items()
+    }
+
+
+def settings_from(
+    args: argparse.Namespace,
+    imports: tuple[str, ...] = (),
+    preset: Mapping[str, Any] = MappingProxyType({}),
+    factors: Sequence[int] = DEFAULT_FACTORS,
+) -> Settings:
     """The parsed arguments as Settings; UsageError names the first one that is wrong.
 
-    `imports` are what `import_all` gave for the files that were imported.
+    An option that was not given takes its value from `preset`, from the model's size, or from
+    DEFAULTS, the first that has it. `factors` are the lengths in trained lengths. `imports` are
+    what `import_all` gave for the files that were imported.
     """
-    train_length = _integer("--train-length", args.train_length, 2)
-    heads = _integer("--heads", args.heads, 1)
-    head_dim = _integer("--head-dim", args.head_dim, 2)
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    size = MODELS[{**DEFAULTS, **preset, **given}["model"]]
+    chosen = {**DEFAULTS, **size, **preset, **given}
+    count: dict[str, Any] = {
+        name: _integer(f"--{name.replace('_', '-')}", chosen[name], least)
+        for name, least in _LEAST.items()
+    }
+    train_length, head_dim = count["train_length"], count["head_dim"]
     if head_dim % 2:
         raise UsageError(f"--head-dim {head_dim}: needs an even number")
-    if not (args.lr > 0 and math.isfinite(args.lr)):
-        raise UsageError(f"--lr {args.lr:g}: needs a positive number")
-    lengths = args.lengths or [str(train_length * factor) for factor in DEFAULT_FACTORS]
+    rate = chosen["lr"]
+    if not (rate > 0 and math.isfinite(rate)):
+        raise UsageError(f"--lr {rate:g}: needs a positive number")
+    if chosen["task"] and chosen["finetune"]:
+        raise UsageError("--task and --finetune: give one of them")
     settings = Settings(
-        encodings=_encodings(args.encodings or DEFAULT_ENCODINGS),
-        lengths=_lengths(lengths),
-        train_length=train_length,
-        steps=_integer("--steps", args.steps, 1),
-        seeds=_integer("--seeds", args.seeds, 1),
-        batch=_integer("--batch", args.batch, 1),
-        layers=_integer("--layers", args.layers, 1),
-        heads=heads,
-        head_dim=head_dim,
-        learning_rate=args.lr,
-        eval_bytes=_integer("--eval-bytes", args.eval_bytes, 1),
+        encodings=_encodings(chosen["encodings"]),
+        lengths=_lengths(chosen["lengths"] or [str(train_length * n) for n in factors]),
+        learning_rate=rate,
         imports=imports,
+        protocols=_protocols(chosen["protocols"], train_length),
+        task=chosen["task"],
+        split=chosen["split"],
+        bands=chosen["bands"],
+        **count,
+        **_continued(chosen, count["steps"]),
     )
-    for spec in settings.encodings:
-        _try_encoding(spec, settings)
+    if settings.task:
+        TASKS[settings.task].check(min(train_length, *settings.lengths))
+    for row in settings.rows:
+        _try(row, settings)
     return settings
+
+
+def hints(settings: Settings) -> list[str]:
+    """What the user may want to know before the training: scales that are too large to be learned.
+
+    [W] finds that the largest scale should be at most a quarter of the trained length.
+    """
+    found = []
+    for row in settings.rows:
+        if not isinstance(row.read, Wavelet) or is_family(row.read.kind):
+            continue
+        largest = row.read.grid(settings.head_dim)[0].max()
+        if largest > settings.train_length / 4:
+            found.append(
+                f"{row.name}: the largest scale is {largest:g}, above a quarter of the trained "
+                f"length ({settings.train_length / 4:g}): its wavelets are seen in part only"
+            )
+    return found
 
 
 def digest(manifest: dict[str, Any]) -> str:
@@ -109,6 +172,26 @@ def _plain(value: Any) -> str:
 
 
 _TOO_MANY = 2**31
+# The least value of each option that is a count.
+_LEAST = {
+    "train_length": 2, "steps": 1, "seeds": 1, "batch": 1, "layers": 1, "heads": 1, "head_dim": 2,
+    "eval_bytes": 1, "keep": 0,
+}  # fmt: skip
+
+
+def _continued(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The length of the training that goes on, and its steps: a tenth, where none are given."""
+    if not chosen["finetune"]:
+        if chosen["finetune_steps"] is not None:
+            raise UsageError("--finetune-steps: needs --finetune LENGTH")
+        return {}
+    more = chosen["finetune_steps"]
+    return {
+        "finetune": _integer("--finetune", chosen["finetune"], 2),
+        "finetune_steps": _integer(
+            "--finetune-steps", max(1, steps // 10) if more is None else more, 1
+        ),
+    }
 
 
 def _integer(name: str, value: int, least: int) -> int:
@@ -132,13 +215,14 @@ def _lengths(words: Sequence[str]) -> tuple[int, ...]:
 
 
 def _encodings(specs: Sequence[str]) -> tuple[str, ...]:
-    names = []
-    for spec in specs:
-        try:
-            names.append(str(wavepe.encoding(spec)))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"--encodings {spec}: {error}") from None
+    names = [Row.parse(spec).name for spec in specs]
     _no_duplicates("--encodings", names)
+    return tuple(names)
+
+
+def _protocols(words: Sequence[str], train_length: int) -> tuple[str, ...]:
+    names = [str(Protocol.parse(word, train_length)) for word in words]
+    _no_duplicates("--protocols", names)
     return tuple(names)
 
 
@@ -150,22 +234,38 @@ def _no_duplicates(option: str, values: Iterable[Any]) -> None:
         seen.add(value)
 
 
-def _try_encoding(spec: str, settings: Settings) -> None:
-    """Ask the encoding for the numbers it will be asked for, so that a misfit shows now."""
-    encoding = wavepe.encoding(spec)
-    longest = max(settings.train_length, *settings.lengths)
+def _try(row: Row, settings: Settings) -> None:
+    """Ask the encodings for the numbers they will be asked for, so that a misfit shows now."""
+    longest = max(settings.train_length, settings.finetune, *settings.lengths)
+    try:
+        _ask(row.trained, settings, settings.train_length)
+        _ask(row.read, settings, longest)
+        if _learned(row.trained, settings) != _learned(row.read, settings) and not (
+            settings.finetune
+        ):
+            raise ValueError("what is trained has other learned parameters than what is read")
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--encodings {row.name}: {error}") from None
+
+
+def _ask(encoding: Encoding, settings: Settings, longest: int) -> None:
     ends = np.array([0, longest - 1])
     around = {"length": longest, "trained_length": settings.train_length}
-    try:
-        if encoding.entry == "absolute":
-            encoding.absolute(ends, settings.hidden, **around)
-        elif encoding.entry == "rotary":
-            encoding.rope_table(ends, settings.head_dim, **around)
-        elif encoding.entry == "relative":
-            encoding.table(2, settings.head_dim)  # the head size decides; the whole may be large
-        elif encoding.entry == "slope":
-            encoding.slopes(settings.heads)
-        elif encoding.entry == "bias":
-            encoding.bias(2, settings.heads)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"--encodings {spec}: {error}") from None
+    if encoding.entry == "absolute":
+        encoding.absolute(ends, settings.hidden, **around)
+    elif encoding.entry == "rotary":
+        encoding.rope_table(ends, settings.head_dim, **around)
+    elif encoding.entry == "relative":
+        encoding.table(2, settings.head_dim)  # the head size decides; the whole may be large
+    elif encoding.entry == "slope":
+        encoding.slopes(settings.heads)
+    elif encoding.entry == "bias":
+        encoding.bias(2, settings.heads)
+
+
+def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:
+    """The shape of each learned parameter, by name."""
+    if not encoding.learned:
+        return {}
+    initial = encoding.parameters(settings.head_dim, settings.heads)
+    return {name: np.shape(value) for name, value in initial.items()}

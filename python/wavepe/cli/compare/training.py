@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import wavepe.hf
-from wavepe.analysis import perplexity
 
 from ..._files import ENDING, new_file, unwind
 from ..device import CPU, Device
 from ..errors import CommandError
+from .comparison import Listener
 from .data import batch_at
-from .progress import Report
+from .plan import Plan
 from .settings import Settings
+from .tasks import TASKS
 
 VOCABULARY = 256
 # Small models train faster from more than transformers' 0.02; with less than this, the token
@@ -35,6 +36,8 @@ WEIGHT_DECAY = 0.1
 CLIP = 1.0
 WARM_UP_SHARE = 0.1
 LAST_RATE_SHARE = 0.05
+# In a task's loss, of the text between its statements.
+TEXT_WEIGHT = 1.0
 # Weight of the newest step in the loss that is shown.
 LOSS_MEMORY = 0.02
 
@@ -106,56 +109,57 @@ def new_model(spec: str, seed: int, settings: Settings) -> torch.nn.Module:
 
 
 def train(
-    spec: str,
-    seed: int,
+    plan: Plan,
     settings: Settings,
-    tokens: np.ndarray,
+    text: np.ndarray,
     saved: Path,
     run: str,
     save_every: int,
-    report: Report,
+    report: Listener,
     device: Device = CPU,
+    keep: Callable[[Any, int], None] | None = None,
 ) -> State:
     """Train from the beginning, or from `saved` where that exists, to the last step.
 
-    `run` names the comparison's settings: a state of another one is refused.
+    `run` names the comparison's settings: a state of another one is refused. `keep` is given the
+    model at the plan's kept steps.
 
     The state is saved every `save_every` steps. Ctrl-C, SIGTERM and SIGHUP save after the step
     under way and raise KeyboardInterrupt. Nothing is saved before the losses up to it are read and
     found finite.
     """
-    model = new_model(spec, seed, settings).to(device.place)  # the same weights on every device
-    state = State(model, _optimizer(model, settings), spec, seed, run, devices=[device.label])
+    # the same weights on every device
+    model = (_continued(plan) if plan.begun else new_model(plan.spec, plan.seed, settings)).to(
+        device.place
+    )
+    state = State(
+        model, _optimizer(model, settings), plan.name, plan.seed, run, devices=[device.label]
+    )
     if saved.exists():
         try:
             state.load(saved)
         except Exception as error:
             raise CommandError(f"cannot resume from {saved} ({error}): delete it") from error
     report.starts_at(state.step)
-    if wavepe.variant() not in state.variants:
-        report.note(
-            f"{spec}: began with variant {' and '.join(state.variants)}, goes on with "
-            f"{wavepe.variant()}: figures may differ in their last digits"
-        )
-        state.variants.append(wavepe.variant())
-    if device.label not in state.devices:
-        report.note(
-            f"{spec}: began on {' and '.join(state.devices)}, goes on with {device.label}: figures "
-            "may differ"
-        )
-        state.devices.append(device.label)
+    if state.step:
+        report.note(f"{plan.name}: resumes at step {state.step}")
+    _note_changes(state, report, device)
     model.train()
     unread: list[torch.Tensor] = []
     with _interrupt_noted() as noted:
-        while state.step < settings.steps:
+        while state.step < plan.steps:
             began = time.perf_counter()
-            batch = batch_at(tokens, state.step, seed, settings.batch, settings.train_length)
-            unread.append(_train_step(state, torch.from_numpy(batch), settings, device))
+            batch = _batch(plan, settings, text, state.step)
+            rate = settings.learning_rate * _schedule(state.step, plan.steps)
+            unread.append(_train_step(state, batch, rate, device))
             state.step += 1
-            last = state.step == settings.steps
+            last = state.step == plan.steps
+            kept = state.step in plan.kept_steps
             due = state.step % save_every == 0 and not last
-            if last or due or state.step % device.read_every == 0:
+            if last or due or kept or state.step % device.read_every == 0:
                 _read(state, unread, report)
+            if kept and keep is not None:
+                keep(state.model, state.step)
             state.seconds += time.perf_counter() - began
             if noted or due:
                 _read(state, unread, report)
@@ -165,37 +169,73 @@ def train(
     return state
 
 
-def evaluate(
-    folder: Path,
-    spec: str,
-    tokens: np.ndarray,
-    lengths: tuple[int, ...],
-    device: Device = CPU,
-) -> dict[str, float]:
-    """Whole-sequence perplexity per byte of the saved model read with the encoding `spec`."""
+def _continued(plan: Plan) -> torch.nn.Module:
+    """The model of the checkpoint from which the plan goes on, with the plan's encoding."""
+    assert plan.begun is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)  # for what a learned encoding adds
+        return load_model(plan.begun, plan.spec)
+
+
+def load_model(folder: Path, spec: str) -> torch.nn.Module:
+    """The saved model, read with the encoding `spec`; CommandError where it is damaged."""
     try:
-        model = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(folder, position_encoding=spec)
+        return wavepe.hf.WavePELlamaForCausalLM.from_pretrained(folder, position_encoding=spec)
     except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
         raise CommandError(
             f"cannot load {folder} ({error}): remove that folder, and it is trained again"
         ) from error
-    model.to(device.place)
-    held_out = torch.from_numpy(tokens.astype(np.int64))
-    with device.autocasting():
-        return {str(length): perplexity(model, held_out, length) for length in lengths}
 
 
-def _train_step(
-    state: State, batch: torch.Tensor, settings: Settings, device: Device
-) -> torch.Tensor:
+def _note_changes(state: State, report: Listener, device: Device) -> None:
+    """Say, and keep, on what a training goes on that began on something else."""
+    if wavepe.variant() not in state.variants:
+        report.note(
+            f"{state.spec}: began with variant {' and '.join(state.variants)}, goes on with "
+            f"{wavepe.variant()}: figures may differ in their last digits"
+        )
+        state.variants.append(wavepe.variant())
+    if device.label not in state.devices:
+        report.note(
+            f"{state.spec}: began on {' and '.join(state.devices)}, goes on with {device.label}: "
+            "figures may differ"
+        )
+        state.devices.append(device.label)
+
+
+class Batch(NamedTuple):
+    """Tokens (batch, length + 1), each to be predicted by those before it; of a task, with a mark
+    on those that are asked for, bool (batch, length)."""
+
+    tokens: torch.Tensor
+    asked: torch.Tensor | None
+
+
+def _batch(plan: Plan, settings: Settings, text: np.ndarray, step: int) -> Batch:
+    """The batch of a step: it follows from the seed and the step alone."""
+    if not settings.task:
+        step += plan.drawn
+        return Batch(
+            torch.from_numpy(batch_at(text, step, plan.seed, plan.batch, plan.length)), None
+        )
+    drawn = TASKS[settings.task].examples(text, [plan.seed, step], plan.batch, plan.length)
+    return Batch(torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.questions[:, 1:] > 0))
+
+
+def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torch.Tensor:
     """Take a step; returns its loss and the norm of its gradient, on the device."""
-    rate = settings.learning_rate * _schedule(state.step, settings.steps)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    batch = device.put(batch)
+    tokens = device.put(batch.tokens)
     with device.autocasting():
-        logits = state.model(input_ids=batch[:, :-1], use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        logits = state.model(input_ids=tokens[:, :-1], use_cache=False).logits
+    logits, targets = logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
+    if batch.asked is None:
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+    else:
+        asked = device.put(batch.asked).flatten()
+        each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+        loss = each[asked].mean() + each.mean() * TEXT_WEIGHT
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), CLIP)
     state.optimizer.step()
@@ -203,7 +243,7 @@ def _train_step(
     return torch.stack((loss.detach(), norm))
 
 
-def _read(state: State, unread: list[torch.Tensor], report: Report) -> None:
+def _read(state: State, unread: list[torch.Tensor], report: Listener) -> None:
     """Take what `_train_step` returned since the last call into the running mean.
 
     CommandError where it is not finite: then the weights are not, either.

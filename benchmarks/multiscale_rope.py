@@ -1,0 +1,177 @@
+"""What the dropped multi-scale rotation costs, over RoPE and beside wavelet attention.
+
+`python -m benchmarks.multiscale_rope` measures and prints; `--json FILE` keeps the figures;
+`--write` puts benchmarks/results/multiscale-rope.json into docs/rope.md, `--check` says whether
+that is stale. One thread, float32, calls taken in turns, the fastest of each.
+
+The ways to tell attention the positions of q and k
+    none         attention alone
+    rope         the rotation (interleaved pairs), then attention
+    wavelet      attention with a table of wavelets
+    matrices     analysis.multiscale_rope_matrix, a d x d matrix for each position, for q and for k
+    prefix sums  the same numbers: block (i, j) is the rotation of pair i for all j <= i, so it is
+                 the rotation of the sum of the pairs up to i
+Each is judged against the matrices in float64.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import wavepe
+import wavepe.ops as ops
+from torch import Tensor
+from wavepe.analysis import multiscale_rope_matrix
+
+from .attention_inputs import Inputs
+from .attention_page import commit_of
+from .bench_attention import trained, with_gradients
+from .command import RESULTS, measuring_command
+from .hf_page import kept
+from .machine import surroundings
+from .memory import Allocator
+from .readme import replaced
+from .timing import take_turns
+
+PAGE = Path("docs", "rope.md")
+KEPT = RESULTS / "multiscale-rope.json"
+HEADS, HEAD_SIZE, LENGTHS = 8, 64, (256, 512, 1024, 2048)
+WAYS = ("none", "rope", "wavelet", "matrices", "prefix sums")
+TURNS = ("rope", "matrices", "prefix sums")  # those that change q and k
+
+Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def turns(length: int, d: int) -> tuple[dict[str, Turn], dict[str, int]]:
+    """What each way does to q and k, (1, heads, length, d), and the bytes of what it holds."""
+    matrices = np.empty((length, d, d), np.float32)
+    for position in range(length):
+        matrices[position] = multiscale_rope_matrix(position, d)
+    held = torch.from_numpy(matrices)
+    inv_freq = torch.from_numpy(wavepe.rope_frequencies(d)[0])
+    cos, sin = ops.rope_table(torch.arange(length), inv_freq)
+
+    def rope(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.rope_qk(q, k, cos, sin, interleaved=True)
+
+    def by_matrices(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """A product (d, d) x (d, heads) for each position."""
+        q, k = ((held @ x[0].permute(1, 2, 0)).permute(2, 0, 1)[None] for x in (q, k))
+        return q, k
+
+    def by_prefix_sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (x.unflatten(-1, (-1, 2)).cumsum(-2).flatten(-2) for x in (q, k))
+        return rope(q, k)
+
+    tables = cos.nbytes + sin.nbytes
+    found = {"rope": rope, "matrices": by_matrices, "prefix sums": by_prefix_sums}
+    return found, {"rope": tables, "matrices": held.nbytes, "prefix sums": tables}
+
+
+def error(turn: Turn, x: Inputs) -> float:
+    """The largest of q's and k's, over the largest exact number; of the first 64 positions."""
+    few = slice(min(64, x.length))
+    exact = np.stack([multiscale_rope_matrix(m, x.q.shape[-1]) for m in range(few.stop)])
+    worst = 0.0
+    for got, given in zip(turn(x.q, x.k), (x.q, x.k), strict=True):
+        right = np.einsum("nij,hnj->hni", exact, given[0, :, few].double().numpy())
+        apart = np.abs(got[0, :, few].double().numpy() - right).max()
+        worst = max(worst, float(apart / np.abs(right).max()))
+    return worst
+
+
+def row(heads: int, length: int, d: int, repeats: int) -> dict:
+    """Every way at one length."""
+    x = Inputs.make(heads, length, d)
+    found, held = turns(length, d)
+    known = ops.relative_table(x.p)
+    attend: dict[str, Callable] = {"none": ops.attention}
+    attend["wavelet"] = lambda q, k, v: ops.attention(q, k, v, p=known)
+    for name, turn in found.items():
+        attend[name] = lambda q, k, v, turn=turn: ops.attention(*turn(q, k), v)
+    leaves = trained(x, "q", "k", "v")
+    calls: dict[tuple[str, str], Callable] = {}
+    for name in WAYS:
+        calls["forward", name] = lambda call=attend[name]: call(x.q, x.k, x.v)
+        calls["with gradients", name] = with_gradients(attend[name], leaves, x.grad)
+    for name, turn in found.items():
+        calls["q and k alone", name] = lambda turn=turn: turn(x.q, x.k)
+    timings = take_turns(calls, repeats=repeats, budget=120, warm_up=2)
+    return {
+        "heads": heads,
+        "length": length,
+        "head_size": d,
+        "bytes": {**held, "none": 0, "wavelet": x.p.nbytes},
+        "seconds": {
+            kind: {name: timings[kind, name].summary() for k, name in timings if k == kind}
+            for kind in dict.fromkeys(kind for kind, _ in timings)
+        },
+        "errors": {name: error(found[name], x) for name in ("matrices", "prefix sums")},
+    }
+
+
+def measure(
+    repeats: int = 41, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
+) -> dict:
+    """All rows, ready for JSON; one thread."""
+    before, allocator = torch.get_num_threads(), Allocator()
+    about = {**surroundings("wavepe", "torch"), "threads": 1}
+    try:
+        torch.set_num_threads(1)
+        allocator.enter("warm")
+        rows = [row(heads, length, d, repeats) for length in lengths]
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
+    return {"environment": about, "rows": rows}
+
+
+def section(results: dict) -> str:
+    """The table and what it was made with, as Markdown."""
+    columns = {
+        "q and k alone": ("matrices", "prefix sums"),
+        "forward": ("matrices", "prefix sums", "wavelet"),
+        "with gradients": ("matrices", "prefix sums", "wavelet"),
+    }
+    heads = [f"{kind}: {name}" for kind, names in columns.items() for name in names]
+    lines = [f"| length | {' | '.join(heads)} | held: matrices |"]
+    lines.append("|---" + "|---:" * (len(heads) + 1) + "|")
+    for one in results["rows"]:
+        cells = [
+            f"{one['seconds'][kind][name]['min'] / one['seconds'][kind]['rope']['min']:.2f}"
+            for kind, names in columns.items()
+            for name in names
+        ]
+        held = one["bytes"]["matrices"]
+        cells.append(f"{held / 2**20:.0f} MiB, {held / one['bytes']['rope']:.0f} times RoPE's")
+        lines.append(f"| {one['length']} | {' | '.join(cells)} |")
+    about, one = results["environment"], results["rows"][0]
+    worst = max(error for each in results["rows"] for error in each["errors"].values())
+    load = max(about["load_average"])
+    made = (
+        f"Time over that of RoPE: fastest call over fastest call, taken in turns. {one['heads']} "
+        f"heads of {one['head_size']}, float32; the largest error of matrices and prefix sums is "
+        f"{worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, one thread, "
+        f"load average {load:.1f} of {about['cpus']} cores; torch {about['torch']}; "
+        f"{about['date'][:10]}, {commit_of(about)}."
+    )
+    return "\n".join([*lines, "", textwrap.fill(made, 100, break_on_hyphens=False)])
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the table of the kept results."""
+    return replaced(text, "multiscale", section(kept(KEPT, root)), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    return measuring_command(__doc__, PAGE, updated, measure, section, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

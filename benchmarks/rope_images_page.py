@@ -1,0 +1,66 @@
+"""Writes the table of images in docs/rope.md from docs/rope-images.json.
+
+docs/rope-images.json and docs/rope-images.png are results.json and rope-images.png of
+examples/rope_images.py.
+
+python -m benchmarks.rope_images_page --write | --check
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from .command import page_command
+from .hf_page import kept
+from .readme import in_threads, replaced
+from .rope_accuracy import PAGE
+
+RESULTS = Path("docs", "rope-images.json")
+
+
+def section(results: dict) -> str:
+    """The picture, the table and what it was made with, as Markdown."""
+    grids, runs, settings = results["grids"], results["runs"], results["settings"]
+    about = results["environment"]
+    lines = [
+        "![Images of 8 x 8 and 16 x 16 patches, and the share of right answers](rope-images.png)",
+        "",
+        f"| RoPE | {' | '.join(f'{n} x {n} patches' for n in grids)} |",
+        "|---|" + "---:|" * len(grids),
+    ]
+    for encoding in dict.fromkeys(run["encoding"] for run in runs):
+        found = [run["accuracy"] for run in runs if run["encoding"] == encoding]
+        cells = []
+        for grid in grids:
+            shares = [accuracy[str(grid)] for accuracy in found]
+            cells.append(f"{statistics.fmean(shares):.3f} ± {statistics.stdev(shares):.3f}")
+        lines.append(f"| {encoding} | {' | '.join(cells)} |")
+    seeds = len({run["seed"] for run in runs})
+    slowest = max(run["seconds"] for run in runs)
+    made = (
+        f"Share of right answers of {settings['test_images']} images, one in eight by chance: mean "
+        f"and standard deviation over {seeds} seeds. Trained on {results['grid']} x "
+        f"{results['grid']} patches: {settings['steps']} steps of {settings['batch']} images, "
+        f"theta {settings['theta']:g}, {settings['layers']} layers of {settings['dim']}, "
+        f"{settings['heads']} heads; at most {slowest:.0f} s a training; {about['machine']}, "
+        f"{in_threads(about['threads'])}, torch {about['torch']}, {about['date']}."
+    )
+    return "\n".join([*lines, "", textwrap.fill(made, 100, break_on_hyphens=False)])
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the table that the kept figures give."""
+    return replaced(text, "rope-images", section(kept(RESULTS, root)), PAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 if the page is stale (--check) or a source is missing."""
+    return page_command(__doc__, PAGE, updated, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

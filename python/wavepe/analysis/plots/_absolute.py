@@ -1,0 +1,70 @@
+"""Picture of absolute encodings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _parts
+from ._figure import need_matplotlib, new_figure, save
+
+
+def absolute(
+    path: _parts.Path,
+    *,
+    encodings: _parts.Specs = ("sinusoidal", "binary", "normalised"),
+    dim: int = 16,
+    length: int = 256,
+) -> dict[str, Any]:
+    """Draw the vectors of absolute encodings, position by position.
+
+    Parameters
+    ----------
+    path : path
+        The picture's file; its ending names the format.
+    encodings : spec or list of specs
+        Absolute encodings, six at most.
+    dim : int
+        Size of the token embedding.
+    length : int
+        Sequence length.
+
+    Returns
+    -------
+    dict
+        What is drawn: "panels", a list of encoding and values (length, dim).
+
+    Raises
+    ------
+    ImportError
+        matplotlib is missing.
+    ValueError, TypeError
+        A wrong spec or size.
+    """
+    need_matplotlib()
+    found = _parts.encodings_of(
+        encodings, "an absolute encoding", lambda encoding: encoding.entry == "absolute"
+    )
+    length = _parts.size("length", length, 2, 4096)
+    dim = _parts.size("dim", dim, 1, _parts.MOST_DIMS)
+    panels: list[dict[str, Any]] = [
+        {"encoding": str(encoding), "values": encoding.absolute(np.arange(length), dim)}
+        for encoding in found
+    ]
+    figure = new_figure(max(5.0, 3.0 * len(found)), 4.4)
+    figure.suptitle("A vector for each position, added to the token's embedding", fontsize="medium")
+    for number, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), number + 1)
+        values = panel["values"]
+        low, high = float(values.min()), float(values.max())
+        # Values of both signs get a white zero.
+        limits = {"cmap": "PuOr_r", "vmin": -high, "vmax": high} if low < 0 else {"cmap": "Greys"}
+        image = axes.imshow(values, aspect="auto", interpolation="nearest", **limits)
+        figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
+        axes.set_xlabel("dimension")
+        if number == 0:
+            axes.set_ylabel("position (tokens)")
+        _parts.title(axes, _parts.name_of(panel["encoding"], 30))
+    save(figure, path, _parts.DPI)
+    return {"panels": panels}

@@ -1,0 +1,76 @@
+"""Share of right answers, encoding by length."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from os import PathLike
+
+from ... import _checks
+from ..._labels import shortened
+from ._figure import new_figure, save
+
+_LABEL_WIDTH, _LINE = 32, 0.2
+
+
+def accuracy_grid(
+    values: Mapping[str, Sequence[Sequence[float]]],
+    lengths: Sequence[int],
+    path: str | PathLike[str],
+    *,
+    train_length: int,
+    title: str = "",
+) -> None:
+    """Draw the share of right answers to the file `path`: a row an encoding, a column a length.
+
+    Parameters
+    ----------
+    values : mapping
+        encoding -> for each of `lengths` the shares, 0 to 1, of its seeds. A cell shows their mean
+        and, of several, the lowest and the highest.
+    lengths : sequence of int
+        Of the evaluated sequences.
+    path : path
+        The picture's file; its ending names the format.
+    train_length : int
+        The trained length; a line stands behind it.
+    title : str, optional
+        Text above the picture.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is missing.
+    ValueError
+        Nothing to draw, or a row without a value for every length.
+    """
+    train_length = _checks.integer("train_length", train_length, 1)
+    if not values or not lengths:
+        raise ValueError("values and lengths must not be empty")
+    for name, cells in values.items():
+        if len(cells) != len(lengths) or not all(cells):
+            raise ValueError(f"{name} needs values for each of {len(lengths)} lengths")
+    figure = new_figure(2.4 + 1.1 * len(lengths), 1.4 + 0.42 * len(values))
+    axes = figure.subplots()
+    means = [[statistics.fmean(cell) for cell in cells] for cells in values.values()]
+    image = axes.imshow(means, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    for row, cells in enumerate(values.values()):
+        for column, cell in enumerate(cells):
+            mean = means[row][column]
+            text = f"{100 * mean:.0f}"
+            if len(cell) > 1 and round(100 * min(cell)) < round(100 * max(cell)):
+                text += f"  ({100 * min(cell):.0f} to {100 * max(cell):.0f})"
+            axes.text(column, row, text, ha="center", va="center", fontsize="x-small",
+                      color="black" if mean > 0.5 else "white")  # fmt: skip
+    beyond = sum(length <= train_length for length in lengths)
+    if 0 < beyond < len(lengths):
+        axes.axvline(beyond - 0.5, color="white", linewidth=3)
+    axes.set_xticks(range(len(lengths)), [f"{n}\n({n / train_length:.3g}x)" for n in lengths])
+    axes.set_yticks(range(len(values)), shortened(values, _LABEL_WIDTH)[0], fontsize="small")
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)  # a $ in a name is a dollar
+    axes.set_xlabel("sequence length at evaluation (bytes)")
+    figure.colorbar(image, ax=axes, label="share of right answers", format="{x:.0%}", pad=0.02)
+    if title:
+        figure.suptitle(title, fontsize="medium", x=0.01, ha="left")
+    save(figure, path)

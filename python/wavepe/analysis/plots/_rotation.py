@@ -1,0 +1,253 @@
+"""Pictures of rotations: decay with distance, wavelengths of pairs, matrices of a position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import wavepe
+
+from ... import _checks
+from ..._rope_frequencies import DEFAULT_THETA
+from ...encodings import Encoding, RoPE, Sinusoidal
+from .. import _matrices
+from .._bands import predicted_band
+from . import _parts
+from ._figure import COLOURS, MARKERS, need_matplotlib, new_figure, save
+
+
+def decay(
+    path: _parts.Path,
+    *,
+    encodings: _parts.Specs = ("sinusoidal", "rope:theta=100", "rope", "rope:theta=500000"),
+    dim: int = 128,
+    length: int = 1024,
+) -> dict[str, Any]:
+    """Draw how the dot product of two positions falls with their distance.
+
+    Of `sinusoidal` it is that of the vectors of positions 0 and distance. Of `rope` it is that of a
+    query and a key of ones, rotated to these positions: the mean over pairs of
+    cos(distance * frequency). Both are divided by their value at distance 0.
+
+    Parameters
+    ----------
+    path : path
+        The picture's file; its ending names the format.
+    encodings : spec or list of specs
+        Encodings `sinusoidal` or `rope`, six at most.
+    dim : int
+        Head size (of `sinusoidal` the size of the vectors), even.
+    length : int
+        Distances 0..length-1; also the trained length, for types of rope that need one.
+
+    Returns
+    -------
+    dict
+        What is drawn: "distance" and "lines", a list of encoding and product.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is missing.
+    ValueError, TypeError
+        A wrong spec or size.
+    """
+    need_matplotlib()
+    found = _parts.encodings_of(
+        encodings, "rope or sinusoidal", lambda encoding: isinstance(encoding, (RoPE, Sinusoidal))
+    )
+    length = _parts.size("length", length, 2, _parts.MOST_TOKENS)
+    dim = _parts.size("dim", dim, 2, _parts.MOST_DIMS)
+    distance = np.arange(length)
+    lines = []
+    for encoding in found:
+        vectors = _vectors(encoding, distance, dim)
+        product = vectors @ vectors[0]
+        lines.append({"encoding": str(encoding), "product": product / product[0]})
+
+    figure = new_figure(8.0, 4.8)
+    axes = figure.subplots()
+    for number, (encoding, line) in enumerate(zip(found, lines, strict=True)):
+        # A sinusoid lies under the rope of its base: a band, so that both are seen.
+        band = encoding.entry == "absolute"
+        axes.plot(distance[1:], line["product"][1:], color="0.75" if band else COLOURS[number],
+            linewidth=5 if band else 1.1, label=_parts.name_of(str(encoding), 100))  # fmt: skip
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(1, max(length - 1, 2))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("distance (tokens)")
+    axes.set_ylabel("dot product / that at distance 0")
+    axes.grid(True, color="0.9")
+    axes.set_title("The dot product falls with distance, later where the base is large",
+        fontsize="medium")  # fmt: skip
+    _parts.legend_below(figure, axes)
+    save(figure, path, _parts.DPI)
+    return {"distance": distance, "lines": lines}
+
+
+def _vectors(encoding: Encoding, positions: np.ndarray, dim: int) -> np.ndarray:
+    """What the encoding makes of ones at each position, (positions, dim)."""
+    length = len(positions)
+    if encoding.entry == "absolute":
+        return encoding.absolute(positions, dim, length=length)
+    table = encoding.rope_table(positions, dim, length=length, trained_length=length)
+    return wavepe.rope(np.ones((length, dim)), *table)
+
+
+def wavelengths(
+    path: _parts.Path,
+    *,
+    encodings: _parts.Specs = ("rope:theta=4096", "rope:theta=10000", "rope:theta=500000"),
+    dim: int = 128,
+    length: int = 4096,
+) -> dict[str, Any]:
+    """Draw the wavelength of each pair of RoPE against the trained length.
+
+    A wavelength is the number of tokens in which a pair turns once. Pairs above the trained length
+    never complete a turn in training. A star marks the pair of which theory predicts the band of
+    large keys (`wavepe.analysis.predicted_band`), for encodings with a plain base.
+
+    Parameters
+    ----------
+    path : path
+        The picture's file; its ending names the format.
+    encodings : spec or list of specs
+        Encodings `rope` with any base and scaling, six at most.
+    dim : int
+        Head size, even.
+    length : int
+        Trained length, also that of the sequence.
+
+    Returns
+    -------
+    dict
+        What is drawn: "trained_length" and "lines", a list of encoding, wavelength (pairs,), which
+        is infinite for pairs that do not turn, and predicted_band (None where none is predicted).
+
+    Raises
+    ------
+    ImportError
+        matplotlib is missing.
+    ValueError, TypeError
+        A wrong spec or size.
+    """
+    need_matplotlib()
+    found: list[Any] = _parts.encodings_of(
+        encodings, "rope", lambda encoding: encoding.entry == "rotary"
+    )
+    length = _checks.integer("length", length, 1)
+    dim = _parts.size("dim", dim, 2, _parts.MOST_DIMS)
+    lines = []
+    for encoding in found:
+        frequencies, _ = encoding.frequencies(dim, length=length, trained_length=length)
+        with np.errstate(divide="ignore"):
+            wavelength = 2 * np.pi / frequencies
+        lines.append(
+            {
+                "encoding": str(encoding),
+                "wavelength": wavelength,
+                "predicted_band": _band(encoding, dim, length),
+            }
+        )
+
+    figure = new_figure(8.0, 5.0)
+    axes = figure.subplots()
+    for number, line in enumerate(lines):
+        name, band = _parts.name_of(line["encoding"], 90), line["predicted_band"]
+        name += "" if band is None else f"   (predicted band: pair {band:.1f})"
+        axes.plot(line["wavelength"], marker=MARKERS[number], color=COLOURS[number], label=name,
+            markersize=3, linewidth=1)  # fmt: skip
+        _mark_band(axes, line, COLOURS[number])
+    finite = [w for line in lines for w in line["wavelength"] if np.isfinite(w)]
+    low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
+    axes.axhspan(length, high, color="0.92", linewidth=0, zorder=0)
+    axes.axhline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.annotate(
+        f"no whole turn within the trained length, {length} tokens",
+        (0.01, length), xycoords=("axes fraction", "data"), xytext=(0, 4),
+        textcoords="offset points", color="0.3", fontsize="small",
+    )  # fmt: skip
+    axes.set_xlabel("pair of the head, fastest first")
+    axes.set_ylabel("wavelength (tokens)")
+    axes.grid(True, color="0.9")
+    axes.set_title("With a large base more pairs never turn once; a star is the predicted band",
+        fontsize="medium")  # fmt: skip
+    _parts.legend_below(figure, axes)
+    save(figure, path, _parts.DPI)
+    return {"trained_length": length, "lines": lines}
+
+
+def _band(encoding: RoPE, dim: int, length: int) -> float | None:
+    """The predicted pair of a plain base; None where only some pairs turn, or turn otherwise."""
+    theta = DEFAULT_THETA if encoding.theta is None else encoding.theta
+    plain = type(encoding) is RoPE and set(encoding.options()) <= {"theta", "interleaved"}
+    return predicted_band(dim, theta, length) if plain and theta > 1 else None
+
+
+def _mark_band(axes: Any, line: dict[str, Any], colour: str) -> None:
+    band, wavelength = line["predicted_band"], line["wavelength"]
+    if band is None or not 0 <= band <= len(wavelength) - 1:
+        return
+    height = np.exp(np.interp(band, np.arange(len(wavelength)), np.log(wavelength)))
+    axes.plot([band], [height], "*", color=colour, markersize=15, markeredgecolor="w", zorder=5)
+
+
+def matrices(
+    path: _parts.Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
+) -> dict[str, Any]:
+    """Draw the rotation of one position, the same made of wavelets, and the dropped one.
+
+    Parameters
+    ----------
+    path : path
+        The picture's file; its ending names the format.
+    position : int
+        From 0.
+    dim : int
+        Head size, even.
+    theta : float
+        The base, at least 1.
+
+    Returns
+    -------
+    dict
+        What is drawn: "rotation", "wavelets" and "multiscale", (dim, dim) each: `rope_matrix`,
+        `rope_wavelet_matrix` and `multiscale_rope_matrix` of wavepe.analysis.
+
+    Raises
+    ------
+    ImportError
+        matplotlib is missing.
+    ValueError, TypeError
+        A wrong size, position or base.
+    """
+    need_matplotlib()
+    dim = _parts.size("dim", dim, 2, 256)
+    position = _checks.integer("position", position, 0)
+    found = {
+        "rotation": _matrices.rope_matrix(position, dim, theta),
+        "wavelets": _matrices.rope_wavelet_matrix(position, dim, theta),
+        "multiscale": _matrices.multiscale_rope_matrix(position, dim, theta),
+    }
+    apart = np.abs(found["rotation"] - found["wavelets"]).max()
+    names = {
+        "rotation": f"rotation of position {position}",
+        "wavelets": f"made of wavelets: the same,\nwithin {apart:.0e}",
+        "multiscale": "several scales: dropped,\na full triangle a position",
+    }
+    figure = new_figure(9.0, 3.6)
+    figure.suptitle("RoPE is a wavelet transform along the head: its rows are wavelets",
+        fontsize="medium")  # fmt: skip
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, (name, matrix) in zip(panels, found.items(), strict=True):
+        image = axes.imshow(matrix, cmap="PuOr_r", vmin=-1, vmax=1, interpolation="nearest")
+        axes.set_title(names[name], fontsize="medium")
+        axes.set_xlabel("dimension of q or k")
+    panels[0].set_ylabel("dimension of the result")
+    figure.colorbar(image, ax=panels, label="entry", pad=0.02)
+    save(figure, path, _parts.DPI)
+    return found

@@ -1,0 +1,266 @@
+"""One comparison: which trainings it takes, and what each of them comes to."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+import wavepe
+
+from ..environment import environment
+from ..errors import CommandError, UsageError
+from .data import Text, evaluation_bytes
+from .folder import RunFolder, model_name
+from .plan import plan_of
+from .report import summary_of
+from .rows import Row
+from .settings import Settings, hints
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+Result = dict[str, Any]
+
+
+class Listener(Protocol):
+    """Who is told how far a model is: `progress.ModelReport`, or a worker's pipe to it."""
+
+    def stage(self, after: int) -> None: ...
+    def starts_at(self, step: int) -> None: ...
+    def step(self, step: int, loss: float) -> None: ...
+    def evaluating(self, spec: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """One training, and the rows that are read from it."""
+
+    spec: str
+    seed: int
+    rows: tuple[Row, ...]
+
+    @property
+    def name(self) -> str:
+        return model_name(self.spec, self.seed)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every process of a comparison needs to know."""
+
+    settings: Settings
+    path: Path
+    run: str
+    threads: int
+    save_every: int
+    device: Device
+
+
+def models_of(settings: Settings) -> list[Model]:
+    """The trainings: rows whose encodings train alike share one."""
+    rows: dict[str, list[Row]] = {}
+    for row in settings.rows:
+        rows.setdefault(str(row.trained), []).append(row)
+    return [
+        Model(spec, seed, tuple(alike))
+        for seed in range(settings.seeds)
+        for spec, alike in rows.items()
+    ]
+
+
+class Comparison:
+    """Runs what is missing in the folder, in order, and keeps results.json up to date."""
+
+    def __init__(self, work: Work, folder: RunFolder, text: Text) -> None:
+        self.work, self.settings, self.folder, self.text = work, work.settings, folder, text
+        before = folder.read(folder.results)
+        before = {"runs": [], "environment": {}} if before is None else before
+        lengths = self.settings.lengths
+        try:
+            self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
+            whole = [run["perplexity"][str(n)] for run in before["runs"] for n in lengths]
+            same = before["environment"].get("run", folder.run) == folder.run
+            self.variants = set(before["environment"].get("variants", ())) | {wavepe.variant()}
+            # Of rows from before there were others: the CPU.
+            used = before["environment"].get("devices", ["cpu"] if self.done else [])
+            self.devices = {*used, work.device.label}
+            if not (same and all(isinstance(value, float) for value in whole)):
+                raise TypeError
+        except (KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"{folder.results} is not of this comparison: remove it, or give another --out"
+            ) from None
+        self.models = models_of(self.settings)
+        for model in self.models:
+            if folder.trained(model.spec, model.seed) is None:
+                for row in model.rows:  # of a model that is gone, or was another's
+                    self.done.pop((row.name, model.seed), None)
+
+    def run(self, jobs: int, imports: Iterable[str], quiet: bool) -> Result:
+        """Train and evaluate; returns what results.json holds at the end."""
+        from .jobs import run_jobs
+        from .progress import Report
+
+        steps = [
+            self.settings.steps + len(model.rows) * self.settings.finetune_steps
+            for model in self.models
+        ]
+        with Report(steps, quiet=quiet) as report:
+            for hint in hints(self.settings):
+                report.note(f"hint: {hint}")
+            if jobs > 1:
+                run_jobs(self, jobs, list(imports), report)
+            else:
+                runner = Runner(self.work, self.text)
+                for number, model in enumerate(self.models):
+                    listener = report.model(number, model.rows[0].name)
+                    runner.run(model, self.missing(model), listener, self.keep)
+        results = self.folder.read(self.folder.results)
+        assert results is not None  # every comparison has a row
+        return results
+
+    def missing(self, model: Model) -> list[Row]:
+        """The rows of the model that have no result yet."""
+        return [row for row in model.rows if (row.name, model.seed) not in self.done]
+
+    def keep(self, result: Result) -> None:
+        """Add the result of a row to results.json."""
+        self.done[result["encoding"], result["seed"]] = result
+        self.folder.write_json(self.folder.results, self._results())
+
+    def _results(self) -> Result:
+        settings, device = self.settings, self.work.device
+        wanted = [(name, seed) for seed in range(settings.seeds) for name in settings.encodings]
+        found = (self.folder.trained(m.spec, m.seed) for m in self.models)
+        runs = [self.done[key] for key in wanted if key in self.done]
+        models = {f"checkpoints/{path.name}": facts for path, facts in filter(None, found)}
+        return {
+            "train_length": settings.train_length,
+            "runs": runs,
+            "summary": summary_of(runs, settings.lengths),
+            "environment": {
+                **environment(),
+                "run": self.folder.run,
+                "variants": sorted(self.variants),
+                **device.facts,
+                "devices": sorted(self.devices),
+                "threads": self.work.threads,
+                "date": datetime.date.today().isoformat(),
+                "protocol": settings.protocols[0],
+                "data": {
+                    "text": self.text.description,
+                    "sha256": self.text.sha256,
+                    "train_bytes": len(self.text.train),
+                    "held_out_bytes": len(self.text.held_out),
+                    "evaluated_bytes": len(_evaluated_text(self.text, settings)),
+                },
+                "settings": asdict(settings),
+                "models": models,
+                "complete": all(key in self.done for key in wanted),
+            },
+        }
+
+
+class Runner:
+    """Trains and evaluates models, in this process."""
+
+    def __init__(self, work: Work, text: Text) -> None:
+        self.work, self.settings, self.text = work, work.settings, text
+        self.folder = RunFolder(work.path, work.run)
+        self.held_out = _evaluated_text(text, work.settings)
+
+    def run(
+        self, model: Model, rows: list[Row], listener: Listener, keep: Callable[[Result], None]
+    ) -> None:
+        """Train the model where it is not there; evaluate `rows` and give each to `keep`."""
+        listener.stage(0)
+        checkpoint, facts = self._trained(model.spec, model.seed, listener)
+        for number, row in enumerate(model.rows):
+            if row not in rows:
+                continue
+            began = time.perf_counter()
+            result = self._evaluated(checkpoint, row, listener)
+            seconds = facts["seconds"] + time.perf_counter() - began
+            if self.settings.finetune:
+                listener.stage(self.settings.steps + number * self.settings.finetune_steps)
+                tuned, more = self._trained(
+                    f"{model.spec}/{row.read.trained_as()}", model.seed, listener, checkpoint
+                )
+                result = {**self._evaluated(tuned, row, listener), "before": result}
+                seconds += more["seconds"]
+            result = {"encoding": row.name, "seed": model.seed, **result}
+            keep({**result, "seconds": round(seconds, 3)})
+            numbers = ", ".join(
+                f"{length}: {value:.2f}" for length, value in result["perplexity"].items()
+            )
+            listener.note(f"{row.name}: perplexity at {numbers}, in {seconds:.0f} s")
+
+    def _trained(
+        self, spec: str, seed: int, listener: Listener, begun: Path | None = None
+    ) -> tuple[Path, dict[str, Any]]:
+        """The model's checkpoint and its training.json, trained now if it was not before.
+
+        With `begun`, a checkpoint, that training goes on on longer text.
+        """
+        name, found = model_name(spec, seed), self.folder.trained(spec, seed)
+        plan = plan_of(self.settings, spec, seed, begun)
+        if found is not None:
+            self.folder.discard_training(name)
+            listener.starts_at(plan.steps)
+            listener.note(f"{spec}: trained before, {found[0]}{self._elsewhere(found[1])}")
+            return found
+        from .training import train
+
+        def keep(model: Any, step: int) -> None:
+            self.folder.keep(f"{name}-step{step}", model.save_pretrained)
+
+        state = train(
+            plan, self.settings, self.text.train, self.folder.training(name), self.folder.run,
+            self.work.save_every, listener, self.work.device, keep,
+        )  # fmt: skip
+        facts = {"spec": spec, "seed": seed, "steps": state.step}
+        facts["run"] = self.folder.run
+        facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
+        facts |= {"variants": state.variants, "devices": state.devices}
+
+        def save(path: Path) -> None:
+            state.model.save_pretrained(path)
+            self.folder.write_json(path / "training.json", facts)
+
+        self.folder.finish(name, save)
+        return self.folder.checkpoint(name), facts
+
+    def _elsewhere(self, facts: dict[str, Any]) -> str:
+        """A remark on a model that was trained on another device; empty for others."""
+        devices, label = facts.get("devices", ["cpu"]), self.work.device.label
+        if devices == [label]:
+            return ""
+        return f", on {' and '.join(devices)}: figures may differ from those of {label}"
+
+    def _evaluated(self, checkpoint: Path, row: Row, listener: Listener) -> Result:
+        """What is measured of the checkpoint, read as the row says."""
+        from .evaluation import evaluate
+
+        listener.evaluating(row.name)
+        kept = self.folder.kept(checkpoint.name) if self.settings.bands else {}
+        result = evaluate(
+            checkpoint, str(row.read), self.held_out, self.settings, self.work.device, kept
+        )
+        for length, value in result["perplexity"].items():
+            if not math.isfinite(value):
+                raise CommandError(
+                    f"{row.name}: the perplexity at {length} is {value}: try a smaller --lr"
+                )
+        return result
+
+
+def _evaluated_text(text: Text, settings: Settings) -> np.ndarray:
+    return evaluation_bytes(text.held_out, settings.lengths, settings.eval_bytes)

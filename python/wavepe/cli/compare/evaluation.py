@@ -1,0 +1,126 @@
+"""What is measured of a trained model (needs torch and transformers)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import wavepe
+from wavepe.analysis import perplexity, predicted_band
+
+from ..device import CPU, Device
+from .protocols import Protocol
+from .settings import Settings
+from .tasks import TASKS
+from .training import load_model
+
+# Examples of a task at each length, at least, and those of one pass.
+_EXAMPLES, _TOKENS = 128, 1 << 13
+# Pieces of the trained length that a band is measured on.
+_PIECES = 8
+# Apart from those of training, which begin with the model's seed and a step.
+_EVALUATION = 1 << 40
+
+
+def evaluate(
+    folder: Path,
+    spec: str,
+    tokens: np.ndarray,
+    settings: Settings,
+    device: Device = CPU,
+    kept: Mapping[int, Path] | None = None,
+) -> dict[str, Any]:
+    """Measure the saved model, read with the encoding `spec`, on the held-out bytes `tokens`.
+
+    Returns
+    -------
+    "perplexity" : {length: per byte, or per byte of a task's answers}
+        By the first protocol of the settings.
+    "protocols" : {protocol: {length: ...}}
+        By all of them, where there are several.
+    "accuracy" : {length: share of a task's questions that are answered}
+    "bands" : see `_bands`
+        Where the settings ask for it and the encoding is rotary; `kept` are checkpoints by step.
+    """
+    model = load_model(folder, spec).to(device.place)
+    with device.autocasting():
+        if settings.task:
+            return _answers(model, tokens, settings, device)
+        held_out = torch.from_numpy(tokens.astype(np.int64))
+        by_protocol = {}
+        for name in settings.protocols:
+            options = Protocol.parse(name, settings.train_length).options
+            by_protocol[name] = {
+                str(length): perplexity(model, held_out, length, **options)
+                for length in settings.lengths
+            }
+        result: dict[str, Any] = {"perplexity": by_protocol[settings.protocols[0]]}
+        if len(by_protocol) > 1:
+            result["protocols"] = by_protocol
+        if settings.bands and wavepe.encoding(spec).entry == "rotary":
+            result["bands"] = _bands(model, spec, held_out, settings, device, kept or {})
+    return result
+
+
+def _answers(
+    model: torch.nn.Module, text: np.ndarray, settings: Settings, device: Device
+) -> dict[str, Any]:
+    """Perplexity of the answers' bytes, and the share of answers of which every byte is the most
+    probable one, as greedy decoding would write it."""
+    result: dict[str, dict[str, float]] = {"perplexity": {}, "accuracy": {}}
+    model.eval()
+    for length in settings.lengths:
+        count = max(_EXAMPLES, settings.eval_bytes // length)
+        drawn = TASKS[settings.task].examples(text, [_EVALUATION, length], count, length)
+        losses, right = [], []
+        rows = max(1, _TOKENS // length)
+        for first in range(0, count, rows):
+            batch = device.put(torch.from_numpy(drawn.tokens[first : first + rows]))
+            asked = drawn.questions[first : first + rows, 1:]
+            with torch.no_grad():
+                logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+            where = torch.from_numpy(asked > 0).to(logits.device)
+            logits, targets = logits[where].float(), batch[:, 1:][where]
+            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+            losses.append(loss.double().cpu().numpy())
+            hits = np.ones(asked.shape, bool)
+            hits[asked > 0] = (logits.argmax(-1) == targets).cpu().numpy()
+            for row, hit in zip(asked, hits, strict=True):
+                right += [hit[row == number].all() for number in range(1, row.max() + 1)]
+        result["perplexity"][str(length)] = math.exp(np.concatenate(losses).mean())
+        result["accuracy"][str(length)] = float(np.mean(right))
+    return result
+
+
+def _bands(
+    model: torch.nn.Module,
+    spec: str,
+    tokens: torch.Tensor,
+    settings: Settings,
+    device: Device,
+    kept: Mapping[int, Path],
+) -> dict[str, Any]:
+    """The predicted band, and the measured one of keys at the end and at each kept step [F]."""
+    theta = getattr(wavepe.encoding(spec), "theta", None) or 10000.0
+    return {
+        "predicted": predicted_band(settings.head_dim, theta, settings.train_length),
+        "key": _band(model, tokens, settings),
+        "steps": {
+            str(step): _band(load_model(path, spec).to(device.place), tokens, settings)
+            for step, path in kept.items()
+        },
+    }
+
+
+def _band(model: torch.nn.Module, tokens: torch.Tensor, settings: Settings) -> float:
+    """The mean over pieces of the trained length."""
+    from wavepe.analysis import measured_band
+
+    length = settings.train_length
+    pieces = tokens[: len(tokens) // length * length].view(-1, length)[:_PIECES]
+    return float(np.mean([measured_band(model, piece)["mean"] for piece in pieces]))

@@ -1,0 +1,162 @@
+"""Several trainings at a time, each in a process of its own.
+
+A worker takes the numbers of models, one at a time, and answers with lines of JSON: what it would
+have told its listener, the results of rows, and how it ended. It belongs to a process group of its
+own: Ctrl-C reaches this process alone, which asks each worker once to save and stop. A worker whose
+parent is gone ends by itself, and holds the folder's lock until then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING, Any
+
+from ..errors import CommandError
+
+if TYPE_CHECKING:
+    from .comparison import Comparison, Model
+    from .data import Text
+    from .progress import ModelReport, Report
+
+_TOLD = ("stage", "starts_at", "step", "evaluating", "note")
+
+
+def run_jobs(comparison: Comparison, jobs: int, imports: list[str], report: Report) -> None:
+    """Train and evaluate every model of the comparison, `jobs` of them at a time."""
+    waiting = list(enumerate(comparison.models))
+    with _text_file(comparison.text) as text, selectors.DefaultSelector() as selector:
+        workers = []
+        try:
+            for _ in range(min(jobs, len(waiting))):
+                worker = _Worker(comparison, imports, text)
+                workers.append(worker)
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+                worker.take(*waiting.pop(0), report)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    worker = key.data
+                    if not worker.listen():
+                        continue
+                    if waiting:
+                        worker.take(*waiting.pop(0), report)
+                    else:
+                        selector.unregister(worker.output)
+                        worker.finish()
+        except BaseException:
+            _stop(workers)
+            raise
+        finally:
+            for worker in workers:
+                worker.close()
+
+
+def _stop(workers: list[_Worker]) -> None:
+    """Let every worker save and end; a second Ctrl-C ends them at once."""
+    try:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            while os.read(worker.output.fileno(), 1 << 16):  # so that none waits for a reader
+                pass
+            worker.process.wait()
+    except BaseException:
+        for worker in workers:
+            worker.process.kill()
+        raise
+
+
+class _Worker:
+    """A process that trains and evaluates, and what it is at."""
+
+    def __init__(self, comparison: Comparison, imports: list[str], text: IO[bytes]) -> None:
+        self.comparison = comparison
+        work = comparison.work
+        lock = comparison.folder.lock
+        keys = [handle.fileno() for handle in (text, lock) if handle is not None]
+        first = {
+            "settings": asdict(work.settings),
+            "path": os.fspath(work.path.absolute()),
+            "run": work.run,
+            "threads": work.threads,
+            "save_every": work.save_every,
+            "device": work.device.place.type,
+            "imports": imports,
+            "text": [text.fileno(), len(comparison.text.train)],
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=keys, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.input, self.output = self.process.stdin, self.process.stdout
+        self._send(first)
+        self._report: ModelReport | None = None
+        self._name, self._unread = "", b""
+
+    def take(self, number: int, model: Model, report: Report) -> None:
+        """Give it the next model."""
+        rows = [row.name for row in self.comparison.missing(model)]
+        self._name = model.rows[0].name
+        self._report = report.model(number, self._name)
+        self._send({"model": number, "rows": rows})
+
+    def listen(self) -> bool:
+        """Take what it says, which must be something; whether it is done with its model."""
+        said = os.read(self.output.fileno(), 1 << 16)
+        if not said:
+            code = self.process.wait()
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise CommandError(
+                f"{self._name}: the process of this training ended with {how}; what was finished "
+                "is kept: to go on, give the same command again"
+            )
+        *lines, self._unread = (self._unread + said).split(b"\n")
+        done = False
+        for line in lines:
+            ((kind, value),) = json.loads(line).items()
+            if kind == "error":
+                raise CommandError(value)
+            if kind == "oserror":
+                raise OSError(*value)
+            if kind == "result":
+                self.comparison.keep(value)
+            elif kind in _TOLD:
+                getattr(self._report, kind)(*value)
+            done = kind == "done"  # the last line until it has another model
+        return done
+
+    def finish(self) -> None:
+        """No more models: let it end."""
+        self.input.close()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Close the pipes of a process that has ended."""
+        for pipe in (self.input, self.output):
+            with suppress(BrokenPipeError):  # of what it did not read
+                pipe.close()
+
+    def _send(self, value: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # `listen` says how it ended
+            self.input.write(json.dumps(value).encode() + b"\n")
+            self.input.flush()
+
+
+@contextmanager
+def _text_file(text: Text) -> Iterator[IO[bytes]]:
+    """The bytes of the text in a file without a name, which every worker maps."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.train.data)
+        file.write(text.held_out.data)
+        file.flush()
+        yield file

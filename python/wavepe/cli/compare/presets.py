@@ -1,0 +1,221 @@
+"""What ``wavepe compare`` knows by name: sizes of models, and the comparisons of the papers.
+
+[W] is Oka et al., ICLR 2025, arXiv 2502.02004; [F] Oka et al., "Frequency Bands in RoPE", ICLR
+2026. A preset gives options values; those given on the command line win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Values of the options that neither the command line nor a preset gives.
+DEFAULTS: dict[str, Any] = {
+    "encodings": (
+        "none",
+        "sinusoidal",
+        "rope",
+        "rope:theta=128",
+        "rope:theta=128,inference_theta=scaled",
+        "rope:theta=10000,inference_theta=scaled",
+        "alibi",
+        "wavelet:scales=6",
+    ),
+    "model": "tiny",
+    "train_length": 128,
+    "steps": 1200,
+    "seeds": 1,
+    "eval_bytes": 65536,
+    "lengths": None,
+    "protocols": ("whole",),
+    "task": "",
+    "split": "test",
+    "finetune": 0,
+    "finetune_steps": None,
+    "keep": 0,
+    "bands": False,
+}
+DEFAULT_FACTORS = (1, 2, 4, 8)
+FACTORS_TO_16 = (1, 2, 4, 8, 16)
+
+# Sizes by name. The learning rate and the batch of "tiny" were chosen by short runs, those of the
+# others follow common practice for their size. Parameters are counted without the embedding. Heads
+# of a multiple of 6 take the six scales that a trained length of 128 allows.
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {"layers": 2, "heads": 4, "head_dim": 24, "batch": 8, "lr": 3e-3},  # 0.2 M
+    "small": {"layers": 4, "heads": 4, "head_dim": 48, "batch": 8, "lr": 2e-3},  # 1.8 M
+    "medium": {"layers": 6, "heads": 8, "head_dim": 48, "batch": 16, "lr": 1e-3},  # 11 M
+    "25m": {"layers": 6, "heads": 6, "head_dim": 96, "batch": 32, "lr": 6e-4},
+    "100m": {"layers": 14, "heads": 8, "head_dim": 96, "batch": 32, "lr": 4e-4},
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Options by name, and what several comparisons of one grid differ in.
+
+    `factors` are the lengths, in trained lengths. Of `parts`, each is a folder and its own options.
+    """
+
+    text: str
+    options: dict[str, Any]
+    factors: tuple[int, ...] = DEFAULT_FACTORS
+    parts: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+
+
+_WAVELETS = (
+    "wavelet:scales=6",
+    "wavelet:scales=6,mirrored=true",
+    "wavelet:kind=gaussian,scales=6",
+    "wavelet:kind=gaussian,scales=6,mirrored=true",
+    "wavelet:kind=morlet,scales=6",
+    "wavelet:kind=morlet,scales=6,mirrored=true",
+    "wavelet:kind=haar,scales=6",
+    "wavelet:kind=haar,scales=6,fixed_scale=true",
+)
+# At their best: each at the factor by which the length is longer, besides the raised base of [F].
+_RIVALS = (
+    "rope/rope:inference_theta=scaled",
+    "rope/rope:type=linear,factor=scaled",
+    "rope/rope:type=dynamic,factor=1",
+    "rope/rope:type=yarn,factor=scaled",
+)
+_MAIN = (
+    "none",
+    "sinusoidal",
+    "rope",
+    *_RIVALS,
+    "rope:theta=128",
+    "rope:theta=128,inference_theta=scaled",
+    "alibi",
+    "transformer_xl",
+    "transformer_xl:biases=false",
+    "shaw",
+    "t5",
+    "kerple",
+    "sandwich",
+    "wavelet:scales=6",
+    "wavelet:scales=6,mirrored=true",
+    "wavelet:kind=haar,scales=6",
+)
+# METHODS 1, for heads of 128: scales x shifts.
+_SCALE_SETS = (
+    "scales=8",
+    "scales=8,min_scale=2",
+    "scales=8,min_scale=4",
+    "scales=4",
+    "scales=2",
+    "scales=16",
+    "scales=32",
+    "scales=64",
+    "scales=128",
+    "scales=1,min_scale=128",
+)
+_FAMILIES = ("db2", "db4", "db8", "db16", "db32", "sym2", "sym4", "sym8", "coif1", "coif4",
+             "coif16", "dmey", "bior2.2", "rbio2.2")  # fmt: skip
+_PROTOCOLS = ("whole", "blocks", "sliding")
+_BASES = (500, 10000, 500000)
+
+
+def _grid(length: int) -> dict[str, Any]:
+    return {
+        "train_length": length,
+        "encodings": [f"rope:theta={theta}" for theta in (length, *_BASES)],
+        "batch": 1024 // length,
+    }
+
+
+def _raised(length: int) -> list[str]:
+    """Base `length` and 10000, each raised by the length's factor, and 10000 by fixed factors."""
+    rows = [f"rope:theta={length}", "rope", f"rope:theta={length},inference_theta=scaled",
+            "rope:inference_theta=scaled"]  # fmt: skip
+    for theta in (length, 10000):
+        rows += [f"rope:theta={theta},inference_theta={theta * factor}"
+                 for factor in (2, 4, 8, 16, 64)]  # fmt: skip
+    return rows
+
+
+PRESETS: dict[str, Preset] = {
+    "wavelet": Preset(
+        "the main table of the wavelet paper [W], with rivals at their best",
+        {"encodings": _MAIN, "seeds": 3, "protocols": _PROTOCOLS},
+        FACTORS_TO_16,
+    ),
+    "kinds": Preset(
+        "kinds of wavelets [W], literal and mirrored",
+        {"encodings": _WAVELETS, "seeds": 3},
+        FACTORS_TO_16,
+    ),
+    "scales": Preset(
+        "the scale sets of [W] for heads of 128, literal and mirrored, trained on 512 bytes",
+        {
+            "encodings": [
+                f"wavelet:{scales}{sign}"
+                for scales in _SCALE_SETS
+                for sign in ("", ",mirrored=true")
+            ],
+            "seeds": 3,
+            "train_length": 512,
+            "batch": 2,
+            "heads": 1,
+            "head_dim": 128,
+        },
+    ),
+    "families": Preset(
+        "discrete wavelets of PyWavelets [W] at levels 1 to 6, beside Ricker",
+        {
+            "encodings": [
+                "wavelet:scales=6",
+                *(f"wavelet:kind={name},scales=1+2+3+4+5+6" for name in _FAMILIES),
+            ],
+            "seeds": 3,
+        },
+        FACTORS_TO_16,
+    ),
+    "bands": Preset(
+        "frequency bands [F]: a grid of trained lengths and bases, bands measured on the way",
+        {"seeds": 3, "bands": True, "keep": 4},
+        parts={f"length-{length}": _grid(length) for length in (64, 128, 256, 512)},
+    ),
+    "theta": Preset(
+        "base = trained length [F], raised at inference, with controls for factor and base",
+        {"encodings": _raised(128), "seeds": 3},
+        FACTORS_TO_16,
+    ),
+    "finetune": Preset(
+        "training continued on texts of 512 bytes by YaRN, other scalings, and other encodings",
+        {
+            "encodings": [
+                "rope",
+                "rope/rope:theta=40000",
+                "rope/rope:type=linear,factor=4",
+                "rope/rope:type=yarn,factor=4",
+                "rope/wavelet:scales=6",
+                "alibi",
+                "wavelet:scales=6",
+            ],
+            "seeds": 3,
+            "finetune": 512,
+        },
+        FACTORS_TO_16,
+    ),
+    "tasks": Preset(
+        "whether far tokens are used: three tasks of retrieval",
+        {
+            "encodings": [
+                "none",
+                "rope",
+                "rope/rope:type=yarn,factor=scaled",
+                "alibi",
+                "transformer_xl:biases=false",
+                "wavelet:scales=6",
+                "wavelet:scales=6,mirrored=true",
+            ],
+            "seeds": 3,
+            "steps": 2000,
+            "batch": 16,
+        },
+        FACTORS_TO_16,
+        parts={task: {"task": task} for task in ("needle", "keys", "tracking")},
+    ),
+}

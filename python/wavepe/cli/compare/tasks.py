@@ -1,0 +1,142 @@
+"""Tasks that only far tokens solve, made of the models' own alphabet, after RULER.
+
+Hsieh et al., arXiv 2404.06654. A sequence is text with statements such as ``$k=7q;`` strewn over
+it, and ends in questions, statements whose right side the model has to write:
+
+    needle      one statement, at any depth
+    keys        eight statements with different keys; each is asked for
+    tracking    two chains of three variables, ``$a=7q;`` ``$b=$a;`` ``$c=$b;``, of which the ends
+                are asked for
+
+The number of statements is the same at every length, so that a longer sequence differs in distance
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import UsageError
+
+_KEYS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
+_VALUES = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
+
+
+class Examples(NamedTuple):
+    """Sequences, and which of their tokens are answers: of question 1, 2, ...; 0 for the others."""
+
+    tokens: np.ndarray  # int64 (count, length)
+    questions: np.ndarray  # int64 (count, length)
+
+
+class _Drawn(NamedTuple):
+    """Statements in the order in which they must stand, and (question, answer) pairs."""
+
+    statements: list[bytes]
+    questions: list[tuple[bytes, bytes]]
+    any_order: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """`draw` makes the statements of one example, and `least` bytes hold them."""
+
+    name: str
+    draw: Callable[[np.random.Generator], _Drawn]
+    least: int
+
+    def check(self, length: int) -> None:
+        """UsageError where a sequence of `length` has no room."""
+        if length < self.least:
+            raise UsageError(
+                f"--task {self.name}: needs lengths from {self.least} on, got {length}"
+            )
+
+    def examples(self, text: np.ndarray, seed: list[int], count: int, length: int) -> Examples:
+        """Draw `count` sequences of `length` bytes, the hay from `text`; `seed` decides."""
+        generator = np.random.default_rng(seed)
+        tokens = np.empty((count, length), np.int64)
+        questions = np.zeros((count, length), np.int64)
+        for row in range(count):
+            self._fill(generator, text, tokens[row], questions[row])
+        return Examples(tokens, questions)
+
+    def _fill(
+        self,
+        generator: np.random.Generator,
+        text: np.ndarray,
+        tokens: np.ndarray,
+        questions: np.ndarray,
+    ) -> None:
+        drawn = self.draw(generator)
+        room = len(tokens) - sum(map(len, drawn.statements))
+        room -= sum(len(question) + len(answer) for question, answer in drawn.questions)
+        start = generator.integers(0, len(text) - room + 1)
+        hay = text[start : start + room]
+        cuts = np.sort(generator.integers(0, room + 1, size=len(drawn.statements)))
+        order = drawn.statements
+        if drawn.any_order:
+            order = [order[number] for number in generator.permutation(len(order))]
+        parts, last = [], 0
+        for cut, statement in zip(cuts, order, strict=True):
+            parts += [hay[last:cut], np.frombuffer(statement, np.uint8)]
+            last = cut
+        parts.append(hay[last:])
+        at = sum(map(len, parts))
+        for number, (question, answer) in enumerate(drawn.questions, 1):
+            parts.append(np.frombuffer(question + answer, np.uint8))
+            at += len(question)
+            questions[at : at + len(answer) - 1] = number  # the mark at its end says nothing
+            at += len(answer)
+        tokens[:] = np.concatenate(parts)
+
+
+def _values(generator: np.random.Generator, count: int, size: int) -> list[bytes]:
+    return [generator.choice(_VALUES, size).tobytes() for _ in range(count)]
+
+
+def _names(generator: np.random.Generator, count: int) -> list[bytes]:
+    return [bytes([key]) for key in generator.choice(_KEYS, count, replace=False)]
+
+
+def _needle(generator: np.random.Generator) -> _Drawn:
+    (value,) = _values(generator, 1, 4)
+    return _Drawn([b"$n=" + value + b";"], [(b"$n=", value + b";")], True)
+
+
+def _keys(generator: np.random.Generator) -> _Drawn:
+    names, values = _names(generator, 8), _values(generator, 8, 2)
+    pairs = [(b"$" + name + b"=", value + b";") for name, value in zip(names, values, strict=True)]
+    asked = [pairs[number] for number in generator.permutation(len(pairs))]
+    return _Drawn([left + right for left, right in pairs], asked, True)
+
+
+def _tracking(generator: np.random.Generator) -> _Drawn:
+    names, values = _names(generator, 6), _values(generator, 2, 2)
+    statements, questions = [], []
+    for chain, value in enumerate(values):
+        first, second, third = names[chain::2]
+        statements += [
+            b"$" + first + b"=" + value + b";",
+            b"$" + second + b"=$" + first + b";",
+            b"$" + third + b"=$" + second + b";",
+        ]
+        questions.append((b"$" + third + b"=", value + b";"))
+    # The chains are interleaved at random, each in its own order.
+    of_chain = generator.permutation([0, 0, 0, 1, 1, 1])
+    steps = [iter(statements[:3]), iter(statements[3:])]
+    return _Drawn([next(steps[chain]) for chain in of_chain], questions, False)
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("needle", _needle, 16),
+        Task("keys", _keys, 96),
+        Task("tracking", _tracking, 48),
+    )
+}

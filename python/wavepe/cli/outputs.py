@@ -1,0 +1,105 @@
+"""The files that ``--png`` and ``--json`` name: checked before the work, written whole after it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .._files import new_file, part_of
+from .environment import environment
+from .errors import CommandError, UsageError, require
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the two options."""
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--png", metavar="FILE", help="draw them to this file (.png, .pdf, .svg)")
+
+
+def check(args: argparse.Namespace, command: str) -> None:
+    """CommandError for a file that could not be written at the end, after the long work."""
+    for option in ("json", "png"):
+        if getattr(args, option) == "":
+            raise UsageError(f"--{option}: needs the name of a file, got an empty one")
+    if args.json is not None and args.json == args.png:
+        raise UsageError(f"--json and --png name the same file, {args.json}")
+    if args.json is not None:
+        check_file("--json", Path(args.json))
+    if args.png is not None:
+        need_matplotlib(f"{command} --png")
+        check_picture("--png", Path(args.png))
+
+
+def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], None]) -> None:
+    """Write the files that are asked for: `figures` as JSON, and what `draw(path)` draws."""
+    if args.json is not None:
+        facts = {**environment(), **figures["environment"]}
+        write_json(Path(args.json), {**figures, "environment": facts})
+    if args.png is not None:
+        with new_file(Path(args.png)) as part:
+            draw(part)
+    written = [f"{name}: {value}" for name in ("json", "png") if (value := getattr(args, name))]
+    if written and not args.quiet:
+        print("  ".join(written))
+
+
+def need_matplotlib(command: str) -> None:
+    """CommandError where matplotlib is missing or cannot be loaded."""
+    require(command, matplotlib="plot")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ValueError as error:  # of MPLBACKEND
+        raise CommandError(f"matplotlib: {error}") from error
+
+
+def check_picture(option: str, path: Path) -> None:
+    """UsageError unless `path` can be written, in a format that matplotlib has."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.suffix[1:].lower() not in FigureCanvasBase.filetypes:
+        raise UsageError(f"{option} {path}: needs a name that ends in .png, .pdf or .svg")
+    check_file(option, path)
+
+
+def check_file(option: str, path: Path) -> None:
+    """UsageError unless a file can be written there."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: needs a file, and a folder is there")
+    try:
+        if path.exists():
+            path.open("ab").close()
+        if _replaceable(path):
+            with part_of(path).open("wb"):
+                pass
+            part_of(path).unlink()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UsageError(f"{option} {path}: {getattr(error, 'strerror', error)}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value`, arrays as lists, and null for what is not finite."""
+    text = json.dumps(_plain(value), allow_nan=False) + "\n"
+    if not _replaceable(path):
+        path.write_text(text, "utf-8")
+        return
+    with new_file(path) as part:
+        part.write_text(text, "utf-8")
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether a new file may take the place of `path`: not of /dev/stdout, a pipe or a link."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # NumPy's
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
