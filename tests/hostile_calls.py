@@ -192,6 +192,7 @@ encoding('t5').parameters(8, 4)
 encoding('kerple').parameters(8, 4)
 encoding(SPEC).to_dict()
 encoding(SPEC).trained_as()
+analysis.attention_window(N(2, 3, 5, 5), threshold=0.01)
 analysis.band_variance(N(3, 4))
 analysis.multiscale_rope_matrix(3, 8, 100.0)
 analysis.predicted_band(8, 100.0, 64)
@@ -200,6 +201,10 @@ analysis.rope_wavelet(N(3, 4), 3)
 analysis.rope_wavelet_matrix(3, 8, 100.0)
 analysis.shift_matrix(3, 8, 100.0)
 analysis.wavelet_transform(N(3, 5), N(4), N(4), kind='ricker')
+plots.attention_maps([N(4, 4), N(4, 4)], fixed('x.png'), titles=['a', 'b'])
+plots.band_heatmap(N(5, 4), fixed('x.png'), measured=1.5, predicted=2.0, title='x')
+plots.needle_grid(N(2, 1), fixed('x.png'), lengths=[4, 8], depths=[0.5], title='x')
+plots.sweep_curve([0.5, 1.0], {8: [3.0, 2.0]}, fixed('x.png'), name='p', unit='byte', title='x')
 plots.absolute(fixed('x.png'), encodings=('sinusoidal', 'binary'), dim=8, length=5)
 plots.bias(fixed('x.png'), encodings=[SPEC, 'kerple'], heads=2, length=5)
 plots.decay(fixed('x.png'), encodings=['sinusoidal', SPEC], dim=8, length=5)
@@ -279,10 +284,14 @@ nn.SelfAttention(16, 2, encoding='rope')(T(2, 3, 16), positions=torch.arange(3))
 nn.SelfAttention(16, 2, encoding='alibi')(T(2, 3, 16), positions=torch.arange(3)[None])
 nn.SelfAttention(16, 2, encoding='shaw')(T(2, 3, 16), segments=torch.tensor([[0, 0, 1]]))
 nn.SelfAttention(16, 2, encoding='transformer_xl')(T(2, 3, 16), cache=nn.KVCache())
+analysis.attention_map(llama(), torch.arange(10))
+analysis.measured_band(llama(), torch.arange(10), of='query')
+analysis.needle(llama(vocab_size=256), None, [30, 40], [0, 0.5], form='pairs', trials=2, seed=3)
+analysis.needle(llama(vocab_size=256), None, [60], (0.5, 1), haystack='It was.')
 analysis.perplexity(causal(), torch.arange(10), 4, protocol='whole')
 analysis.perplexity(causal(), torch.arange(10), 5, protocol='sliding', window=3, stride=2)
 analysis.plots.perplexity_by_length([{'encoding': 'rope', 'perplexity': {8: 2.0, 16: 3.0}}], \
-fixed(os.devnull + '.png'), train_length=8, title='x')
+fixed(os.devnull + '.png'), train_length=8, title='x', unit='token')
 hf.WavePELlamaConfig(position_encoding=SPEC)
 hf.WavePELlamaConfig(position_encoding=DICT)
 hf.patch(llama(), SPEC)
@@ -413,12 +422,16 @@ too big | must be str, not | expected string | maximum recursion | not enough va
 """)
 
 
+# Functions that run a model over tokens.
+OF_TOKENS = listed("analysis.perplexity | analysis.attention_map | analysis.measured_band")
+
+
 def allowed(name):
     if name.startswith("raw.") or name.startswith("ops."):
         return (RuntimeError,)
     if name.startswith("nn."):
         return (ValueError, TypeError, RuntimeError, MemoryError)
-    if name.startswith(("hf.", "cache", "setattr", "entered", "analysis.perplexity")):
+    if name.startswith(("hf.", "cache", "setattr", "entered", *OF_TOKENS)):
         return (ValueError, TypeError, RuntimeError)
     if name.startswith("encoding("):
         return (ValueError, TypeError, MemoryError, NotImplementedError)

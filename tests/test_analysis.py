@@ -104,6 +104,53 @@ def test_one_window_of_the_whole_piece_is_the_whole_protocol():
     assert perplexity(model, tokens, 16, protocol="sliding", window=16, stride=5) == whole
 
 
+@pytest.mark.parametrize("protocol", ["whole", "blocks", "sliding"])
+def test_progress_counts_the_tokens_run(protocol):
+    model, steps = Averages(), []
+    model.config.vocab_size = 1 << 20  # one piece in a pass
+    options = {"protocol": protocol, "window": 7, "stride": 3}
+    perplexity(model, tokens_of(60), 17, progress=lambda *at: steps.append(at), **options)
+    counts = [rows * width for rows, width in model.passes]
+    assert steps == [(sum(counts[: i + 1]), sum(counts)) for i in range(len(counts))]
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "rope:inference_theta=scaled"])
+@pytest.mark.parametrize(("window", "stride"), [(9, 4), (16, 16)])
+def test_protocols_of_a_model_by_a_loop_over_passes(spec, window, stride):
+    """Each pass by itself, each token's loss by itself."""
+    pytest.importorskip("transformers")
+    from hf_model import logits, patched_tiny, tokens
+
+    model, length = patched_tiny(spec), 22
+    text = tokens(1, 2 * length + 5)[0]
+    found = {"whole": [], "blocks": [], "sliding": []}
+    for piece in (text[:length], text[length : 2 * length]):
+        found["whole"] += losses(logits(model, piece[None])[0], piece, range(1, length))
+        for start in range(0, length, window):
+            block = piece[start : start + window]
+            found["blocks"] += losses(logits(model, block[None])[0], block, range(1, len(block)))
+        scored = {0}
+        for start in range(0, length, stride):
+            part = piece[start : start + window]
+            said = logits(model, part[None])[0]
+            stop = len(part) + 1 if start + len(part) < length else len(part)
+            new = [t for t in range(1, stop) if start + t not in scored]
+            if stride < window:  # else the token after a window is predicted by it alone
+                new = [t for t in new if t < len(part)]
+            found["sliding"] += losses(said, piece[start:], new)
+            scored.update(start + t for t in new)
+        assert scored == set(range(length))
+    for protocol, values in found.items():
+        got = perplexity(model, text, length, protocol=protocol, window=window, stride=stride)
+        assert got == pytest.approx(math.exp(np.mean(values)), rel=1e-5)
+
+
+def losses(logits, row, places):
+    """-log p of row[t] after the tokens before it."""
+    logs = torch.log_softmax(logits.double(), -1)
+    return [-logs[t - 1, row[t]].item() for t in places]
+
+
 def test_sizes_a_protocol_does_not_use_change_nothing():
     model, tokens = Averages(), tokens_of(64)
     assert perplexity(model, tokens, 16, window=3, stride=2) == perplexity(model, tokens, 16)

@@ -3,6 +3,7 @@
 The matrices and bands need NumPy alone; what runs a model imports torch when it is called.
 """
 
+from ._attention_map import attention_map, attention_window
 from ._bands import band_variance, predicted_band
 from ._matrices import (
     multiscale_rope_matrix,
@@ -12,11 +13,17 @@ from ._matrices import (
     shift_matrix,
     wavelet_transform,
 )
+from ._measured_band import measured_band
+from ._needle import needle
 from ._perplexity import perplexity
 
 __all__ = [
+    "attention_map",
+    "attention_window",
     "band_variance",
+    "measured_band",
     "multiscale_rope_matrix",
+    "needle",
     "perplexity",
     "predicted_band",
     "rope_matrix",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _checks
-from .._runtime import command_for
+from ._models import Progress, check_integer, check_tokens, evaluating, need_torch
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +42,7 @@ def perplexity(
     protocol: str = "whole",
     window: int | None = None,
     stride: int | None = None,
+    progress: Progress | None = None,
 ) -> float:
     """Perplexity of `tokens`, cut in pieces of `length` tokens; a shorter last piece is dropped.
 
@@ -63,6 +62,8 @@ def perplexity(
         piece's first is scored once, in the first window that predicts it.
     window, stride : int, optional
         Required by the protocols that use them, else unused; 2 <= window, 1 <= stride <= window.
+    progress : callable, optional
+        Called as progress(done, total) after each pass, with the tokens run so far and in all.
 
     Returns
     -------
@@ -77,15 +78,21 @@ def perplexity(
         A wrong shape, size or protocol, too few tokens, or ids outside the model's vocabulary.
     """
     length, window, stride = _sizes(length, protocol, window, stride)
-    tokens = _check_tokens(model, tokens, length)
+    need_torch("perplexity")
+    tokens = check_tokens(model, tokens, length, f"one piece of {length}")
     passes = list(_passes(protocol, length, window, stride))
     total: torch.Tensor | float = 0.0  # on the model's device, and read once
     count = 0
-    with _evaluating(model):
-        for group, starts in _groups(passes, len(tokens) // length, length).items():
+    groups = _groups(passes, len(tokens) // length, length)
+    done, all_of_them = 0, sum(group.stop * len(starts) for group, starts in groups.items())
+    with evaluating(model):
+        for group, starts in groups.items():
             for batch in _batches(model, starts, group.stop):
                 total = total + _negative_log_likelihood(model, tokens, batch, group)
                 count += len(batch) * (group.last - group.first)
+                done += group.stop * len(batch)
+                if progress is not None:
+                    progress(done, all_of_them)
     try:
         return math.exp(float(total) / count)
     except OverflowError:
@@ -97,57 +104,20 @@ def _sizes(
 ) -> tuple[int, int, int]:
     """The sizes as checked ints; a size the protocol does not use comes back as `length`."""
     _checks.choice("protocol", protocol, PROTOCOLS)
-    length = _integer("length", length, 2)
+    length = check_integer("length", length, 2)
     if protocol == "whole":
         return length, length, length
     if window is None:
         raise ValueError(f"protocol {protocol!r} needs window=")
-    window = _integer("window", window, 2)
+    window = check_integer("window", window, 2)
     if protocol == "blocks":
         return length, window, window
     if stride is None:
         raise ValueError("protocol 'sliding' needs stride=")
-    stride = _integer("stride", stride, 1)
+    stride = check_integer("stride", stride, 1)
     if stride > window:
         raise ValueError(f"stride is {stride}: needs at most the window, {window}")
     return length, window, stride
-
-
-def _integer(name: str, value: int, least: int) -> int:
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}: needs an integer") from None
-    if value < least:
-        raise ValueError(f"{name} is {value}: needs at least {least}")
-    return value
-
-
-def _check_tokens(model: torch.nn.Module, tokens: torch.Tensor, length: int) -> torch.Tensor:
-    """`tokens` as int64 on the model's device."""
-    try:
-        import torch
-    except ImportError:
-        raise ImportError(
-            f"wavepe.analysis.perplexity needs torch: {command_for('torch')}"
-        ) from None
-    if not isinstance(tokens, torch.Tensor):
-        raise TypeError(f"tokens is a {type(tokens).__name__}: needs a 1-D integer torch.Tensor")
-    if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
-        raise TypeError(f"tokens has dtype {tokens.dtype}: needs an integer one")
-    if tokens.dim() != 1:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}: needs one dimension")
-    if len(tokens) < length:
-        raise ValueError(f"tokens holds {len(tokens)}: needs at least one piece of {length}")
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: needs a torch.nn.Module")
-    parameter = next(model.parameters(), None)
-    tokens = tokens.to(device=None if parameter is None else parameter.device, dtype=torch.int64)
-    low, high = tokens.min().item(), tokens.max().item()
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or high + 1
-    if low < 0 or high >= vocabulary:
-        raise ValueError(f"tokens hold ids {low}..{high}: needs ids in 0..{vocabulary - 1}")
-    return tokens
 
 
 def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[Pass]:
@@ -200,19 +170,3 @@ def _negative_log_likelihood(
     logits = logits[:, form.first - 1 : form.last - 1].flatten(0, 1).float()
     losses = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="none")
     return losses.double().sum()
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradient; each module's own mode comes back."""
-    import torch
-
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        # not inference_mode: a table the model caches now must stay usable in training
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

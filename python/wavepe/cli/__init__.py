@@ -21,6 +21,11 @@ from .errors import CommandError, UsageError, out_of_memory
 # Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
 _COMMANDS = {
     "compare": "train one small Llama per position encoding on a text, evaluate beyond its length",
+    "perplexity": "perplexity of a trained model by sequence length, by one of three protocols",
+    "bands": "which rotary pair of each head is largest, measured and predicted",
+    "needle": "how often a model finds a fact again, by length of the context and depth in it",
+    "heatmap": "attention maps of models, and how far back each head looks",
+    "sweep": "perplexity of a trained model when its rotary embedding is changed: p-RoPE, or theta",
     "convert": "turn the checkpoint of a model into one with another position encoding",
     "plot": "draw pictures of the encodings themselves: over distance, position, head and scale",
     "bench": "time every operator against what one would use instead",
@@ -29,6 +34,11 @@ _COMMANDS = {
 # Subcommand -> what to do where the memory does not suffice.
 _SMALLER = {
     "compare": "lower --batch, --train-length, --lengths, --layers, --heads or --head-dim",
+    "perplexity": "lower --lengths",
+    "bands": "lower --length",
+    "needle": "lower --lengths",
+    "heatmap": "lower --length",
+    "sweep": "lower --lengths",
     "convert": "free memory, or convert on a machine with more",
     "plot": "lower --length or --dim",
     "bench": "take --quick, or free memory",

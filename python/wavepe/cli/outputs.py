@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .._files import new_file, part_of
+from .environment import environment
 from .errors import CommandError, UsageError, require
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the two options."""
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--png", metavar="FILE", help="draw them to this file (.png, .pdf, .svg)")
+
+
+def check(args: argparse.Namespace, command: str) -> None:
+    """CommandError for a file that could not be written at the end, after the long work."""
+    for option in ("json", "png"):
+        if getattr(args, option) == "":
+            raise UsageError(f"--{option}: needs the name of a file, got an empty one")
+    if args.json is not None and args.json == args.png:
+        raise UsageError(f"--json and --png name the same file, {args.json}")
+    if args.json is not None:
+        check_file("--json", Path(args.json))
+    if args.png is not None:
+        need_matplotlib(f"{command} --png")
+        check_picture("--png", Path(args.png))
+
+
+def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], None]) -> None:
+    """Write the files that are asked for: `figures` as JSON, and what `draw(path)` draws."""
+    if args.json is not None:
+        facts = {**environment(), **figures["environment"]}
+        write_json(Path(args.json), {**figures, "environment": facts})
+    if args.png is not None:
+        with new_file(Path(args.png)) as part:
+            draw(part)
+    written = [f"{name}: {value}" for name in ("json", "png") if (value := getattr(args, name))]
+    if written and not args.quiet:
+        print("  ".join(written))
 
 
 def need_matplotlib(command: str) -> None:

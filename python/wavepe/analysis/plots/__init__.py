@@ -6,6 +6,7 @@ The functions write a picture to a file. Those of encodings return the numbers t
 from ._absolute import absolute
 from ._accuracy import accuracy_grid
 from ._bias import bias
+from ._models import attention_maps, band_heatmap, needle_grid, sweep_curve
 from ._perplexity import perplexity_by_length
 from ._rotation import decay, matrices, wavelengths
 from ._wavelets import table, transform, wavelets
@@ -13,10 +14,14 @@ from ._wavelets import table, transform, wavelets
 __all__ = [
     "absolute",
     "accuracy_grid",
+    "attention_maps",
+    "band_heatmap",
     "bias",
     "decay",
     "matrices",
+    "needle_grid",
     "perplexity_by_length",
+    "sweep_curve",
     "table",
     "transform",
     "wavelengths",

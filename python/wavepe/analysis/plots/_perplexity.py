@@ -29,6 +29,7 @@ def perplexity_by_length(
     *,
     train_length: int,
     title: str = "",
+    unit: str = "byte",
 ) -> None:
     """Draw perplexity over sequence length, one line per encoding, to the file `path`.
 
@@ -46,6 +47,8 @@ def perplexity_by_length(
         The trained length, marked by a vertical line.
     title : str, optional
         Text above the picture.
+    unit : str
+        What lengths are counted in, and perplexity per.
 
     Raises
     ------
@@ -64,6 +67,8 @@ def perplexity_by_length(
     train_length = _checks.integer("train_length", train_length, 1)
     if not isinstance(title, str):
         raise TypeError(f"title must be a string, got {title!r}")
+    if not isinstance(unit, str):
+        raise TypeError(f"unit must be a string, got {unit!r}")
 
     rows = _by_encoding(runs)
     labels, notes = shortened(rows, _LEGEND_WIDTH)
@@ -77,10 +82,10 @@ def perplexity_by_length(
     for number, (label, by_length) in enumerate(zip(labels, rows.values(), strict=True)):
         every_length.update(by_length)
         lines.append(_draw_line(axes, number, label, by_length))
-    _mark_length(axes, train_length)
+    _mark_length(axes, train_length, last=train_length >= max(every_length))
     _scale_axes(axes, sorted(every_length))
-    axes.set_xlabel("sequence length at evaluation (bytes)")
-    axes.set_ylabel("perplexity per byte")
+    axes.set_xlabel(f"sequence length at evaluation ({unit}s)")
+    axes.set_ylabel(f"perplexity per {unit}")
     if title:
         axes.set_title(title, fontsize="medium", loc="left")
     lines.sort(key=_last, reverse=True)  # the legend in the order of the line ends
@@ -116,14 +121,16 @@ def _draw_line(axes: Axes, number: int, label: str, by_length: Mapping[int, list
     return line
 
 
-def _mark_length(axes: Axes, length: int) -> None:
+def _mark_length(axes: Axes, length: int, *, last: bool) -> None:
+    """Draw the line, and its name on the side that has room."""
     axes.axvline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.5, zorder=1)
     axes.annotate(
-        " trained length",
+        "trained length " if last else " trained length",
         (length, 0.985),
         xycoords=("data", "axes fraction"),
         color="0.3",
         fontsize="small",
+        ha="right" if last else "left",
         va="top",
     )
 

@@ -1,0 +1,218 @@
+"""Which pair of a rotary head is largest, measured on a model [F]."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _checks
+from ._models import check_tokens, evaluating, last_logits, need_transformers, other_globals
+
+if TYPE_CHECKING:
+    import torch
+
+OF = ("key", "query")
+# Functions of transformers that rotate queries and keys of text.
+_ROTATES = re.compile(r"apply_(?!.*vision).*(rotary|rope)")
+# Families that rotate one tensor at a time, the key first.
+_KEY_FIRST = ("gptj", "codegen")
+# Neither 0 nor 1, so that a rotated dim depends on both dims of its pair.
+_COS, _SIN = 0.6, 0.8
+
+
+def measured_band(
+    model: torch.nn.Module, tokens: torch.Tensor, *, of: str = "key"
+) -> dict[str, Any]:
+    """Return the pair of each head that is largest at most positions, i_band [F].
+
+    At each position the pair with the largest L2 norm is taken. The band of a head is the index
+    that is taken most often (of equals the lowest).
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A causal model of transformers with rotary embedding, of any layout: pairs (i, i + h) or
+        (2i, 2i + 1), of the whole head or of a part of it. It is restored, also after an error.
+    tokens : torch.Tensor, shape (n,), any integer dtype
+        Token ids; positions are 0..n-1.
+    of : {"key", "query"}
+        What is measured.
+
+    Returns
+    -------
+    dict
+        "band": int array (layers, heads), heads of keys for "key". Pair 0 turns fastest. -1 in the
+        rows of layers that do not rotate. "mean": float, the mean of all bands. "heatmap": float64
+        array (n, pairs), the norm of each pair at each position, a mean over layers and heads.
+
+        The norms are those of what is rotated. A norm or a scaling that a family applies after the
+        rotation is not in them. Pairs that p-RoPE leaves unrotated count as pairs.
+
+    Raises
+    ------
+    TypeError
+        `model` is no module, or `tokens` no integer tensor.
+    ValueError
+        A model without rotary pairs, another `of`, a wrong shape, or ids outside the vocabulary.
+
+    References
+    ----------
+    [F] Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+    """
+    need_transformers("measured_band")
+    _checks.choice("of", of, OF)
+    tokens = check_tokens(model, tokens, 1, "one")
+    found = _Rotations(model, of, len(tokens))
+    with evaluating(model), other_globals(model, found.watch):
+        if found.layers:
+            last_logits(model, tokens[None], 1)
+    return found.result()
+
+
+class _Rotations:
+    """Measures what the layers of a model rotate, as they run."""
+
+    def __init__(self, model: torch.nn.Module, of: str, length: int) -> None:
+        self.model, self.length = type(model).__name__, length
+        self.argument = 1 if of == "key" else 0  # of a function that rotates both
+        kind = getattr(getattr(model, "config", None), "model_type", None)
+        # of a function that rotates one
+        self.call = 0 if (of == "key") == (kind in _KEY_FIRST) else 1
+        self.unrotated = _unrotated(model)
+        self.layers: list[torch.nn.Module] = []
+        self.calls: Counter[torch.nn.Module] = Counter()
+        self.bands: dict[torch.nn.Module, np.ndarray] = {}
+        self.total, self.heads = np.zeros((length, 0)), np.zeros(0)
+
+    def watch(self, module: torch.nn.Module, forward: Any) -> dict[str, Any]:
+        """Return what a layer's forward calls in place of the functions that rotate."""
+        names = [name for name in forward.__code__.co_names if _ROTATES.match(name)]
+        found = {name: forward.__globals__.get(name) for name in names}
+        found = {name: function for name, function in found.items() if callable(function)}
+        if found:
+            self.layers.append(module)
+        return {name: self._measuring(module, function) for name, function in found.items()}
+
+    def _measuring(self, module: torch.nn.Module, function: Any) -> Any:
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            out = function(*args, **kwargs)
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            both = isinstance(out, tuple)
+            wanted = self.argument if both else self.call
+            if both or self.calls[module] == wanted:
+                rotated = list(bound.arguments)[: len(out) if both else 1]
+                self._measure(module, function, bound, rotated, wanted if both else 0)
+            self.calls[module] += 1
+            return out
+
+        return measured
+
+    def _measure(
+        self, module: torch.nn.Module, function: Any, bound: Any, rotated: list[str], wanted: int
+    ) -> None:
+        """Take the tensor `rotated[wanted]` of a call into the sums."""
+        if getattr(module, "layer_idx", None) in self.unrotated:
+            return
+        x = bound.arguments[rotated[wanted]]
+        heads_axis, pairs = _pairs(function, bound, rotated, wanted)
+        x = x[0].movedim(heads_axis - 1, 0).double().cpu().numpy()
+        norms = np.hypot(x[..., pairs[:, 0]], x[..., pairs[:, 1]])  # (heads, n, pairs)
+        largest = norms.argmax(axis=-1)
+        self.bands[module] = np.array([np.bincount(row).argmax() for row in largest])
+        if norms.shape[-1] > self.heads.size:  # layers may rotate parts of several sizes
+            more = norms.shape[-1] - self.heads.size
+            self.total, self.heads = (
+                np.pad(self.total, ((0, 0), (0, more))), np.pad(self.heads, (0, more))
+            )  # fmt: skip
+        self.total[:, : len(pairs)] += norms.sum(axis=0)
+        self.heads[: len(pairs)] += len(norms)
+
+    def result(self) -> dict[str, Any]:
+        if not self.bands:
+            raise ValueError(
+                f"this {self.model} has no rotary pairs: needs a causal model of transformers "
+                "whose attention layers rotate queries and keys (RoPE)"
+            )
+        if any(self.calls[module] > 2 for module in self.bands):
+            raise ValueError(f"this {self.model} rotates more than queries and keys in a layer")
+        kinds = {type(module) for module in self.bands}
+        layers = [module for module in self.layers if type(module) in kinds]
+        most = max(map(len, self.bands.values()))
+        band = np.full((len(layers), most), -1)
+        for row, module in zip(band, layers, strict=True):
+            if module in self.bands:
+                row[: len(self.bands[module])] = self.bands[module]
+        mean = float(band[band >= 0].mean())
+        return {"band": band, "mean": mean, "heatmap": self.total / self.heads}
+
+
+def _unrotated(model: torch.nn.Module) -> set[int]:
+    """Return the layers whose encoding, one of wavepe's, is not rotary.
+
+    Raises
+    ------
+    ValueError
+        That is so in all of them.
+    """
+    from .. import hf
+    from ..hf.layers import Choice
+
+    spec = hf.encoding_of(model)
+    if spec is None:
+        return set()
+    chosen = Choice(spec)
+    if chosen.everywhere is not None:
+        if chosen.everywhere.entry != "rotary":
+            raise ValueError(
+                f"this model has the position encoding {spec!r}, which is not rotary: its queries "
+                "and keys have no pairs"
+            )
+        return set()
+    return {
+        layer
+        for (first, last), one in chosen.ranges.items()
+        for layer in range(first, last + 1)
+        if one.entry != "rotary"
+    }
+
+
+def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[int, np.ndarray]:
+    """Return the axis of the heads, 1 or 2, and the two dims of each pair, an array (pairs, 2).
+
+    What a family's function pairs is found by rotating unit vectors: a rotated dim depends on the
+    two dims of its pair. The pairs are in the order of their first dims, that of falling frequency.
+    """
+    import torch
+
+    tokens, heads = 2, 3  # two numbers, which tell the axes apart
+    for heads_axis in (1, 2):
+        call = copy.copy(bound)
+        call.arguments = dict(bound.arguments)
+        for name, value in bound.arguments.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            dim = value.shape[-1]
+            if name in rotated:
+                unit = torch.eye(dim, device=value.device)[:, None, None]
+                shape = (heads, tokens) if heads_axis == 1 else (tokens, heads)
+                call.arguments[name] = unit.expand(dim, *shape, dim).clone()
+            elif value.is_floating_point() or value.is_complex():
+                turn = complex(_COS, _SIN) if value.is_complex() else _COS
+                shape = (*value.shape[:-2], tokens, dim)
+                call.arguments[name] = torch.full(shape, turn, device=value.device)
+        try:
+            out = function(*call.args, **call.kwargs)
+        except RuntimeError:  # the shapes do not go together: try the other order of the axes
+            continue
+        out = out[wanted] if isinstance(out, tuple) else out
+        depends = out[:, 0, 0].cpu().numpy() != 0  # (of the dim given, the dim returned)
+        pairs = {tuple(np.flatnonzero(column)) for column in depends.T if column.sum() == 2}
+        dims = [dim for pair in pairs for dim in pair]
+        if pairs and len(set(dims)) == len(dims) and depends.sum(axis=0).max() == 2:
+            return heads_axis, np.array(sorted(pairs))
+    raise ValueError(f"{function.__module__}.{function.__name__} rotates no pairs of dims")

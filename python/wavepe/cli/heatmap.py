@@ -1,0 +1,129 @@
+"""``wavepe heatmap``: attention maps of models side by side, and how far back heads look."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._labels import fold
+from . import model as models
+from . import outputs
+from .errors import UsageError
+from .numbers import integer, reals
+
+_LENGTH = 256
+_TITLE_WIDTH = 34
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe heatmap``."""
+    models.add_arguments(parser, several=True)
+    add = parser.add_argument
+    add("--length", type=int, metavar="N",
+        help=f"tokens to run (default: the trained length, at most {_LENGTH})")  # fmt: skip
+    add("--layer", type=int, metavar="N", help="of this layer alone, from 0 (default: the mean)")
+    add("--head", type=int, metavar="N", help="of this head alone, from 0 (default: the mean)")
+    add("--threshold", default="1e-3", metavar="X",
+        help="a head's window is 1 + the largest distance whose mean weight is at least this "
+        "(%(default)s)")  # fmt: skip
+    outputs.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run each model, print its windows and write the files."""
+    if args.length is not None:
+        integer("--length", args.length, 1)
+    for option in ("layer", "head"):
+        if getattr(args, option) is not None:
+            integer(f"--{option}", getattr(args, option), 0)
+    (threshold,) = reals("--threshold", [args.threshold])
+    models.need_parts("wavepe heatmap")
+    outputs.check(args, "wavepe heatmap")
+    from .text import check_data
+
+    check_data(args.data)
+    for given in args.models:
+        models.check_folder(given)
+    panels: list[np.ndarray] = []
+    titles: list[str] = []
+    figures: dict[str, Any] = {"threshold": threshold, "models": []}
+    for given in args.models:
+        name, facts, panel, window = _measured(args, given, threshold)
+        figures["environment"] = facts.pop("environment")
+        figures["models"].append({**facts, "map": panel})
+        panels.append(panel)
+        titles.append("\n".join([*fold(name, _TITLE_WIDTH), facts["shown"], f"window {window}"]))
+
+    def draw(path: Path) -> None:
+        from ..analysis.plots import attention_maps
+
+        attention_maps(panels, path, titles=titles)
+
+    outputs.write(args, figures, draw)
+    return 0
+
+
+def _measured(
+    args: argparse.Namespace, given: str, threshold: float
+) -> tuple[str, dict[str, Any], np.ndarray, int]:
+    """Return the name of a model, what is recorded of it, its map (n, n) and the map's window."""
+    from .text import tokens_for
+
+    with models.opened(args, given) as loaded:
+        length = args.length or min(loaded.trained_length or _LENGTH, _LENGTH)
+        text = tokens_for(loaded, args.data, [length], length)
+
+        from ..analysis import attention_map, attention_window
+
+        with loaded.running():
+            found = attention_map(loaded.model, text.ids)
+        layers = _chosen("layer", args.layer, found.shape[0], given)
+        heads = _chosen("head", args.head, found.shape[1], given)
+        windows = attention_window(found, threshold)
+        shown = _shown(args, *found.shape[:2])
+        panel = found[np.ix_(layers, heads)].mean(axis=(0, 1))
+        window = int(attention_window(panel, threshold))
+        _print(loaded.name, text.description, threshold, windows, layers, heads, shown, window)
+        facts = loaded.facts(text.description)
+    facts |= {"length": length, "shown": shown, "windows": windows, "window": window}
+    return loaded.name, facts, panel, window
+
+
+def _shown(args: argparse.Namespace, layers: int, heads: int) -> str:
+    """Say what a map is of."""
+    if args.layer is None and args.head is None:
+        return f"mean of {layers} layers and {heads} heads"
+    layer = f"mean of {layers} layers" if args.layer is None else f"layer {args.layer}"
+    return f"{layer}, " + (f"mean of {heads} heads" if args.head is None else f"head {args.head}")
+
+
+def _chosen(option: str, value: int | None, count: int, given: str) -> list[int]:
+    """Return the layers or heads that are asked for."""
+    if value is None:
+        return list(range(count))
+    if value >= count:
+        raise UsageError(f"--{option} {value}: {given} has {count}, numbered from 0")
+    return [value]
+
+
+def _print(
+    name: str, text: str, threshold: float, windows: np.ndarray, layers: list[int],
+    heads: list[int], shown: str, window: int,
+) -> None:  # fmt: skip
+    from .tables import print_rows
+    from .terminal import wrapped
+
+    print(wrapped(
+        f"Attention windows of {name}: how many tokens a head looks back (mean weight at least "
+        f"{threshold:g}), on {text}", indent=0,
+    ))  # fmt: skip
+    print_rows(
+        "layer",
+        [f"head {head}" for head in heads],
+        [(str(layer), [str(windows[layer, head]) for head in heads]) for layer in layers],
+    )
+    if len(layers) * len(heads) > 1:
+        print(f"{shown}: {window}\n")

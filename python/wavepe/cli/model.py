@@ -1,0 +1,254 @@
+"""The MODEL of the commands that measure one: a local folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .compare.folder import is_run
+from .errors import CommandError, UsageError, out_of_memory, require, thread_count
+from .imports import import_all
+
+if TYPE_CHECKING:
+    from .device import Device
+
+BYTES = 256
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+    "spiece.model",
+)  # fmt: skip
+_LONGEST_REASON = 300
+
+
+@dataclasses.dataclass
+class Model:
+    """A loaded model, and what reads text for it.
+
+    `tokenizer` is None for a model of bytes. `comparison` is the settings.json of the
+    `wavepe compare` that trained it, else None.
+    """
+
+    path: Path
+    model: Any
+    tokenizer: Any
+    device: Device
+    comparison: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def unit(self) -> str:
+        """What a token is."""
+        return "byte" if self.tokenizer is None else "token"
+
+    @property
+    def config(self) -> Any:
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def trained_length(self) -> int | None:
+        """Before a scaling of RoPE stretched it; None where the configuration does not tell."""
+        rope = getattr(self.config, "rope_parameters", None)
+        rope = rope or getattr(self.config, "rope_scaling", None) or {}
+        before = rope.get("original_max_position_embeddings")
+        length = before or getattr(self.config, "max_position_embeddings", None)
+        return int(length) if length else None
+
+    def default_lengths(self) -> list[int]:
+        """Return the lengths of its comparison, or multiples of the trained one."""
+        if self.comparison is not None:
+            return list(self.comparison["lengths"])
+        first = min(self.trained_length or _FIRST_LENGTH, _FIRST_LENGTH)
+        return [first * factor for factor in (1, 2, 4, 8)]
+
+    def facts(self, text: str) -> dict[str, Any]:
+        """Return what a result of it is recorded with, ready for JSON."""
+        import torch
+
+        import wavepe.hf
+
+        return {
+            "model": str(self.path),
+            "position_encoding": wavepe.hf.encoding_of(self.model),
+            "unit": self.unit,
+            "data": text,
+            "environment": {**self.device.facts, "threads": torch.get_num_threads()},
+        }
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within, what a pass fails by becomes an error of the command."""
+        try:
+            with self.device.autocasting():
+                yield
+        except IndexError as error:  # of an embedding of positions
+            length = getattr(self.config, "max_position_embeddings", None)
+            raise CommandError(
+                f"{self.path}: cannot run so many tokens; its positions end at {length}"
+            ) from error
+        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            if out_of_memory(error) is not None:
+                raise
+            raise CommandError(f"{self.path}: {one_line(error)}") from error
+
+    def set_theta(self, theta: float) -> None:
+        """Change the base of its rotary embedding; CommandError where it has none."""
+        import wavepe.hf
+
+        try:
+            wavepe.hf.set_theta(self.model, theta)
+        except (ValueError, TypeError) as error:
+            raise CommandError(f"--theta {theta:g}: {one_line(error)}") from error
+
+    def read_with(self, encoding: str) -> Model:
+        """Return the model of the same weights with another encoding (of a wavepe_<family>)."""
+        model = _load_model(self.path, position_encoding=encoding)
+        return dataclasses.replace(self, model=model.to(self.device.place))
+
+
+_FIRST_LENGTH = 512
+LENGTHS_HELP = (
+    "sequence lengths to evaluate (default: those of the comparison that trained the model; else "
+    f"1, 2, 4, 8 times the trained length, or times {_FIRST_LENGTH} where that is longer)"
+)
+
+
+DATA_HELP = (
+    "a text file, or a folder of them (default: the part of the Python standard library's sources "
+    "that wavepe compare holds out)"
+)
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
+) -> None:
+    """Add MODEL, where it runs, and --data with its help."""
+    add = parser.add_argument
+    model = (
+        "local folder in Hugging Face format: config.json, weights, tokenizer. Without a tokenizer "
+        "the vocabulary is 256 bytes, as in the checkpoints of wavepe compare"
+    )
+    if several:
+        add("models", metavar="MODEL", nargs="+", help=model)
+    else:
+        add("model", metavar="MODEL", help=model)
+    add("--data", metavar="PATH", help=data)
+    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
+        help="Python file (.py) or module that registers encodings or wavelets of your own; "
+        "may be repeated")  # fmt: skip
+    add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
+        help="where the model runs; auto is cuda where there is a GPU (%(default)s)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    add("--quiet", action="store_true", help="print the table alone")
+
+
+def need_parts(command: str) -> None:
+    """CommandError unless what every such command needs is installed."""
+    require(command, torch="torch", transformers="hf", rich="cli")
+
+
+def check_folder(given: str) -> Path:
+    """Return the path; UsageError where it is no folder of a model."""
+    path = Path(given)
+    if not given or not path.exists():
+        raise UsageError(f"MODEL {given!r}: no such folder; needs one with a config.json")
+    if not path.is_dir():
+        raise UsageError(f"MODEL {given}: is a file; needs the folder that holds config.json")
+    if not (path / "config.json").is_file():
+        found = sorted(path.glob("checkpoints/*/config.json"))
+        if is_run([file.name for file in path.iterdir()]) and found:
+            raise UsageError(
+                f"MODEL {given}: is the folder of a comparison; needs one of its models, such as "
+                f"{found[0].parent}"
+            )
+        raise UsageError(f"MODEL {given}: holds no config.json")
+    return path
+
+
+@contextmanager
+def opened(args: argparse.Namespace, given: str) -> Iterator[Model]:
+    """Load the model of `given` for the time of a with block."""
+    import_all(args.imports)
+    path = check_folder(given)
+    import torch
+    from transformers.utils import logging
+
+    from .device import device_named
+
+    device = device_named(args.device)
+    before, verbosity = torch.get_num_threads(), logging.get_verbosity()
+    if args.threads is not None:
+        torch.set_num_threads(thread_count("--threads", args.threads))
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model = _load_model(path)
+        tokenizer = _load_tokenizer(path, model)
+        yield Model(path, model.to(device.place), tokenizer, device, _comparison(path))
+    finally:
+        torch.set_num_threads(before)
+        logging.set_verbosity(verbosity)
+
+
+def _load_model(path: Path, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    import wavepe.hf  # noqa: F401 (makes the types wavepe_<family> known)
+
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype="auto", output_loading_info=True, **options
+        )
+    except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
+        if out_of_memory(error) is not None:
+            raise
+        raise CommandError(f"cannot load {path}: {one_line(error)}") from error
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        raise CommandError(
+            f"cannot load {path}: {len(missing)} of the model's tensors are not in its files, such "
+            f"as {missing[0]}"
+        )
+    return model.eval()
+
+
+def _load_tokenizer(path: Path, model: Any) -> Any:
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        size = model.config.get_text_config(decoder=True).vocab_size
+        if size != BYTES:
+            raise UsageError(
+                f"MODEL {path}: holds no tokenizer; needs its files (tokenizer.json, ...), as only "
+                f"a vocabulary of {BYTES} is read as bytes, and this one has {size}"
+            )
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, use_fast=True)
+    except Exception as error:
+        raise CommandError(f"cannot load the tokenizer of {path}: {one_line(error)}") from error
+
+
+def _comparison(path: Path) -> dict[str, Any] | None:
+    """Return the settings of the comparison that a checkpoint lies in."""
+    folder = path.resolve().parent
+    with contextlib.suppress(OSError, ValueError):
+        settings = json.loads((folder.parent / "settings.json").read_text("utf-8"))
+        needed = {"lengths", "train_length", "eval_bytes", "text_sha256"}
+        if folder.name == "checkpoints" and needed <= settings.keys():
+            return settings
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error of another library says, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -1,0 +1,104 @@
+"""``wavepe needle``: whether a model finds a fact again in a long context."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from . import model as models
+from . import outputs
+from .errors import UsageError
+from .numbers import integer, integers, reals
+
+_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_FORMS = {
+    "pairs": "lines key=value, one of which is asked for",
+    "sentence": "a sentence with a secret number, in prose",
+}
+# Of --data, more than any context holds.
+_HAYSTACK = 1 << 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe needle``."""
+    models.add_arguments(parser, data="a text file, or a folder of them, to hide the fact in "
+        "(default: other pairs, or a few sentences repeated)")  # fmt: skip
+    add = parser.add_argument
+    add("--lengths", "--length", nargs="+", metavar="N",
+        help="lengths of the whole context (default: as of wavepe perplexity)")  # fmt: skip
+    add("--depths", nargs="+", metavar="X",
+        help="where the fact stands, 0 (beginning) to 1 (end) (0 .25 .5 .75 1)")  # fmt: skip
+    add("--theta", type=float, metavar="X",
+        help="run the model with this base of its rotary embedding")  # fmt: skip
+    add("--form", choices=tuple(_FORMS), help="what is hidden: "
+        + "; ".join(f"{name}, {text}" for name, text in _FORMS.items())
+        + " (default: pairs for a model of bytes, else sentence)")  # fmt: skip
+    add("--trials", type=int, default=10, metavar="N",
+        help="facts at each length and depth (%(default)s)")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N", help="of the facts (%(default)s)")
+    outputs.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hide and ask, print the table and write the files."""
+    lengths = integers("--lengths", args.lengths, 1) if args.lengths else None
+    depths = reals("--depths", args.depths, 1.0) if args.depths else list(_DEPTHS)
+    integer("--trials", args.trials, 1)
+    integer("--seed", args.seed, 0)
+    if args.theta is not None and not args.theta > 0:
+        raise UsageError(f"--theta {args.theta:g}: needs a number above 0")
+    models.need_parts("wavepe needle")
+    outputs.check(args, "wavepe needle")
+    from .text import check_data, text_of
+
+    check_data(args.data)
+    haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
+    with models.opened(args, args.model) as loaded:
+        lengths = lengths or loaded.default_lengths()
+        form = args.form or ("pairs" if loaded.tokenizer is None else "sentence")
+        if args.theta is not None:
+            loaded.set_theta(args.theta)
+
+        from ..analysis import needle
+        from .bar import bar
+
+        with loaded.running(), bar(quiet=args.quiet) as begin:
+            grid = needle(
+                loaded.model, loaded.tokenizer, lengths, depths, form=form, haystack=haystack,
+                trials=args.trials, seed=args.seed, progress=begin("needle"),
+            )  # fmt: skip
+        around = args.data or ("other pairs" if form == "pairs" else "a few sentences repeated")
+        facts = loaded.facts(f"{form} in {around}")
+    theta = "" if args.theta is None else f" with theta={args.theta:g}"
+    title = f"Facts that {loaded.name}{theta} finds again"
+    _print(
+        f"{title} ({form}: {_FORMS[form]}; greedy decoding, exact match, {args.trials} trials "
+        f"each, in {around}), by depth and length in {loaded.unit}s",
+        grid, lengths, depths,
+    )  # fmt: skip
+    figures = {
+        **facts, "form": form, "theta": args.theta, "trials": args.trials, "seed": args.seed,
+        "lengths": lengths, "depths": depths, "success": grid,
+    }  # fmt: skip
+
+    def draw(path: Path) -> None:
+        from ..analysis.plots import needle_grid
+
+        needle_grid(grid, path, lengths=lengths, depths=depths, title=title)
+
+    outputs.write(args, figures, draw)
+    return 0
+
+
+def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:
+    from .tables import print_rows
+    from .terminal import wrapped
+
+    print(wrapped(title, indent=0))
+    rows = [
+        (f"{depth:g}", [f"{rate:.0%}" for rate in column])
+        for depth, column in zip(depths, grid.T, strict=True)
+    ]
+    print_rows("depth", [str(length) for length in lengths], rows)

@@ -1,0 +1,119 @@
+"""``wavepe perplexity``: perplexity of a model by length, under one of three protocols."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import model as models
+from . import outputs
+from .errors import UsageError
+from .numbers import integer, integers
+
+_WORDS = {
+    "whole": "each piece in one pass",
+    "blocks": "non-overlapping passes of {window} {unit}s",
+    "sliding": "windows of {window} {unit}s, stride {stride}",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe perplexity``."""
+    models.add_arguments(parser)
+    add = parser.add_argument
+    add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
+    add("--protocol", choices=tuple(_WORDS), default="whole",
+        help="how a piece of the text is run: whole, in one pass; blocks, in passes of --window "
+        "that do not overlap; sliding, in windows of --window with --stride, every token scored "
+        "once (default: %(default)s)")  # fmt: skip
+    add(
+        "--window",
+        type=int,
+        metavar="N",
+        help="of blocks and sliding (default: the trained length)",
+    )
+    add("--stride", type=int, metavar="N", help="of sliding (default: half the window)")
+    add("--tokens", type=int, metavar="N",
+        help="tokens of the text to evaluate, about (65536)")  # fmt: skip
+    outputs.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print the table and write the files."""
+    lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
+    for option, least in (("window", 2), ("stride", 1), ("tokens", 1)):
+        if getattr(args, option) is not None:
+            integer(f"--{option}", getattr(args, option), least)
+    _check_protocol(args)
+    models.need_parts("wavepe perplexity")
+    outputs.check(args, "wavepe perplexity")
+    from .text import check_data, tokens_for
+
+    check_data(args.data)
+    with models.opened(args, args.model) as loaded:
+        lengths = lengths or loaded.default_lengths()
+        sizes = _sizes(args, loaded.trained_length)
+        words = _WORDS[args.protocol].format(unit=loaded.unit, **sizes)
+        text = tokens_for(loaded, args.data, lengths, args.tokens)
+
+        from ..analysis import perplexity
+        from .bar import bar
+
+        found = {}
+        with loaded.running(), bar(quiet=args.quiet) as begin:
+            for length in lengths:
+                found[length] = perplexity(
+                    loaded.model, text.ids, length, protocol=args.protocol,
+                    progress=begin(f"length {length}"), **sizes,
+                )  # fmt: skip
+        title = f"Perplexity per {loaded.unit} of {loaded.name}, protocol {args.protocol} ({words})"
+        _print(title, text.description, found, loaded)
+        facts = loaded.facts(text.description)
+        train_length, unit = loaded.trained_length or min(lengths), loaded.unit
+    figures = {**facts, "protocol": args.protocol, **sizes, "perplexity": found}
+
+    def draw(path: Path) -> None:
+        from ..analysis.plots import perplexity_by_length
+
+        runs = [{"encoding": loaded.name, "seed": 0, "perplexity": found}]
+        perplexity_by_length(runs, path, train_length=train_length, title=title, unit=unit)
+
+    outputs.write(args, figures, draw)
+    return 0
+
+
+def _check_protocol(args: argparse.Namespace) -> None:
+    """Raise UsageError for sizes that the protocol does not use."""
+    if args.protocol == "whole" and args.window is not None:
+        raise UsageError("--window: goes with --protocol blocks or sliding, not with whole")
+    if args.protocol != "sliding" and args.stride is not None:
+        raise UsageError(f"--stride: goes with --protocol sliding, not with {args.protocol}")
+    if None not in (args.window, args.stride) and args.stride > args.window:
+        raise UsageError(f"--stride {args.stride}: needs at most the --window, {args.window}")
+
+
+def _sizes(args: argparse.Namespace, trained_length: int | None) -> dict[str, int]:
+    """Return window and stride, as far as the protocol uses them."""
+    if args.protocol == "whole":
+        return {}
+    window = args.window or trained_length
+    if window is None:
+        raise UsageError("--window: this model's configuration tells no trained length; give one")
+    if args.protocol == "blocks":
+        return {"window": window}
+    stride = args.stride or max(1, window // 2)
+    if stride > window:
+        raise UsageError(f"--stride {stride}: needs at most the window, {window}")
+    return {"window": window, "stride": stride}
+
+
+def _print(title: str, text: str, found: dict[int, float], loaded: models.Model) -> None:
+    from .compare.report import headings
+    from .tables import print_rows
+    from .terminal import wrapped
+
+    print(wrapped(f"{title}, on {text}", indent=0))
+    heads = headings(list(found), loaded.trained_length) if loaded.trained_length else found
+    print_rows(
+        "model", list(map(str, heads)), [(loaded.name, [f"{x:.2f}" for x in found.values()])]
+    )

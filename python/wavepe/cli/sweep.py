@@ -1,0 +1,133 @@
+"""``wavepe sweep``: perplexity of a trained model when its rotary embedding is changed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import model as models
+from . import outputs
+from .errors import CommandError, UsageError
+from .numbers import integer, integers, reals
+
+FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``wavepe sweep``."""
+    models.add_arguments(parser)
+    add = parser.add_argument
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fraction", nargs="*", metavar="P",
+        help="p-RoPE: rotate this share of the pairs, those that turn fastest, and leave the "
+        "others alone (default: " + " ".join(FRACTIONS) + ")")  # fmt: skip
+    which.add_argument("--theta", nargs="+", metavar="X", help="the bases to run the model with")
+    add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
+    add("--tokens", type=int, metavar="N", help="tokens of the text to evaluate, about (65536)")
+    outputs.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate at each value, print the table and write the files."""
+    option = "fraction" if args.theta is None else "theta"
+    values = (
+        reals("--fraction", args.fraction or FRACTIONS, 1.0)
+        if args.theta is None
+        else reals("--theta", args.theta)
+    )
+    lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
+    if args.tokens is not None:
+        integer("--tokens", args.tokens, 1)
+    models.need_parts("wavepe sweep")
+    outputs.check(args, "wavepe sweep")
+    from .text import check_data, tokens_for
+
+    check_data(args.data)
+    with models.opened(args, args.model) as loaded:
+        lengths = lengths or loaded.default_lengths()
+        text = tokens_for(loaded, args.data, lengths, args.tokens)
+
+        from ..analysis import perplexity
+        from .bar import bar
+
+        found: dict[int, list[float]] = {length: [] for length in lengths}
+        facts = loaded.facts(text.description)
+        with bar(quiet=args.quiet) as begin:
+            for value in values:
+                with _changed(loaded, option, value) as changed, changed.running():
+                    for length in lengths:
+                        step = begin(f"{option} {value:g}, length {length}")
+                        found[length].append(
+                            perplexity(changed.model, text.ids, length, progress=step)
+                        )
+    title = f"Perplexity per {loaded.unit} of {loaded.name} by {option} of its rotary embedding"
+    _print(f"{title}, protocol whole, on {text.description}", option, values, found)
+    figures = {**facts, "protocol": "whole", option: values, "perplexity": found}
+
+    def draw(path: Path) -> None:
+        from ..analysis.plots import sweep_curve
+
+        name = {"fraction": "share of the pairs that turn (p)", "theta": "theta"}[option]
+        sweep_curve(
+            values, found, path, name=name, logarithmic=option == "theta", unit=loaded.unit,
+            title=f"{loaded.name}: {option} changed without training",
+        )  # fmt: skip
+
+    outputs.write(args, figures, draw)
+    return 0
+
+
+def _print(
+    title: str, option: str, values: list[float], found: dict[int, list[float]]
+) -> None:  # fmt: skip
+    from .tables import print_rows
+    from .terminal import wrapped
+
+    print(wrapped(title, indent=0))
+    rows = [
+        (f"{value:g}", [f"{line[row]:.2f}" for line in found.values()])
+        for row, value in enumerate(values)
+    ]
+    print_rows(option, [str(length) for length in found], rows)
+
+
+@contextmanager
+def _changed(loaded: models.Model, option: str, value: float) -> Iterator[models.Model]:
+    """The model with another base, or as p-RoPE."""
+    if option == "theta":
+        loaded.set_theta(value)
+        yield loaded
+        return
+    import wavepe.hf
+
+    spec = wavepe.hf.encoding_of(loaded.model)
+    try:
+        if spec is None:
+            wavepe.hf.patch(loaded.model, "rope", fraction=value)
+        else:
+            other = loaded.read_with(_with_fraction(spec, value))
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"--fraction {value:g}: {models.one_line(error)}") from error
+    if spec is not None:
+        yield other
+        return
+    try:
+        yield loaded
+    finally:
+        wavepe.hf.unpatch(loaded.model)
+
+
+def _with_fraction(spec: object, value: float) -> str:
+    """Return the spec of a rotary encoding with another fraction."""
+    import wavepe
+
+    encoding = wavepe.encoding(spec) if isinstance(spec, str) else None
+    if not isinstance(encoding, wavepe.encodings.RoPE):
+        raise UsageError(
+            f"this model has the position encoding {spec!r}: --fraction needs one with RoPE in all "
+            "layers"
+        )
+    return str(dataclasses.replace(encoding, fraction=value))

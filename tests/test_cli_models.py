@@ -1,0 +1,384 @@
+"""The commands that measure a given model: perplexity, bands, needle, heatmap and sweep."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wavepe
+from compare_cases import arguments, results, text_in
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")
+tokenizers = pytest.importorskip("tokenizers")
+
+import wavepe.hf
+from hf_model import tiny_config
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from wavepe.analysis import attention_map, attention_window, measured_band, needle, perplexity
+from wavepe.cli import main
+
+COMMANDS = ("perplexity", "bands", "needle", "heatmap", "sweep")
+SPECS = ["rope", "rope:inference_theta=scaled", "wavelet:scales=3"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a text, a comparison, a stock Llama with a tokenizer, and bad folders."""
+    folder = tmp_path_factory.mktemp("models")
+    text = folder / "text"
+    text.mkdir()
+    text_in(text)
+    (folder / "words.txt").write_text("It was dark, and nobody spoke.\n" * 200)
+    assert main(arguments(text, folder / "run", "--quiet", specs=SPECS)) == 0
+    stock = folder / "stock"
+    torch.manual_seed(0)
+    LlamaForCausalLM(tiny_config(vocab_size=300)).save_pretrained(stock)
+    tokenizer(300).save_pretrained(stock)
+    return folder
+
+
+def tokenizer(size):
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
+    )
+    model.train_from_iterator(["It was dark, and nobody spoke.\n"], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=model, bos_token="<s>")
+
+
+def checkpoint(place, name):
+    """The trained model whose folder begins so."""
+    (found,) = (place / "run" / "checkpoints").glob(f"{name}*")
+    return found
+
+
+def run(capsys, *argv):
+    code = main([argv[0], "--threads", "1", *map(str, argv[1:])])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def figures(capsys, place, *argv):
+    """What a command writes to --json."""
+    target = place / "out.json"
+    code, out, err = run(capsys, *argv, "--json", target)
+    assert (code, err) == (0, "")
+    return json.loads(target.read_text()), out
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_perplexity_of_a_comparison_is_what_it_printed(capsys, place):
+    """The same bytes, also of one of the lengths alone; --data is known by its content."""
+    runs = {run["encoding"]: run["perplexity"] for run in results(place / "run")["runs"]}
+    for name, spec in (("wavelet", "wavelet:scales=3"), ("rope", "rope")):
+        model = checkpoint(place, name)
+        found, out = figures(capsys, place, "perplexity", model, "--data", place / "text")
+        assert found["perplexity"] == runs[spec]
+        assert "held-out part" in found["data"]
+        assert "protocol whole" in out
+        assert model.name in out
+        assert [f"{value:.2f}" in out for value in runs[spec].values()] == [True, True]
+        found, _ = figures(
+            capsys, place, "perplexity", model, "--data", place / "text", "--length", 32
+        )
+        assert found["perplexity"] == {"32": runs[spec]["32"]}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "sizes"),
+    [("whole", {}), ("blocks", {"window": 8}), ("sliding", {"window": 8, "stride": 3})],
+)
+def test_perplexity_of_a_stock_model(capsys, place, protocol, sizes):
+    options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
+    found, out = figures(
+        capsys, place, "perplexity", place / "stock", "--data", place / "words.txt",
+        "--lengths", "10,20", 24, "--tokens", 120, "--protocol", protocol, *options,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(place / "stock")
+    ids = tokenizer(300)((place / "words.txt").read_text())["input_ids"]
+    for length in (10, 20, 24):  # whose least common multiple is 120
+        text = torch.tensor(ids[:120])
+        expected = perplexity(model, text, length, protocol=protocol, **sizes)
+        assert found["perplexity"][str(length)] == pytest.approx(expected, rel=1e-6)
+    assert {key: found[key] for key in sizes} == sizes
+    assert f"protocol {protocol}" in out
+    assert "Perplexity per token of stock" in out
+
+
+def test_bands(capsys, place):
+    found, out = figures(
+        capsys, place, "bands", place / "stock", "--data", place / "words.txt", "--length", 30,
+        "--train-length", 64, "--of", "query",
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(place / "stock")
+    ids = torch.tensor(tokenizer(300)((place / "words.txt").read_text())["input_ids"][:30])
+    expected = measured_band(model, ids, of="query")
+    assert found["band"] == expected["band"].tolist()
+    (row,) = found["predictions"]
+    assert row["mean"] == found["mean"] == expected["mean"]
+    assert row["relative"] == expected["mean"] / 4
+    assert row["predicted"] == wavepe.analysis.predicted_band(8, 10000.0, 64)
+    for number in (row["mean"], row["relative"], row["predicted"], 1.1 * row["predicted"]):
+        assert f"{number:.2f}" in out
+
+
+def test_bands_by_layer_type(capsys, tmp_path):
+    """Each base has a prediction of its own."""
+    import hf_families
+
+    model = hf_families.build("gemma3_text", vocab_size=256)
+    model.save_pretrained(tmp_path / "gemma")
+    found, _ = figures(capsys, tmp_path, "bands", tmp_path / "gemma", "--length", 30)
+    rows = {row["layers"]: row for row in found["predictions"]}
+    kinds = {"sliding_attention": hf_families.LOCAL_THETA, "full_attention": hf_families.THETA}
+    assert {kind: row["theta"] for kind, row in rows.items()} == kinds
+    for kind, band in zip(model.config.layer_types, found["band"], strict=True):
+        assert rows[kind]["mean"] == np.mean(band)
+
+
+def test_needle(capsys, place):
+    model = checkpoint(place, "rope")
+    options = ("--lengths", 32, 64, "--depths", 0, 1, "--trials", 3, "--seed", 5)
+    found, out = figures(capsys, place, "needle", model, *options)
+    loaded = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(model)
+    expected = needle(loaded, None, [32, 64], [0.0, 1.0], trials=3, seed=5)
+    assert found["success"] == expected.tolist()
+    assert (found["lengths"], found["depths"]) == ([32, 64], [0, 1])
+    assert "greedy decoding, exact match, 3 trials" in out
+    found, out = figures(capsys, place, "needle", model, *options, "--theta", 1e6)
+    assert found["theta"] == 1e6
+    assert "theta=1e+06" in out
+    found, out = figures(
+        capsys, place, "needle", place / "stock", "--lengths", 200, "--trials", 1, "--data",
+        place / "words.txt",
+    )  # fmt: skip
+    assert np.array(found["success"]).shape == (1, 5)
+    assert "words.txt" in out
+
+
+def test_heatmap(capsys, place):
+    names = [checkpoint(place, "wavelet"), place / "stock"]
+    found, out = figures(
+        capsys, place, "heatmap", *names, "--length", 12, "--layer", 0, "--head", 1,
+        "--threshold", 0.05, "--data", place / "words.txt", "--png", place / "map.png",
+    )  # fmt: skip
+    texts = [
+        torch.tensor(list((place / "words.txt").read_bytes()[:12])),
+        torch.tensor(tokenizer(300)((place / "words.txt").read_text())["input_ids"][:12]),
+    ]
+    for name, text, got in zip(names, texts, found["models"], strict=True):
+        weights = attention_map(AutoModelForCausalLM.from_pretrained(name), text)
+        np.testing.assert_allclose(got["map"], weights[0, 1], atol=1e-6)
+        windows = attention_window(weights, 0.05)
+        assert got["windows"] == windows.tolist()
+        assert got["window"] == windows[0, 1]
+        assert f"Attention windows of {name.name}" in out
+    assert (place / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sweeps(capsys, place):
+    """A fraction of 1 and the model's own base change nothing; each value is that of its model."""
+    for model, unit in ((checkpoint(place, "rope"), "byte"), (place / "stock", "token")):
+        common = (model, "--data", place / "words.txt", "--lengths", 16, "--tokens", 64)
+        plain, _ = figures(capsys, place, "perplexity", *common)
+        whole = pytest.approx(plain["perplexity"]["16"], rel=1e-5)
+        found, out = figures(capsys, place, "sweep", *common, "--fraction", 1, 0.5, 0)
+        assert found["fraction"] == [1, 0.5, 0]
+        assert found["perplexity"]["16"][0] == whole
+        assert len(set(found["perplexity"]["16"])) == 3
+        assert f"Perplexity per {unit} of {model.name} by fraction" in out
+        found, _ = figures(capsys, place, "sweep", *common, "--theta", 3, 1e4)
+        assert found["perplexity"]["16"][1] == whole
+        assert found["perplexity"]["16"][0] != whole
+    none = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(
+        checkpoint(place, "rope"), position_encoding="none"
+    )
+    text = torch.tensor(list((place / "words.txt").read_bytes()[:64]))
+    found, _ = figures(
+        capsys, place, "sweep", checkpoint(place, "rope"), "--data", place / "words.txt",
+        "--lengths", 16, "--tokens", 64, "--fraction", 0,
+    )  # fmt: skip
+    assert found["perplexity"]["16"] == [pytest.approx(perplexity(none, text, 16), rel=1e-5)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_defaults_and_pictures(capsys, place, command, tmp_path):
+    """--quiet says nothing but the table. Without --data the text is the standard library's."""
+    data = [] if command == "perplexity" else ["--data", place / "words.txt"]
+    given = (command, checkpoint(place, "rope"))
+    picture = tmp_path / "a.png"
+    code, out, err = run(capsys, *given, "--png", picture, *data)
+    assert (code, err) == (0, "")
+    assert "rope" in out
+    assert str(picture) in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+    if command == "perplexity":
+        assert "standard library" in out
+    _, out, _ = run(capsys, *given, "--quiet", "--png", picture, "--data", place / "words.txt")
+    assert str(picture) not in out
+
+
+def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
+    """Only as much as the tokens need, and words are whole."""
+    from wavepe.cli import text
+    from wavepe.cli.model import Model
+
+    path = tmp_path / "long.txt"
+    path.write_text("nobody spoke\n" * 100_000)
+    read = []
+    pieces = text._pieces
+    monkeypatch.setattr(text, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(
+        text, "_pieces", lambda file: (read.append(piece) or piece for piece in pieces(file))
+    )
+    model = Model(Path("x"), None, tokenizer(300), None, None)
+    found = text.tokens_for(model, str(path), [50], 1000)
+    assert len(read) <= 3
+    expected = tokenizer(300)(path.read_text()[:20000])["input_ids"][:1000]
+    assert found.ids.tolist() == expected
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def refused(capsys, *argv, code=2):
+    """The one line that a command says before it stops, with nothing written."""
+    found, out, err = run(capsys, *argv)
+    assert (found, out) == (code, ""), err
+    assert err.count("\n") == 1, err
+    assert err.startswith(f"wavepe {argv[0]}: error: ")
+    return err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bad_models(capsys, place, tmp_path, command):
+    assert "nowhere': no such folder" in refused(capsys, command, tmp_path / "nowhere")
+    assert "is a file" in refused(capsys, command, place / "words.txt")
+    assert "holds no config.json" in refused(capsys, command, tmp_path)
+    said = refused(capsys, command, place / "run")
+    assert "folder of a comparison" in said
+    assert "checkpoints" in said
+    broken = tmp_path / "broken"
+    shutil.copytree(place / "stock", broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    assert "cannot load" in refused(capsys, command, broken, code=1)
+    (broken / "model.safetensors").unlink()
+    assert "cannot load" in refused(capsys, command, broken, code=1)
+    (broken / "config.json").write_text("{")
+    assert "cannot load" in refused(capsys, command, broken, code=1)
+    shutil.copytree(place / "stock", tmp_path / "mute")
+    for file in (tmp_path / "mute").glob("tokenizer*"):
+        file.unlink()
+    said = refused(capsys, command, tmp_path / "mute")
+    assert "holds no tokenizer" in said
+    assert "300" in said
+
+
+def test_weights_that_are_missing_are_not_drawn(capsys, place, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(place / "stock", tmp_path / "part")
+    file = tmp_path / "part" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.self_attn.k_proj.weight"]
+    save_file(weights, file, {"format": "pt"})
+    said = refused(capsys, "perplexity", tmp_path / "part", code=1)
+    assert "1 of the model's tensors are not in its files" in said
+    assert "layers.1.self_attn.k_proj.weight" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
+    stock = place / "stock"
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    (tmp_path / "nul.txt").write_bytes(b"a\0b")
+    assert "no such file" in refused(capsys, command, stock, "--data", tmp_path / "none.txt")
+    said = refused(capsys, command, stock, "--data", empty)
+    assert "holds no text" in said or "text too short" in said
+    assert "NUL" in refused(capsys, command, stock, "--data", tmp_path / "nul.txt")
+    json_to = (command, stock, "--json")
+    assert "a folder is there" in refused(capsys, *json_to, tmp_path)
+    assert "No such file" in refused(capsys, *json_to, tmp_path / "a" / "b.json")
+    assert "got an empty one" in refused(capsys, *json_to, "")
+    assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "picture")
+    assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "a.txt")
+    both = tmp_path / "a.png"
+    assert "same file" in refused(capsys, command, stock, "--png", both, "--json", both)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = refused(capsys, command, stock, "--png", both, code=1)
+    assert "needs matplotlib: pip install" in said
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.txt", "nul.txt"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["perplexity", "--lengths", "1"], "--lengths 1: needs 2 to"),
+        (["perplexity", "--lengths", "8", "8"], "--lengths 8: given twice"),
+        (["perplexity", "--lengths", "many"], "--lengths many: needs integers"),
+        (["perplexity", "--lengths", ","], "--lengths: needs at least one"),
+        (["perplexity", "--tokens", "0"], "--tokens 0"),
+        (["perplexity", "--protocol", "half"], "invalid choice: 'half'"),
+        (["perplexity", "--window", "8"], "--window: goes with --protocol blocks or sliding"),
+        (["perplexity", "--protocol", "blocks", "--stride", "8"], "--stride: goes with"),
+        (["perplexity", "--protocol", "sliding", "--window", "4", "--stride", "8"],
+         "--stride 8: needs at most the --window, 4"),
+        (["perplexity", "--protocol", "sliding", "--stride", "80"], "at most the window, 16"),
+        (["perplexity", "--threads", "0"], "--threads 0"),
+        (["perplexity", "--import", "nothing.py"], "nothing.py: no such file"),
+        (["bands", "--length", "0"], "--length 0: needs 1"),
+        (["bands", "--of", "value"], "invalid choice: 'value'"),
+        (["needle", "--depths", "2"], "--depths 2: needs numbers from 0 to 1"),
+        (["needle", "--trials", "0"], "--trials 0"),
+        (["needle", "--theta", "-1"], "--theta -1: needs a number above 0"),
+        (["needle", "--lengths", "4"], "lengths holds 4: needs at least"),
+        (["heatmap", "--layer", "9"], "--layer 9: .* has 2, numbered from 0"),
+        (["heatmap", "--head", "-1"], "--head -1: needs 0"),
+        (["heatmap", "--threshold", "x"], "--threshold x: needs numbers above 0"),
+        (["sweep", "--fraction", "2"], "--fraction 2: needs numbers from 0 to 1"),
+        (["sweep", "--theta", "0"], "--theta 0: needs numbers above 0"),
+        (["sweep", "--theta", "3", "--fraction", "1"], "not allowed with argument"),
+    ],
+)  # fmt: skip
+def test_bad_options(capsys, place, argv, words):
+    data = ("--data", place / "words.txt")
+    code, out, err = run(capsys, argv[0], place / "stock", *data, *argv[1:])
+    assert (code in (1, 2), out) == (True, "")
+    assert err.count("\n") == 1
+    assert re.search(words, err), err
+
+
+def test_what_a_model_cannot_do_is_one_line(capsys, place):
+    wavelet, data = checkpoint(place, "wavelet"), ("--data", place / "words.txt")
+    assert "is not rotary" in refused(capsys, "bands", wavelet, *data, code=1)
+    assert "--fraction needs one with RoPE" in refused(capsys, "sweep", wavelet, *data)
+    assert "not rotary" in refused(capsys, "sweep", wavelet, *data, "--theta", 100, code=1)
+    assert "not rotary" in refused(capsys, "needle", wavelet, *data, "--theta", 100, code=1)
+    said = refused(capsys, "perplexity", place / "stock", *data, "--lengths", 100_000)
+    assert "text too short" in said
+    assert "needs at least 100000" in said
+
+
+def test_positions_that_end(capsys, place, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=256, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    given = ("perplexity", tmp_path / "gpt2", "--data", place / "words.txt", "--lengths")
+    assert run(capsys, *given, 32)[0] == 0
+    assert "its positions end at 32" in refused(capsys, *given, 33, code=1)
