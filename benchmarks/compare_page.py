@@ -20,7 +20,7 @@ from typing import Any
 from wavepe.analysis.plots import accuracy_grid, perplexity_by_length
 from wavepe.cli.compare.report import headings, rows_of, sections
 from wavepe.cli.compare.settings import Settings
-from wavepe.cli.tables import markdown_rows
+from wavepe.cli.tables import Row, markdown_rows
 
 from .command import add_page, new_parser, write_page
 from .readme import Missing, replaced
@@ -160,8 +160,9 @@ def made_with(results: Mapping[str, Any]) -> str:
         f"{results['trainings']} trainings of {settings['steps']} steps, "
         f"{results['seconds'] / 60:.0f} minutes of one thread; {settings['seeds']} seeds, mean ± "
         f"standard deviation; {settings['layers']} layers, {settings['heads']} heads of "
-        f"{settings['head_dim']}, {settings['batch']} sequences of {settings['train_length']} bytes a "
-        f"step; evaluated on {data['evaluated_bytes']} bytes of the {settings['split']} text. "
+        f"{settings['head_dim']}, {settings['batch']} sequences of {settings['train_length']} "
+        f"bytes a step; evaluated on {data['evaluated_bytes']} bytes of the "
+        f"{settings['split']} text. "
         f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
     )
     return textwrap.fill(text, 100)
@@ -189,9 +190,7 @@ def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> st
     return f"{says}, {statistics.fmean(ratios):.2f}"
 
 
-def _plain_rows(
-    heading: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]
-) -> str:
+def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[Row]) -> str:
     """As `markdown_rows`, whose labels are code."""
     lines = [f"| {' | '.join((heading, *heads))} |", "|---|" + "---|" * len(heads)]
     lines += [f"| {' | '.join((name, *cells))} |" for name, cells in rows]
