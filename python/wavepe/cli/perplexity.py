@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..analysis._perplexity import PROTOCOLS
 from . import model as models
 from . import outputs
+from .compare.protocols import Protocol
 from .errors import UsageError
 from .numbers import integer, integers
-
-_WORDS = {
-    "whole": "each piece in one pass",
-    "blocks": "non-overlapping passes of {window} {unit}s",
-    "sliding": "windows of {window} {unit}s, stride {stride}",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_arguments(parser)
     add = parser.add_argument
     add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
-    add("--protocol", choices=tuple(_WORDS), default="whole",
+    add("--protocol", choices=PROTOCOLS, default="whole",
         help="how a piece of the text is run: whole, in one pass; blocks, in passes of --window "
         "that do not overlap; sliding, in windows of --window with --stride, every token scored "
         "once (default: %(default)s)")  # fmt: skip
@@ -53,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     with models.opened(args, args.model) as loaded:
         lengths = lengths or loaded.default_lengths()
         sizes = _sizes(args, loaded.trained_length)
-        words = _WORDS[args.protocol].format(unit=loaded.unit, **sizes)
+        words = Protocol(args.protocol, **sizes).text
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
