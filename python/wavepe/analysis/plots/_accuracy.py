@@ -45,11 +45,13 @@ def accuracy_grid(
         Nothing to draw, or a row without a value for every length.
     """
     train_length = _checks.integer("train_length", train_length, 1)
+    lengths = _checks.real_array("lengths", lengths).ravel().tolist()
+    lengths = [_checks.integer("lengths", length, 1) for length in lengths]
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values must be a mapping, got {type(values).__name__}")
     if not values or not lengths:
         raise ValueError("values and lengths must not be empty")
-    for name, cells in values.items():
-        if len(cells) != len(lengths) or not all(cells):
-            raise ValueError(f"{name} needs values for each of {len(lengths)} lengths")
+    values = {str(name): _shares(str(name), cells, len(lengths)) for name, cells in values.items()}
     figure = new_figure(2.4 + 1.1 * len(lengths), 1.4 + 0.42 * len(values))
     axes = figure.subplots()
     means = [[statistics.fmean(cell) for cell in cells] for cells in values.values()]
@@ -74,3 +76,13 @@ def accuracy_grid(
     if title:
         figure.suptitle(title, fontsize="medium", x=0.01, ha="left")
     save(figure, path)
+
+
+def _shares(name: str, cells: Sequence[Sequence[float]], count: int) -> list[list[float]]:
+    """The cells of a row, each a list of shares."""
+    if isinstance(cells, str) or not isinstance(cells, Sequence) or len(cells) != count:
+        raise ValueError(f"values of {name!r} need a list of shares for each of {count} lengths")
+    found = [_checks.real_array(name, cell).ravel().tolist() for cell in cells]
+    if not all(found):
+        raise ValueError(f"values of {name!r} hold an empty cell")
+    return [[_checks.share(name, share) for share in cell] for cell in found]
