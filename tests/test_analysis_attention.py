@@ -149,7 +149,8 @@ def test_a_model_that_looks_ahead_is_refused():
         intermediate_size=32,
     )  # fmt: skip
     eager = {"attn_implementation": "eager"}
-    with pytest.raises(ValueError, match="attends to later tokens"):
+    # Of transformers 4, it gives none.
+    with pytest.raises(ValueError, match="attends to later tokens|gives no attention weights"):
         attention_map(AutoModelForMaskedLM.from_config(config, **eager), ROW)
 
 
