@@ -143,7 +143,10 @@ def _run_parts(
     from ..device import CPU
     from .comparison import Comparison, Work
     from .report import report
+    from .training import check_rows
 
+    for part in parts.values():
+        check_rows(part)
     manifests = {name: part.manifest(text.sha256) for name, part in parts.items()}
     whole: dict[str, Any] = {"encodings": [], "parts": list(parts), "text_sha256": text.sha256}
     whole = manifests.get("", whole)

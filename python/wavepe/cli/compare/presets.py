@@ -138,7 +138,7 @@ def _raised(length: int) -> list[str]:
 PRESETS: dict[str, Preset] = {
     "wavelet": Preset(
         "the main table of the wavelet paper [W], with rivals at their best",
-        {"encodings": _MAIN, "seeds": 3, "protocols": _PROTOCOLS},
+        {"encodings": _MAIN, "seeds": 3, "protocols": _PROTOCOLS, "eval_bytes": 32768},
         FACTORS_TO_16,
     ),
     "kinds": Preset(

@@ -36,7 +36,8 @@ class Section:
 
     def show(self) -> None:
         """On stdout."""
-        print(wrapped(self.title + _BEST, indent=0))
+        starred = any(cell.endswith("*") for _, cells in self.rows for cell in cells)
+        print(wrapped(self.title + _BEST * starred, indent=0))
         print_rows("encoding", self.headings, self.rows)
 
 

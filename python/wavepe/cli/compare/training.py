@@ -20,7 +20,7 @@ import wavepe.hf
 
 from ..._files import ENDING, new_file, unwind
 from ..device import CPU, Device
-from ..errors import CommandError
+from ..errors import CommandError, UsageError
 from .comparison import Listener
 from .data import batch_at
 from .plan import Plan
@@ -106,6 +106,17 @@ def new_model(spec: str, seed: int, settings: Settings) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return wavepe.hf.WavePELlamaForCausalLM(config)
+
+
+def check_rows(settings: Settings) -> None:
+    """UsageError where a Llama of these settings cannot have the encoding of a row."""
+    for row in settings.rows:
+        try:
+            with torch.device("meta"):
+                new_model(str(row.trained), 0, settings)
+                new_model(str(row.read), 0, settings)
+        except ValueError as error:
+            raise UsageError(f"--encodings {row.name}: {error}") from None
 
 
 def train(

@@ -1,0 +1,255 @@
+"""Writes docs/results.md and README's table of results from the kept results of `wavepe compare`.
+
+benchmarks/results/compare/NAME.json is the results.json of a preset, without what is large.
+
+python -m benchmarks.compare_page --keep FOLDER NAME    keep the results.json of a folder as NAME
+python -m benchmarks.compare_page --write | --check     the tables, and with --write the pictures
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wavepe.analysis.plots import accuracy_grid, perplexity_by_length
+from wavepe.cli.compare.report import headings, rows_of, sections
+from wavepe.cli.compare.settings import Settings
+from wavepe.cli.tables import Row, markdown_rows
+
+from .command import add_page, new_parser, write_page
+from .readme import Missing, replaced
+
+PAGE = Path("docs", "results.md")
+KEPT = Path("benchmarks", "results", "compare")
+PICTURES = Path("docs", "results")
+ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")
+# Rows of the picture of the main table, which has no room for all.
+DRAWN = (
+    "none",
+    "sinusoidal",
+    "rope",
+    "rope/rope:type=yarn,factor=scaled",
+    "rope:theta=128,inference_theta=scaled",
+    "alibi",
+    "transformer_xl:biases=false",
+    "wavelet:scales=6",
+)
+W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
+HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
+L_SCALED, SCALED = "rope:theta=128,inference_theta=scaled", "rope:inference_theta=scaled"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`better` has the lower perplexity than `worse`, somebody published or expects."""
+
+    text: str
+    preset: str
+    better: str
+    worse: str
+
+
+CLAIMS = (
+    Claim("Wavelets are ahead of RoPE [W]", "wavelet", W, "rope"),
+    Claim("Wavelets are ahead of ALiBi [W]", "wavelet", W, "alibi"),
+    Claim("Wavelets are ahead of sine waves in their place [W]", "wavelet", W,
+          "transformer_xl:biases=false"),
+    Claim("Wavelets are ahead of YaRN without training", "wavelet", W,
+          "rope/rope:type=yarn,factor=scaled"),
+    Claim("Wavelets are ahead of KERPLE", "wavelet", W, "kerple"),
+    Claim("Literal wavelets are ahead of mirrored ones", "wavelet", W, MIRRORED),
+    Claim("Haar of many scales is ahead of Haar of one [W]", "kinds", HAAR, FIXED),
+    Claim("Ricker is ahead of Haar [W]", "kinds", W, HAAR),
+    Claim("Base 128 raised by the length's factor is ahead of 10000 raised by it [F]", "theta",
+          L_SCALED, SCALED),
+    Claim("Base 128 raised by the length's factor is ahead of 10000 raised 64 times (control)",
+          "theta", L_SCALED, "rope:theta=10000,inference_theta=640000"),
+    Claim("Base 128 alone is ahead of 10000 alone", "theta", "rope:theta=128", "rope"),
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Keep results, or write the page."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--keep", nargs=2, metavar=("FOLDER", "NAME"))
+    add_page(parser, PAGE)
+    args = parser.parse_args(argv)
+    if args.keep:
+        folder, name = args.keep
+        keep_results(Path(folder), args.root / KEPT, name)
+    if not (args.write or args.check):
+        return 0
+    try:
+        if args.write:
+            draw(args.root)
+    except Missing as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    return write_page(PAGE, updated, args.root, args.check)
+
+
+def keep_results(folder: Path, target: Path, name: str) -> None:
+    """Write the results of a comparison, one file for each of its parts."""
+    parts = {path.parent.name: path for path in sorted(folder.glob("*/results.json"))}
+    for part, path in (parts or {"": folder / "results.json"}).items():
+        results = json.loads(path.read_text("utf-8"))
+        about = results["environment"]
+        if not about["complete"]:
+            raise SystemExit(f"{path} is not complete")
+        trained = [model["seconds"] for model in about["models"].values()]
+        kept = {
+            "train_length": results["train_length"],
+            "trainings": len(trained),
+            "seconds": round(sum(trained)),
+            "runs": [_rounded(run) for run in results["runs"]],
+            "environment": {key: about[key] for key in ABOUT},
+        }
+        target.mkdir(exist_ok=True)
+        file = target / f"{name}{f'-{part}' if part else ''}.json"
+        file.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
+# ------------------------------------------------------------------ the page
+
+
+def kept(root: Path, name: str) -> dict[str, Any]:
+    """The kept results of `name`."""
+    path = root / KEPT / f"{name}.json"
+    if not path.exists():
+        raise Missing(f"{path.relative_to(root)} is missing")
+    return json.loads(path.read_text("utf-8"))
+
+
+def updated(text: str, root: Path) -> str:
+    """The page with the tables that the kept results give."""
+    for name, section in SECTIONS.items():
+        text = replaced(text, name, section(root), PAGE)
+    return text
+
+
+def table_of(root: Path, name: str) -> str:
+    """All tables of a comparison, and how it was made."""
+    results = kept(root, name)
+    settings = Settings.from_dict(results["environment"]["settings"])
+    parts = []
+    for section in sections(results["runs"], settings):
+        rows = markdown_rows("encoding", section.headings, section.rows)
+        parts.append(f"{section.title}:\n\n{rows}")
+    return "\n".join([*parts, made_with(results)])
+
+
+def made_with(results: Mapping[str, Any]) -> str:
+    """What a comparison was made with, in a sentence."""
+    about = results["environment"]
+    settings, data = about["settings"], about["data"]
+    text = (
+        f"{results['trainings']} trainings of {settings['steps']} steps, "
+        f"{results['seconds'] / 60:.0f} minutes of one thread; {settings['seeds']} seeds, mean ± "
+        f"standard deviation; {settings['layers']} layers, {settings['heads']} heads of "
+        f"{settings['head_dim']}, {settings['batch']} sequences of {settings['train_length']} "
+        f"bytes a step; evaluated on {data['evaluated_bytes']} bytes of the "
+        f"{settings['split']} text. "
+        f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
+    )
+    return textwrap.fill(text, 100)
+
+
+def claims(root: Path) -> str:
+    """Each claim at each length: the ratio of the perplexities, and whether all seeds agree."""
+    lengths = kept(root, "wavelet")["environment"]["settings"]["lengths"]
+    rows = []
+    for claim in CLAIMS:
+        runs = kept(root, claim.preset)["runs"]
+        rows.append((claim.text, [_verdict(runs, claim, str(length)) for length in lengths]))
+    return _plain_rows("claim", headings(lengths, kept(root, "wavelet")["train_length"]), rows)
+
+
+def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> str:
+    """ "yes" or "no" where every seed says so, else "unclear", and the ratio's mean over seeds."""
+    found: dict[str, dict[int, float]] = {claim.better: {}, claim.worse: {}}
+    for run in runs:
+        if run["encoding"] in found:
+            found[run["encoding"]][run["seed"]] = run["perplexity"][length]
+    better, worse = found[claim.better], found[claim.worse]
+    ratios = [better[seed] / worse[seed] for seed in better]
+    says = "yes" if max(ratios) < 1 else "no" if min(ratios) > 1 else "unclear"
+    return f"{says}, {statistics.fmean(ratios):.2f}"
+
+
+def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[Row]) -> str:
+    """As `markdown_rows`, whose labels are code."""
+    lines = [f"| {' | '.join((heading, *heads))} |", "|---|" + "---|" * len(heads)]
+    lines += [f"| {' | '.join((name, *cells))} |" for name, cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+def scale_sets(root: Path) -> str:
+    """Literal beside mirrored, a row each set of scales."""
+    results = kept(root, "scales")
+    settings = results["environment"]["settings"]
+    lengths = settings["lengths"]
+    cells = dict(rows_of(results["runs"], lengths))
+    rows = []
+    for name in settings["encodings"]:
+        if name.endswith(",mirrored=true") or name == "wavelet:mirrored=true":
+            continue
+        other = f"{name},mirrored=true" if ":" in name else f"{name}:mirrored=true"
+        both = zip(cells[name], cells[other], strict=True)
+        rows.append((name, [f"{one.strip('*')} / {two.strip('*')}" for one, two in both]))
+    table = markdown_rows("scales", headings(lengths, results["train_length"]), rows)
+    return f"Perplexity, literal / mirrored:\n\n{table}\n{made_with(results)}"
+
+
+SECTIONS: dict[str, Callable[[Path], str]] = {
+    "claims": claims,
+    "wavelet": lambda root: table_of(root, "wavelet"),
+    "kinds": lambda root: table_of(root, "kinds"),
+    "scales": scale_sets,
+    "theta": lambda root: table_of(root, "theta"),
+}
+
+
+def draw(root: Path) -> None:
+    """The pictures of the page."""
+    (root / PICTURES).mkdir(exist_ok=True)
+    results = kept(root, "wavelet")
+    by_name = {name: [r for r in results["runs"] if r["encoding"] == name] for name in DRAWN}
+    perplexity_by_length(
+        [run for runs in by_name.values() for run in runs],
+        root / PICTURES / "wavelet.png",
+        train_length=results["train_length"],
+        title="Perplexity per byte, whole sequence: mean of three seeds, lowest to highest",
+    )
+    for path in sorted((root / KEPT).glob("tasks-*.json")):
+        task = json.loads(path.read_text("utf-8"))
+        lengths = task["environment"]["settings"]["lengths"]
+        values: dict[str, list[list[float]]] = {}
+        for run in task["runs"]:
+            cells = values.setdefault(run["encoding"], [[] for _ in lengths])
+            for cell, length in zip(cells, lengths, strict=True):
+                cell.append(run["accuracy"][str(length)])
+        accuracy_grid(
+            values,
+            lengths,
+            root / PICTURES / f"{path.stem}.png",
+            train_length=task["train_length"],
+            title=f"Task {task['environment']['settings']['task']}: share of right answers",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
