@@ -150,7 +150,7 @@ def test_a_model_that_looks_ahead_is_refused():
     )  # fmt: skip
     eager = {"attn_implementation": "eager"}
     # Of transformers 4, it gives none.
-    with pytest.raises(ValueError, match="attends to later tokens|gives no attention weights"):
+    with pytest.raises(ValueError, match=r"attends to later tokens|gives no attention weights"):
         attention_map(AutoModelForMaskedLM.from_config(config, **eager), ROW)
 
 
