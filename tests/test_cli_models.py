@@ -1,9 +1,11 @@
 """The commands that measure a given model: perplexity, bands, needle, heatmap and sweep."""
 
 import json
+import os
 import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +248,25 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
     assert len(read) <= 3
     expected = tokenizer(300)(path.read_text()[:20000])["input_ids"][:1000]
     assert found.ids.tolist() == expected
+
+
+def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, place, tmp_path):
+    """A pipe is read once, and of a far larger text no more than needed."""
+    content = (place / "words.txt").read_bytes()
+    pipe, model = tmp_path / "pipe", checkpoint(place, "rope")
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    given = ("perplexity", model, "--lengths", 16, "--tokens", 64, "--data")
+    piped, _ = figures(capsys, place, *given, pipe)
+    writer.join()
+    large = tmp_path / "large.txt"
+    large.write_bytes(content)
+    with large.open("ab") as file:
+        file.truncate(1 << 40)  # of zeros, far beyond the memory
+    plain, _ = figures(capsys, place, *given, place / "words.txt")
+    assert piped["perplexity"] == plain["perplexity"]
+    assert "holds NUL" in refused(capsys, *given, large)
 
 
 # ------------------------------------------------------------------ bad input

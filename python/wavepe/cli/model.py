@@ -238,14 +238,18 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
 
 
 def _comparison(path: Path) -> dict[str, Any] | None:
-    """Return the settings of the comparison that a checkpoint lies in."""
+    """Return the settings of the comparison that a checkpoint lies in, and its "text_bytes"."""
     folder = path.resolve().parent
-    with contextlib.suppress(OSError, ValueError):
+    found = None
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
         settings = json.loads((folder.parent / "settings.json").read_text("utf-8"))
         needed = {"lengths", "train_length", "eval_bytes", "text_sha256"}
         if folder.name == "checkpoints" and needed <= settings.keys():
-            return settings
-    return None
+            found = settings
+            results = json.loads((folder.parent / "results.json").read_text("utf-8"))
+            text = results["environment"]["data"]
+            found["text_bytes"] = text["train_bytes"] + text["held_out_bytes"]
+    return found
 
 
 def one_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def _held_out(
         text = load_text(None, longest, 1)
         return bytes(text.held_out), f"the held-out part of {text.description}", lengths
     known = settings["lengths"]
+    if data is not None and not _may_be_text_of(settings, Path(data)):
+        return None
     try:
         split = settings.get("split", "test")
         text = load_text(data, max(*known, *lengths), settings["train_length"], split)
@@ -95,6 +98,18 @@ def _held_out(
         return None
     chosen = known if own and set(lengths) <= set(known) else lengths
     return bytes(text.held_out), f"the held-out part of {text.description}", chosen
+
+
+def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
+    """Tell whether reading all of `data` to compare it with the text of training makes sense.
+
+    It does not of a pipe, which can be read once, nor of a text that is far larger.
+    """
+    if not (data.is_file() or data.is_dir()):
+        return False
+    files = [file for _, file in _walk(data)] if data.is_dir() else [data]
+    most = 2 * settings.get("text_bytes", math.inf)  # without the validation text
+    return sum(file.stat().st_size for file in files) <= most
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
