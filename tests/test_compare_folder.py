@@ -222,7 +222,7 @@ def test_one_process_a_folder(text, tmp_path, capsys):
 
 FOREIGN = {
     "results.json": '{"runs": [{"name": "mine"}]}',
-    "table.md": "mine",
+    "report.md": "mine",
     "settings.json": '{"theme": "dark"}',
     "checkpoints/none-seed0/model.safetensors": "mine",
 }

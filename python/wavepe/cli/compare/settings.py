@@ -18,6 +18,7 @@ from wavepe._wavelet_pywt import is_family
 from wavepe.encodings import Encoding, Wavelet
 
 from ..errors import UsageError
+from ..numbers import integer, integers
 from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS
 from .protocols import Protocol
 from .rows import Row
@@ -105,7 +106,7 @@ def settings_from(
     size = MODELS[{**DEFAULTS, **preset, **given}["model"]]
     chosen = {**DEFAULTS, **size, **preset, **given}
     count: dict[str, Any] = {
-        name: _integer(f"--{name.replace('_', '-')}", chosen[name], least)
+        name: integer(f"--{name.replace('_', '-')}", chosen[name], least)
         for name, least in _LEAST.items()
     }
     train_length, head_dim = count["train_length"], count["head_dim"]
@@ -116,9 +117,10 @@ def settings_from(
         raise UsageError(f"--lr {rate:g}: needs a positive number")
     if chosen["task"] and chosen["finetune"]:
         raise UsageError("--task and --finetune: give one of them")
+    lengths = chosen["lengths"] or [str(train_length * factor) for factor in factors]
     settings = Settings(
         encodings=_encodings(chosen["encodings"]),
-        lengths=_lengths(chosen["lengths"] or [str(train_length * n) for n in factors]),
+        lengths=tuple(integers("--lengths", lengths, 2)),
         learning_rate=rate,
         imports=imports,
         protocols=_protocols(chosen["protocols"], train_length),
@@ -171,7 +173,6 @@ def _plain(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_TOO_MANY = 2**31
 # The least value of each option that is a count.
 _LEAST = {
     "train_length": 2, "steps": 1, "seeds": 1, "batch": 1, "layers": 1, "heads": 1, "head_dim": 2,
@@ -187,31 +188,11 @@ def _continued(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
         return {}
     more = chosen["finetune_steps"]
     return {
-        "finetune": _integer("--finetune", chosen["finetune"], 2),
-        "finetune_steps": _integer(
+        "finetune": integer("--finetune", chosen["finetune"], 2),
+        "finetune_steps": integer(
             "--finetune-steps", max(1, steps // 10) if more is None else more, 1
         ),
     }
-
-
-def _integer(name: str, value: int, least: int) -> int:
-    if not least <= value < _TOO_MANY:
-        raise UsageError(f"{name} {value}: needs {least} to {_TOO_MANY - 1}")
-    return value
-
-
-def _lengths(words: Sequence[str]) -> tuple[int, ...]:
-    lengths = []
-    for word in ",".join(words).replace(",", " ").split():
-        try:
-            length = int(word)
-        except ValueError:
-            raise UsageError(f"--lengths {word}: needs integers") from None
-        lengths.append(_integer("--lengths", length, 2))
-    if not lengths:
-        raise UsageError("--lengths: needs at least one integer")
-    _no_duplicates("--lengths", lengths)
-    return tuple(lengths)
 
 
 def _encodings(specs: Sequence[str]) -> tuple[str, ...]:
