@@ -86,7 +86,7 @@ format: .venv/packages ## let ruff, clang-format and typos rewrite the sources
 bench: .venv/built ## time every operator against its rivals, in one process
 	$(BIN)/python -m benchmarks.bench
 
-readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/demo.json
+readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/results
 	$(BIN)/python -m benchmarks.readme
 	$(BIN)/python -m benchmarks.rope_accuracy --write
 	$(BIN)/python -m benchmarks.rope_parity_page --write

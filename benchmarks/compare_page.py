@@ -17,8 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wavepe.analysis.plots import accuracy_grid, perplexity_by_length
-from wavepe.cli.compare.report import headings, rows_of, sections
+from wavepe.analysis.plots import perplexity_by_length
+from wavepe.cli.compare.report import (
+    headings,
+    markdown_table,
+    mean_and_spread,
+    rows_of,
+    sections,
+    title,
+)
 from wavepe.cli.compare.settings import Settings
 from wavepe.cli.tables import Row, markdown_rows
 
@@ -29,15 +36,17 @@ PAGE = Path("docs", "results.md")
 KEPT = Path("benchmarks", "results", "compare")
 PICTURES = Path("docs", "results")
 ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")
-# Rows of the picture of the main table, which has no room for all.
-DRAWN = (
+# Rows of README's table and of the picture, which have no room for all: those of its readers, and
+# the best ones.
+HEADLINE = (
     "none",
     "sinusoidal",
     "rope",
     "rope/rope:type=yarn,factor=scaled",
     "rope:theta=128,inference_theta=scaled",
     "alibi",
-    "transformer_xl:biases=false",
+    "kerple",
+    "transformer_xl",
     "wavelet:scales=6",
 )
 W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
@@ -58,6 +67,7 @@ class Claim:
 CLAIMS = (
     Claim("Wavelets are ahead of RoPE [W]", "wavelet", W, "rope"),
     Claim("Wavelets are ahead of ALiBi [W]", "wavelet", W, "alibi"),
+    Claim("Wavelets are ahead of Transformer-XL [W]", "wavelet", W, "transformer_xl"),
     Claim("Wavelets are ahead of sine waves in their place [W]", "wavelet", W,
           "transformer_xl:biases=false"),
     Claim("Wavelets are ahead of YaRN without training", "wavelet", W,
@@ -137,19 +147,43 @@ def kept(root: Path, name: str) -> dict[str, Any]:
 def updated(text: str, root: Path) -> str:
     """The page with the tables that the kept results give."""
     for name, section in SECTIONS.items():
+        if f"<!-- {name}:begin" not in text:
+            continue
         text = replaced(text, name, section(root), PAGE)
     return text
 
 
-def table_of(root: Path, name: str) -> str:
-    """All tables of a comparison, and how it was made."""
-    results = kept(root, name)
-    settings = Settings.from_dict(results["environment"]["settings"])
-    parts = []
-    for section in sections(results["runs"], settings):
-        rows = markdown_rows("encoding", section.headings, section.rows)
-        parts.append(f"{section.title}:\n\n{rows}")
-    return "\n".join([*parts, made_with(results)])
+def headline(root: Path) -> str:
+    """README's picture and table: some rows of the main table."""
+    results = kept(root, "wavelet")
+    lengths = results["environment"]["settings"]["lengths"]
+    picture = PICTURES / "wavelet.png"
+    if not (root / picture).exists():
+        raise Missing(f"{picture} is missing")
+    heading = title(results["train_length"])
+    table = markdown_table(_headline_runs(results), lengths, results["train_length"])
+    return "\n".join([f"![{heading}]({picture})", "", f"{heading}:", "", table, made_with(results)])
+
+
+def _headline_runs(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [run for name in HEADLINE for run in results["runs"] if run["encoding"] == name]
+
+
+def tables_of(*names: str) -> Callable[[Path], str]:
+    """All tables of comparisons, and how they were made."""
+
+    def section(root: Path) -> str:
+        parts = []
+        for name in names:
+            results = kept(root, name)
+            settings = Settings.from_dict(results["environment"]["settings"])
+            for one in sections(results["runs"], settings):
+                rows = markdown_rows("encoding", one.headings, one.rows)
+                parts.append(f"{one.title}:\n\n{rows}")
+            parts.append(f"{made_with(results)}\n")
+        return "\n".join(parts)
+
+    return section
 
 
 def made_with(results: Mapping[str, Any]) -> str:
@@ -214,41 +248,78 @@ def scale_sets(root: Path) -> str:
     return f"Perplexity, literal / mirrored:\n\n{table}\n{made_with(results)}"
 
 
+def bands(root: Path) -> str:
+    """Predicted and measured bands, a row for each trained length and base."""
+    rows, results = [], {}
+    for path in sorted((root / KEPT).glob("bands-length-*.json"), key=_number_in):
+        results = json.loads(path.read_text("utf-8"))
+        settings = Settings.from_dict(results["environment"]["settings"])
+        *_, table = sections(results["runs"], settings)
+        rows += [(f"{results['train_length']}, {name}", cells) for name, cells in table.rows]
+    if not rows:
+        raise Missing(f"{KEPT}/bands-length-*.json are missing")
+    text = markdown_rows("trained length, base", table.headings, rows)
+    return f"{text}\n{made_with(results)}"
+
+
+def _number_in(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def sweep(root: Path) -> str:
+    """p-RoPE at inference, of the main table's models."""
+    results = kept(root, "models")
+    heads = [f"p = {fraction:g}" for fraction in results["fractions"]]
+    rows = []
+    for name, seeds in results["sweeps"].items():
+        for length in seeds[0]:
+            columns = zip(*(one[length] for one in seeds), strict=True)
+            rows.append((f"{name}, {length} bytes", [mean_and_spread(c) for c in columns]))
+    return markdown_rows("model", heads, rows)
+
+
+def windows(root: Path) -> str:
+    """How far the heads of three models look back, at twice the trained length."""
+    results = kept(root, "models")
+    rows = [
+        (name, [", ".join(map(str, layer)) for layer in layers])
+        for name, layers in results["windows"].items()
+    ]
+    layers = [f"layer {number}" for number in range(len(rows[0][1]))]
+    return markdown_rows("model", layers, rows)
+
+
 SECTIONS: dict[str, Callable[[Path], str]] = {
     "claims": claims,
-    "wavelet": lambda root: table_of(root, "wavelet"),
-    "kinds": lambda root: table_of(root, "kinds"),
+    "wavelet": tables_of("wavelet"),
+    "theta": tables_of("theta"),
+    "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking"),
+    "kinds": tables_of("kinds"),
     "scales": scale_sets,
-    "theta": lambda root: table_of(root, "theta"),
+    "families": tables_of("families"),
+    "bands": bands,
+    "sweep": sweep,
+    "windows": windows,
+    "finetune": tables_of("finetune"),
 }
 
 
 def draw(root: Path) -> None:
-    """The pictures of the page."""
+    """The pictures of README and the page."""
     (root / PICTURES).mkdir(exist_ok=True)
     results = kept(root, "wavelet")
-    by_name = {name: [r for r in results["runs"] if r["encoding"] == name] for name in DRAWN}
     perplexity_by_length(
-        [run for runs in by_name.values() for run in runs],
+        _headline_runs(results),
         root / PICTURES / "wavelet.png",
         train_length=results["train_length"],
-        title="Perplexity per byte, whole sequence: mean of three seeds, lowest to highest",
+        title=f"{title(results['train_length'])}: mean, lowest to highest of the seeds",
     )
     for path in sorted((root / KEPT).glob("tasks-*.json")):
         task = json.loads(path.read_text("utf-8"))
-        lengths = task["environment"]["settings"]["lengths"]
-        values: dict[str, list[list[float]]] = {}
-        for run in task["runs"]:
-            cells = values.setdefault(run["encoding"], [[] for _ in lengths])
-            for cell, length in zip(cells, lengths, strict=True):
-                cell.append(run["accuracy"][str(length)])
-        accuracy_grid(
-            values,
-            lengths,
-            root / PICTURES / f"{path.stem}.png",
-            train_length=task["train_length"],
-            title=f"Task {task['environment']['settings']['task']}: share of right answers",
-        )
+        settings = Settings.from_dict(task["environment"]["settings"])
+        first, *_ = sections(task["runs"], settings)
+        assert first.draw is not None
+        first.draw(root / PICTURES / f"{path.stem}.png")
 
 
 if __name__ == "__main__":

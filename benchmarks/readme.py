@@ -2,8 +2,7 @@
 
 Between `<!-- bench:begin -->` and `<!-- bench:end -->`: the headline rows of each operator, from
 the newest file in benchmarks/results that has it (one thread before several). Between
-`<!-- demo:begin -->` and `<!-- demo:end -->`: docs/demo.json, the results.json of `make demo`, and
-docs/demo.png.
+`<!-- results:begin -->` and `<!-- results:end -->`: `compare_page.headline`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-
-from wavepe.cli.compare.report import markdown_table, title
 
 ROOT = Path(__file__).resolve().parent.parent
 # Column -> the rivals it stands for; the fastest of those a row has is shown.
@@ -53,9 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def updated(text: str, root: Path) -> tuple[str, list[str]]:
     """README's text with the tables as the committed figures give them, and what is missing."""
+    from .compare_page import headline
+
     sections = {
         "bench": lambda: bench_section(root / "benchmarks" / "results"),
-        "demo": lambda: demo_section(root / "docs" / "demo.json"),
+        "results": lambda: headline(root),
     }
     problems = []
     for name, section in sections.items():
@@ -157,42 +156,6 @@ def _time(seconds: float) -> str:
 def _ratio(ratios: dict, names: Sequence[str]) -> str:
     present = [ratios[name]["rounds"] for name in names if name in ratios]
     return f"{min(present):.2f}" if present else ""
-
-
-# ------------------------------------------------------------------ demo
-
-
-def demo_section(path: Path) -> str:
-    """The picture, the table and what it was made with, as Markdown."""
-    if not path.exists():
-        raise Missing(f"{path} is missing: copy it and the picture from the folder of make demo")
-    if not path.with_suffix(".png").exists():
-        raise Missing(f"{path.with_suffix('.png')} is missing, the picture of {path.name}")
-    results = json.loads(path.read_text("utf-8"))
-    runs, train_length, about = results["runs"], results["train_length"], results["environment"]
-    lengths = sorted(map(int, runs[0]["perplexity"]))
-    heading = title(train_length).partition(" (*")[0]
-    picture = f"![{heading}](docs/{path.stem}.png)"
-    table = markdown_table(runs, lengths, train_length)
-    words = f"{heading}; the best of each column in bold:"
-    return "\n".join([picture, "", words, "", table, _wrapped(_made_with(runs, about))])
-
-
-def _made_with(runs: list[dict], about: dict) -> str:
-    seeds = sorted({run["seed"] for run in runs})
-    words = [("Seed " if len(seeds) == 1 else "Seeds ") + ", ".join(map(str, seeds))]
-    models = about.get("models") or {}
-    if models:
-        seconds = sum(model["seconds"] for model in models.values())
-        words.append(f"{len(models)} trainings in {seconds:.0f} s")
-    else:
-        words.append(f"at most {max(run['seconds'] for run in runs):.0f} s a row")
-    threads = about.get("threads")
-    machine = about["machine"] + (f", {in_threads(threads)}" if threads else "")
-    if "python" in about:  # the text is its standard library, unless --data was given
-        words.append(f"Python {about['python']}")
-    words += [machine, f"torch {about['torch']}", about.get("date", "")]
-    return "; ".join(filter(None, words)) + "."
 
 
 def in_threads(count: int) -> str:

@@ -379,22 +379,30 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
 # ------------------------------------------------------------------ README's tables
 
 PAGE = """# x
-<!-- demo:begin -->
-<!-- demo:end -->
+<!-- results:begin -->
+<!-- results:end -->
 between
 <!-- bench:begin -->
 old
 <!-- bench:end -->
 after
 """
-DEMO = {
+KEPT = {
     "train_length": 128,
+    "trainings": 4,
+    "seconds": 90,
     "runs": [
-        {"encoding": name, "seed": 0, "perplexity": {"128": a, "256": b}, "seconds": 30.0}
-        for name, a, b in (("rope", 4.0, 9.0), ("wavelet:scales=6", 4.5, 4.25))
+        {"encoding": name, "seed": seed, "perplexity": {"128": a + seed, "256": b}}
+        for seed in range(2)
+        for name, a, b in (("rope", 4.0, 9.0), ("wavelet:scales=6", 4.5, 4.25), ("t5", 1.0, 1.0))
     ],
-    "environment": {"machine": "Some CPU", "torch": "2.13.0", "threads": 2, "date": "2026-01-02"},
-}
+    "environment": {
+        "machine": "Some CPU", "torch": "2.13.0", "variant": "avx2", "date": "2026-01-02",
+        "data": {"evaluated_bytes": 4096},
+        "settings": {"lengths": [128, 256], "steps": 7, "seeds": 2, "layers": 2, "heads": 4,
+                     "head_dim": 24, "batch": 8, "train_length": 128, "split": "test"},
+    },
+}  # fmt: skip
 
 
 def results_of(date, threads=1, quick=False, ratio=2.0):
@@ -415,13 +423,13 @@ def results_of(date, threads=1, quick=False, ratio=2.0):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A README with empty markers, a demo and three results files."""
+    """A README with empty markers, a comparison and three results files."""
     folder = tmp_path / "benchmarks" / "results"
-    folder.mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
+    (folder / "compare").mkdir(parents=True)
+    (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "README.md").write_text(PAGE)
-    (tmp_path / "docs" / "demo.json").write_text(json.dumps(DEMO))
-    (tmp_path / "docs" / "demo.png").write_bytes(b"")
+    (folder / "compare" / "wavelet.json").write_text(json.dumps(KEPT))
+    (tmp_path / "docs" / "results" / "wavelet.png").write_bytes(b"")
     files = {
         "z-old": results_of("2026-01-01T10:00:00+00:00", ratio=1.0),
         "a-new": results_of("2026-01-02T10:00:00+00:00", ratio=5.0),
@@ -445,7 +453,7 @@ def test_readme_is_written_and_checked(repository, capsys):
     assert readme_main(repository) == 0
     assert readme_main(repository, "--check") == 0
     written = page.read_text()
-    assert written.startswith("# x\n<!-- demo:begin -->\n")
+    assert written.startswith("# x\n<!-- results:begin -->\n")
     assert "\nbetween\n" in written
     assert written.endswith("<!-- bench:end -->\nafter\n")
     page.write_text(written.replace("5.00", "5.01"))
@@ -478,31 +486,31 @@ def test_each_operator_comes_from_its_newest_file(repository):
     assert "z-old.json" not in text
 
 
-def test_demo_table(repository):
+def test_results_table(repository):
+    """Mean and spread of the rows that README shows; the best of those in bold."""
     readme_main(repository)
     text = (repository / "README.md").read_text()
-    assert "](docs/demo.png)" in text
-    assert "| `rope` | **4.00** | 9.00 |" in text
-    assert "| `wavelet:scales=6` | 4.50 | **4.25** |" in text
-    assert "Seed 0; at most 30 s a row; Some CPU, 2 threads; torch 2.13.0; 2026-01-02." in text
+    assert "](docs/results/wavelet.png)" in text
+    assert "| `rope` | **4.50 ±0.71** | 9.00 ±0.00 |" in text
+    assert "| `wavelet:scales=6` | 5.00 ±0.71 | **4.25 ±0.00** |" in text
+    assert "t5" not in text
+    assert "4 trainings of 7 steps, 2 minutes of one thread; 2 seeds, mean ±" in text
 
 
 @pytest.mark.parametrize(
     ("remove", "message"),
     [
-        ("docs/demo.json", "demo.json is missing"),
-        ("docs/demo.png", "demo.png is missing"),
+        ("benchmarks/results/compare/wavelet.json", "wavelet.json is missing"),
+        ("docs/results/wavelet.png", "wavelet.png is missing"),
         ("benchmarks/results", "no results in"),
     ],
 )
-def test_a_missing_source_is_named_and_the_other_table_still_written(
-    repository, remove, message, capsys
-):
+def test_a_missing_source_is_named(repository, remove, message, capsys):
     path = repository / remove
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert readme_main(repository) == 1
     assert message in capsys.readouterr().err
-    assert ("wavelet" in (repository / "README.md").read_text()) == ("demo" not in remove)
+    assert "<!-- results:begin -->\n<!-- results:end" in (repository / "README.md").read_text()
 
 
 def test_missing_markers_are_named(repository, capsys):

@@ -134,7 +134,7 @@ def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, l
         (
             name,
             [
-                _number(cell) + ("*" if mean == least else "")
+                mean_and_spread(cell) + ("*" if mean == least else "")
                 for cell, mean, least in zip(cells, means[name], bests, strict=True)
             ],
         )
@@ -217,8 +217,8 @@ def _bands(runs: Runs, settings: Settings) -> Section:
     rows = []
     for name, bands in by_name.items():
         predicted = bands[0]["predicted"]
-        measured = [_number([band["steps"][step] for band in bands]) for step in steps]
-        measured.append(_number([band["key"] for band in bands]))
+        measured = [mean_and_spread([band["steps"][step] for band in bands]) for step in steps]
+        measured.append(mean_and_spread([band["key"] for band in bands]))
         rows.append((name, [f"{predicted:.2f}", f"{1.1 * predicted:.2f}", *measured]))
     heads = ["predicted j*", "1.1 j*", *(f"step {step}" for step in steps), "at the end"]
     heading = (
@@ -245,6 +245,7 @@ def _facts(results: Mapping[str, Any]) -> str:
     )
 
 
-def _number(cell: Sequence[float]) -> str:
+def mean_and_spread(cell: Sequence[float]) -> str:
+    """The mean, and of several values the sample's standard deviation."""
     text = f"{statistics.fmean(cell):.2f}"
     return text if len(cell) == 1 else f"{text} ±{statistics.stdev(cell):.2f}"

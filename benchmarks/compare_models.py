@@ -1,0 +1,70 @@
+"""Measures the models of `wavepe compare --preset wavelet`: p-RoPE at inference, and windows.
+
+Runs `wavepe sweep` and `wavepe heatmap` on the checkpoints, keeps their figures for
+docs/results.md, and draws its attention maps.
+
+python -m benchmarks.compare_models FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import wavepe.cli
+
+from .command import new_parser
+from .compare_page import KEPT, PICTURES
+
+FRACTIONS = ("1", "0.9", "0.75", "0.5", "0.25", "0")
+BASES = ("rope-theta-10000", "rope-theta-128")
+MAPPED = ("alibi", "rope-theta-10000", "wavelet-scales-6")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and keep the figures."""
+    parser = new_parser(__doc__)
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args(argv)
+    results = json.loads((args.folder / "results.json").read_text("utf-8"))
+    length, seeds = results["train_length"], results["environment"]["settings"]["seeds"]
+    lengths = [str(length), str(4 * length)]
+    checkpoints = args.folder / "checkpoints"
+    sweeps = {
+        name: [
+            _command("sweep", checkpoints / f"{name}-seed{seed}", "--lengths", *lengths,
+                     "--fraction", *FRACTIONS)["perplexity"]
+            for seed in range(seeds)
+        ]
+        for name in BASES
+    }  # fmt: skip
+    folders = [checkpoints / f"{name}-seed0" for name in MAPPED]
+    picture = args.root / PICTURES / "attention.png"
+    picture.parent.mkdir(exist_ok=True)
+    maps = _command("heatmap", *folders, "--length", str(2 * length), "--png", picture)
+    windows = {name: model["windows"] for name, model in zip(MAPPED, maps["models"], strict=True)}
+    kept = {
+        "train_length": length,
+        "fractions": [float(fraction) for fraction in FRACTIONS],
+        "sweeps": sweeps,
+        "windows": windows,
+    }
+    (args.root / KEPT / "models.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    return 0
+
+
+def _command(*words: object) -> dict:
+    """What the JSON of a command of `wavepe` holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "figures.json")
+        code = wavepe.cli.main([*map(str, words), "--quiet", "--json", str(path)])
+        if code:
+            raise SystemExit(code)
+        return json.loads(path.read_text("utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""docs/results.md: what is kept of comparisons, and the tables that come from it."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")  # as for every front end of a model
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+from compare_cases import arguments, results, text_in
+from wavepe.cli import main
+
+from benchmarks import compare_page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A comparison with two seeds, as it is left behind."""
+    pytest.importorskip("transformers")
+    text, out = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("runs") / "out"
+    text_in(text)
+    assert main(arguments(text, out, "--seeds", "2", specs=["none", "alibi"])) == 0
+    return out
+
+
+def keep(folder, root, name="wavelet"):
+    (root / compare_page.KEPT).mkdir(parents=True)
+    assert compare_page.main(["--root", str(root), "--keep", str(folder), name]) == 0
+    return compare_page.kept(root, name)
+
+
+def test_what_is_kept(folder, tmp_path):
+    kept = keep(folder, tmp_path)
+    assert kept["train_length"] == 16
+    assert kept["trainings"] == 4
+    for run, whole in zip(kept["runs"], results(folder)["runs"], strict=True):
+        assert run["encoding"] == whole["encoding"]
+        assert run["perplexity"]["32"] == pytest.approx(whole["perplexity"]["32"], abs=1e-4)
+    table = compare_page.tables_of("wavelet")(tmp_path)
+    assert "| encoding | 16 (1x) | 32 (2x) |" in table
+    assert "4 trainings of 6 steps" in table
+    assert "2 seeds, mean ± standard deviation" in " ".join(table.split())
+
+
+def test_what_is_not_complete_is_not_kept(folder, tmp_path):
+    path = tmp_path / "out" / "results.json"
+    path.parent.mkdir()
+    found = results(folder)
+    found["environment"]["complete"] = False
+    path.write_text(json.dumps(found))
+    with pytest.raises(SystemExit, match="not complete"):
+        keep(path.parent, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cell"),
+    [
+        ((2.0, 3.0), (4.0, 4.0), "yes, 0.62"),
+        ((5.0, 6.0), (4.0, 4.0), "no, 1.38"),
+        ((2.0, 6.0), (4.0, 4.0), "unclear, 1.00"),
+        ((4.0, 2.0), (4.0, 4.0), "unclear, 0.75"),
+    ],
+)
+def test_a_claim_holds_where_every_seed_says_so(first, second, cell):
+    runs = [
+        {"encoding": name, "seed": seed, "perplexity": {"8": value}}
+        for name, values in (("a", first), ("b", second))
+        for seed, value in enumerate(values)
+    ]
+    claim = compare_page.Claim("a is ahead of b", "x", "a", "b")
+    assert compare_page._verdict(runs, claim, "8") == cell
+
+
+def test_claims_name_rows_of_their_presets():
+    from wavepe.cli.compare.presets import PRESETS
+    from wavepe.cli.compare.rows import Row
+
+    for claim in compare_page.CLAIMS:
+        names = [Row.parse(spec).name for spec in PRESETS[claim.preset].options["encodings"]]
+        assert claim.better in names
+        assert claim.worse in names
+
+
+def test_the_page_is_current(capsys):
+    assert compare_page.main(["--check"]) == 0, capsys.readouterr().err
