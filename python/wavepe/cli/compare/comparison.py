@@ -51,6 +51,11 @@ class Model:
     def name(self) -> str:
         return model_name(self.spec, self.seed)
 
+    @property
+    def trainings(self) -> list[str]:
+        """The names of the training and of those that may go on from it."""
+        return list(dict.fromkeys([self.spec, *(row.continued for row in self.rows)]))
+
 
 @dataclass(frozen=True)
 class Work:
@@ -139,7 +144,7 @@ class Comparison:
     def _results(self) -> Result:
         settings, device = self.settings, self.work.device
         wanted = [(name, seed) for seed in range(settings.seeds) for name in settings.encodings]
-        found = (self.folder.trained(m.spec, m.seed) for m in self.models)
+        found = [self.folder.trained(name, m.seed) for m in self.models for name in m.trainings]
         runs = [self.done[key] for key in wanted if key in self.done]
         models = {f"checkpoints/{path.name}": facts for path, facts in filter(None, found)}
         return {
@@ -191,9 +196,7 @@ class Runner:
             seconds = facts["seconds"] + time.perf_counter() - began
             if self.settings.finetune:
                 listener.stage(self.settings.steps + number * self.settings.finetune_steps)
-                tuned, more = self._trained(
-                    f"{model.spec}/{row.read.trained_as()}", model.seed, listener, checkpoint
-                )
+                tuned, more = self._trained(row.continued, model.seed, listener, checkpoint)
                 result = {**self._evaluated(tuned, row, listener), "before": result}
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}

@@ -25,6 +25,11 @@ class Row:
     trained: Encoding
     read: Encoding
 
+    @property
+    def continued(self) -> str:
+        """The name of the training that goes on, from the trained one."""
+        return f"{self.trained}{_READ_AS}{self.read.trained_as()}"
+
     @classmethod
     def parse(cls, text: str) -> Row:
         """Read what the user wrote; UsageError where it names no encoding."""
