@@ -86,6 +86,26 @@ def test_sentences():
     assert b"grass" not in model.contexts[0]
 
 
+def test_statements_are_those_of_the_task():
+    """A model that reads the task of `wavepe compare` reads them, too."""
+    tasks = pytest.importorskip("wavepe.cli.compare.tasks")
+
+    class Reads(Model):
+        def next(self, seen):
+            told = re.search(rb"\$n=(\w{4});", seen)
+            answered = re.search(rb"\$n=(\w{0,3})$", seen)
+            return told[1][len(answered[1])] if told and answered else 0
+
+    np.testing.assert_array_equal(
+        needle(Reads(), None, [40, 200], [0, 1], form="statement", trials=3), np.ones((2, 2))
+    )
+    text = np.frombuffer(b"It was dark. " * 50, np.uint8)
+    drawn = tasks.TASKS["needle"].examples(text, [0], 1, 200)
+    first = int(drawn.questions[0].argmax())
+    seen = bytes(drawn.tokens[0, :first].astype(np.uint8))
+    assert Reads().next(seen) == drawn.tokens[0, first]
+
+
 def test_a_short_memory_finds_what_is_near():
     found = needle(Forgets(), None, [44, 200], [0, 0.5, 1], trials=4)
     np.testing.assert_array_equal(found, [[1, 1, 1], [0, 0, 1]])

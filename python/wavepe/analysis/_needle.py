@@ -27,7 +27,7 @@ from ._models import (
 if TYPE_CHECKING:
     import torch
 
-FORMS = ("pairs", "sentence")
+FORMS = ("pairs", "sentence", "statement")
 FACT = "The secret number is {}. Remember it.\n"
 QUESTION = "What is the secret number? The secret number is"
 # Of Mohtashami and Jaggi, "Landmark attention", arXiv 2305.16300.
@@ -35,6 +35,8 @@ FILLER = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 )
 KEY_LETTERS, DIGITS = 4, 5
+# As in the tasks of `wavepe compare`.
+STATEMENT_SIGNS, STATEMENT_LENGTH = "abcdefghijklmnopqrstuvwxyz0123456789", 4
 # Longer pieces would keep a fact far from its depth.
 _PIECE = 200
 _MOST = 1000  # lengths, or depths
@@ -73,10 +75,11 @@ def needle(
         trained for.
     depths : sequence of float
         Where the fact stands, from 0 (at the beginning) to 1 (just before the question).
-    form : {"sentence", "pairs"}, optional
+    form : {"sentence", "pairs", "statement"}, optional
         "sentence": the fact is a sentence with a secret number of five digits, in prose. "pairs":
         the context is lines ``key=value``, and one key is asked for; for small models and models of
-        bytes. By default "pairs" without a tokenizer, else "sentence".
+        bytes. "statement": ``$n=7kq3;`` in prose, as models of ``wavepe compare --task needle``
+        have learned it. By default "pairs" without a tokenizer, else "sentence".
     haystack : str or bytes, optional
         The text around the fact, repeated where it is too short. By default lines of other keys
         and values, or a few sentences over and over.
@@ -162,7 +165,8 @@ class _Text:
             raise TypeError(f"haystack is a {type(haystack).__name__}: needs a text")
         if haystack == "":
             raise ValueError("haystack is empty: needs a text")
-        self.haystack = haystack
+        prose = haystack is not None or form != "pairs"
+        self.sentences = _sentences(haystack or FILLER) if prose else None
         self.begin = [] if tokenizer is None else _begin(tokenizer)
 
     def ids(self, text: str) -> list[int]:
@@ -178,6 +182,9 @@ class _Text:
         key, value = next(pairs)
         if self.form == "pairs":
             fact, question, answer = f"{key}={value}\n", f"{key}=", value
+        elif self.form == "statement":
+            answer = "".join(generator.choice([*STATEMENT_SIGNS], STATEMENT_LENGTH))
+            fact, question = f"$n={answer};", "$n="
         else:
             fact, question, answer = FACT.format(value), QUESTION, f" {value}"
         tail, answer_ids = self._asked(question, answer)
@@ -210,8 +217,8 @@ class _Text:
 
     def _pieces(self, pairs: Iterator[tuple[str, str]]) -> Iterator[str]:
         """Yield the text around the fact, without end."""
-        if self.haystack is not None or self.form == "sentence":
-            return itertools.cycle(_sentences(self.haystack or FILLER))
+        if self.sentences is not None:
+            return itertools.cycle(self.sentences)
         return (f"{key}={value}\n" for key, value in pairs)
 
 

@@ -16,6 +16,7 @@ _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FORMS = {
     "pairs": "lines key=value, one of which is asked for",
     "sentence": "a sentence with a secret number, in prose",
+    "statement": "$n=7kq3; in prose, as compare --task needle trains it",
 }
 # Of --data, more than any context holds.
 _HAYSTACK = 1 << 24
