@@ -157,11 +157,40 @@ def test_inference_theta_replaces_the_base():
         RoPE(type="dynamic", factor=2, inference_theta="scaled")
 
 
+@pytest.mark.parametrize(("kind", "original"), [("linear", None), ("yarn", None), ("yarn", 64)])
+def test_a_scaled_factor_follows_the_length(kind, original):
+    """Beyond the trained length (or the original one) it is length / that; within it RoPE."""
+    more = {} if original is None else {"original_max_position_embeddings": original}
+    encoding = wavepe.encoding("rope", type=kind, factor="scaled", theta=500.0, **more)
+    trained = original or 128
+    for length in (1, trained, trained + 1, 5 * trained):
+        found, factor = encoding.frequencies(16, length=length, trained_length=128)
+        if length <= trained:
+            expected, expected_factor = wavepe.rope_frequencies(16, 500.0)
+        else:
+            scaling = {"rope_type": kind, "factor": length / trained}
+            if kind == "yarn":
+                scaling["original_max_position_embeddings"] = trained
+            expected, expected_factor = wavepe.rope_frequencies(16, 500.0, scaling=scaling)
+        np.testing.assert_array_equal(found, expected)
+        assert factor == expected_factor
+    assert encoding.follows_length
+    with pytest.raises(ValueError, match="needs length="):
+        encoding.frequencies(16, trained_length=128)
+
+
 def test_trained_as():
     assert RoPE(type="default").trained_as() == RoPE().trained_as()
     linear = RoPE(type="linear", factor=2, inference_theta=7.0)
     assert linear.trained_as() == RoPE(theta=1e4, type="linear", factor=2)
     assert linear.trained_as() != RoPE().trained_as()
+    for later in (
+        RoPE(type="yarn", factor="scaled", beta_fast=9.0),
+        RoPE(type="dynamic", factor=2),
+    ):
+        assert later.trained_as() == RoPE().trained_as()
+    half = RoPE(type="linear", factor="scaled", theta=7.0, partial_rotary_factor=0.5)
+    assert half.trained_as() == RoPE(theta=7.0, partial_rotary_factor=0.5)
 
 
 # ------------------------------------------------------------------ what is refused
@@ -185,6 +214,8 @@ def test_trained_as():
         ("rope:type=linear,factor=two", "rope factor must be a number"),
         ("rope:type=linear,factor=true", "rope factor must be a number"),
         ("rope:type=yarn,factor=2,truncate=1", "rope truncate must be true or false"),
+        ("rope:type=dynamic,factor=scaled", "factor=scaled needs type=linear or yarn, got dynamic"),
+        ("rope:type=linear,factor=scaled,inference_theta=scaled", "give one"),
         ("rope:type=yarn,factor=2+3", "rope factor must be a number"),
         ("rope:type=longrope,short_factor=1,long_factor=2", "short_factor must be a list"),
         ("rope:type=longrope,short_factor=1+0,long_factor=2+3", r"short_factor\[1\] must be above"),
