@@ -72,6 +72,23 @@ def test_a_claim_holds_where_every_seed_says_so(first, second, cell):
     assert compare_page._verdict(runs, claim, "8") == cell
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [((1, 2, 3), (5, 7, 9), 1), ((1, 2, 3), (9, 7, 5), -1), ((1, 2, 2), (4, 5, 5), 1)],
+)
+def test_rank_correlation(one, other, expected):
+    assert compare_page._rank_correlation(one, other) == pytest.approx(expected)
+
+
+def test_ranks_are_of_the_sets_that_the_paper_has():
+    from wavepe.cli.compare.presets import PRESETS
+
+    names = PRESETS["scales"].options["encodings"]
+    for figures in compare_page.PUBLISHED.values():
+        assert len(figures) == len(names[::2])
+    assert [f"{name},mirrored=true" for name in names[::2]] == names[1::2]
+
+
 def test_claims_name_rows_of_their_presets():
     from wavepe.cli.compare.presets import PRESETS
     from wavepe.cli.compare.rows import Row
