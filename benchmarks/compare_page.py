@@ -13,11 +13,12 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wavepe.analysis.plots import perplexity_by_length
+from wavepe.cli.compare.protocols import Protocol
 from wavepe.cli.compare.report import (
     headings,
     markdown_table,
@@ -77,7 +78,7 @@ CLAIMS = (
     Claim("Haar of many scales is ahead of Haar of one [W]", "kinds", HAAR, FIXED),
     Claim("Ricker is ahead of Haar [W]", "kinds", W, HAAR),
     Claim("Ricker is ahead of Morlet [W]", "kinds", W, "wavelet:kind=morlet,scales=6"),
-    Claim("Gaussian is ahead of Ricker beyond twice the trained length [W]", "kinds",
+    Claim("Gaussian is ahead of Ricker at five times the trained length [W]", "kinds",
           "wavelet:kind=gaussian,scales=6", W),
     Claim("Base 128 raised by the length's factor is ahead of 10000 raised by it [F]", "theta",
           L_SCALED, SCALED),
@@ -180,6 +181,17 @@ def _headline_runs(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [run for name in HEADLINE for run in results["runs"] if run["encoding"] == name]
 
 
+def protocols(root: Path) -> str:
+    """The main table's rows at the longest length, by each protocol."""
+    results = kept(root, "wavelet")
+    length = results["environment"]["settings"]["lengths"][-1]
+    names = list(results["runs"][0]["protocols"])
+    columns = [dict(rows_of(results["runs"], [length], "protocols", name)) for name in names]
+    rows = [(name, [column[name][0] for column in columns]) for name in columns[0]]
+    heads = [Protocol.parse(name, results["train_length"]).text for name in names]
+    return markdown_rows("encoding", heads, rows)
+
+
 def tables_of(*names: str) -> Callable[[Path], str]:
     """All tables of comparisons, and how they were made."""
 
@@ -188,6 +200,7 @@ def tables_of(*names: str) -> Callable[[Path], str]:
         for name in names:
             results = kept(root, name)
             settings = Settings.from_dict(results["environment"]["settings"])
+            settings = replace(settings, protocols=settings.protocols[:1])
             for one in sections(results["runs"], settings):
                 rows = markdown_rows("encoding", one.headings, one.rows)
                 parts.append(f"{one.title}:\n\n{rows}")
@@ -330,6 +343,7 @@ def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
 SECTIONS: dict[str, Callable[[Path], str]] = {
     "claims": claims,
     "wavelet": tables_of("wavelet"),
+    "protocols": protocols,
     "theta": tables_of("theta"),
     "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking"),
     "kinds": tables_of("kinds"),
