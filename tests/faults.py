@@ -11,6 +11,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -31,7 +32,8 @@ FAULTS = {
     "SIGHUP": -signal.SIGHUP,
     "SIGKILL": -signal.SIGKILL,
 }
-CASES = ("compare", "copied", "rewritten", "bin")  # compare; convert, by what becomes of weights
+# compare, and with all that it can write; convert, by what becomes of weights
+CASES = ("compare", "parts", "copied", "rewritten", "bin")
 TINY = (
     "--steps 4 --save-every 2 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 "
     "--head-dim 6 --eval-bytes 64 --threads 1"
@@ -95,12 +97,15 @@ def prepared(case, place):
     """The arguments of the command, and the folder it writes below."""
     place, out = Path(place, "in"), Path(place, "out")
     place.mkdir()
-    if case == "compare":
+    if case in ("compare", "parts"):
         text = place / "text"
         text.write_text("".join(f"line {i * i % 997} of a text\n" for i in range(99)))
+        words = ["compare", *TINY.split(), "--data", str(text), "--out", str(out / "run")]
         specs = ["none", "rope", "rope:inference_theta=scaled"]
-        words = ["compare", "--encodings", *specs, *TINY.split(), "--data", str(text)]
-        return [*words, "--out", str(out / "run")], out
+        if case == "compare":
+            return [*words, "--encodings", *specs], out
+        words += ["--preset", "two", "--finetune", "32", "--finetune-steps", "2", "--keep", "1"]
+        return [*words, "--protocols", "whole", "blocks", "--encodings", "none", "rope/none"], out
     import safetensors.torch
     import torch
     from convert_cases import stock, stock_bin
@@ -130,6 +135,8 @@ def files(folder):
             found[name + "/"] = None
         elif path.name in ("results.json", "training.json"):
             found[name] = without_times(json.loads(path.read_text()))
+        elif path.name == "report.md":
+            found[name] = re.sub(r"in \d+ s of training", "", path.read_text())
         else:
             found[name] = path.read_bytes()
     return found
@@ -219,7 +226,9 @@ def main():
     import matplotlib.pyplot  # noqa: F401 (before the forks: once)
     import wavepe.hf  # noqa: F401
     from wavepe.cli.compare import progress, report, training  # noqa: F401
+    from wavepe.cli.compare.presets import PRESETS, Preset
 
+    PRESETS["two"] = Preset("", {}, parts={"a": {}, "b": {"bands": False}})
     count = collections.Counter()
     for case in given.cases.split(","):
         writes, runs, failed = sweep(case, given.faults.split(","), given.every, given.at)

@@ -112,6 +112,11 @@ def test_ascii_alone_where_stdout_takes_no_more(capsys, monkeypatch):
         for row in cells)  # fmt: skip
 
 
+def test_numbers_of_a_training_that_went_astray_are_short():
+    runs = [{"encoding": "rope", "perplexity": {"16": 999999.0, "32": 1e285}}]
+    assert report.rows_of(runs, [16, 32]) == [("rope", ["999999.00*", "1.00e+285*"])]
+
+
 def test_headings_are_plain_numbers():
     assert report.headings([128, 192, 1 << 18], 128) == ["128 (1x)", "192 (1.5x)", "262144 (2048x)"]
 

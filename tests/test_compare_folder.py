@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
+import safetensors.torch
 import torch
 import wavepe
 from cases import forget_registrations
@@ -246,6 +247,19 @@ def test_results_that_are_none_of_ours(finished, text, tmp_path, capsys, wrong):
     assert main(arguments(text, out, specs=["none", "rope"])) == 2
     assert "results.json" in one_line(capsys)
     assert (out / "results.json").read_text() == wrong
+
+
+def test_a_checkpoint_that_lacks_a_tensor(finished, text, tmp_path, capsys):
+    """Drawn at random in its place, it would make a wrong figure."""
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    (out / "results.json").unlink()
+    model = out / "checkpoints" / "none-seed0" / "model.safetensors"
+    tensors = safetensors.torch.load(model.read_bytes())
+    del tensors["model.layers.0.self_attn.k_proj.weight"]
+    safetensors.torch.save_file(tensors, model, {"format": "pt"})
+    assert main(arguments(text, out, "--quiet", specs=["none", "rope"])) == 1
+    assert "lack model.layers.0.self_attn.k_proj.weight" in one_line(capsys)
 
 
 def test_a_checkpoint_that_cannot_be_loaded(finished, text, tmp_path, capsys):

@@ -1,12 +1,17 @@
 """`wavepe compare` in several processes, with training that goes on, and by several protocols."""
 
+import errno
 import json
+import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import nullcontext
 
 import pytest
 from compare_cases import TINY, arguments, one_line, results, text_in
@@ -23,7 +28,7 @@ from wavepe.cli.compare.training import load_model
 
 SPECS = ["none", "rope", "rope/rope:type=yarn,factor=2", "none/shaw:clip=2"]
 MORE = ["--seeds", "2", "--finetune", "32", "--finetune-steps", "4", "--keep", "2",
-        "--protocols", "whole", "sliding", "blocks:8"]  # fmt: skip
+        "--protocols", "whole", "sliding", "blocks:8", "--bands"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +108,28 @@ def test_the_report_shows_all_of_it(finished):
     report = (finished / "report.md").read_text()
     for heading in (
         "whole sequence, trained on 16 bytes, before the training on 32 bytes",
-        "sliding window of 16, stride 8, trained on 16 bytes",
-        "blocks of 8, trained on 16 bytes",
+        "sliding window of 16, stride 8, trained on 16 bytes, then on 32",
+        "blocks of 8, trained on 16 bytes, then on 32",
     ):
         assert f"{heading}\n\n| encoding |" in report
     for picture in ("before", "perplexity", "perplexity-sliding-16-8", "perplexity-blocks-8"):
         assert f"({picture}.png)" in report
         assert (finished / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bands_on_the_way_before_and_at_the_end(finished):
+    """Of rotary rows alone; the steps are of the training before it goes on."""
+    report = (finished / "report.md").read_text()
+    heads = "predicted j* | 1.1 j* | step 4 | step 8 | before the training on 32 | at the end"
+    assert f"| encoding | {heads} |" in report
+    found = [run for run in runs(finished) if run["encoding"] == "rope"]
+    bands = [[*run["before"]["bands"]["steps"].values(), run["before"]["bands"]["key"],
+              run["bands"]["key"]] for run in found]  # fmt: skip
+    cells = [
+        f"{statistics.fmean(x):.2f} ±{statistics.stdev(x):.2f}" for x in zip(*bands, strict=True)
+    ]
+    assert " | ".join(cells) in report
+    assert ["bands" in run for run in runs(finished)] == [False, True, True, False] * 2
 
 
 def test_jobs_give_the_same_figures(finished, text, tmp_path, capfd):
@@ -179,6 +199,58 @@ def test_a_worker_that_is_killed_is_named(finished, text, tmp_path):
     assert "give the same command again" in last
     assert main(words(text, tmp_path)) == 0
     assert runs(tmp_path) == runs(finished)
+
+
+def test_nothing_but_the_tables_when_quiet(text, tmp_path, capfd):
+    """Nor of parameters that a training adds, which transformers would tell."""
+    options = ["--finetune", "32", "--finetune-steps", "1", "--quiet"]
+    for jobs in ("1", "2"):
+        out = tmp_path / jobs
+        words = arguments(text, out, *options, "--jobs", jobs, specs=["none/shaw:clip=2", "rope"])
+        assert main(words) == 0
+        assert capfd.readouterr().err == ""
+
+
+def test_a_worker_imports_from_where_the_command_does(text, tmp_path, monkeypatch):
+    """A file in the current folder takes no module's place."""
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert main(arguments(text, tmp_path / "out", "--jobs", "2", "--quiet", specs=["none"])) == 0
+
+
+def test_a_worker_without_a_parent_says_nothing():
+    command = [sys.executable, "-m", "wavepe.cli.compare.worker"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_full_disk_of_temporary_files_is_named(text, tmp_path, capfd, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full:
+        write = full
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: nullcontext(Full()))
+    assert main(words(text, tmp_path, "--jobs", "2", "--quiet")) == 1
+    said = one_line(capfd)
+    assert tempfile.gettempdir() in said
+    assert "the disk at" in said
+
+
+def test_what_is_not_finite_is_no_result(finished, text, tmp_path, monkeypatch, capsys):
+    """By no protocol."""
+    from wavepe.cli.compare import evaluation
+
+    def measured(*given, protocol="whole", **options):
+        return 2.0 if protocol == "whole" else math.nan
+
+    shutil.copytree(finished, tmp_path / "copy")
+    (tmp_path / "copy" / "results.json").unlink()
+    monkeypatch.setattr(evaluation, "perplexity", measured)
+    assert main(words(text, tmp_path / "copy", "--quiet")) == 1
+    assert "none: the perplexity at 16 is nan" in one_line(capsys)
 
 
 def test_an_error_of_a_worker_is_one_line(text, tmp_path, capfd):

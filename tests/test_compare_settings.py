@@ -98,9 +98,9 @@ def test_every_preset_is_a_comparison(name):
         assert max(part.lengths) >= 8 * part.train_length
         assert models_of(part)
         assert Settings.from_dict(asdict(part)) == part
-    few = parsed("--preset", name, "--seeds", "1", "--encodings", "none", "--lengths", "512")
+    few = parsed("--preset", name, "--seeds", "1", "--encodings", "rope", "--lengths", "512")
     for part in few.values():
-        assert (part.seeds, part.encodings, part.lengths) == (1, ("none",), (512,))
+        assert (part.seeds, part.encodings, part.lengths) == (1, ("rope",), (512,))
 
 
 def test_an_option_wins_over_a_preset_and_that_over_a_size():
@@ -154,6 +154,14 @@ def test_scales_that_are_too_large_get_a_hint():
         (["--task", "keys", "--lengths", "95", "128"], "got 95"),
         (["--protocols", "whole", "whole"], "--protocols whole: given twice"),
         (["--protocols", "blocks", "blocks:128"], "blocks:128: given twice"),
+        (["--task", "keys", "--protocols", "whole", "blocks"], "--protocols whole alone"),
+        (["--task", "keys", "--protocols", "sliding"], "got sliding:128/64"),
+        (["--task", "keys", "--bands"], "--task and --bands"),
+        (["--bands", "--encodings", "rope/alibi", "none"], "needs a row that is read with a rotar"),
+        (["--bands", "--encodings", "rope", "rope:theta=1"], "bases above 1, got rope:theta=1"),
+        (["--bands", "--lengths", "64"], "--bands: is measured on 128 bytes"),
+        (["--preset", "bands", "--train-length", "64"], "--train-length: --preset bands compares"),
+        (["--preset", "tasks", "--task", "keys"], "--task: --preset tasks compares several"),
     ],
 )
 def test_what_does_not_go_together(words, said):

@@ -101,6 +101,21 @@ def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accur
     assert found["perplexity"]["300"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_loss_beyond_all_numbers_is_infinite(torch):
+    from wavepe.cli.compare import evaluation
+    from wavepe.cli.device import CPU
+
+    class Wrong(torch.nn.Module):
+        def forward(self, input_ids, use_cache):
+            logits = torch.zeros(*input_ids.shape, 256)
+            logits[..., ord("?")] = 1e4
+            return SimpleNamespace(logits=logits)
+
+    settings = SimpleNamespace(task="needle", lengths=(24,), eval_bytes=1)
+    found = evaluation._answers(Wrong(), TEXT, settings, CPU)
+    assert found == {"perplexity": {"24": math.inf}, "accuracy": {"24": 0.0}}
+
+
 def test_a_task_is_compared(torch, tmp_path):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")

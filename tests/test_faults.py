@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 
 import faults
 
-EVERY = {"compare": 17, "copied": 11, "rewritten": 11, "bin": 11}
+EVERY = {"compare": 17, "parts": 121, "copied": 11, "rewritten": 11, "bin": 11}
 pytestmark = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="faults.c is for Linux"
 )

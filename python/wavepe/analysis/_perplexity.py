@@ -59,7 +59,7 @@ def perplexity(
         "whole": each piece in one pass. "blocks": each piece as non-overlapping passes of `window`
         tokens, of which the first is never scored. "sliding": windows of `window` tokens starting
         at 0, stride, 2 stride, ... of the piece, the last cut at its end; each token but the
-        piece's first is scored once, in the first window that predicts it.
+        piece's first is scored once, in the first window that holds it and what stands before it.
     window, stride : int, optional
         Required by the protocols that use them, else unused; 2 <= window, 1 <= stride <= window.
     progress : callable, optional
@@ -93,8 +93,13 @@ def perplexity(
                 done += group.stop * len(batch)
                 if progress is not None:
                     progress(done, all_of_them)
+    return perplexity_of(float(total) / count)
+
+
+def perplexity_of(loss: float) -> float:
+    """The perplexity for a mean loss in nats."""
     try:
-        return math.exp(float(total) / count)
+        return math.exp(loss)
     except OverflowError:
         return math.inf
 

@@ -136,6 +136,8 @@ def add_arguments(
         "local folder in Hugging Face format: config.json, weights, tokenizer. Without a tokenizer "
         "the vocabulary is 256 bytes, as in the checkpoints of wavepe compare"
     )
+    # argparse would show MODEL last, where an option of several values would take it for its own
+    parser.usage = f"%(prog)s MODEL{' [MODEL ...]' * several} [options]"
     if several:
         add("models", metavar="MODEL", nargs="+", help=model)
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .compare.data import _walk, evaluation_bytes, load_text
+from .compare.data import evaluation_bytes, load_text, walk
 from .errors import UsageError
 from .model import Model
 
@@ -107,7 +107,7 @@ def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
     """
     if not (data.is_file() or data.is_dir()):
         return False
-    files = [file for _, file in _walk(data)] if data.is_dir() else [data]
+    files = [file for _, file in walk(data)] if data.is_dir() else [data]
     most = 2 * settings.get("text_bytes", math.inf)  # without the validation text
     return sum(file.stat().st_size for file in files) <= most
 
@@ -120,7 +120,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 raise UsageError(f"--data {path}: needs a text, and this file holds NUL bytes")
             yield content
         return
-    for _, file in _walk(path):
+    for _, file in walk(path):
         for content in _pieces(file):
             if b"\0" in content:
                 break

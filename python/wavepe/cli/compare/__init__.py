@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, default, tiny = parser.add_argument, DEFAULTS, MODELS["tiny"]
     add("--encodings", nargs="+", metavar="SPEC",
         help="the rows: name or name:key=value,key=value; TRAINED/SPEC reads (or, with "
-        "--finetune, trains on) with SPEC a model trained as TRAINED (default: "
+        "--finetune, trains on) with SPEC a model trained as TRAINED, as in "
+        "rope/rope:type=yarn,factor=scaled (default: "
         + " ".join(default["encodings"]) + ")")  # fmt: skip
     add(
         "--preset",
@@ -181,12 +182,14 @@ def _save_every(args: argparse.Namespace, settings: Settings) -> int:
 def _torch_threads(wanted: int) -> Iterator[int]:
     """torch on `wanted` threads; gives the number in force."""
     import torch
-    import transformers
+    from transformers.utils import logging
 
-    transformers.utils.logging.disable_progress_bar()
-    before = torch.get_num_threads()
+    before, verbosity = torch.get_num_threads(), logging.get_verbosity()
     torch.set_num_threads(wanted)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # else it tells of parameters that --finetune adds and drops
     try:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+        logging.set_verbosity(verbosity)

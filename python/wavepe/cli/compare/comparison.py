@@ -257,11 +257,12 @@ class Runner:
         result = evaluate(
             checkpoint, str(row.read), self.held_out, self.settings, self.work.device, kept
         )
-        for length, value in result["perplexity"].items():
-            if not math.isfinite(value):
-                raise CommandError(
-                    f"{row.name}: the perplexity at {length} is {value}: try a smaller --lr"
-                )
+        for values in (result["perplexity"], *result.get("protocols", {}).values()):
+            for length, value in values.items():
+                if not math.isfinite(value):
+                    raise CommandError(
+                        f"{row.name}: the perplexity at {length} is {value}: try a smaller --lr"
+                    )
         return result
 
 

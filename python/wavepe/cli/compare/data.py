@@ -97,7 +97,7 @@ def _standard_library() -> tuple[dict[str, bytes], str]:
     root = Path(sysconfig.get_path("stdlib"))
     files = {
         name: _bytes(file)
-        for name, file in _walk(root)
+        for name, file in walk(root)
         if name.endswith(".py") and not _NOT_LIBRARY.intersection(name.split("/"))
     }
     if not files:
@@ -116,14 +116,14 @@ def _read(path: Path) -> tuple[dict[str, bytes], str]:
     if not path.is_dir():
         what = "is a device" if path.exists() else "no such file or folder"
         raise UsageError(f"--data {path}: {what}")
-    read = {name: _bytes(file) for name, file in _walk(path)}
+    read = {name: _bytes(file) for name, file in walk(path)}
     files = {name: content for name, content in read.items() if content and b"\0" not in content}
     if not files:
         raise UsageError(f"--data {path}: holds no text files")
     return files, f"the text files of {path}"
 
 
-def _walk(root: Path) -> list[tuple[str, Path]]:
+def walk(root: Path) -> list[tuple[str, Path]]:
     """(name below root, path) of every regular file, sorted by name.
 
     Hidden files are passed over, and so are the folders of comparisons, which may lie in the data:

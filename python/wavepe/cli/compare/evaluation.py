@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 import wavepe
 from wavepe.analysis import perplexity, predicted_band
+from wavepe.analysis._perplexity import perplexity_of
 
 from ..device import CPU, Device
 from .protocols import Protocol
@@ -92,7 +92,7 @@ def _answers(
             hits[asked > 0] = (logits.argmax(-1) == targets).cpu().numpy()
             for row, hit in zip(asked, hits, strict=True):
                 right += [hit[row == number].all() for number in range(1, row.max() + 1)]
-        result["perplexity"][str(length)] = math.exp(np.concatenate(losses).mean())
+        result["perplexity"][str(length)] = perplexity_of(np.concatenate(losses).mean())
         result["accuracy"][str(length)] = float(np.mean(right))
     return result
 

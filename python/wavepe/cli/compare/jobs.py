@@ -18,8 +18,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ..._files import writing
 from ..errors import CommandError
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
     from .data import Text
     from .progress import ModelReport, Report
 
+# It imports from where this process does: -m would look into the current folder first.
+_WORKER = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    f"from {__package__}.worker import main; sys.exit(main())"
+)
 _TOLD = ("stage", "starts_at", "step", "evaluating", "note")
 
 
@@ -93,7 +100,7 @@ class _Worker:
             "text": [text.fileno(), len(comparison.text.train)],
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker"],
+            [sys.executable, "-c", _WORKER, *sys.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=keys, start_new_session=True,
         )  # fmt: skip
         assert self.process.stdin is not None
@@ -156,7 +163,8 @@ class _Worker:
 def _text_file(text: Text) -> Iterator[IO[bytes]]:
     """The bytes of the text in a file without a name, which every worker maps."""
     with tempfile.TemporaryFile() as file:
-        file.write(text.train.data)
-        file.write(text.held_out.data)
-        file.flush()
+        with writing(Path(tempfile.gettempdir(), "the text, for --jobs")):
+            file.write(text.train.data)
+            file.write(text.held_out.data)
+            file.flush()
         yield file

@@ -54,13 +54,15 @@ MODELS: dict[str, dict[str, Any]] = {
 class Preset:
     """Options by name, and what several comparisons of one grid differ in.
 
-    `factors` are the lengths, in trained lengths. Of `parts`, each is a folder and its own options.
+    `factors` are the lengths, in trained lengths. Of `parts`, each is a folder and its own options;
+    `by` is the option that tells them apart.
     """
 
     text: str
     options: dict[str, Any]
     factors: tuple[int, ...] = DEFAULT_FACTORS
     parts: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+    by: str = ""
 
 
 _WAVELETS = (
@@ -176,6 +178,7 @@ PRESETS: dict[str, Preset] = {
         "frequency bands [F]: a grid of trained lengths and bases, bands measured on the way",
         {"seeds": 3, "bands": True, "keep": 4},
         parts={f"length-{length}": _grid(length) for length in (64, 128, 256, 512)},
+        by="train_length",
     ),
     "theta": Preset(
         "base = trained length [F], raised at inference, with controls for factor and base",
@@ -217,5 +220,6 @@ PRESETS: dict[str, Preset] = {
         },
         FACTORS_TO_16,
         parts={task: {"task": task} for task in ("needle", "keys", "tracking")},
+        by="task",
     ),
 }

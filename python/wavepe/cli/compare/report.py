@@ -83,7 +83,7 @@ def sections(runs: Runs, settings: Settings) -> list[Section]:
     found.append(_perplexity(runs, settings, heading, "perplexity.png", "perplexity"))
     for name in others:
         picture = f"perplexity-{name.replace(':', '-').replace('/', '-')}.png"
-        heading = title(length, name)
+        heading = title(length, name) + (f", then on {tuned}" if tuned else "")
         found.append(_perplexity(runs, settings, heading, picture, "protocols", name))
     if any("bands" in run for run in runs):
         found.append(_bands(runs, settings))
@@ -209,18 +209,28 @@ def _accuracy(runs: Runs, settings: Settings) -> Section:
 def _bands(runs: Runs, settings: Settings) -> Section:
     """Predicted and measured band of the rotary rows, on the way and at the end."""
     length = settings.train_length
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, float]]] = {}  # of each row and seed: heading -> band
+    predicted = {}
     for run in runs:
-        if "bands" in run:
-            by_name.setdefault(run["encoding"], []).append(run["bands"])
-    steps = list(next(iter(by_name.values()))[0]["steps"])
-    rows = []
-    for name, bands in by_name.items():
-        predicted = bands[0]["predicted"]
-        measured = [mean_and_spread([band["steps"][step] for band in bands]) for step in steps]
-        measured.append(mean_and_spread([band["key"] for band in bands]))
-        rows.append((name, [f"{predicted:.2f}", f"{1.1 * predicted:.2f}", *measured]))
-    heads = ["predicted j*", "1.1 j*", *(f"step {step}" for step in steps), "at the end"]
+        if "bands" not in run:
+            continue
+        bands = run.get("before", run)["bands"]
+        found = {f"step {step}": value for step, value in bands["steps"].items()}
+        if settings.finetune:
+            found[f"before the training on {settings.finetune}"] = bands["key"]
+        found["at the end"] = run["bands"]["key"]
+        by_name.setdefault(run["encoding"], []).append(found)
+        predicted[run["encoding"]] = bands["predicted"]
+    measured = list(next(iter(by_name.values()))[0])
+    rows = [
+        (
+            name,
+            [f"{predicted[name]:.2f}", f"{1.1 * predicted[name]:.2f}"]
+            + [mean_and_spread([one[key] for one in found]) for key in measured],
+        )
+        for name, found in by_name.items()
+    ]
+    heads = ["predicted j*", "1.1 j*", *measured]
     heading = (
         f"Frequency band of keys, a pair of 0 to {settings.head_dim // 2 - 1}, trained on "
         f"{length} bytes"
@@ -247,5 +257,9 @@ def _facts(results: Mapping[str, Any]) -> str:
 
 def mean_and_spread(cell: Sequence[float]) -> str:
     """The mean, and of several values the sample's standard deviation."""
-    text = f"{statistics.fmean(cell):.2f}"
-    return text if len(cell) == 1 else f"{text} ±{statistics.stdev(cell):.2f}"
+    text = _plain(statistics.fmean(cell))
+    return text if len(cell) == 1 else f"{text} ±{_plain(statistics.stdev(cell))}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"  # a training that went astray

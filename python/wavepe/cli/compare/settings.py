@@ -84,6 +84,11 @@ def comparisons(args: argparse.Namespace, imports: tuple[str, ...] = ()) -> dict
     if args.preset is None:
         return {"": settings_from(args, imports)}
     preset = PRESETS[args.preset]
+    if preset.by and getattr(args, preset.by) is not None:
+        raise UsageError(
+            f"--{preset.by.replace('_', '-')}: --preset {args.preset} compares several, a folder "
+            f"for each ({' '.join(preset.parts)}); give one of the two options"
+        )
     return {
         name: settings_from(args, imports, {**preset.options, **options}, preset.factors)
         for name, options in preset.parts.items()
@@ -131,7 +136,9 @@ def settings_from(
         **_continued(chosen, count["steps"]),
     )
     if settings.task:
-        TASKS[settings.task].check(min(train_length, *settings.lengths))
+        _check_task(settings)
+    if settings.bands:
+        _check_bands(settings)
     for row in settings.rows:
         _try(row, settings)
     return settings
@@ -193,6 +200,32 @@ def _continued(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
             "--finetune-steps", max(1, steps // 10) if more is None else more, 1
         ),
     }
+
+
+def _check_task(settings: Settings) -> None:
+    if settings.protocols != ("whole",):
+        raise UsageError(
+            f"--task {settings.task} goes with --protocols whole alone: a question is read with "
+            f"all that stands before it; got {' '.join(settings.protocols)}"
+        )
+    if settings.bands:
+        raise UsageError("--task and --bands: give one of them")
+    TASKS[settings.task].check(min(settings.train_length, *settings.lengths))
+
+
+def _check_bands(settings: Settings) -> None:
+    rotary = [row.read for row in settings.rows if row.read.entry == "rotary"]
+    if not rotary:
+        raise UsageError("--bands: needs a row that is read with a rotary encoding")
+    for encoding in rotary:
+        theta = getattr(encoding, "theta", None)
+        if theta is not None and theta <= 1:
+            raise UsageError(f"--bands: needs bases above 1, got {encoding}")
+    if max(settings.lengths) < settings.train_length:
+        raise UsageError(
+            f"--bands: is measured on {settings.train_length} bytes, the trained length; needs one "
+            "of --lengths to be as long"
+        )
 
 
 def _encodings(specs: Sequence[str]) -> tuple[str, ...]:

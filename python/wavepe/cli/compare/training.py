@@ -18,7 +18,7 @@ import torch
 
 import wavepe.hf
 
-from ..._files import ENDING, new_file, unwind
+from ..._files import ENDING, new_file, some, unwind
 from ..device import CPU, Device
 from ..errors import CommandError, UsageError
 from .comparison import Listener
@@ -191,7 +191,12 @@ def _continued(plan: Plan) -> torch.nn.Module:
 def load_model(folder: Path, spec: str) -> torch.nn.Module:
     """The saved model, read with the encoding `spec`; CommandError where it is damaged."""
     try:
-        return wavepe.hf.WavePELlamaForCausalLM.from_pretrained(folder, position_encoding=spec)
+        model, found = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(
+            folder, position_encoding=spec, output_loading_info=True
+        )
+        if lost := [key for key in found["missing_keys"] if ".position_encoding." not in key]:
+            raise ValueError(f"its files lack {some(sorted(lost))}")
+        return model
     except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
         raise CommandError(
             f"cannot load {folder} ({error}): remove that folder, and it is trained again"

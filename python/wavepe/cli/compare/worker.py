@@ -56,15 +56,19 @@ def main() -> int:
 
 
 def _work(pipe: Pipe) -> None:
-    first = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line:  # the parent is gone already
+        return
+    first = json.loads(line)
     import_all(first["imports"])
     import torch
-    import transformers
+    from transformers.utils import logging
 
     from ..device import device_named
     from .comparison import Runner, Work, models_of
 
-    transformers.utils.logging.disable_progress_bar()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     torch.set_num_threads(first["threads"])
     handle, train_bytes = first["text"]
     content = np.memmap(os.fdopen(handle, "rb"), np.uint8, mode="r")
