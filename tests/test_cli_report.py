@@ -164,7 +164,7 @@ def test_progress_keeps_its_numbers(monkeypatch, width):
 def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Report([4], quiet=False) as progress:
+    with Report([4], quiet=False, part="keys") as progress:
         progress.model(0, "none").step(2, 5.5)
-    assert sys.stderr.getvalue().startswith("[1/1] none: step 2 of 4, loss 5.500")
+    assert sys.stderr.getvalue().startswith("[keys 1/1] none: step 2 of 4, loss 5.500")
     assert "\x1b" not in sys.stderr.getvalue()

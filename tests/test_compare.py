@@ -24,7 +24,7 @@ from wavepe.analysis import perplexity
 from wavepe.cli import main
 from wavepe.cli.compare.comparison import models_of
 from wavepe.cli.compare.data import evaluation_bytes, load_text
-from wavepe.cli.compare.presets import DEFAULTS
+from wavepe.cli.compare.presets import default_rows
 from wavepe.cli.compare.settings import Settings
 from wavepe.cli.compare.training import new_model
 
@@ -79,7 +79,7 @@ def test_rows_trained_alike_share_a_checkpoint(finished):
 
 
 def test_the_default_rows_take_six_trainings():
-    specs = DEFAULTS["encodings"]
+    specs = tuple(default_rows(128))
     settings = Settings(specs, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
     models = models_of(settings)
     assert len(specs) == 8

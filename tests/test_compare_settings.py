@@ -103,6 +103,15 @@ def test_every_preset_is_a_comparison(name):
         assert (part.seeds, part.encodings, part.lengths) == (1, ("rope",), (512,))
 
 
+def test_rows_follow_the_trained_length():
+    """Those of which a base is the trained length."""
+    for preset in ([], ["--preset", "theta"], ["--preset", "wavelet"]):
+        rows = settings(*preset, "--train-length", "256").encodings
+        assert "rope:theta=256,inference_theta=scaled" in rows
+        assert not any("theta=128" in row for row in rows)
+    assert settings("--protocols", "whole,blocks").protocols == ("whole", "blocks:128")
+
+
 def test_an_option_wins_over_a_preset_and_that_over_a_size():
     scales = settings("--preset", "scales", "--model", "small")
     assert (scales.layers, scales.heads, scales.head_dim) == (4, 1, 128)
@@ -152,6 +161,7 @@ def test_scales_that_are_too_large_get_a_hint():
         (["--keep", "-1"], "--keep -1: needs 0 to"),
         (["--task", "keys", "--train-length", "64"], "--task keys: needs lengths from 96 on"),
         (["--task", "keys", "--lengths", "95", "128"], "got 95"),
+        (["--protocols", ","], "--protocols: needs at least one"),
         (["--protocols", "whole", "whole"], "--protocols whole: given twice"),
         (["--protocols", "blocks", "blocks:128"], "blocks:128: given twice"),
         (["--task", "keys", "--protocols", "whole", "blocks"], "--protocols whole alone"),

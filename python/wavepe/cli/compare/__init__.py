@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._files import OF_THE_DISK
+from ...encodings import known_encodings
 from ..errors import CommandError, UsageError, require, thread_count
 from ..imports import import_all, name_in
 from .data import SPLITS, Text, load_text
 from .folder import RunFolder
-from .presets import DEFAULTS, MODELS, PRESETS
+from .presets import DEFAULTS, MODELS, PRESETS, default_rows
 from .settings import Settings, comparisons, digest
 from .tasks import TASKS
 
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the rows: name or name:key=value,key=value; TRAINED/SPEC reads (or, with "
         "--finetune, trains on) with SPEC a model trained as TRAINED, as in "
         "rope/rope:type=yarn,factor=scaled (default: "
-        + " ".join(default["encodings"]) + ")")  # fmt: skip
+        + " ".join(default_rows(default["train_length"])) + "); names: "
+        + " ".join(known_encodings()))  # fmt: skip
     add(
         "--preset",
         choices=PRESETS,
@@ -169,7 +171,7 @@ def _run_parts(
                 settings, folder.path, folder.run, threads, _save_every(args, settings), device
             )
             comparison = Comparison(work, folder, text)
-            results[name] = comparison.run(args.jobs, args.imports, args.quiet)
+            results[name] = comparison.run(args.jobs, args.imports, args.quiet, name)
         report(outer, parts, results, args.quiet)
 
 

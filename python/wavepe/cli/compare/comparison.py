@@ -109,8 +109,11 @@ class Comparison:
                 for row in model.rows:  # of a model that is gone, or was another's
                     self.done.pop((row.name, model.seed), None)
 
-    def run(self, jobs: int, imports: Iterable[str], quiet: bool) -> Result:
-        """Train and evaluate; returns what results.json holds at the end."""
+    def run(self, jobs: int, imports: Iterable[str], quiet: bool, part: str = "") -> Result:
+        """Train and evaluate; returns what results.json holds at the end.
+
+        `part` names the comparison among several.
+        """
         from .jobs import run_jobs
         from .progress import Report
 
@@ -118,7 +121,7 @@ class Comparison:
             self.settings.steps + len(model.rows) * self.settings.finetune_steps
             for model in self.models
         ]
-        with Report(steps, quiet=quiet) as report:
+        with Report(steps, quiet=quiet, part=part) as report:
             for hint in hints(self.settings):
                 report.note(f"hint: {hint}")
             if jobs > 1:

@@ -19,15 +19,15 @@ _WIDE = 76
 class Report:
     """Shows on stderr how far models are, one after the other or several at a time.
 
-    `steps` holds the training steps of each model.
+    `steps` holds the training steps of each model; `part` names their comparison among several.
     """
 
-    def __init__(self, steps: Sequence[int], *, quiet: bool) -> None:
+    def __init__(self, steps: Sequence[int], *, quiet: bool, part: str = "") -> None:
         # emoji would turn the ":x:" of a spec or a path into a picture
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self.bar = terminal and not quiet
-        self.steps = steps
+        self.steps, self.part = steps, part
         self.pace = _Pace(steps)
         self._wide = wide = self._console.width >= _WIDE
         columns = (
@@ -124,7 +124,8 @@ class ModelReport:
         self._report.describe(self._place(), text, text)
 
     def _place(self) -> str:
-        return f"[{self._number + 1}/{len(self._report.steps)}]"
+        part = f"{self._report.part} " if self._report.part else ""
+        return f"[{part}{self._number + 1}/{len(self._report.steps)}]"
 
 
 class _Pace:

@@ -122,9 +122,10 @@ def settings_from(
         raise UsageError(f"--lr {rate:g}: needs a positive number")
     if chosen["task"] and chosen["finetune"]:
         raise UsageError("--task and --finetune: give one of them")
+    rows = chosen["encodings"]
     lengths = chosen["lengths"] or [str(train_length * factor) for factor in factors]
     settings = Settings(
-        encodings=_encodings(chosen["encodings"]),
+        encodings=_encodings(rows(train_length) if callable(rows) else rows),
         lengths=tuple(integers("--lengths", lengths, 2)),
         learning_rate=rate,
         imports=imports,
@@ -235,7 +236,10 @@ def _encodings(specs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _protocols(words: Sequence[str], train_length: int) -> tuple[str, ...]:
+    words = ",".join(words).replace(",", " ").split()
     names = [str(Protocol.parse(word, train_length)) for word in words]
+    if not names:
+        raise UsageError("--protocols: needs at least one")
     _no_duplicates("--protocols", names)
     return tuple(names)
 
