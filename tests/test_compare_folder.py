@@ -119,23 +119,6 @@ def test_names_that_are_not_utf8(text, tmp_path, capsys):
         assert str(data) in results(out)["environment"]["data"]["text"]
 
 
-def renamed(out, to):
-    """A finished folder as it was named before names were unique."""
-    (model,) = (out / "checkpoints").iterdir()
-    model.rename(model.with_name(to))
-
-
-def test_a_model_under_its_former_name_is_found(text, tmp_path, lin, monkeypatch):
-    words = arguments(text, tmp_path / "out", specs=["lin:slope=-0.5"], steps=2)
-    assert main(words) == 0
-    before = figures(tmp_path / "out")
-    renamed(tmp_path / "out", "lin-slope-0.5-seed0")
-    (tmp_path / "out" / "results.json").unlink()
-    monkeypatch.setattr("wavepe.cli.compare.training.train", None)
-    assert main(words) == 0
-    assert figures(tmp_path / "out") == before
-
-
 def test_the_model_of_another_spec_is_not_taken(text, tmp_path, lin, capsys):
     out = tmp_path / "out"
     words = arguments(text, out, specs=["lin:slope=0.5"], steps=2)

@@ -201,3 +201,18 @@ def test_scores_and_gradients_of_every_parameter(torch):
             slope = (changed[0] - changed[1]) / 2e-4
             assert abs(slope) > 1e-3, "trainable from its first value on"
             assert parameter.grad[place].item() == pytest.approx(slope, rel=1e-8)
+
+
+def test_waves_that_a_tracer_asked_for_first():
+    """Later calls take no tensor of the tracer's, and the tracer none of theirs."""
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from wavepe.encodings._waves import sine_waves
+
+    dim = 34  # that no other test asks for
+    for _ in range(2):
+        with FakeTensorMode():
+            assert sine_waves(0, 5, dim, torch.empty(1)).shape == (5, dim)
+        found = sine_waves(0, 5, dim, torch.empty(1))
+        assert type(found) is torch.Tensor
+        np.testing.assert_allclose(found, wavepe.sinusoidal(np.arange(5), dim), atol=1e-6)

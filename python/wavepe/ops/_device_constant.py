@@ -28,19 +28,21 @@ class DeviceConstant:
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
         self.key = (array.tobytes(), array.shape, array.dtype)
-        with torch.inference_mode(False):
-            self.tensor = torch.from_numpy(array)
+        # The first call may come from a tracer, and would keep one of its tensors.
+        self.tensor: Tensor = in_new_thread(lambda: torch.from_numpy(array))
         self._names: dict[tuple[torch.device, torch.dtype], str] = {}
 
     def on(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the tensor on the device of `like`, of the array's dtype by default."""
         device = like.device
+        if type(like) not in (Tensor, torch.nn.Parameter):  # a tracer's, which takes none kept
+            compiling = torch.compiler.is_compiling()
+            own = self.tensor if compiling else torch.from_numpy(self._array)
+            return own.to(device=device, dtype=dtype)
         if dtype is None:
             if device.type == "cpu":
                 return self.tensor
             dtype = self.tensor.dtype
-        if type(like) not in (Tensor, torch.nn.Parameter):  # a tracer's, which takes none kept
-            return self.tensor.to(device, dtype)
         tensor: Tensor = getattr(self, self._attribute(device, dtype))
         return tensor
 

@@ -147,7 +147,11 @@ class Comparison:
     def _results(self) -> Result:
         settings, device = self.settings, self.work.device
         wanted = [(name, seed) for seed in range(settings.seeds) for name in settings.encodings]
-        found = [self.folder.trained(name, m.seed) for m in self.models for name in m.trainings]
+        found = [
+            self.folder.trained(name, model.seed)
+            for model in self.models
+            for name in (model.trainings if settings.finetune else [model.spec])
+        ]
         runs = [self.done[key] for key in wanted if key in self.done]
         models = {f"checkpoints/{path.name}": facts for path, facts in filter(None, found)}
         return {

@@ -108,23 +108,20 @@ class RunFolder:
 
     def trained(self, spec: str, seed: int) -> tuple[Path, dict[str, Any]] | None:
         """The finished model trained as `spec` with `seed` and its training.json, or None."""
-        for name in (model_name(spec, seed), _former_name(spec, seed)):
-            path = self.checkpoint(name)
-            if not path.is_dir():
-                continue
-            facts = self.read(path / "training.json")
-            facts = facts if isinstance(facts, dict) else {}
-            ours = facts.get("run", self.run) == self.run and "seconds" in facts
-            if (facts.get("spec"), facts.get("seed")) == (spec, seed) and ours:
-                return path, facts
-            if name == model_name(spec, seed):
-                says = f"{facts.get('spec')} with seed {facts.get('seed')}"
-                raise UsageError(
-                    f"{path} should hold the model trained as {spec} with seed {seed}, and its "
-                    f"training.json says {says}{'' if ours else ', of another comparison'}: "
-                    "remove that folder, or give another --out"
-                )
-        return None
+        path = self.checkpoint(model_name(spec, seed))
+        if not path.is_dir():
+            return None
+        facts = self.read(path / "training.json")
+        facts = facts if isinstance(facts, dict) else {}
+        ours = facts.get("run", self.run) == self.run and "seconds" in facts
+        if (facts.get("spec"), facts.get("seed")) == (spec, seed) and ours:
+            return path, facts
+        says = f"{facts.get('spec')} with seed {facts.get('seed')}"
+        raise UsageError(
+            f"{path} should hold the model trained as {spec} with seed {seed}, and its "
+            f"training.json says {says}{'' if ours else ', of another comparison'}: "
+            "remove that folder, or give another --out"
+        )
 
     def finish(self, name: str, save: Callable[[Path], None]) -> None:
         """Let `save` fill the folder of the trained model `name`, and drop its training state."""
@@ -187,11 +184,6 @@ def model_name(spec: str, seed: int) -> str:
     if len(spec) > _LONGEST or not re.fullmatch("[a-z0-9._]+([:=,][a-z0-9._]+)*", spec):
         name += "-" + hashlib.sha256(spec.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return f"{name}-seed{seed}"
-
-
-def _former_name(spec: str, seed: int) -> str:
-    """What it was called in folders of 2026, where several specs could share a name."""
-    return f"{re.sub('[^A-Za-z0-9._]+', '-', spec)}-seed{seed}"
 
 
 def _size(path: Path) -> int:
