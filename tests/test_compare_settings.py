@@ -4,6 +4,9 @@ import argparse
 from dataclasses import asdict
 
 import pytest
+
+pytest.importorskip("rich")
+
 import wavepe
 from wavepe.cli import compare
 from wavepe.cli.compare.comparison import models_of

@@ -24,6 +24,7 @@ def examples():
 @pytest.mark.parametrize("code", list(examples()))
 def test_example(code, monkeypatch, tmp_path):
     needed = [m for m in ("torch", "transformers", "pywt", "accelerate", "peft") if m in code]
+    needed += ["matplotlib"] * ("analysis.plots" in code)
     for module in needed + ["torch", "transformers"] * ("wavepe.hf" in code):
         pytest.importorskip(module)
     forget_registrations(monkeypatch)
