@@ -268,11 +268,8 @@ def scale_sets(root: Path) -> str:
     settings = results["environment"]["settings"]
     lengths = settings["lengths"]
     cells = dict(rows_of(results["runs"], lengths))
-    rows = []
-    for name in settings["encodings"]:
-        if name.endswith(",mirrored=true") or name == "wavelet:mirrored=true":
-            continue
-        other = f"{name},mirrored=true" if ":" in name else f"{name}:mirrored=true"
+    names, rows = settings["encodings"], []
+    for name, other in zip(names[::2], names[1::2], strict=True):
         both = zip(cells[name], cells[other], strict=True)
         rows.append((name, [f"{one.strip('*')} / {two.strip('*')}" for one, two in both]))
     table = markdown_rows("scales", headings(lengths, results["train_length"]), rows)

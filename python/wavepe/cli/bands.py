@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .._rope_frequencies import DEFAULT_THETA
 from . import model as models
 from . import outputs
 from .numbers import integer
@@ -105,7 +106,7 @@ def _bases(loaded: models.Model) -> dict[str, float]:
             other = encoding.inference_theta
             theta = other if isinstance(other, float) else encoding.theta
             kind = rotation.slot.layer_type or ""
-            bases[kind if len(own) == 1 or kind else str(encoding)] = theta or 10000.0
+            bases[kind if len(own) == 1 or kind else str(encoding)] = theta or DEFAULT_THETA
         return bases
     try:
         return rope_config.bases(loaded.config)

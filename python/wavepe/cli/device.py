@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,24 @@ class Device:
 
 
 CPU = Device(torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def torch_threads(wanted: int | None) -> Iterator[int]:
+    """torch on `wanted` threads (None: as it is), and no remarks of transformers; gives the number
+    in force."""
+    from transformers.utils import logging
+
+    before, verbosity = torch.get_num_threads(), logging.get_verbosity()
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # of parameters that an encoding adds or drops, too
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+        logging.set_verbosity(verbosity)
 
 
 def device_named(name: str) -> Device:

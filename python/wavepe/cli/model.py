@@ -180,24 +180,14 @@ def opened(args: argparse.Namespace, given: str) -> Iterator[Model]:
     """Load the model of `given` for the time of a with block."""
     import_all(args.imports)
     path = check_folder(given)
-    import torch
-    from transformers.utils import logging
-
-    from .device import device_named
+    from .device import device_named, torch_threads
 
     device = device_named(args.device)
-    before, verbosity = torch.get_num_threads(), logging.get_verbosity()
-    if args.threads is not None:
-        torch.set_num_threads(thread_count("--threads", args.threads))
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
+    threads = None if args.threads is None else thread_count("--threads", args.threads)
+    with torch_threads(threads):
         model = _load_model(path)
         tokenizer = _load_tokenizer(path, model)
         yield Model(path, model.to(device.place), tokenizer, device, _comparison(path))
-    finally:
-        torch.set_num_threads(before)
-        logging.set_verbosity(verbosity)
 
 
 def _load_model(path: Path, **options: Any) -> Any:

@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_data(args.data)
     with models.opened(args, args.model) as loaded:
         lengths = lengths or loaded.default_lengths()
-        sizes = _sizes(args, loaded.trained_length)
-        words = Protocol(args.protocol, **sizes).text
+        protocol = _protocol(args, loaded.trained_length)
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
@@ -59,14 +58,15 @@ def run(args: argparse.Namespace) -> int:
         with loaded.running(), bar(quiet=args.quiet) as begin:
             for length in lengths:
                 found[length] = perplexity(
-                    loaded.model, text.ids, length, protocol=args.protocol,
-                    progress=begin(f"length {length}"), **sizes,
+                    loaded.model, text.ids, length, progress=begin(f"length {length}"),
+                    **protocol.options,
                 )  # fmt: skip
-        title = f"Perplexity per {loaded.unit} of {loaded.name}, protocol {args.protocol} ({words})"
+        words = f"{protocol.name} ({protocol.text})"
+        title = f"Perplexity per {loaded.unit} of {loaded.name}, protocol {words}"
         _print(title, text.description, found, loaded)
         facts = loaded.facts(text.description)
         train_length, unit = loaded.trained_length or min(lengths), loaded.unit
-    figures = {**facts, "protocol": args.protocol, **sizes, "perplexity": found}
+    figures = {**facts, **protocol.used, "perplexity": found}
 
     def draw(path: Path) -> None:
         from ..analysis.plots import perplexity_by_length
@@ -88,19 +88,14 @@ def _check_protocol(args: argparse.Namespace) -> None:
         raise UsageError(f"--stride {args.stride}: needs at most the --window, {args.window}")
 
 
-def _sizes(args: argparse.Namespace, trained_length: int | None) -> dict[str, int]:
-    """Return window and stride, as far as the protocol uses them."""
-    if args.protocol == "whole":
-        return {}
-    window = args.window or trained_length
-    if window is None:
+def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
+    """Return the protocol with its sizes."""
+    if args.protocol != "whole" and args.window is None and trained_length is None:
         raise UsageError("--window: this model's configuration tells no trained length; give one")
-    if args.protocol == "blocks":
-        return {"window": window}
-    stride = args.stride or max(1, window // 2)
-    if stride > window:
-        raise UsageError(f"--stride {stride}: needs at most the window, {window}")
-    return {"window": window, "stride": stride}
+    found = Protocol.of(args.protocol, args.window, args.stride, trained_length or 0)
+    if not found.fits:
+        raise UsageError(f"--stride {found.stride}: needs at most the window, {found.window}")
+    return found
 
 
 def _print(title: str, text: str, found: dict[int, float], loaded: models.Model) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ..._files import OF_THE_DISK
 from ...encodings import known_encodings
 from ..errors import CommandError, UsageError, require, thread_count
 from ..imports import import_all, name_in
+from ..outputs import need_matplotlib
 from .data import SPLITS, Text, load_text
 from .folder import RunFolder
 from .presets import DEFAULTS, MODELS, PRESETS, default_rows
@@ -112,10 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out == "":
         raise UsageError("--out: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ValueError as error:  # of MPLBACKEND, after hours of training otherwise
-        raise CommandError(f"matplotlib: {error}") from error
+    need_matplotlib("wavepe compare")  # a wrong MPLBACKEND, after hours of training otherwise
     from ..device import device_named
 
     try:
@@ -143,7 +140,7 @@ def _run_parts(
     args: argparse.Namespace, parts: dict[str, Settings], text: Text, device: Device
 ) -> None:
     """Run each comparison in its folder, and report them together."""
-    from ..device import CPU
+    from ..device import CPU, torch_threads
     from .comparison import Comparison, Work
     from .report import report
     from .training import check_rows
@@ -160,17 +157,15 @@ def _run_parts(
     first = outer if "" in parts else RunFolder(out / next(iter(parts)))
     threads = thread_count("--threads", args.threads or first.recorded("threads", int) or _THREADS)
     results: dict[str, dict[str, Any]] = {}
-    with _torch_threads(threads) as threads, ExitStack() as stack:
+    with torch_threads(threads) as threads, ExitStack() as stack:
         stack.enter_context(outer.opened({**whole, "threads": threads}))
         for name, settings in parts.items():
             folder = outer
             if name:
                 folder = RunFolder(out / name)
                 stack.enter_context(folder.opened({**manifests[name], "threads": threads}))
-            work = Work(
-                settings, folder.path, folder.run, threads, _save_every(args, settings), device
-            )
-            comparison = Comparison(work, folder, text)
+            work = Work(settings, folder, threads, _save_every(args, settings), device)
+            comparison = Comparison(work, text)
             results[name] = comparison.run(args.jobs, args.imports, args.quiet, name)
         report(outer, parts, results, args.quiet)
 
@@ -178,20 +173,3 @@ def _run_parts(
 def _save_every(args: argparse.Namespace, settings: Settings) -> int:
     often = min(settings.steps // _SAVES_PER_TRAINING, _MOST_STEPS_BETWEEN_SAVES)
     return args.save_every or max(1, often)
-
-
-@contextmanager
-def _torch_threads(wanted: int) -> Iterator[int]:
-    """torch on `wanted` threads; gives the number in force."""
-    import torch
-    from transformers.utils import logging
-
-    before, verbosity = torch.get_num_threads(), logging.get_verbosity()
-    torch.set_num_threads(wanted)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # else it tells of parameters that --finetune adds and drops
-    try:
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
-        logging.set_verbosity(verbosity)

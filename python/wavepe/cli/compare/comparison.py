@@ -62,8 +62,7 @@ class Work:
     """What every process of a comparison needs to know."""
 
     settings: Settings
-    path: Path
-    run: str
+    folder: RunFolder
     threads: int
     save_every: int
     device: Device
@@ -84,8 +83,9 @@ def models_of(settings: Settings) -> list[Model]:
 class Comparison:
     """Runs what is missing in the folder, in order, and keeps results.json up to date."""
 
-    def __init__(self, work: Work, folder: RunFolder, text: Text) -> None:
-        self.work, self.settings, self.folder, self.text = work, work.settings, folder, text
+    def __init__(self, work: Work, text: Text) -> None:
+        self.work, self.settings, self.text = work, work.settings, text
+        self.folder = folder = work.folder
         before = folder.read(folder.results)
         before = {"runs": [], "environment": {}} if before is None else before
         lengths = self.settings.lengths
@@ -186,7 +186,7 @@ class Runner:
 
     def __init__(self, work: Work, text: Text) -> None:
         self.work, self.settings, self.text = work, work.settings, text
-        self.folder = RunFolder(work.path, work.run)
+        self.folder = work.folder
         self.held_out = _evaluated_text(text, work.settings)
 
     def run(

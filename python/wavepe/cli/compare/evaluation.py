@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import wavepe
+from wavepe._rope_frequencies import DEFAULT_THETA
 from wavepe.analysis import perplexity, predicted_band
 from wavepe.analysis._perplexity import perplexity_of
 
@@ -106,7 +107,7 @@ def _bands(
     kept: Mapping[int, Path],
 ) -> dict[str, Any]:
     """The predicted band, and the measured one of keys at the end and at each kept step [F]."""
-    theta = getattr(wavepe.encoding(spec), "theta", None) or 10000.0
+    theta = getattr(wavepe.encoding(spec), "theta", None) or DEFAULT_THETA
     return {
         "predicted": predicted_band(settings.head_dim, theta, settings.train_length),
         "key": _band(model, tokens, settings),

@@ -91,8 +91,8 @@ class _Worker:
         keys = [handle.fileno() for handle in (text, lock) if handle is not None]
         first = {
             "settings": asdict(work.settings),
-            "path": os.fspath(work.path.absolute()),
-            "run": work.run,
+            "path": os.fspath(work.folder.path.absolute()),
+            "run": work.folder.run,
             "threads": work.threads,
             "save_every": work.save_every,
             "device": work.device.place.type,

@@ -20,7 +20,7 @@ class Protocol:
 
     @classmethod
     def parse(cls, text: str, train_length: int) -> Protocol:
-        """Read it; a window that is not given is the trained length, a stride half the window."""
+        """Read it; `of` says what stands for a size that is not given."""
         name, _, sizes = text.partition(":")
         first, slash, second = sizes.partition("/")
         if name not in PROTOCOLS:
@@ -28,15 +28,30 @@ class Protocol:
         if (name == "whole" and sizes) or (name == "blocks" and slash):
             needs = "no window" if name == "whole" else "a window alone, as blocks:128"
             raise UsageError(f"--protocols {text}: {name} takes {needs}")
+        window = _size(text, first, 2) if first else None
+        stride = _size(text, second, 1) if slash else None
+        found = cls.of(name, window, stride, train_length)
+        if not found.fits:
+            raise UsageError(
+                f"--protocols {text}: needs a stride of at most the window, {found.window}"
+            )
+        return found
+
+    @classmethod
+    def of(cls, name: str, window: int | None, stride: int | None, train_length: int) -> Protocol:
+        """The protocol with the sizes that it uses; a window that is not given is the trained
+        length, a stride half the window."""
         if name == "whole":
             return cls(name)
-        window = _size(text, first, 2) if first else train_length
+        window = train_length if window is None else window
         if name == "blocks":
             return cls(name, window)
-        stride = _size(text, second, 1) if slash else max(1, window // 2)
-        if stride > window:
-            raise UsageError(f"--protocols {text}: needs a stride of at most the window, {window}")
-        return cls(name, window, stride)
+        return cls(name, window, max(1, window // 2) if stride is None else stride)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the windows leave no token out."""
+        return self.window is None or self.stride is None or self.stride <= self.window
 
     def __str__(self) -> str:
         sizes = "/".join(str(size) for size in (self.window, self.stride) if size is not None)
@@ -50,6 +65,11 @@ class Protocol:
         if self.name == "blocks":
             return f"blocks of {self.window}"
         return f"sliding window of {self.window}, stride {self.stride}"
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The options that it uses."""
+        return {key: value for key, value in self.options.items() if value is not None}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wavepe.analysis._needle import STATEMENT_LENGTH, STATEMENT_SIGNS
+
 from ..errors import UsageError
 
 _KEYS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
-_VALUES = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
+_VALUES = np.frombuffer(STATEMENT_SIGNS.encode(), np.uint8)
 
 
 class Examples(NamedTuple):
@@ -104,7 +106,7 @@ def _names(generator: np.random.Generator, count: int) -> list[bytes]:
 
 
 def _needle(generator: np.random.Generator) -> _Drawn:
-    (value,) = _values(generator, 1, 4)
+    (value,) = _values(generator, 1, STATEMENT_LENGTH)
     return _Drawn([b"$n=" + value + b";"], [(b"$n=", value + b";")], True)
 
 

@@ -113,8 +113,8 @@ def check_rows(settings: Settings) -> None:
     for row in settings.rows:
         try:
             with torch.device("meta"):
-                new_model(str(row.trained), 0, settings)
-                new_model(str(row.read), 0, settings)
+                for spec in dict.fromkeys((str(row.trained), str(row.read))):
+                    new_model(spec, 0, settings)
         except ValueError as error:
             raise UsageError(f"--encodings {row.name}: {error}") from None
 

@@ -15,6 +15,7 @@ from ..._files import unwinding
 from ..errors import CommandError, out_of_memory
 from ..imports import import_all
 from .data import Text
+from .folder import RunFolder
 from .settings import Settings
 
 
@@ -61,31 +62,24 @@ def _work(pipe: Pipe) -> None:
         return
     first = json.loads(line)
     import_all(first["imports"])
-    import torch
-    from transformers.utils import logging
-
-    from ..device import device_named
+    from ..device import device_named, torch_threads
     from .comparison import Runner, Work, models_of
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    torch.set_num_threads(first["threads"])
     handle, train_bytes = first["text"]
     content = np.memmap(os.fdopen(handle, "rb"), np.uint8, mode="r")
     text = Text(content[:train_bytes], content[train_bytes:], "", "")
     settings = Settings.from_dict(first["settings"])
-    work = Work(
-        settings, Path(first["path"]), first["run"], first["threads"], first["save_every"],
-        device_named(first["device"]),
-    )  # fmt: skip
-    runner = Runner(work, text)
-    models = models_of(settings)
-    for line in sys.stdin.buffer:
-        job = json.loads(line)
-        model = models[job["model"]]
-        rows = [row for row in model.rows if row.name in job["rows"]]
-        runner.run(model, rows, pipe, lambda result: pipe.tell("result", result))
-        pipe.tell("done", True)
+    folder = RunFolder(Path(first["path"]), first["run"])
+    with torch_threads(first["threads"]) as threads:
+        device = device_named(first["device"])
+        runner = Runner(Work(settings, folder, threads, first["save_every"], device), text)
+        models = models_of(settings)
+        for line in sys.stdin.buffer:
+            job = json.loads(line)
+            model = models[job["model"]]
+            rows = [row for row in model.rows if row.name in job["rows"]]
+            runner.run(model, rows, pipe, lambda result: pipe.tell("result", result))
+            pipe.tell("done", True)
 
 
 if __name__ == "__main__":
