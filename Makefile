@@ -17,7 +17,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ format: .venv/packages ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES) $(C_TESTS)
 	$(BIN)/typos --write-changes
+
+docs: .venv/built ## the documentation, in build/site; a dead link or a missing reference fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: .venv/built ## time every operator against its rivals, in one process
 	$(BIN)/python -m benchmarks.bench

@@ -3,7 +3,7 @@ instructions of tensor cores.
 
 `python -m benchmarks.attention_kernels` compiles them with the launches' own arguments and prints a
 table (needs Triton, from wavepe[dev]; no GPU); `--json FILE` keeps it; `--write` puts the kept one
-into docs/gpu.md.
+into docs/internals/attention-gpu.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wavepe import ops
 from .command import measuring_command
 from .readme import Missing, replaced
 
-PAGE = Path("docs", "gpu.md")
+PAGE = Path("docs", "internals", "attention-gpu.md")
 RESULTS = Path("benchmarks", "results", "attention-kernels.json")
 ARCHS = (80, 90, 100)
 # Kilobytes of shared memory that a program may have.

@@ -1,4 +1,4 @@
-"""Writes the kept results of the attention benchmarks into docs/attention-speed.md.
+"""Writes the kept results of the attention benchmarks into docs/internals/attention-speed.md.
 
 python -m benchmarks.attention_page --write | --check
 
@@ -22,7 +22,7 @@ from .command import page_command
 from .readme import Missing, in_threads, replaced
 
 RESULTS = Path("benchmarks", "results")
-PAGE = Path("docs", "attention-speed.md")
+PAGE = Path("docs", "internals", "attention-speed.md")
 FORWARD, TRAINED = "ops.attention", "ops.attention + gradients"
 DECODE = "ops.attention, one query"
 SHORT = {FORWARD: "forward", TRAINED: "with gradients"}
@@ -116,7 +116,7 @@ def made_with(rows: Rows) -> str:
         f"{about['cpu']}, {about['variant']}, {threads}, torch {about['torch']} whose matrix "
         f"product reached {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run, "
         f"{about['date'][:10]}, {commit_of(about)}; "
-        f"[{rows.path.name}](../benchmarks/results/{rows.path.name})."
+        f"[{rows.path.name}](../../benchmarks/results/{rows.path.name})."
     )
 
 

@@ -1,7 +1,7 @@
 """Measures the models of `wavepe compare --preset wavelet`: p-RoPE at inference, and windows.
 
 Runs `wavepe sweep` and `wavepe heatmap` on the checkpoints, keeps their figures for
-docs/results.md, and draws its attention maps.
+docs/results/index.md, and draws its attention maps.
 
 python -m benchmarks.compare_models FOLDER
 """

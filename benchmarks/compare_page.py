@@ -1,4 +1,4 @@
-"""Writes docs/results.md and README's table of results from the kept results of `wavepe compare`.
+"""Writes docs/results/index.md and README's table from the kept results of `wavepe compare`.
 
 benchmarks/results/compare/NAME.json is the results.json of a preset, without what is large.
 
@@ -33,7 +33,7 @@ from wavepe.cli.tables import Row, markdown_rows
 from .command import add_page, new_parser, write_page
 from .readme import Missing, replaced
 
-PAGE = Path("docs", "results.md")
+PAGE = Path("docs", "results", "index.md")
 KEPT = Path("benchmarks", "results", "compare")
 PICTURES = Path("docs", "results")
 ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.cuda_kernels` compiles them and prints a table (needs nvcc and, from
 wavepe[dev], nvdisasm; no GPU); `--json FILE` keeps it; `--write` puts the kept one into
-docs/cuda.md.
+docs/internals/cuda.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .command import measuring_command
 from .readme import ROOT, Missing, replaced
 
 ARCHS = tuple(int(arch.removeprefix("sm_")) for arch in wavepe.build_info()["cuda_archs"])
-PAGE = Path("docs", "cuda.md")
+PAGE = Path("docs", "internals", "cuda.md")
 RESULTS = Path("benchmarks", "results", "cuda-kernels.json")
 ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)")
 # What an access is called that has not 4 bytes.

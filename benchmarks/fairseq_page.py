@@ -1,4 +1,4 @@
-"""Writes docs/fairseq.md's tables from docs/fairseq-demo.json and the kept words per second.
+"""Writes the tables of docs/results/fairseq.md: of docs/results/fairseq-demo.json, and of speed.
 
 python -m benchmarks.fairseq_page --write | --check
 """
@@ -17,8 +17,8 @@ from . import fairseq_training
 from .command import page_command
 from .readme import Missing, in_threads, replaced
 
-PAGE = Path("docs", "fairseq.md")
-DEMO = Path("docs", "fairseq-demo.json")
+PAGE = Path("docs", "results", "fairseq.md")
+DEMO = Path("docs", "results", "fairseq-demo.json")
 SPEED = Path("benchmarks", "results", "fairseq-training.json")
 
 

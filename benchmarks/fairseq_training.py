@@ -1,7 +1,7 @@
 """Words per second of fairseq's training: wavelets against fairseq's own sinusoidal positions.
 
 `python -m benchmarks.fairseq_training` prints the table; `--json FILE` keeps the figures. It needs
-fairseq (docs/fairseq.md); `make .venv-fairseq/built` makes an environment that has it.
+fairseq (docs/guides/fairseq.md); `make .venv-fairseq/built` makes an environment that has it.
 
 Both models are `transformer_lm_wiki103` made small, of the same sizes and dropouts, and are trained
 by fairseq's Trainer on the same random words (forward, loss, backward, clipping, NAG); their

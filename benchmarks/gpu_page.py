@@ -1,4 +1,4 @@
-"""Writes the tables of docs/gpu.md from benchmarks/results/gpu-*.json.
+"""Writes the tables of docs/guides/gpu.md from benchmarks/results/gpu-*.json.
 
 They are kept by `python -m benchmarks.gpu --json`, one for each GPU.
 
@@ -18,14 +18,14 @@ from .attention_page import commit_of
 from .command import RESULTS, page_command
 from .readme import replaced
 
-PAGE = Path("docs", "gpu.md")
+PAGE = Path("docs", "guides", "gpu.md")
 NOTHING = "No result of this page comes from a GPU yet."
 PHASES = ("forward", "forward and backward")
 OURS = "wavepe"
 
 
 def updated(text: str, root: Path) -> str:
-    """docs/gpu.md with the tables that the kept figures give."""
+    """docs/guides/gpu.md with the tables that the kept figures give."""
     runs = [json.loads(p.read_text("utf-8")) for p in sorted((root / RESULTS).glob("gpu-*.json"))]
     runs = [run for run in runs if not run["environment"]["interpreted"]]
     return replaced(text, "gpu", "\n\n".join(map(section, runs)) or NOTHING, PAGE)

@@ -1,4 +1,4 @@
-"""Keeps what the families' tests say, and writes it into docs/huggingface-families.md.
+"""Keeps what the families' tests say, and writes it into docs/reference/families.md.
 
 python -m pytest tests/test_hf_{families,situations,types,workflows}.py \
     -o junit_family=xunit1 --junitxml build/families.xml
@@ -18,7 +18,7 @@ from typing import Any
 from .command import RESULTS, keep, kept_runs, new_parser, page_command
 from .readme import ROOT, Missing, replaced
 
-PAGE = Path("docs", "huggingface-families.md")
+PAGE = Path("docs", "reference", "families.md")
 # test -> heading of its column
 COLUMNS = {
     "values": "full pass",

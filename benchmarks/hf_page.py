@@ -1,7 +1,7 @@
-"""Writes the tables of docs/huggingface-speed.md and docs/huggingface-swap.md.
+"""Writes the tables of docs/results/speed.md and docs/results/swap.md.
 
 From benchmarks/results/hf-models.json, kept by `python -m benchmarks.hf_models --json`, and
-docs/hf-swap.json, the results.json of examples/hf_swap_and_train.py.
+docs/results/hf-swap.json, the results.json of examples/hf_swap_and_train.py.
 
 python -m benchmarks.hf_page --write | --check
 """
@@ -20,9 +20,9 @@ from .attention_page import commit_of
 from .command import add_page, new_parser, write_page
 from .readme import Missing, in_threads, replaced
 
-SPEED_PAGE, SWAP_PAGE = Path("docs", "huggingface-speed.md"), Path("docs", "huggingface-swap.md")
+SPEED_PAGE, SWAP_PAGE = Path("docs", "results", "speed.md"), Path("docs", "results", "swap.md")
 SPEED = Path("benchmarks", "results", "hf-models.json")
-SWAP = Path("docs", "hf-swap.json")
+SWAP = Path("docs", "results", "hf-swap.json")
 
 
 def kept(source: Path, root: Path) -> dict:
@@ -34,7 +34,7 @@ def kept(source: Path, root: Path) -> dict:
 
 
 def speed_updated(text: str, root: Path) -> str:
-    """docs/huggingface-speed.md with the tables that the kept figures give."""
+    """docs/results/speed.md with the tables that the kept figures give."""
     from . import hf_models  # needs torch and transformers
 
     results = kept(SPEED, root)
@@ -61,7 +61,7 @@ def measured_on(results: dict) -> str:
 
 
 def swap_updated(text: str, root: Path) -> str:
-    """docs/huggingface-swap.md with the table that the kept figures give."""
+    """docs/results/swap.md with the table that the kept figures give."""
     results = kept(SWAP, root)
     about, settings = results["environment"], results["settings"]
     threads = in_threads(about["threads"])

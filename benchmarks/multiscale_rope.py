@@ -1,8 +1,8 @@
 """What the dropped multi-scale rotation costs, over RoPE and beside wavelet attention.
 
 `python -m benchmarks.multiscale_rope` measures and prints; `--json FILE` keeps the figures;
-`--write` puts benchmarks/results/multiscale-rope.json into docs/rope.md, `--check` says whether
-that is stale. One thread, float32, calls taken in turns, the fastest of each.
+`--write` puts benchmarks/results/multiscale-rope.json into docs/internals/rope-speed.md, `--check`
+says whether that is stale. One thread, float32, calls taken in turns, the fastest of each.
 
 The ways to tell attention the positions of q and k
     none         attention alone
@@ -36,9 +36,9 @@ from .hf_page import kept
 from .machine import surroundings
 from .memory import Allocator
 from .readme import replaced
+from .rope_roofline import PAGE
 from .timing import take_turns
 
-PAGE = Path("docs", "rope.md")
 KEPT = RESULTS / "multiscale-rope.json"
 HEADS, HEAD_SIZE, LENGTHS = 8, 64, (256, 512, 1024, 2048)
 WAYS = ("none", "rope", "wavelet", "matrices", "prefix sums")

@@ -1,7 +1,8 @@
 """Largest error of rope_table and of other ways to make RoPE angles, per decade of |position|.
 
 `python -m benchmarks.rope_accuracy` measures and prints; `--json FILE` keeps the figures; `--write`
-puts benchmarks/results/rope-accuracy.json into docs/rope.md, `--check` says whether that is stale.
+puts benchmarks/results/rope-accuracy.json into docs/internals/rope-exactness.md, `--check` says
+whether that is stale.
 
 The judge is benchmarks/exact_angles.py: cos and sin of position * inv_freq in integers. Head size
 128, theta 1e4, 5e5 and 1e6; per decade and theta some thousand positions of either sign: the ends,
@@ -44,7 +45,7 @@ from .exact_angles import Exact, ideal_frequencies, near_quarter_turns
 from .readme import Missing, replaced
 
 RESULTS = Path("benchmarks", "results", "rope-accuracy.json")
-PAGE = Path("docs", "rope.md")
+PAGE = Path("docs", "internals", "rope-exactness.md")
 DIM = 128
 THETAS = (1e4, 5e5, 1e6)
 STEPS = 10**6  # how far the recurrence is walked

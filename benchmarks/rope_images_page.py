@@ -1,6 +1,6 @@
-"""Writes the table of images in docs/rope.md from docs/rope-images.json.
+"""Writes the table of images in docs/results/images.md from docs/results/rope-images.json.
 
-docs/rope-images.json and docs/rope-images.png are results.json and rope-images.png of
+That and docs/results/rope-images.png are results.json and rope-images.png of
 examples/rope_images.py.
 
 python -m benchmarks.rope_images_page --write | --check
@@ -17,9 +17,9 @@ from pathlib import Path
 from .command import page_command
 from .hf_page import kept
 from .readme import in_threads, replaced
-from .rope_accuracy import PAGE
 
-RESULTS = Path("docs", "rope-images.json")
+PAGE = Path("docs", "results", "images.md")
+RESULTS = Path("docs", "results", "rope-images.json")
 
 
 def section(results: dict) -> str:

@@ -1,4 +1,4 @@
-"""Writes the kept results of rope_parity into docs/rope.md.
+"""Writes the kept results of rope_parity into docs/internals/rope-exactness.md.
 
 python -m benchmarks.rope_parity_page --write | --check
 """

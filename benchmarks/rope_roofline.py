@@ -1,4 +1,6 @@
-"""The roofline of one case: `python -m benchmarks.rope_roofline --write` puts it into docs/rope.md.
+"""The roofline of one case, put into docs/internals/rope-speed.md.
+
+python -m benchmarks.rope_roofline --write | --check
 
 ops.rope_qk, float32, 32 + 8 heads x 2048 x 128, half-split: the bytes it has to move, the time they
 take at the copy bandwidth of the same run, and the time it took. Figures come from the results file
@@ -14,8 +16,8 @@ from pathlib import Path
 
 from .command import add_page, new_parser, write_page
 from .readme import Missing, in_threads, newest_results, replaced
-from .rope_accuracy import PAGE
 
+PAGE = Path("docs", "internals", "rope-speed.md")
 OP, SIZE, DTYPE = "ops.rope_qk", "32+8 heads x 2048 x 128, half-split", "float32"
 HEADS, LENGTH, DIM, BYTES = 32 + 8, 2048, 128, 4
 HEAD_BYTES = HEADS * LENGTH * DIM * BYTES  # q and k, once
@@ -88,7 +90,7 @@ def section(path: Path) -> str:
             "",
             f"{about['cpu']}, {about['variant']}, {threads}, last-level cache "
             f"{about['last_level_cache'] / 2**20:.0f} MiB, {about['date'][:10]}; "
-            f"[{path.name}](../benchmarks/results/{path.name}).",
+            f"[{path.name}](../../benchmarks/results/{path.name}).",
         ]
     )
 

@@ -31,7 +31,7 @@ import matplotlib.pyplot as plt
 ENCODINGS = ("wavelet", "rope", "rope:theta={length}", "alibi", "sinusoidal")
 # Evaluated too, from the checkpoint of the rope without it.
 SCALED = "inference_theta=scaled"
-# As docs/fairseq.md has it at full scale, but for sizes, dropouts and lengths of the schedule.
+# docs/guides/fairseq.md has it at full scale. Sizes, dropouts and lengths of the schedule differ.
 RECIPE = """--task language_modeling --arch transformer_lm_wiki103 --criterion adaptive_loss --cpu
     --decoder-layers 2 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
     --decoder-ffn-embed-dim 512 --decoder-attention-heads 4 --dropout 0.1 --attention-dropout 0.1

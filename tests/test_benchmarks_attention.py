@@ -245,7 +245,7 @@ def repository(tmp_path_factory):
     root = tmp_path_factory.mktemp("repository")
     folder = root / "benchmarks" / "results"
     folder.mkdir(parents=True)
-    (root / "docs").mkdir()
+    (root / attention_page.PAGE).parent.mkdir(parents=True)
     (root / attention_page.PAGE).write_text(PAGE)
     for threads in ("1", "2"):
         file = folder / f"{threads}t.json"

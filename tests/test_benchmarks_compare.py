@@ -1,4 +1,4 @@
-"""docs/results.md: what is kept of comparisons, and the tables that come from it."""
+"""docs/results/index.md: what is kept of comparisons, and the tables that come from it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` without a GPU: its rows, what fails, the deadline, and docs/gpu.md."""
+"""`python -m benchmarks.gpu` without a GPU: its rows, what fails, the deadline, docs/guides/gpu.md."""
 
 import json
 import subprocess
@@ -194,9 +194,9 @@ def rows_of_a_gpu():
 
 
 def test_the_page_of_a_run(tmp_path, monkeypatch, capsys):
-    (tmp_path / "docs").mkdir()
     page, results = tmp_path / gpu_page.PAGE, tmp_path / gpu_page.RESULTS
     results.mkdir(parents=True)
+    page.parent.mkdir(parents=True)
     page.write_text("# GPU\n<!-- gpu:begin -->\n<!-- gpu:end -->\n")
     interpreted = {"environment": {"interpreted": True}, "rows": []}
     (results / "gpu-cpu.json").write_text(json.dumps(interpreted))

@@ -114,7 +114,11 @@ def test_nothing_tells_to_install_wavepe_from_an_index():
     """Neither `pip install wavepe` nor `pip install "wavepe[extra]"`, with options or without."""
     if not (ROOT / "setup.py").is_file():
         pytest.skip("not run from a source tree")
-    files = [*ROOT.glob("python/**/*.py"), *ROOT.glob("csrc/**/*.[ch]*"), *ROOT.glob("docs/*.md")]
+    files = [
+        *ROOT.glob("python/**/*.py"),
+        *ROOT.glob("csrc/**/*.[ch]*"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
     wrong = re.compile(r"pip install[^\n&,:;#(]* \W?wavepe\b(?!/)")
     for file in (*files, ROOT / "setup.py", ROOT / "README.md"):
         text = re.sub(r'"\s*\n\s*f?"', "", file.read_text())  # one string over several lines

@@ -1,6 +1,6 @@
 """The whole way of a call stays on its device: a second call copies nothing and reads nothing.
 
-The first one may bring constants. docs/cuda.md lists what must read values, and what is not checked
+The first one may bring constants. docs/guides/gpu.md lists what must read values, and what is not checked
 on a device.
 """
 

@@ -1,4 +1,4 @@
-"""docs/encodings.md: each cell of its table of properties is true, and no option is missing."""
+"""docs/reference/encodings.md: each cell of its table of properties is true, and no option is missing."""
 
 import dataclasses
 import hashlib
@@ -11,14 +11,14 @@ import wavepe
 from processes import output
 from wavepe.encodings import known_encodings
 
-PAGE = (Path(__file__).parent.parent / "docs" / "encodings.md").read_text("utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "encodings.md").read_text("utf-8")
 TRAINED = 128
 
 
 def rows(heading):
     """The table whose header starts with `heading`, as lists of cells."""
     start = f"| {heading} |"
-    assert start in PAGE, f"docs/encodings.md: add a table that begins {start}"
+    assert start in PAGE, f"docs/reference/encodings.md: add a table that begins {start}"
     lines = PAGE[PAGE.index(start) :].split("\n\n")[0].splitlines()
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line
@@ -189,7 +189,7 @@ def test_cell(name, prop, cell):
 def assert_all_named(heading, body):
     named, known = sorted(row[0].strip("`") for row in body), sorted(own_encodings())
     assert named == known, (
-        f"docs/encodings.md, the table that begins | {heading} |, needs one row for each encoding: "
+        f"docs/reference/encodings.md, the table that begins | {heading} |, needs one row for each encoding: "
         f"add {set(known) - set(named)}, remove {set(named) - set(known)}"
     )
 
@@ -210,7 +210,9 @@ def test_every_encoding_and_option_is_on_the_page():
         if options:
             first = [row[0] for row in rows(f"`{name}` option")[1:]]
             told = re.findall(r"`(\w+)`", " ".join(first))
-            assert sorted(told) == sorted(options), f"docs/encodings.md, options of {name}"
+            assert sorted(told) == sorted(options), (
+                f"docs/reference/encodings.md, options of {name}"
+            )
 
 
 def test_every_encoding_is_run_in_models():

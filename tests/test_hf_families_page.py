@@ -1,4 +1,4 @@
-"""docs/huggingface-families.md is what the kept results say."""
+"""docs/reference/families.md is what the kept results say."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_what_a_run_says(tmp_path):
         "llama": {"beams": "right", "export": "fails", "values": "fails"},
         "qwen3_mixed": {"beams": "upstream", "export": "not run"},
     }
-    (tmp_path / page.PAGE).parent.mkdir()
+    (tmp_path / page.PAGE).parent.mkdir(parents=True)
     markers = "<!-- families:begin -->\n<!-- families:end -->\n"
     (tmp_path / page.PAGE).write_text(markers, "utf-8")
     options = ["--root", str(tmp_path)]
@@ -86,7 +86,7 @@ def test_no_results(cases, tmp_path, capsys):
 
 
 def test_no_kept_results(tmp_path, capsys):
-    (tmp_path / page.PAGE).parent.mkdir()
+    (tmp_path / page.PAGE).parent.mkdir(parents=True)
     (tmp_path / page.PAGE).write_text("", "utf-8")
     assert page.main(["--check", "--root", str(tmp_path)]) == 1
     assert "hf-families-*.json" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Every family in every situation: padding, packing, caches, generation, checkpointing, compilers.
 
-Each test is a cell of the table in docs/huggingface-families.md, test_<situation>[<family>], which
+Each test is a cell of the table in docs/reference/families.md, test_<situation>[<family>], which
 `benchmarks.hf_families_page` makes of pytest's --junitxml. Wanted is always what the same model
 gives without the situation; tests/test_hf_families.py says that this is right.
 """
@@ -25,7 +25,7 @@ WAVELET, ALIBI = "wavelet:scales=4", "alibi"
 ROUNDING = 1e-5
 
 # Situation -> how stock models fail in some versions of transformers. A patched model may fail so
-# where the stock one does: docs/huggingface-families.md says in which versions, and why.
+# where the stock one does: docs/reference/families.md says in which versions, and why.
 OUT_OF_BOUNDS = (IndexError, "out of bounds")  # of a static cache
 NO_GRAPH = (RuntimeError, "data-dependent|inputs of BF16")  # of experts
 UPSTREAM = {

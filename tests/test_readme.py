@@ -9,14 +9,14 @@ import pytest
 from cases import forget_registrations
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def examples():
     for page in PAGES:
         blocks = re.finditer(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
         for number, block in enumerate(blocks, 1):
-            yield pytest.param(block[1], id=f"{page.name}-{number}")
+            yield pytest.param(block[1], id=f"{page.stem}-{number}")
 
 
 # PEFT uses a name that the newest transformers deprecates.

@@ -1,6 +1,6 @@
 """Known bugs of RoPE implementations: ours is right, and the naive form really is wrong.
 
-The table in docs/rope.md lists them. What needs a Hugging Face model is in
+The table in docs/guides/rope.md lists them. What needs a Hugging Face model is in
 test_rope_known_bugs_hf.py, every step of the angles' reduction in test_rope_reduction.py.
 """
 
@@ -326,7 +326,7 @@ def scores(q, k):
 
 
 def test_layouts_and_their_conversion(variant):
-    """The permutation in docs/rope.md, on weights; without it the scores are others."""
+    """The permutation in docs/guides/rope.md, on weights; without it the scores are others."""
     d, width, rng = 64, 32, generator("layout")
     weights = [normal(rng, 2 * d, width, dtype=torch.float64) for _ in range(2)]  # two heads
     hidden = normal(rng, 6, width, dtype=torch.float64)

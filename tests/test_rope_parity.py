@@ -73,8 +73,8 @@ def test_another_formula_fails(monkeypatch):
 def test_page_is_current(rows, tmp_path, capsys):
     """And it is what the kept results and the markers make of it; the kept results are these."""
     assert rope_parity_page.main(["--check"]) == 0, capsys.readouterr().err
-    (tmp_path / "docs").mkdir()
-    page = tmp_path / "docs" / "rope.md"
+    page = tmp_path / rope_parity_page.PAGE
+    page.parent.mkdir(parents=True)
     page.write_text("<!-- parity:begin -->\n<!-- parity:end -->\n")
     options = ["--root", str(tmp_path)]
     assert rope_parity_page.main([*options, "--write"]) == 1

@@ -1,4 +1,4 @@
-"""docs/wavelets.md lists the published scale sets, and its specs give them."""
+"""docs/guides/wavelets.md lists the published scale sets, and its specs give them."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import wavepe
 from cases import assert_within
 
-PAGE = Path(__file__).parent.parent / "docs" / "wavelets.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "wavelets.md"
 
 # METHODS of [W], for a head size of 128: exponents of the first and last scale, the last shift.
 PUBLISHED = [(0, 7, 15), (1, 8, 15), (2, 9, 15), (0, 3, 31), (0, 1, 63), (0, 15, 7), (0, 31, 3),

@@ -1,5 +1,5 @@
 /* angle.h: an angle as position * frequency without rounding error, its sine and its cosine,
- * written once. METHODS 2 [R], derived in docs/rope.md.
+ * written once. METHODS 2 [R], derived in docs/internals/rope-exactness.md.
  *
  * The includer says what it computes on: REAL (a vector of double lanes on the CPU, a double on the
  * GPU), REAL_CONST(c), REAL_SELECT(mask, yes, no), REAL_ALL(mask), REAL_ABS, REAL_BITS and

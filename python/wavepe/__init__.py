@@ -2,7 +2,7 @@
 
 This module is the NumPy front end and needs NumPy alone. `wavepe.ops` holds the same functions for
 torch, `wavepe.hf` puts them into Hugging Face models. Sources of the formulas are cited by the
-keys of docs/methods.md, such as [W] for the wavelet position encoding.
+keys of docs/reference/methods.md, such as [W] for the wavelet position encoding.
 """
 
 import importlib

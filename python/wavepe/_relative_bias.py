@@ -19,7 +19,7 @@ def relative_bias(
     beyond: str = "zero",
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W][S].
+    """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W], [S].
 
     The last query stands on the last key. No scaling, no mask. Subnormal numbers count as zero.
 

@@ -30,7 +30,7 @@ _REAL = (torch.float32, torch.float64)
 def relative_bias(
     q: Tensor, p: Tensor, keys: int, *, first: int = 0, beyond: str = "zero"
 ) -> Tensor:
-    """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W][S].
+    """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W], [S].
 
     The last query stands on the last key. No scaling, no mask. Subnormal numbers count as zero.
 

@@ -18,7 +18,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 # By compute capability and tile's width: queries, warps and stages of a program. To a width of 128
-# next to nothing spills (docs/gpu.md), at 256 the backward does. Others than 9 and 10 are as 8.
+# next to nothing spills (docs/internals/attention-gpu.md), at 256 the backward does.
+# Others than 9 and 10 are as 8.
 _TUNING = {
     9: {
         "forward": {64: (128, 8, 2), 128: (128, 8, 2), 256: (32, 8, 2)},

@@ -1,0 +1,117 @@
+"""What MkDocs does not do by itself: pages from the repository's root, links, and generated texts.
+
+A page may link to any file of the repository. A link to a file outside docs leads to the
+repository's address, if pyproject.toml has one. Else the page names the file.
+"""
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+import wavepe
+import wavepe.cli
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = {  # of the root's files
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
+log = get_plugin_logger("docs")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Take the addresses from [project.urls], the one place that has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    urls = project.get("urls", {})
+    config.site_url = urls.get("Documentation")
+    config.repo_url = urls.get("Repository")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the pages that are files of the repository's root."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in generated texts, and turn links to files into links to pages."""
+    for name, text in GENERATED.items():
+        if f"<!-- {name} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {name} -->", text())
+    place = page.file.src_uri
+    parts = FENCED.split(markdown)
+    return "".join(
+        part
+        if part.startswith("```")
+        else LINK.sub(lambda match: _link(match, place, config.repo_url), part)
+        for part in parts
+    )
+
+
+def _link(match: re.Match, place: str, repository: str | None) -> str:
+    """A link of the page `place`, as the site needs it."""
+    text, target, anchor = match[1], match[2], match[3] or ""
+    sources = {page: ROOT / source for source, page in PAGES.items()}
+    path = Path(os.path.normpath(sources.get(place, DOCS / place).parent / target))
+    if not path.exists():
+        log.warning(f"{place} links to {target}, which does not exist")
+        return match[0]
+    name = path.relative_to(ROOT).as_posix()
+    page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else PAGES.get(name)
+    if page:
+        return f"[{text}]({os.path.relpath(page, Path(place).parent)}{anchor})"
+    if repository:
+        return f"[{text}]({repository.rstrip('/')}/blob/HEAD/{name})"
+    return f"`{name}`" if text.strip("`") in (name, path.name) else f"{text} (`{name}`)"
+
+
+# ------------------------------------------------------------------ generated texts
+
+
+def commands() -> str:
+    """The help of every command."""
+    os.environ["COLUMNS"] = "88"  # where argparse breaks lines
+    parts = []
+    for command in ("", *wavepe.cli._COMMANDS):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = wavepe.cli.main([*command.split(), "--help"])
+        if code:
+            raise PluginError(f"wavepe {command} --help failed")
+        parts.append(f"## wavepe {command}".rstrip() + f"\n\n```text\n{said.getvalue()}```")
+    return "\n\n".join(parts)
+
+
+def ufuncs() -> str:
+    """The docstrings of the mother wavelets, which are C functions and have no Python source."""
+    parts = []
+    for name in ("ricker", "gaussian", "morlet", "haar"):
+        # NumPy writes a signature of its own in front.
+        signature, _, text = (
+            inspect.getdoc(getattr(wavepe, name)).split("\n\n", 1)[1].partition("\n")
+        )
+        parts.append(
+            f"### `wavepe.{name}` {{ #wavepe.{name} }}\n\n```python\n{signature}\n```\n\n{text.strip()}"
+        )
+    return "\n\n".join(parts)
+
+
+GENERATED = {"commands": commands, "ufuncs": ufuncs}
