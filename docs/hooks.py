@@ -104,13 +104,10 @@ def ufuncs() -> str:
     """The docstrings of the mother wavelets, which are C functions and have no Python source."""
     parts = []
     for name in ("ricker", "gaussian", "morlet", "haar"):
-        # NumPy writes a signature of its own in front.
-        signature, _, text = (
-            inspect.getdoc(getattr(wavepe, name)).split("\n\n", 1)[1].partition("\n")
-        )
-        parts.append(
-            f"### `wavepe.{name}` {{ #wavepe.{name} }}\n\n```python\n{signature}\n```\n\n{text.strip()}"
-        )
+        _, ours = inspect.getdoc(getattr(wavepe, name)).split("\n\n", 1)  # the first is NumPy's
+        signature, text = ours.split("\n", 1)
+        heading = f"### `wavepe.{name}` {{ #wavepe.{name} }}"
+        parts.append(f"{heading}\n\n```python\n{signature}\n```\n\n{text.strip()}")
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` without a GPU: its rows, what fails, the deadline, docs/guides/gpu.md."""
+"""`python -m benchmarks.gpu` without a GPU: rows, what fails, deadline, docs/guides/gpu.md."""
 
 import json
 import subprocess

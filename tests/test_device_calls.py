@@ -1,7 +1,7 @@
 """The whole way of a call stays on its device: a second call copies nothing and reads nothing.
 
-The first one may bring constants. docs/guides/gpu.md lists what must read values, and what is not checked
-on a device.
+The first one may bring constants. docs/guides/gpu.md lists what must read values, and what is
+not checked on a device.
 """
 
 import copy

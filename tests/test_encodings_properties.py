@@ -1,4 +1,4 @@
-"""docs/reference/encodings.md: each cell of its table of properties is true, and no option is missing."""
+"""docs/reference/encodings.md: each cell of its table of properties is true, no option missing."""
 
 import dataclasses
 import hashlib
@@ -189,7 +189,8 @@ def test_cell(name, prop, cell):
 def assert_all_named(heading, body):
     named, known = sorted(row[0].strip("`") for row in body), sorted(own_encodings())
     assert named == known, (
-        f"docs/reference/encodings.md, the table that begins | {heading} |, needs one row for each encoding: "
+        f"docs/reference/encodings.md, the table that begins | {heading} |, needs one row for each "
+        "encoding: "
         f"add {set(known) - set(named)}, remove {set(named) - set(known)}"
     )
 

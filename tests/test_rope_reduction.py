@@ -1,4 +1,4 @@
-"""The bounds that docs/internals/rope-exactness.md derives for the angle's reduction, step by step on hard numbers.
+"""The bounds that docs/internals/rope-exactness.md derives for the angle's reduction, step by step.
 
 The steps of exact_product and sincos_sum (csrc/kernels/angle.h) are repeated here in Python
 floats and judged by fractions, because the compiled code gives no intermediate result whose
