@@ -19,7 +19,7 @@ from .command import RESULTS, keep, kept_runs, new_parser, page_command
 from .readme import ROOT, Missing, replaced
 
 PAGE = Path("docs", "reference", "families.md")
-# test -> heading of its column
+# test -> what the page calls its situation
 COLUMNS = {
     "values": "full pass",
     "gradients": "gradients",
@@ -41,7 +41,6 @@ COLUMNS = {
     "trainer_resumes": "Trainer",
 }
 TEST = re.compile(r"test_(\w+)\[(?:.*-)?(\w+)\]")
-WORDS = {"right": "yes"}
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -82,25 +81,32 @@ def _outcome(case: ElementTree.Element, properties: dict) -> str:
 
 
 def section(runs: Sequence[dict[str, Any]]) -> str:
-    """A table for each version of transformers."""
-    return "\n\n".join(_table(run) for run in runs)
+    """What does not work with each version of transformers."""
+    return "\n\n".join(_exceptions(run) for run in runs)
 
 
-def _table(run: dict[str, Any]) -> str:
-    lines = [
-        f"**transformers {run['transformers']}** (torch {run['torch']})",
-        "",
-        "| | " + " | ".join(COLUMNS.values()) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
-    ]
-    for family, row in run["families"].items():
-        cells = [row.get(name, "not run") for name in COLUMNS]
-        lines.append(f"| {family} | " + " | ".join(WORDS.get(cell, cell) for cell in cells) + " |")
+def _exceptions(run: dict[str, Any]) -> str:
+    """A sentence on all that works, and a table of the cells that are not "right"."""
+    families = run["families"]
+    heading = f"**transformers {run['transformers']}** (torch {run['torch']}): "
+    everything = f"all {len(COLUMNS)} situations work in all {len(families)} families"
+    found: dict[tuple[str, ...], list[str]] = {}  # outcome and families -> situations
+    for name, situation in COLUMNS.items():
+        outcomes = {family: row.get(name, "not run") for family, row in families.items()}
+        for outcome in sorted(set(outcomes.values()) - {"right"}):
+            where = (family for family in outcomes if outcomes[family] == outcome)
+            found.setdefault((outcome, *where), []).append(f"*{situation}*")
+    if not found:
+        return f"{heading}{everything}."
+    lines = [f"{heading}{everything}, but these:", "", "| situation | result | families |"]
+    lines.append("|---|---|---|")
+    for (outcome, *where), situations in found.items():
+        lines.append(f"| {'; '.join(situations)} | {outcome} | {', '.join(where)} |")
     return "\n".join(lines)
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the tables of all kept runs, the newest version first."""
+    """The page with the exceptions of all kept runs, the newest version first."""
     runs = kept_runs(root, "hf-families", "benchmarks.hf_families_page --keep")
     return replaced(text, "families", section(runs), PAGE)
 

@@ -57,6 +57,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", text())
     place = page.file.src_uri
+    if place in ("index.md", "changelog.md"):
+        page.meta["hide"] = ["navigation"]  # no other page is beside it
     parts = FENCED.split(markdown)
     return "".join(
         part

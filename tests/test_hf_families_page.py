@@ -76,7 +76,17 @@ def test_what_a_run_says(tmp_path):
     assert page.main([*options, "--check"]) == 0
     text = (tmp_path / page.PAGE).read_text("utf-8")
     assert "**transformers 5.0.1** (torch 2.10)" in text
-    assert "| llama | fails | not run |" in text
+    assert "all 18 situations work in all 2 families, but these:" in text
+    assert "| *beams* | upstream | qwen3_mixed |" in text
+    assert "| *full pass*; *export* | fails | llama |" in text
+    assert "| *full pass*; *export* | not run | qwen3_mixed |" in text
+
+
+def test_what_works_everywhere_is_one_sentence():
+    run = {"transformers": "5.0.1", "torch": "2.10", "families": {}}
+    run["families"]["llama"] = dict.fromkeys(page.COLUMNS, "right")
+    (line,) = page.section([run]).splitlines()
+    assert line.endswith("all 18 situations work in all 1 families.")
 
 
 @pytest.mark.parametrize("cases", ["", "<broken", case("test_beams[llama]")])
