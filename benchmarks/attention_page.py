@@ -1,6 +1,6 @@
 """Writes the kept results of the attention benchmarks into docs/internals/attention-speed.md.
 
-python -m benchmarks.attention_page --write | --check
+python -m benchmarks.attention_page --write | --check    with --write, its pictures too
 
 Times come from the newest results of `benchmarks.bench --full` with one and with two threads, the
 rest from attention-memory.json, attention-tails-*.json (one of each machine),
@@ -10,22 +10,53 @@ attention-threads.json and training-step.json beside them.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from wavepe.analysis.plots._figure import COLOURS, new_figure, save
 
 from . import attention_memory, attention_tails, attention_threads, training_step
 from .bench_attention import BY_DISTANCE
-from .command import page_command
+from .command import add_page, new_parser, write_page
 from .readme import Missing, in_threads, replaced
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
 
 RESULTS = Path("benchmarks", "results")
 PAGE = Path("docs", "internals", "attention-speed.md")
 FORWARD, TRAINED = "ops.attention", "ops.attention + gradients"
 DECODE = "ops.attention, one query"
 SHORT = {FORWARD: "forward", TRAINED: "with gradients"}
+PICTURES = Path("docs", "results")
+# Columns of the table and lines of a picture: what is timed, beside PyTorch's attention.
+OVER_SDPA = {
+    "wavelets, forward": (FORWARD, "wavelets"),
+    "wavelets, with gradients": (TRAINED, "wavelets"),
+    "learned, 512 rows": (TRAINED, "learned, {few} rows"),
+    "learned, L rows": (TRAINED, "learned, {length} rows"),
+}
+# Lines of the other pictures: name, colour, style.
+WAYS = {
+    "gather": ("gather", COLOURS[1], "-"),
+    "skew": ("skew", COLOURS[5], "-"),
+    "dense": ("dense", COLOURS[2], "-"),
+    "compile": ("compile", COLOURS[4], "-"),
+    "compile-flex": ("FlexAttention", COLOURS[6], "-"),
+    "sdpa": ("PyTorch, no positions", "0.4", "--"),
+    "plain": ("wavepe, no positions", COLOURS[0], "--"),
+}
+KERNELS = {
+    "wavepe": ("wavepe, wavelets", COLOURS[0], "-"),
+    "plain": ("wavepe, no positions", COLOURS[0], "--"),
+    "sdpa": ("PyTorch, no positions", "0.4", "--"),
+}
 THREADS = (1, 2)
 SIZE = re.compile(r"\d+ heads x (\d+) x (\d+), (.*)")
 
@@ -126,57 +157,22 @@ def commit_of(about: dict) -> str:
 
 def times(by_threads: dict[int, Rows]) -> str:
     """wavepe's time over that of PyTorch's attention without positions, one and two threads."""
-    columns = {
-        "wavelets, forward": (FORWARD, "wavelets"),
-        "wavelets, with gradients": (TRAINED, "wavelets"),
-        "learned, 512 rows": (TRAINED, "learned, {few} rows"),
-        "learned, L rows": (TRAINED, "learned, {length} rows"),
-    }
-    sizes, parts = by_threads[1].sizes(), []
-    for d in sorted({d for _, d in sizes}):
-        lines = []
-        for length in (length for length, size in sizes if size == d):
-            cells = [f"{length}"]
-            for op, kind in columns.values():
-                kind = kind.format(few=min(512, length), length=length)
-                both = [rows.get(op, kind, length, d) for rows in by_threads.values()]
-                cells.append(" / ".join(filter(None, (Rows.over(row, "sdpa") for row in both))))
-            lines.append(cells)
-        parts.append(markdown([f"L, d = {d}", *columns], lines))
-    return "\n\n".join([*parts, "\n".join("- " + made_with(rows) for rows in by_threads.values())])
-
-
-def rates(by_threads: dict[int, Rows]) -> str:
-    """Useful GFLOP/s, one thread, and the share of the matrix product's rate."""
-    rows = by_threads[1]
-    sgemm, lines = rows.machine["sgemm"]["rate"], []
-    names = {"wavepe": "wavelets", "plain": "plain kernel", "sdpa": "PyTorch, plain"}
-    columns = [(op, who) for op in (FORWARD, TRAINED) for who in names]
-    for length, d in rows.sizes():
-        cells = [f"{length} x {d}"]
-        for op, who in columns:
-            row = rows.get(op, "wavelets", length, d, who)
-            rate = row["rate"] if row else 0
-            cells.append(f"{rate / 1e9:.0f} ({100 * rate / sgemm:.0f} %)" if rate else "")
+    sizes = by_threads[1].sizes()
+    heads = sorted({d for _, d in sizes})
+    d = heads[len(heads) // 2]  # the pictures have them all
+    lines = []
+    for length in (length for length, size in sizes if size == d):
+        cells = [f"{length}"]
+        for op, kind in OVER_SDPA.values():
+            both = [rows.get(op, _sized(kind, length), length, d) for rows in by_threads.values()]
+            cells.append(" / ".join(filter(None, (Rows.over(row, "sdpa") for row in both))))
         lines.append(cells)
-    heads = [f"{names[who]}, {SHORT[op]}" for op, who in columns]
-    return markdown(["L x d", *heads], lines)
+    table = markdown([f"L, d = {d}", *OVER_SDPA], lines)
+    return "\n\n".join([table, "\n".join("- " + made_with(rows) for rows in by_threads.values())])
 
 
-def rivals(by_threads: dict[int, Rows]) -> str:
-    """How many times as long a user's own ways take, and wavelets over the plain kernel."""
-    rows, lines = by_threads[1], []
-    names = ("gather", "skew", "dense", "compile", "compile-flex")
-    columns = [(FORWARD, name) for name in names] + [(TRAINED, name) for name in names[:-1]]
-    for length, d in rows.sizes():
-        cells = [f"{length} x {d}"]
-        cells += [rows.times(rows.get(op, "wavelets", length, d), name) for op, name in columns]
-        for op in SHORT:
-            cells.append(rows.over(rows.get(op, "wavelets", length, d), "plain"))
-        lines.append(cells)
-    heads = [f"{name}, {SHORT[op]}" for op, name in columns]
-    heads += [f"wavelets / plain kernel, {word}" for word in SHORT.values()]
-    return markdown(["L x d", *heads], lines)
+def _sized(kind: str, length: int) -> str:
+    return kind.format(few=min(512, length), length=length)
 
 
 def others(by_threads: dict[int, Rows]) -> str:
@@ -216,7 +212,98 @@ def updated(text: str, root: Path) -> str:
     return text
 
 
-TIMES = {"times": times, "rates": rates, "rivals": rivals, "others": others}
+# ------------------------------------------------------------------ pictures
+
+
+class Line(NamedTuple):
+    """A line of a panel; `value` gives its height at a length and a head size, or None."""
+
+    label: str
+    colour: str
+    style: str
+    value: Callable[[int, int], float | None]
+
+
+def draw(root: Path) -> None:
+    """Draw the pictures of the page, each with a panel for each head size."""
+    by_threads = read(root)
+    rows, sizes = by_threads[1], by_threads[1].sizes()
+    sgemm, folder = rows.machine["sgemm"]["rate"], root / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def rival(op: str, who: str, length: int, d: int) -> float | None:
+        ratio = (rows.get(op, "wavelets", length, d) or {"ratios": {}})["ratios"].get(who)
+        return ratio and ratio["rounds"]
+
+    def rate(op: str, who: str, length: int, d: int) -> float | None:
+        row = rows.get(op, "wavelets", length, d, who)
+        return row and 100 * row["rate"] / sgemm
+
+    def over_sdpa(threads: int, op: str, kind: str, length: int, d: int) -> float | None:
+        row = by_threads[threads].get(op, _sized(kind, length), length, d)
+        return row and 1 / row["ratios"]["sdpa"]["rounds"]
+
+    parts = {
+        f"times as long, {phase}": [Line(*WAYS[who], partial(rival, op, who)) for who in WAYS]
+        for op, phase in SHORT.items()
+    }
+    _panels(parts, sizes, folder / "attention-rivals.png", log=True)
+    parts = {
+        f"% of the rate, {phase}": [Line(*KERNELS[who], partial(rate, op, who)) for who in KERNELS]
+        for op, phase in SHORT.items()
+    }
+    _panels(parts, sizes, folder / "attention-rates.png")
+    lines = [
+        Line(name if threads == 1 else "", colour, style, partial(over_sdpa, threads, *case))
+        for threads, style in zip(THREADS, ("-", ":"), strict=True)
+        for (name, case), colour in zip(OVER_SDPA.items(), COLOURS, strict=False)
+    ]
+    _panels({"time / PyTorch's": lines}, sizes, folder / "attention-times.png")
+
+
+def _panels(
+    parts: Mapping[str, Sequence[Line]],
+    sizes: Sequence[tuple[int, int]],
+    path: Path,
+    log: bool = False,
+) -> None:
+    """A row of panels over the length for each part; the names of the lines stand below."""
+    heads = sorted({d for _, d in sizes})
+    figure = new_figure(3.2 * len(heads), 0.6 + 2.4 * len(parts))
+    grid = figure.subplots(len(parts), len(heads), sharex=True, sharey="row", squeeze=False)
+    names: dict[str, Artist] = {}
+    for row, (ylabel, lines) in zip(grid, parts.items(), strict=True):
+        row[0].set_ylabel(ylabel)
+        for axes, d in zip(row, heads, strict=True):
+            lengths = [length for length, size in sizes if size == d]
+            for line in lines:
+                values = [line.value(length, d) for length in lengths]
+                if any(values):
+                    (drawn,) = axes.plot(
+                        lengths, [value or math.nan for value in values], line.style,
+                        color=line.colour, marker="o", markersize=3,
+                    )  # fmt: skip
+                    names |= {line.label: drawn} if line.label else {}
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths[::2], lengths[::2])
+            axes.grid(True, color="0.9")
+            if "time" in ylabel:
+                axes.axhline(1, color="0.4", linewidth=1)
+            if log:
+                axes.set_yscale("log", base=2)
+                axes.yaxis.set_major_formatter("{x:g}")
+    for axes, d in zip(grid[0], heads, strict=True):
+        axes.set_title(f"head size {d}", fontsize="medium", loc="left")
+    for axes in grid[-1]:
+        axes.set_xlabel("length")
+    figure.legend(
+        list(names.values()), list(names), loc="outside lower center", frameon=False,
+        fontsize="small", ncols=4,
+    )  # fmt: skip
+    save(figure, path, dpi=110)
+
+
+TIMES = {"times": times, "others": others}
 OTHERS = {
     "tails": attention_tails,
     "threads": attention_threads,
@@ -227,7 +314,13 @@ OTHERS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 if the page is stale (--check) or a source is missing."""
-    return page_command(__doc__, PAGE, updated, argv)
+    parser = new_parser(__doc__)
+    add_page(parser, PAGE, required=True)
+    args = parser.parse_args(argv)
+    code = write_page(PAGE, updated, args.root, args.check)
+    if args.write and not code:
+        draw(args.root)
+    return code
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import matplotlib
 from fairseq_text import write_text
+from wavepe.analysis.plots._figure import line_looks
 from wavepe.cli.compare.report import console_table
 from wavepe.cli.environment import cpu_name, version_of
 
@@ -278,20 +279,25 @@ def print_table(results: dict) -> None:
 
 def draw(results: dict, path: Path) -> None:
     """Perplexity over the evaluated length."""
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4), sharey=True)
+    encodings = list(dict.fromkeys(run["encoding"] for run in results["runs"]))
+    looks = dict(zip(encodings, line_looks(encodings), strict=True))
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
     for axis, protocol in zip(axes, ("blocks", "sliding"), strict=True):
         for run in results["runs"]:
             if run["protocol"] == protocol:
                 lengths = list(map(int, run["perplexity"]))
-                axis.plot(lengths, run["perplexity"].values(), marker="o", label=run["encoding"])
+                look = looks[run["encoding"]]
+                axis.plot(lengths, run["perplexity"].values(), label=run["encoding"], **look)
         axis.set(xscale="log", title=protocol, xlabel="tokens evaluated at a time")
         axis.set_xticks(lengths, list(map(str, lengths)))
         axis.minorticks_off()
         axis.axvline(results["train_length"], color="gray", linewidth=0.5)
     axes[0].set(yscale="log", ylabel="perplexity per word")
-    axes[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
+    axes[0].yaxis.set_minor_formatter("{x:g}")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=4
+    )
     figure.suptitle(f"fairseq language models, trained on {results['train_length']} tokens")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -33,7 +33,7 @@ BATCH, STEPS, SEEDS = 32, 1000, 3
 LEARNING_RATE = 3e-3
 TEST_IMAGES = 1024
 ENCODINGS = ("none", "1-D", "2-D")
-COLOURS = ("#999999", "#D55E00", "#0072B2")  # told apart with every kind of colour blindness
+COLOURS = ("#000000", "#E8A87C", "#D55E00")  # as elsewhere: none black, RoPE vermilion
 
 PICTURES = (
     "..#.. ..#.. ##### ..#.. ..#..",  # the cross

@@ -15,6 +15,7 @@ from processes import output
 pytest.importorskip("matplotlib")
 
 from wavepe.analysis import plots
+from wavepe.analysis.plots._figure import line_looks
 from wavepe.cli import main
 from wavepe.cli.plot import PICTURES
 
@@ -363,3 +364,15 @@ def test_the_picture_of_two_bumps_is_at_their_places(png):
     scale, at = np.unravel_index(drawn["W"].argmax(), drawn["W"].shape)
     assert abs(at - 0.45 * 256) < 3
     assert 16 <= drawn["scale"][scale] <= 64
+
+
+def test_an_encoding_has_one_colour_in_every_picture():
+    def lines(specs):
+        return {spec: look["color"] for spec, look in zip(specs, line_looks(specs), strict=True)}
+
+    one, other = lines(["rope", "alibi", "wavelet"]), lines(["wavelet:scales=6", "none", "rope"])
+    assert one["rope"] == other["rope"]
+    assert one["wavelet"] == other["wavelet:scales=6"]
+    rows = ["rope", "rope/rope:type=yarn,factor=scaled", "rope:theta=128", "none", "mine"]
+    assert len(set(lines(rows).values())) == len(rows)
+    assert lines(["none -> rope:theta=128"])["none -> rope:theta=128"] == one["rope"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _checks
 from ..._labels import fold, shortened
-from ._figure import COLOURS, LINES, MARKERS, need_matplotlib, new_figure, save
+from ._figure import line_looks, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,9 +79,9 @@ def perplexity_by_length(
     axes = figure.subplots()
     every_length: set[int] = set()
     lines = []
-    for number, (label, by_length) in enumerate(zip(labels, rows.values(), strict=True)):
+    for label, look, by_length in zip(labels, line_looks(list(rows)), rows.values(), strict=True):
         every_length.update(by_length)
-        lines.append(_draw_line(axes, number, label, by_length))
+        lines.append(_draw_line(axes, look, label, by_length))
     _mark_length(axes, train_length, last=train_length >= max(every_length))
     _scale_axes(axes, sorted(every_length))
     axes.set_xlabel(f"sequence length at evaluation ({unit}s)")
@@ -103,21 +103,20 @@ def _last(line: Any) -> float:
     return line.get_ydata()[-1]
 
 
-def _draw_line(axes: Axes, number: int, label: str, by_length: Mapping[int, list[float]]) -> Line2D:
+def _draw_line(
+    axes: Axes, look: Mapping[str, Any], label: str, by_length: Mapping[int, list[float]]
+) -> Line2D:
     """The mean over seeds, with a band from the lowest to the highest."""
     lengths = sorted(by_length)
-    colour = COLOURS[number % len(COLOURS)]
     (line,) = axes.plot(
         lengths,
         [statistics.fmean(by_length[length]) for length in lengths],
-        linestyle=LINES[(number // len(COLOURS)) % len(LINES)],
-        marker=MARKERS[number % len(MARKERS)],
-        color=colour,
         label=label,
+        **look,
     )
     low = [min(by_length[length]) for length in lengths]
     high = [max(by_length[length]) for length in lengths]
-    axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(lengths, low, high, color=look["color"], alpha=0.15, linewidth=0)
     return line
 
 

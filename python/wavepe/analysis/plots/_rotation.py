@@ -14,7 +14,7 @@ from ...encodings import Encoding, RoPE, Sinusoidal
 from .. import _matrices
 from .._bands import predicted_band
 from . import _parts
-from ._figure import COLOURS, MARKERS, need_matplotlib, new_figure, save
+from ._figure import line_looks, need_matplotlib, new_figure, save
 
 
 def decay(
@@ -68,11 +68,13 @@ def decay(
 
     figure = new_figure(8.0, 4.8)
     axes = figure.subplots()
-    for number, (encoding, line) in enumerate(zip(found, lines, strict=True)):
+    looks = line_looks([line["encoding"] for line in lines])
+    for look, encoding, line in zip(looks, found, lines, strict=True):
         # A sinusoid lies under the rope of its base: a band, so that both are seen.
         band = encoding.entry == "absolute"
-        axes.plot(distance[1:], line["product"][1:], color="0.75" if band else COLOURS[number],
-            linewidth=5 if band else 1.1, label=_parts.name_of(str(encoding), 100))  # fmt: skip
+        axes.plot(distance[1:], line["product"][1:], color=look["color"],
+            linewidth=5 if band else 1.1, alpha=0.5 if band else 1,
+            label=_parts.name_of(str(encoding), 100))  # fmt: skip
     axes.axhline(0, color="0.5", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlim(1, max(length - 1, 2))
@@ -154,12 +156,12 @@ def wavelengths(
 
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
-    for number, line in enumerate(lines):
+    looks = line_looks([line["encoding"] for line in lines])
+    for look, line in zip(looks, lines, strict=True):
         name, band = _parts.name_of(line["encoding"], 90), line["predicted_band"]
         name += "" if band is None else f"   (predicted band: pair {band:.1f})"
-        axes.plot(line["wavelength"], marker=MARKERS[number], color=COLOURS[number], label=name,
-            markersize=3, linewidth=1)  # fmt: skip
-        _mark_band(axes, line, COLOURS[number])
+        axes.plot(line["wavelength"], label=name, markersize=3, linewidth=1, **look)  # fmt: skip
+        _mark_band(axes, line, look["color"])
     finite = [w for line in lines for w in line["wavelength"] if np.isfinite(w)]
     low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
     axes.axhspan(length, high, color="0.92", linewidth=0, zorder=0)
