@@ -1,4 +1,4 @@
-"""Writes docs/results/index.md and README's table from the kept results of `wavepe compare`.
+"""Writes docs/results/index.md, and README's table of wins and losses, from kept comparisons.
 
 benchmarks/results/compare/NAME.json is the results.json of a preset, without what is large.
 
@@ -21,7 +21,6 @@ from wavepe.analysis.plots import perplexity_by_length
 from wavepe.cli.compare.protocols import Protocol
 from wavepe.cli.compare.report import (
     headings,
-    markdown_table,
     mean_and_spread,
     rows_of,
     sections,
@@ -36,9 +35,10 @@ from .readme import Missing, replaced
 PAGE = Path("docs", "results", "index.md")
 KEPT = Path("benchmarks", "results", "compare")
 PICTURES = Path("docs", "results")
+FAIRSEQ, SWAP = PICTURES / "fairseq-demo.json", PICTURES / "hf-swap.json"
 ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")
-# Rows of README's table and of the picture, which have no room for all: what readers use, and the
-# best ones.
+# README's picture has no room for all rows: what readers use, and the best ones. Its table has the
+# same rivals.
 HEADLINE = (
     "none",
     "rope",
@@ -167,16 +167,39 @@ def updated(text: str, root: Path) -> str:
     return text
 
 
-def headline(root: Path) -> str:
-    """README's picture and table: some rows of the main table."""
+def standings(root: Path) -> str:
+    """README's table: wavelets against each rival, at each multiple of the trained length."""
     results = kept(root, "wavelet")
-    lengths = results["environment"]["settings"]["lengths"]
-    picture = PICTURES / "wavelet.png"
-    if not (root / picture).exists():
-        raise Missing(f"{picture} is missing")
-    heading = title(results["train_length"])
-    table = markdown_table(_headline_runs(results), lengths, results["train_length"])
-    return "\n".join([f"![{heading}]({picture})", "", f"{heading}:", "", table, made_with(results)])
+    lengths, trained = results["environment"]["settings"]["lengths"], results["train_length"]
+    compared = {run["encoding"] for run in results["runs"]} - {"none", W}
+    rows = [(f"`{name}`", results["runs"], W, name) for name in HEADLINE if name in compared]
+    fairseq = _runs_of(root / FAIRSEQ)
+    for protocol, text in (("blocks", "blocks"), ("sliding", "sliding window")):
+        runs = [run for run in fairseq if run["protocol"] == protocol]
+        rows.append((f"`alibi`, in fairseq, {text}, one seed", runs, "wavelet", "alibi"))
+    rows.append(("`rope`, both trained on after a swap, one seed", _runs_of(root / SWAP),
+                 f"rope -> {W}, trained on", "rope, trained on"))  # fmt: skip
+    cells = [
+        (name, [_standing(_ratios(runs, ours, (rival,), str(length))) for length in lengths])
+        for name, runs, ours, rival in rows
+    ]
+    table = _plain_rows("wavelets against", headings(lengths, trained), cells)
+    return f"{table}\n{made_with(results)}"
+
+
+def _runs_of(path: Path) -> list[dict[str, Any]]:
+    """The runs of an example's results.json."""
+    if not path.exists():
+        raise Missing(f"{path.name} is missing")
+    return json.loads(path.read_text("utf-8"))["runs"]
+
+
+def _standing(ratios: Sequence[float]) -> str:
+    """Whether the first one is ahead for every seed, behind for every seed, or neither."""
+    if not ratios:
+        return ""
+    says = "ahead" if max(ratios) < 1 else "behind" if min(ratios) > 1 else "unclear"
+    return f"{says}, {statistics.fmean(ratios):.2f}"
 
 
 def _headline_runs(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -244,15 +267,23 @@ def claims(root: Path) -> str:
 def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> str:
     """ "yes" or "no" where every seed says so, else "unclear", and the ratio's mean over seeds."""
     rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
-    found: dict[str, dict[int, float]] = {name: {} for name in (claim.better, *rivals)}
+    standing = _standing(_ratios(runs, claim.better, rivals, length))
+    return standing.replace("ahead", "yes").replace("behind", "no")
+
+
+def _ratios(
+    runs: Sequence[Mapping[str, Any]], one: str, rivals: Sequence[str], length: str
+) -> list[float]:
+    """For each seed, the perplexity of `one` over that of the rival that is best on average; none
+    where the length was not evaluated."""
+    found: dict[str, dict[int, float]] = {name: {} for name in (one, *rivals)}
     for run in runs:
-        if run["encoding"] in found:
-            found[run["encoding"]][run["seed"]] = run["perplexity"][length]
-    better = found[claim.better]
-    worse = min((found[name] for name in rivals), key=lambda one: statistics.fmean(one.values()))
-    ratios = [better[seed] / worse[seed] for seed in better]
-    says = "yes" if max(ratios) < 1 else "no" if min(ratios) > 1 else "unclear"
-    return f"{says}, {statistics.fmean(ratios):.2f}"
+        if run["encoding"] in found and length in run["perplexity"]:
+            found[run["encoding"]][run.get("seed", 0)] = run["perplexity"][length]
+    if not found[one]:
+        return []
+    best = min((found[name] for name in rivals), key=lambda own: statistics.fmean(own.values()))
+    return [found[one][seed] / best[seed] for seed in found[one]]
 
 
 def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[Row]) -> str:
@@ -287,7 +318,16 @@ def bands(root: Path) -> str:
     if not rows:
         raise Missing(f"{KEPT}/bands-length-*.json are missing")
     text = markdown_rows("trained length, base", table.headings, rows)
-    return f"{text}\n{made_with(results)}"
+    predicted, measured = (
+        [float(cells[column].split()[0]) for _, cells in rows] for column in (0, -1)
+    )
+    ratios = [one / other for one, other in zip(measured, predicted, strict=True)]
+    found = (
+        f"At the end the measured band is {min(ratios):.2f} to {max(ratios):.2f} of j*, "
+        f"{statistics.fmean(ratios):.2f} on average. Rank correlation of both over the rows: "
+        f"{_rank_correlation(measured, predicted):.2f}."
+    )
+    return f"{text}\n{textwrap.fill(found, 100)}\n\n{made_with(results)}"
 
 
 def _number_in(path: Path) -> int:

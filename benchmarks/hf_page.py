@@ -81,6 +81,22 @@ def swap_updated(text: str, root: Path) -> str:
     return replaced(text, "hf-swap", section, SWAP_PAGE)
 
 
+def swap_sentence(root: Path) -> str:
+    """README's figures of a model that is swapped and trained on."""
+    results = kept(SWAP, root)
+    before, swapped, rope, trained = (run["perplexity"] for run in results["runs"])
+    near, far = (str(length) for length in map(int, before))
+    times = int(far) // results["train_length"]
+    return _filled(
+        f"**A swapped model must be trained on**: its weights were made for the old encoding. In "
+        f"[our example](docs/results/swap.md) a small Llama with RoPE has perplexity "
+        f"{before[near]:.2f} at its trained length. The swap to wavelets makes it "
+        f"{swapped[near]:.2f}, and half of the steps again make it {trained[near]:.2f}. The same "
+        f"steps with RoPE give {rope[near]:.2f}. At {times} times the trained length wavelets then "
+        f"have {trained[far]:.2f}, and RoPE has {rope[far]:.2f}."
+    )
+
+
 def _filled(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 

@@ -381,6 +381,8 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
 PAGE = """# x
 <!-- results:begin -->
 <!-- results:end -->
+<!-- swap:begin -->
+<!-- swap:end -->
 between
 <!-- bench:begin -->
 old
@@ -405,16 +407,51 @@ KEPT = {
 }  # fmt: skip
 
 
+FAIRSEQ = {
+    "runs": [
+        {"encoding": name, "protocol": protocol, "seed": 1, "perplexity": {"128": value}}
+        for protocol in ("blocks", "sliding")
+        for name, value in (("wavelet", 20.0), ("alibi", 16.0 if protocol == "sliding" else 25.0))
+    ]
+}
+SWAP = {
+    "train_length": 128,
+    "runs": [
+        {"encoding": name, "perplexity": {"128": near, "512": far}}
+        for name, near, far in (
+            ("rope", 3.0, 9.0),
+            ("rope -> wavelet:scales=6", 20.0, 30.0),
+            ("rope, trained on", 2.0, 8.0),
+            ("rope -> wavelet:scales=6, trained on", 2.5, 4.0),
+        )
+    ],
+}
+
+
 def results_of(date, threads=1, quick=False, ratio=2.0):
     about = {"cpu": "Some CPU", "variant": "avx2", "commit": "0123456789abcdef", "dirty": False}
     about |= {"torch": "2.13.0", "numpy": "2.4", "transformers": "5.23", "date": date}
     row = {"op": "ops.rope_qk", "size": "tiny", "dtype": "float32", "memory": "warm"}
     row |= {"who": "wavepe", "headline": True, "seconds": {"median": 0.00125}}
     ratios = {name: {"rounds": ratio + i} for i, name in enumerate(("hf", "skew", "eager"))}
+    ratios["clone"] = {"rounds": 0.5}
     rows = [
-        {**row, "variant": "portable", "ratios": {"hf": {"rounds": 77.0}}},
+        {**row, "variant": "portable", "ratios": {"hf": {"rounds": 0.1}}},
         {**row, "variant": "avx2", "ratios": ratios},
-        {**row, "variant": "avx2", "headline": False, "ratios": {"numpy": {"rounds": 88.0}}},
+        *(
+            {
+                **row,
+                "variant": "avx2",
+                "headline": False,
+                "size": size,
+                "ratios": {name: {"rounds": own}},
+            }
+            for size, name, own in (
+                ("small", "numpy", 0.8),
+                ("large", "sdpa", 0.7),
+                ("huge", "hf", 0.96),
+            )
+        ),
     ]
     machine = {name: {"rate": 2e10} for name in ("copy", "clone", "sgemm")}
     about |= {"threads": threads}
@@ -429,7 +466,8 @@ def repository(tmp_path):
     (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "README.md").write_text(PAGE)
     (folder / "compare" / "wavelet.json").write_text(json.dumps(KEPT))
-    (tmp_path / "docs" / "results" / "wavelet.png").write_bytes(b"")
+    (tmp_path / "docs" / "results" / "fairseq-demo.json").write_text(json.dumps(FAIRSEQ))
+    (tmp_path / "docs" / "results" / "hf-swap.json").write_text(json.dumps(SWAP))
     files = {
         "z-old": results_of("2026-01-01T10:00:00+00:00", ratio=1.0),
         "a-new": results_of("2026-01-02T10:00:00+00:00", ratio=5.0),
@@ -461,12 +499,18 @@ def test_readme_is_written_and_checked(repository, capsys):
 
 
 def test_benchmark_table(repository):
+    """The fastest rival of each headline row; then the worst row, of all, that loses to a rival."""
     readme_main(repository)
     lines = (repository / "README.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| `ops")]
-    assert rows == ["| `ops.rope_qk` | tiny, float32 | warm | 1.25 ms | 5.00 | 6.00 |"]
+    assert rows == [
+        "| `ops.rope_qk` | tiny, float32 | 1.25 ms | 5.00, transformers | "
+        "0.50, a copy of the same memory |",
+        "| `ops.rope_qk` | large, float32 | 1.25 ms | 0.70, "
+        "PyTorch's attention without positions |",
+    ]
     text = " ".join(lines)
-    for word in ("Hugging Face | PyTorch |", "a-new.json", "Some CPU", "one thread", "2026-01-02"):
+    for word in ("a-new.json", "Some CPU", "one thread", "2026-01-02"):
         assert word in text
     assert "0123456789ab;" in text
 
@@ -480,28 +524,40 @@ def test_each_operator_comes_from_its_newest_file(repository):
     readme_main(repository)
     text = (repository / "README.md").read_text()
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `ops")]
-    assert rows == ["ops.attention", "ops.rope_qk"]
+    assert rows == ["ops.attention", "ops.rope_qk"] * 2
     assert "a-new.json" in text
     assert "attention.json" in text
     assert "z-old.json" not in text
 
 
-def test_results_table(repository):
-    """Mean and spread of the rows that README shows; the best of those in bold."""
+def test_wins_and_losses(repository):
+    """Ahead or behind where all seeds agree, and the ratio; lengths not evaluated stay empty."""
     readme_main(repository)
     text = (repository / "README.md").read_text()
-    assert "](docs/results/wavelet.png)" in text
-    assert "| `rope` | **4.50 ±0.71** | 9.00 ±0.00 |" in text
-    assert "| `wavelet:scales=6` | 5.00 ±0.71 | **4.25 ±0.00** |" in text
+    assert "| wavelets against | 128 (1x) | 256 (2x) |" in text
+    assert "| `rope` | behind, 1.11 | ahead, 0.47 |" in text
+    assert "| `alibi`, in fairseq, blocks, one seed | ahead, 0.80 |  |" in text
+    assert "| `alibi`, in fairseq, sliding window, one seed | behind, 1.25 |  |" in text
+    assert "| `rope`, both trained on after a swap, one seed | behind, 1.25 |  |" in text
     assert "t5" not in text
     assert "4 trainings of 7 steps, 2 minutes of one thread; 2 seeds, mean ±" in text
+
+
+def test_sentence_of_the_swap(repository):
+    readme_main(repository)
+    text = " ".join((repository / "README.md").read_text().split())
+    for figures in (
+        "has perplexity 3.00 at", "makes it 20.00, and", "make it 2.50.", "RoPE give 2.00.",
+        "At 4 times the trained length wavelets then have 4.00, and RoPE has 8.00.",
+    ):  # fmt: skip
+        assert figures in text
 
 
 @pytest.mark.parametrize(
     ("remove", "message"),
     [
         ("benchmarks/results/compare/wavelet.json", "wavelet.json is missing"),
-        ("docs/results/wavelet.png", "wavelet.png is missing"),
+        ("docs/results/fairseq-demo.json", "fairseq-demo.json is missing"),
         ("benchmarks/results", "no results in"),
     ],
 )
