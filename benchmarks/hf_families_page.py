@@ -98,7 +98,7 @@ def _exceptions(run: dict[str, Any]) -> str:
             found.setdefault((outcome, *where), []).append(f"*{situation}*")
     if not found:
         return f"{heading}{everything}."
-    lines = [f"{heading}{everything}, but these:", "", "| situation | result | families |"]
+    lines = [f"{heading}{everything}, except these:", "", "| situation | result | families |"]
     lines.append("|---|---|---|")
     for (outcome, *where), situations in found.items():
         lines.append(f"| {'; '.join(situations)} | {outcome} | {', '.join(where)} |")

@@ -76,7 +76,7 @@ def test_what_a_run_says(tmp_path):
     assert page.main([*options, "--check"]) == 0
     text = (tmp_path / page.PAGE).read_text("utf-8")
     assert "**transformers 5.0.1** (torch 2.10)" in text
-    assert "all 18 situations work in all 2 families, but these:" in text
+    assert "all 18 situations work in all 2 families, except these:" in text
     assert "| *beams* | upstream | qwen3_mixed |" in text
     assert "| *full pass*; *export* | fails | llama |" in text
     assert "| *full pass*; *export* | not run | qwen3_mixed |" in text
