@@ -171,9 +171,10 @@ def section(results: dict) -> str:
         shown = " | ".join(cells.get(arch, "") for arch in archs)
         lines.append(f"| `{kernel}` | {table} | {size} | {shown} |")
     return (
-        "\n".join(lines) + "\n\nRegisters a thread, bytes of its stack where it spills, kilobytes "
-        "of shared memory, warps; bfloat16. All hold instructions of tensor cores but "
-        f"`diagonal_sums`. Triton {results['triton']}."
+        "\n".join(lines) + "\n\nA cell lists registers per thread, bytes of stack where the kernel "
+        "spills, kilobytes of shared memory, and warps, for bfloat16. All of these kernels use "
+        "tensor cores; `diagonal_sums`, which sums the gradient of `bias`, does not. "
+        f"Triton {results['triton']}."
     )
 
 

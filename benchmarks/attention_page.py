@@ -144,9 +144,9 @@ def made_with(rows: Rows) -> str:
     about, machine = rows.about, rows.machine
     threads = in_threads(about["threads"])
     return (
-        f"{about['cpu']}, {about['variant']}, {threads}, torch {about['torch']} whose matrix "
-        f"product reached {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run, "
-        f"{about['date'][:10]}, {commit_of(about)}; "
+        f"{about['cpu']}, {about['variant']}, {threads}, torch {about['torch']}, "
+        f"{about['date'][:10]}, {commit_of(about)}. PyTorch's matrix product reached "
+        f"{machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run. "
         f"[{rows.path.name}](../../benchmarks/results/{rows.path.name})."
     )
 

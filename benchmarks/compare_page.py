@@ -82,10 +82,10 @@ CLAIMS = (
     Claim("Ricker is ahead of Morlet [W]", "kinds", W, "wavelet:kind=morlet,scales=6"),
     Claim("Gaussian is ahead of Ricker at five times the trained length [W]", "kinds",
           "wavelet:kind=gaussian,scales=6", W),
-    Claim("Base 128 raised by the length's factor is ahead of 10000 raised by it [F]", "theta",
-          L_SCALED, SCALED),
-    Claim("... and of 10000 raised by the best of five fixed factors at each length (control)",
-          "theta", L_SCALED, FIXED_BASES),
+    Claim("Base 128 times the factor of the length is ahead of 10000 times the same factor [F]",
+          "theta", L_SCALED, SCALED),
+    Claim("Base 128 times the factor of the length is ahead of 10000 times the best of five fixed "
+          "factors at each length (control)", "theta", L_SCALED, FIXED_BASES),
     Claim("Base 128 alone is ahead of 10000 alone", "theta", "rope:theta=128", "rope"),
 )  # fmt: skip
 
@@ -228,24 +228,28 @@ def tables_of(*names: str) -> Callable[[Path], str]:
             settings = replace(settings, protocols=settings.protocols[:1])
             for one in sections(results["runs"], settings):
                 rows = markdown_rows("encoding", one.headings, one.rows)
-                parts.append(f"{one.title}:\n\n{rows}")
+                parts.append(f"{one.title}, mean ± standard deviation:\n\n{rows}")
             parts.append(f"{made_with(results)}\n")
         return "\n".join(parts)
 
     return section
 
 
-def made_with(results: Mapping[str, Any]) -> str:
-    """What a comparison was made with, in a sentence."""
-    about = results["environment"]
+def made_with(*parts: Mapping[str, Any]) -> str:
+    """What a comparison of one or more parts was made with, in sentences."""
+    about = parts[0]["environment"]
     settings, data = about["settings"], about["data"]
+    trainings = sum(part["trainings"] for part in parts)
+    minutes = sum(part["seconds"] for part in parts) / 60
+    each = [part["environment"]["settings"] for part in parts]
+    batches = " or ".join(
+        f"{one['batch']} sequences of {one['train_length']} bytes" for one in each
+    )
     text = (
-        f"{results['trainings']} trainings of {settings['steps']} steps, "
-        f"{results['seconds'] / 60:.0f} minutes of one thread; {settings['seeds']} seeds, mean ± "
-        f"standard deviation; {settings['layers']} layers, {settings['heads']} heads of "
-        f"{settings['head_dim']}, {settings['batch']} sequences of {settings['train_length']} "
-        f"bytes a step; evaluated on {data['evaluated_bytes']} bytes of the "
-        f"{settings['split']} text. "
+        f"{settings['seeds']} seeds. {trainings} trainings of {settings['steps']} steps took "
+        f"{minutes:.0f} minutes of one thread. A model has {settings['layers']} layers with "
+        f"{settings['heads']} heads of {settings['head_dim']}. A step takes {batches}. "
+        f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated. "
         f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
     )
     return textwrap.fill(text, 100)
@@ -309,9 +313,10 @@ def scale_sets(root: Path) -> str:
 
 def bands(root: Path) -> str:
     """Predicted and measured bands, a row for each trained length and base."""
-    rows, results = [], {}
+    rows, parts = [], []
     for path in sorted((root / KEPT).glob("bands-length-*.json"), key=_number_in):
         results = json.loads(path.read_text("utf-8"))
+        parts.append(results)
         settings = Settings.from_dict(results["environment"]["settings"])
         *_, table = sections(results["runs"], settings)
         rows += [(f"{results['train_length']}, {name}", cells) for name, cells in table.rows]
@@ -323,11 +328,11 @@ def bands(root: Path) -> str:
     )
     ratios = [one / other for one, other in zip(measured, predicted, strict=True)]
     found = (
-        f"At the end the measured band is {min(ratios):.2f} to {max(ratios):.2f} of j*, "
-        f"{statistics.fmean(ratios):.2f} on average. Rank correlation of both over the rows: "
-        f"{_rank_correlation(measured, predicted):.2f}."
+        f"At the end the measured band is {min(ratios):.2f} to {max(ratios):.2f} times j*, and "
+        f"{statistics.fmean(ratios):.2f} times on average. The rank correlation of measured and "
+        f"predicted bands over the rows is {_rank_correlation(measured, predicted):.2f}."
     )
-    return f"{text}\n{textwrap.fill(found, 100)}\n\n{made_with(results)}"
+    return f"{text}\n{textwrap.fill(found, 100)}\n\n{made_with(*parts)}"
 
 
 def _number_in(path: Path) -> int:

@@ -122,7 +122,7 @@ def section(results: dict) -> str:
             sizes = sorted({size for row in rows for size in row[what]})
             cells.append(", ".join(map(str, sizes)))
         lines.append(f"| `{kernel}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nRegisters a thread; bytes an access. {results['nvcc']}."
+    return "\n".join(lines) + f"\n\nRegisters per thread, and bytes per access. {results['nvcc']}."
 
 
 def updated(text: str, root: Path) -> str:

@@ -40,21 +40,22 @@ def demo_section(results: dict) -> str:
     length, about = results["train_length"], results["environment"]
     protocols = {
         "blocks": "In blocks (`--context-window 0`)",
-        "sliding": "Sliding, three quarters of each block read again and not scored",
+        "sliding": "Sliding: three quarters of each block are read again and not scored",
     }
     lines = ["![Perplexity per word over the evaluated length](fairseq-demo.png)", ""]
+    lines += ["Figures are perplexities per word. The best of each column is bold.", ""]
     for protocol, said in protocols.items():
         runs = [run for run in results["runs"] if run["protocol"] == protocol]
         lengths = sorted(map(int, runs[0]["perplexity"]))
-        lines += [f"{said}; perplexity per word, the best of each column in bold:", ""]
+        lines += [f"{said}:", ""]
         lines += [markdown_table(runs, lengths, length)]
     seconds = {run["seconds"] for run in results["runs"]}
     package = "fairseq" if "fairseq" in about else "fairseq-fixed"
     made = (
-        f"{results['text']}; {results['scored_tokens']} tokens scored. Seed "
-        f"{results['runs'][0]['seed']}; {results['updates']} updates of "
-        f"{results['tokens_per_update']} tokens, {min(seconds):.0f} to {max(seconds):.0f} s a "
-        f"training, {about['jobs']} at a time; {about['machine']}, Python {about['python']}, "
+        f"The text is {results['text']}; {results['scored_tokens']} tokens are scored. A training "
+        f"takes {results['updates']} updates of {results['tokens_per_update']} tokens, and "
+        f"{min(seconds):.0f} to {max(seconds):.0f} s with {about['jobs']} at a time. Seed "
+        f"{results['runs'][0]['seed']}. {about['machine']}, Python {about['python']}, "
         f"torch {about['torch']}, {package} {about[package]}, {about['date']}."
     )
     return "\n".join([*lines, textwrap.fill(made, 100)])
@@ -65,10 +66,11 @@ def speed_section(results: dict) -> str:
     about, sizes = results["environment"], results["sizes"]
     threads = in_threads(about["threads"])
     words = (
-        f"Words per second of training, and in brackets the ratio to fairseq's own: "
-        f"`transformer_lm_wiki103` with {sizes['layers']} layers of {sizes['embed_dim']}, "
-        f"{sizes['attention_heads']} heads and {results['vocabulary']} words; updates by fairseq's "
-        "Trainer, taken in turns in one process, minimum of several."
+        f"Words per second of training; in brackets the ratio to fairseq's own encoding. The model "
+        f"is `transformer_lm_wiki103` with {sizes['layers']} layers of {sizes['embed_dim']}, "
+        f"{sizes['attention_heads']} heads and {results['vocabulary']} words. fairseq's Trainer "
+        "makes the updates. The models take turns in one process, and the fastest of several "
+        "updates counts."
     )
     made = (
         f"{about['cpu']}, {threads}, {about['variant']}; torch {about['torch']}, fairseq "

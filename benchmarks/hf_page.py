@@ -53,8 +53,9 @@ def measured_on(results: dict) -> str:
     about, sizes = results["environment"], results["sizes"]
     threads = in_threads(about["threads"])
     return (
-        f"{sizes['layers']} layers of {sizes['hidden']}, {sizes['heads']} heads, "
-        f"{results['vocabulary']} tokens known; {about['cpu']}, {threads}, {about['variant']}; "
+        f"The model has {sizes['layers']} layers of {sizes['hidden']} with {sizes['heads']} heads, "
+        f"and a vocabulary of {results['vocabulary']}. {about['cpu']}, {threads}, "
+        f"{about['variant']}; "
         f"torch {about['torch']}, transformers {about['transformers']}; {about['date'][:10]}, "
         f"{commit_of(about)}."
     )
@@ -68,14 +69,14 @@ def swap_updated(text: str, root: Path) -> str:
     runs, length = results["runs"], results["train_length"]
     table = markdown_table(runs, list(map(int, runs[0]["perplexity"])), length)
     made = (
-        f"Perplexity per byte of held-out text, whole sequences. {settings['layers']} layers of "
-        f"{settings['hidden']}, {results['parameters']:,} parameters; {settings['batch']} "
-        f"sequences of {length} bytes a step; {runs[0]['steps']:,} "
-        f"steps with RoPE ({runs[0]['seconds']:.0f} s), {settings['more']:,} after the swap "
-        f"({runs[-1]['seconds']:.0f} s); "
-        f"{results['text']['description']}, {results['evaluated_bytes']} of those held out; seed "
-        f"{settings['seed']}; {about['machine']}, {threads}, Python {about['python']}, torch "
-        f"{about['torch']}, transformers {about['transformers']}, {about['date']}."
+        f"Figures are perplexities per byte of held-out text, whole sequences. The model has "
+        f"{settings['layers']} layers of {settings['hidden']} and {results['parameters']:,} "
+        f"parameters. A step takes {settings['batch']} sequences of {length} bytes. There were "
+        f"{runs[0]['steps']:,} steps with RoPE ({runs[0]['seconds']:.0f} s) and "
+        f"{settings['more']:,} after the swap ({runs[-1]['seconds']:.0f} s). The text is "
+        f"{results['text']['description']}; {results['evaluated_bytes']} of these bytes are held "
+        f"out. Seed {settings['seed']}. {about['machine']}, {threads}, Python {about['python']}, "
+        f"torch {about['torch']}, transformers {about['transformers']}, {about['date']}."
     )
     section = f"{table}\n{_filled(made)}"
     return replaced(text, "hf-swap", section, SWAP_PAGE)

@@ -154,9 +154,10 @@ def section(results: dict) -> str:
     worst = max(error for each in results["rows"] for error in each["errors"].values())
     load = max(about["load_average"])
     made = (
-        f"Time over that of RoPE: fastest call over fastest call, taken in turns. {one['heads']} "
-        f"heads of {one['head_size']}, float32; the largest error of matrices and prefix sums is "
-        f"{worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, one thread, "
+        f"Ratio to the time of RoPE: the fastest call over the fastest call, taken in turns. "
+        f"{one['heads']} heads of {one['head_size']}, float32. The error of matrices and prefix "
+        f"sums is at most {worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, "
+        f"one thread, "
         f"load average {load:.1f} of {about['cpus']} cores; torch {about['torch']}; "
         f"{about['date'][:10]}, {commit_of(about)}."
     )

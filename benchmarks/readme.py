@@ -137,10 +137,10 @@ def bench_section(folder: Path) -> str:
             for row in headline
         ),
         "",
-        "Median time, and how many times as long the other takes: above 1 wavepe is faster. "
-        "*Fresh* memory comes from the system page by page.",
+        "The third column is the median time. The next ones say how many times as long the other "
+        "takes: above 1 wavepe is faster. *Fresh* memory comes from the system page by page.",
         "",
-        "Where wavepe is slower, the worst case of each operation:",
+        "In these cases wavepe is slower. The table has the worst case of each operation:",
         "",
         "| operation | input | wavepe | what is faster |",
         "|---|---|---:|---|",

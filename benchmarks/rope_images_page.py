@@ -42,11 +42,12 @@ def section(results: dict) -> str:
     seeds = len({run["seed"] for run in runs})
     slowest = max(run["seconds"] for run in runs)
     made = (
-        f"Share of right answers of {settings['test_images']} images, one in eight by chance: mean "
-        f"and standard deviation over {seeds} seeds. Trained on {results['grid']} x "
-        f"{results['grid']} patches: {settings['steps']} steps of {settings['batch']} images, "
-        f"theta {settings['theta']:g}, {settings['layers']} layers of {settings['dim']}, "
-        f"{settings['heads']} heads; at most {slowest:.0f} s a training; {about['machine']}, "
+        f"Share of right answers of {settings['test_images']} images, mean and standard deviation "
+        f"over {seeds} seeds. Chance gives one in eight. The models are trained on "
+        f"{results['grid']} x {results['grid']} patches, in {settings['steps']} steps of "
+        f"{settings['batch']} images, with theta {settings['theta']:g}, {settings['layers']} "
+        f"layers of {settings['dim']} and {settings['heads']} heads. A training takes at most "
+        f"{slowest:.0f} s. {about['machine']}, "
         f"{in_threads(about['threads'])}, torch {about['torch']}, {about['date']}."
     )
     return "\n".join([*lines, "", textwrap.fill(made, 100, break_on_hyphens=False)])

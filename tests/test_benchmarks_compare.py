@@ -40,7 +40,7 @@ def test_what_is_kept(folder, tmp_path):
     table = compare_page.tables_of("wavelet")(tmp_path)
     assert "| encoding | 16 (1x) | 32 (2x) |" in table
     assert "4 trainings of 6 steps" in table
-    assert "2 seeds, mean ± standard deviation" in " ".join(table.split())
+    assert "2 seeds." in table
 
 
 def test_what_is_not_complete_is_not_kept(folder, tmp_path):
