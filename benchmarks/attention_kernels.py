@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,12 +171,13 @@ def section(results: dict) -> str:
         kernel, table, size = place
         shown = " | ".join(cells.get(arch, "") for arch in archs)
         lines.append(f"| `{kernel}` | {table} | {size} | {shown} |")
-    return (
-        "\n".join(lines) + "\n\nA cell lists registers per thread, bytes of stack where the kernel "
-        "spills, kilobytes of shared memory, and warps, for bfloat16. All of these kernels use "
-        "tensor cores; `diagonal_sums`, which sums the gradient of `bias`, does not. "
+    said = (
+        "A cell lists registers per thread, bytes of stack where the kernel spills, kilobytes of "
+        "shared memory, and warps, for bfloat16. All of these kernels use tensor cores; "
+        "`diagonal_sums`, which sums the gradient of `bias`, does not. "
         f"Triton {results['triton']}."
     )
+    return "\n".join([*lines, "", textwrap.fill(said, 100)])
 
 
 def _cell(row: dict) -> str:

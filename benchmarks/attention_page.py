@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -140,14 +141,17 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def made_with(rows: Rows) -> str:
-    """What a reader needs beside a ratio."""
+    """What a reader needs beside a ratio, as an item of a list."""
     about, machine = rows.about, rows.machine
     threads = in_threads(about["threads"])
-    return (
-        f"{about['cpu']}, {about['variant']}, {threads}, torch {about['torch']}, "
+    text = (
+        f"- {about['cpu']}, {about['variant']}, {threads}, torch {about['torch']}, "
         f"{about['date'][:10]}, {commit_of(about)}. PyTorch's matrix product reached "
         f"{machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run. "
         f"[{rows.path.name}](../../benchmarks/results/{rows.path.name})."
+    )
+    return textwrap.fill(
+        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -168,7 +172,7 @@ def times(by_threads: dict[int, Rows]) -> str:
             cells.append(" / ".join(filter(None, (Rows.over(row, "sdpa") for row in both))))
         lines.append(cells)
     table = markdown([f"L, d = {d}", *OVER_SDPA], lines)
-    return "\n\n".join([table, "\n".join("- " + made_with(rows) for rows in by_threads.values())])
+    return "\n\n".join([table, "\n".join(map(made_with, by_threads.values()))])
 
 
 def _sized(kind: str, length: int) -> str:
