@@ -61,9 +61,9 @@ def section(path: Path) -> str:
         "q and k read": [_mb(HEAD_BYTES)] * 2,
         "results written": [_mb(HEAD_BYTES)] * 2,
         "cos and sin read": [_mb(TABLE_BYTES)] * 2,
-        "**sum, which rates count**": [_mb(2 * HEAD_BYTES + TABLE_BYTES)] * 2,
-        "cache lines of the results, read because they are written": [_mb(HEAD_BYTES)] * 2,
-        "new pages, zeroed by the system": ["", _mb(HEAD_BYTES)],
+        "**sum: the bytes that rates count**": [_mb(2 * HEAD_BYTES + TABLE_BYTES)] * 2,
+        "cache lines of the results, fetched before they are written": [_mb(HEAD_BYTES)] * 2,
+        "new pages that the system zeroes": ["", _mb(HEAD_BYTES)],
         "bandwidth of a large copy in the same run": [
             f"{machine[bandwidth]['rate'] / 1e9:.1f} GB/s" for bandwidth, _ in SITUATIONS.values()
         ],
