@@ -1,4 +1,5 @@
-/* rope_table.cu: cos and sin of position * inv_freq, exact as on the CPU. METHODS 2 [R]. */
+/* rope_table.cu: cos and sin of position * inv_freq, with the same formulas as on the CPU. METHODS
+ * 2 [R]. */
 #include "device.h"
 
 template <typename T>
