@@ -76,7 +76,7 @@ DEVICE void round_once(double x, T *to) {
 }
 
 /* The number of this thread along x, and how many there are. */
-DEVICE int64_t first_thread() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+DEVICE int64_t thread_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE int64_t thread_count() { return (int64_t)gridDim.x * blockDim.x; }
 
 /* Load or store COUNT elements with stride 1. Requires: COUNT is 1, or the elements are whole words

@@ -5,7 +5,7 @@
 /* This kernel only copies. So T may be any type of the right size. */
 template <typename T>
 DEVICE void skew(const wpe_cuda_skew &a) {
-    for (int64_t n = first_thread(); n < a.batch * a.queries * a.keys; n += thread_count()) {
+    for (int64_t n = thread_index(); n < a.batch * a.queries * a.keys; n += thread_count()) {
         const int64_t row = n / a.keys, j = n - row * a.keys, i = row % a.queries;
         int64_t c = i + a.shift - j;
         if (a.beyond == WPE_EDGE) c = c < 0 ? 0 : c < a.rows ? c : a.rows - 1;
@@ -20,7 +20,7 @@ KERNEL(skew_f64, wpe_cuda_skew) { skew<uint64_t>(a); }
  * all keys beyond, if the element lies in the first or last column. */
 template <typename T>
 DEVICE void unskew(const wpe_cuda_skew &a) {
-    for (int64_t n = first_thread(); n < a.batch * a.queries * a.rows; n += thread_count()) {
+    for (int64_t n = thread_index(); n < a.batch * a.queries * a.rows; n += thread_count()) {
         const int64_t row = n / a.rows, c = n - row * a.rows, i = row % a.queries;
         const T *skewed = (const T *)a.in + row * a.keys;
         /* the key that reads column c; later keys read earlier columns */

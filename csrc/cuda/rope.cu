@@ -82,7 +82,7 @@ DEVICE void rope(const wpe_cuda_rope &a) {
     const int64_t chunks = (a.head_size - a.pairs) / V, q_groups = groups_of(a.tensors[0]);
     for (int64_t b = blockIdx.z; b < a.batch; b += gridDim.z)
         for (int64_t g = blockIdx.y; g < q_groups + groups_of(a.tensors[1]); g += gridDim.y)
-            for (int64_t i = first_thread(); i < a.length * chunks; i += thread_count()) {
+            for (int64_t i = thread_index(); i < a.length * chunks; i += thread_count()) {
                 const int64_t head = (g < q_groups ? g : g - q_groups) * WPE_CUDA_HEADS;
                 rope_chunk<T, V>(a, a.tensors[g >= q_groups], b, i / chunks, head, i % chunks);
             }

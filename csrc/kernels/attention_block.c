@@ -23,9 +23,9 @@ typedef struct {
 } NAME(query_block);
 #define BLOCK NAME(query_block)
 
-/* The run of a tile's bias (see attention_bias.c). */
-#define BIAS_ORIGIN   (WPE_QUERY_BLOCK - 1)
-#define BIAS_RUN_SIZE (BIAS_ORIGIN + WPE_KEY_BLOCK)
+/* The strip of a tile's bias (see attention_bias.c). */
+#define BIAS_ORIGIN     (WPE_QUERY_BLOCK - 1)
+#define BIAS_STRIP_SIZE (BIAS_ORIGIN + WPE_KEY_BLOCK)
 
 /* A tile of scores. Element (i, j) is scores[i * row_stride + j]; column j is key first_key + j.
  * The same memory holds, one after the other, the relative terms (or nothing), the scores, and then
@@ -37,7 +37,7 @@ typedef struct {
     int in_band;                    /* whether `scores` is part of the band's memory */
     wpe_range seen_columns[GROUPS]; /* holds all columns that some row of a group sees */
     wpe_range work_columns[GROUPS]; /* seen_columns, rounded outwards to KEY_STEP */
-    REAL bias[BIAS_RUN_SIZE];       /* the run: the bias of the tile's deltas, in falling delta */
+    REAL bias[BIAS_STRIP_SIZE];     /* the strip: the bias of the tile's deltas, in falling delta */
 } NAME(key_tile);
 #define TILE NAME(key_tile)
 

@@ -44,8 +44,8 @@ static void NAME(clear_hidden)(const BLOCK *b, const TILE *t, REAL *weights) {
 
 /* ---- gradients of the table's rows --------------------------------------------------------- */
 
-/* Return whether query i sees a key that reads column x of the band. With WPE_EDGE the first and
- * the last column are also read by all keys beyond them. */
+/* Return whether query i sees a key that reads memory column x of the band. With WPE_EDGE all keys
+ * beyond either end of the band also read its first or last column. */
 static int NAME(sees_column)(const BLOCK *b, int64_t i, int64_t x) {
     int edge = b->a->relative->beyond == WPE_EDGE;
     int64_t begin = x - b->origin + i, end = begin + 1;
@@ -58,9 +58,9 @@ static int NAME(sees_column)(const BLOCK *b, int64_t i, int64_t x) {
     return 0;
 }
 
-/* dr[i] += sum of dT[i][x] * p[x] over the columns x in begin..end-1 of the band that query i
- * reads. Column begin is row `zone_row` of the zone. A zone with a basis sums its coefficients
- * first, into `projected`, and then multiplies by the basis. */
+/* dr[i] += sum of dT[i][x] * p[x] over the memory columns x in begin..end-1 that query i reads.
+ * Column begin is row `zone_row` of the zone. A zone with a basis sums its coefficients first, into
+ * `projected`, and then multiplies by the basis. */
 static void NAME(seen_gradient_r)(REAL *dr, const BLOCK *b, const wpe_zone *zone, int64_t zone_row,
                                   int64_t begin, int64_t end) {
     const REAL *rows = zone->coefficients, *transposed = zone->basis_t;
@@ -84,7 +84,7 @@ static void NAME(seen_gradient_r)(REAL *dr, const BLOCK *b, const wpe_zone *zone
     }
 }
 
-/* dp[x] += sum of dT[i][x] * r_i over the queries i that read column x of the band. */
+/* dp[x] += sum of dT[i][x] * r_i over the queries i that read memory column x of the band. */
 static void NAME(seen_gradient_p)(REAL *dp, const BLOCK *b) {
     for (int64_t i = 0; i < b->rows; i++)
         for (int64_t x = b->band_start; x < b->band_start + b->band_width; x++) {

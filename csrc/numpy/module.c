@@ -173,16 +173,17 @@ static const char *const psi_docs[WPE_KINDS] = {
     "gaussian(t, scale, shift, /, out=None, ...)\n\n"
     "Gaussian exp(-u^2), u = (t - shift) / scale [W].",
     "morlet(t, scale, shift, /, out=None, ...)\n\n"
-    "Real Morlet wavelet exp(-u^2) cos(t - shift), u = (t - shift) / scale; the cosine is not\n"
-    "scaled, and right for every finite argument [W].",
+    "Real Morlet wavelet exp(-u^2) cos(t - shift), u = (t - shift) / scale. The argument of the\n"
+    "cosine is not divided by scale. The cosine is correct for every finite argument [W].",
     "haar(t, scale, shift, /, out=None, ...)\n\n"
     "Haar wavelet: +1 for -1/2 <= u < 0, -1 for -1 <= u < -1/2, else 0,\n"
     "u = (t - shift) / scale [W, Eq. 15].",
 };
 static const char elementwise_doc[] =
-    "\n\nA NumPy ufunc (float16, float32, float64; integers promote as in np.sin). t - shift is\n"
-    "rounded to the loop's dtype, the rest is computed in double and rounded once. Far tails\n"
-    "are exactly 0. A scale of 0 gives NaN and the warning `invalid`.";
+    "\n\nA NumPy ufunc for float16, float32 and float64. Integers are converted as in np.sin.\n"
+    "t - shift is rounded to the loop's dtype. All further arithmetic is double, and the result "
+    "is\n"
+    "rounded once. The tails are exactly 0. A scale of 0 gives NaN and the warning `invalid`.";
 
 static PyUFuncGenericFunction psi_loops[] = {(PyUFuncGenericFunction)psi_loop_f16,
                                              (PyUFuncGenericFunction)psi_loop_f32,

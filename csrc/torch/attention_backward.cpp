@@ -236,8 +236,8 @@ class Backward {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse,
     WPE_ATTENTION_PARAMETERS, bool p_grad, bool bias_grad) {
-    WPE_CHECK(!p_grad || p, "the gradient of p is asked for, and there is no p");
-    WPE_CHECK(!bias_grad || bias, "the gradient of bias is asked for, and there is no bias");
+    WPE_CHECK(!p_grad || p, "p_grad=True needs a table p");
+    WPE_CHECK(!bias_grad || bias, "bias_grad=True needs a bias");
     if (p_grad) zones.reset();
     Call call({WPE_ATTENTION_NAMES});
     call.check_gradients(grad_out, grad_lse, out, lse);

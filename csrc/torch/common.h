@@ -153,7 +153,8 @@ inline void check_same_device(const char *name, const Tensor &x, const char *oth
 #ifdef WPE_EMULATE_CUDA
 inline bool emulating = false;
 inline bool on_cuda(const Tensor &x) {
-    WPE_CHECK(!x.is_cuda(), "this build emulates CUDA, for tensors on the CPU");
+    WPE_CHECK(!x.is_cuda(),
+              "this build emulates CUDA with tensors on the CPU, and takes no CUDA tensors");
     return emulating;
 }
 #else
