@@ -20,13 +20,11 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT))
+from benchmarks.readme import addresses  # noqa: E402
+
 PAGES = {  # of the root's files
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -34,15 +32,15 @@ PAGES = {  # of the root's files
 }
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
+KEY = re.compile(r"(?<![\w`])\[[A-Z]\](?!\()")
+SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
 log = get_plugin_logger("docs")
 
 
 def on_config(config: MkDocsConfig) -> None:
     """Take the addresses from [project.urls], the one place that has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    urls = project.get("urls", {})
-    config.site_url = urls.get("Documentation")
-    config.repo_url = urls.get("Repository")
+    config.site_url = addresses(ROOT).get("Documentation")
+    config.repo_url = addresses(ROOT).get("Repository")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -59,13 +57,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     place = page.file.src_uri
     if place in ("index.md", "changelog.md"):
         page.meta["hide"] = ["navigation"]  # no other page is beside it
+    sources = _sources(place)
     parts = FENCED.split(markdown)
-    return "".join(
-        part
-        if part.startswith("```")
-        else LINK.sub(lambda match: _link(match, place, config.repo_url), part)
-        for part in parts
-    )
+    for i, part in enumerate(parts):
+        if not part.startswith("```"):
+            part = LINK.sub(lambda match: _link(match, place, config.repo_url), part)
+            parts[i] = KEY.sub(lambda match: sources.get(match[0], match[0]), part)
+    return "".join(parts)
 
 
 def _link(match: re.Match, place: str, repository: str | None) -> str:
@@ -83,6 +81,17 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
     if repository:
         return f"[{text}]({repository.rstrip('/')}/blob/HEAD/{name})"
     return f"`{name}`" if text.strip("`") in (name, path.name) else f"{text} (`{name}`)"
+
+
+def _sources(place: str) -> dict[str, str]:
+    """Each key of a source, such as [W], as a link of the page `place` to the list of sources."""
+    page = "reference/methods.md"
+    if place == page:
+        return {}
+    listed = SOURCE.findall((DOCS / page).read_text("utf-8"))
+    to = os.path.relpath(page, Path(place).parent)
+    words = {key: re.sub(r"\[(.*?)\]\(.*?\)", r"\1", source) for key, source in listed}
+    return {f"[{key}]": f'[\\[{key}\\]]({to}#sources "{text}")' for key, text in words.items()}
 
 
 # ------------------------------------------------------------------ generated texts
