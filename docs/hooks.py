@@ -30,10 +30,21 @@ PAGES = {  # of the root's files
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
-KEY = re.compile(r"(?<![\w`])\[[A-Z]\](?!\()")
 SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
+# What becomes a link: code that is a name, and the key of a source. Not in what stands before.
+TARGET = re.compile(
+    r"<(a|pre|h\d|b)\b.*?</\1>|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>"
+    r"|\[(?P<key>[A-Z])\]",
+    re.S,
+)
+TAG = re.compile(r"<([A-Za-z_]\w*)>")
+HTML = re.compile(
+    "a|article|b|br|code|details|div|em|h[1-6]|hr|img|li|ol|p|pre|small|span|strong|summary|"
+    "table|tbody|td|th|thead|tr|ul"
+)
 log = get_plugin_logger("docs")
 
 
@@ -57,13 +68,50 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     place = page.file.src_uri
     if place in ("index.md", "changelog.md"):
         page.meta["hide"] = ["navigation"]  # no other page is beside it
-    sources = _sources(place)
     parts = FENCED.split(markdown)
     for i, part in enumerate(parts):
         if not part.startswith("```"):
-            part = LINK.sub(lambda match: _link(match, place, config.repo_url), part)
-            parts[i] = KEY.sub(lambda match: sources.get(match[0], match[0]), part)
+            parts[i] = LINK.sub(lambda match: _link(match, place, config.repo_url), part)
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>."""
+    place = page.file.src_uri
+    module = next((name for name in MODULES if API[name] == place), None)
+
+    def linked(match: re.Match) -> str:
+        short, key = match["name"], match["key"]
+        if key in SOURCES and place != METHODS:
+            return f'<a href="{_to(place, METHODS)}#sources" title="{SOURCES[key]}">{match[0]}</a>'
+        for name in (short, f"{module}.{short}", f"wavepe.{short}" if "." in str(short) else ""):
+            if name in API and name != "wavepe":
+                anchor = "" if name in MODULES else f"#{name}"
+                return f'<a href="{_to(place, API[name])}{anchor}">{match[0]}</a>'
+        return match[0]
+
+    html = TARGET.sub(linked, html)
+    return TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+
+
+def _to(place: str, page: str) -> str:
+    """The address of a page, seen from the page `place`."""
+    return os.path.relpath(page, Path(place).parent).replace(".md", ".html")
+
+
+def _sources() -> dict[str, str]:
+    """What each key of a source stands for."""
+    listed = SOURCE.findall((DOCS / METHODS).read_text("utf-8"))
+    return {key: re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text) for key, text in listed}
+
+
+def _api() -> dict[str, str]:
+    """Every public name that has a docstring on a page of the API, and that page."""
+    pages = {}
+    for path in (DOCS / "reference" / "api").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.M):
+            pages[name] = path.relative_to(DOCS).as_posix()
+    return pages
 
 
 def _link(match: re.Match, place: str, repository: str | None) -> str:
@@ -81,17 +129,6 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
     if repository:
         return f"[{text}]({repository.rstrip('/')}/blob/HEAD/{name})"
     return f"`{name}`" if text.strip("`") in (name, path.name) else f"{text} (`{name}`)"
-
-
-def _sources(place: str) -> dict[str, str]:
-    """Each key of a source, such as [W], as a link of the page `place` to the list of sources."""
-    page = "reference/methods.md"
-    if place == page:
-        return {}
-    listed = SOURCE.findall((DOCS / page).read_text("utf-8"))
-    to = os.path.relpath(page, Path(place).parent)
-    words = {key: re.sub(r"\[(.*?)\]\(.*?\)", r"\1", source) for key, source in listed}
-    return {f"[{key}]": f'[\\[{key}\\]]({to}#sources "{text}")' for key, text in words.items()}
 
 
 # ------------------------------------------------------------------ generated texts
@@ -123,3 +160,6 @@ def ufuncs() -> str:
 
 
 GENERATED = {"commands": commands, "ufuncs": ufuncs}
+SOURCES = _sources()
+API = _api()
+MODULES = {name for name in API if any(other.startswith(f"{name}.") for other in API)}
