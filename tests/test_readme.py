@@ -16,7 +16,7 @@ def examples():
     for page in PAGES:
         blocks = re.finditer(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
         for number, block in enumerate(blocks, 1):
-            yield pytest.param(block[1], id=f"{page.stem}-{number}")
+            yield pytest.param(block[1], id=f"{page.parent.name}-{page.stem}-{number}")
 
 
 # PEFT uses a name that the newest transformers deprecates.
