@@ -30,6 +30,7 @@ PAGES = {  # of the root's files
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+UFUNCS = ("ricker", "gaussian", "morlet", "haar")
 METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
@@ -88,6 +89,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             if name in API and name != "wavepe":
                 anchor = "" if name in MODULES else f"#{name}"
                 return f'<a href="{_to(place, API[name])}{anchor}">{match[0]}</a>'
+        if str(short).startswith("wavepe."):
+            log.warning(f"{place} names {short}, which no page of the API has")
         return match[0]
 
     html = TARGET.sub(linked, html)
@@ -111,16 +114,17 @@ def _api() -> dict[str, str]:
     for path in (DOCS / "reference" / "api").glob("*.md"):
         for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.M):
             pages[name] = path.relative_to(DOCS).as_posix()
-    return pages
+    return pages | {f"wavepe.{name}": pages["wavepe"] for name in UFUNCS}
 
 
 def _link(match: re.Match, place: str, repository: str | None) -> str:
     """A link of the page `place`, as the site needs it."""
     text, target, anchor = match[1], match[2], match[3] or ""
     sources = {page: ROOT / source for source, page in PAGES.items()}
-    path = Path(os.path.normpath(sources.get(place, DOCS / place).parent / target))
+    source = sources.get(place, DOCS / place)
+    path = Path(os.path.normpath(source.parent / target))
     if not path.exists():
-        log.warning(f"{place} links to {target}, which does not exist")
+        log.warning(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
         return match[0]
     name = path.relative_to(ROOT).as_posix()
     page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else PAGES.get(name)
@@ -151,7 +155,7 @@ def commands() -> str:
 def ufuncs() -> str:
     """The docstrings of the mother wavelets, which are C functions and have no Python source."""
     parts = []
-    for name in ("ricker", "gaussian", "morlet", "haar"):
+    for name in UFUNCS:
         _, ours = inspect.getdoc(getattr(wavepe, name)).split("\n\n", 1)  # the first is NumPy's
         signature, text = ours.split("\n", 1)
         heading = f"### `wavepe.{name}` {{ #wavepe.{name} }}"
