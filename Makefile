@@ -84,7 +84,7 @@ format: .venv/packages ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/typos --write-changes
 
 docs: .venv/built ## the documentation, in build/site; a dead link or a missing reference fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/built ## time every operator against its rivals, in one process
 	$(BIN)/python -m benchmarks.bench

@@ -1,10 +1,11 @@
-"""Builds the kernels once per instruction set and the two extension modules that call them.
+"""Build the kernels once per instruction set, and the two extension modules that call them.
 
-With nvcc, the CUDA kernels are compiled, too, and lie inside the torch module.
-WAVEPE_SANITIZE=1 builds all of it with AddressSanitizer and UndefinedBehaviorSanitizer,
-WAVEPE_EMULATE_CUDA=1 the CUDA kernels for the CPU (tests), WAVEPE_TEST_VARIANT=1 adds the variant
-avx2x2 (tests, see csrc/dispatch.c), WAVEPE_NVCC names another nvcc, or none: WAVEPE_NVCC= (the
-empty string).
+With nvcc, the CUDA kernels are compiled, too, and put into the torch module. Environment variables:
+
+WAVEPE_NVCC: the nvcc to use; the empty string means none.
+WAVEPE_SANITIZE=1: build everything with AddressSanitizer and UndefinedBehaviorSanitizer.
+WAVEPE_EMULATE_CUDA=1: compile the CUDA kernels for the CPU, for tests.
+WAVEPE_TEST_VARIANT=1: add the variant avx2x2, for tests (see csrc/dispatch.c).
 """
 
 import os
@@ -23,12 +24,12 @@ from setuptools.command.build_ext import build_ext
 
 HEADERS = sorted(str(p) for p in Path("csrc").rglob("*.h"))
 KERNELS = sorted(str(p) for p in Path("csrc/kernels").glob("*.c"))
-# Python's own -fwrapv would hide overflows. The first finding ends the process. Less optimised, it
-# compiles in half the time and reports the right lines.
+# Python's own flag -fwrapv would hide overflows, hence -fno-wrapv. The first error ends the
+# process. Less optimisation (below) halves the compile time and keeps line numbers right.
 SANITIZE = "-fno-wrapv -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 SANITIZE = [*SANITIZE.split(), "-g1", "-fno-omit-frame-pointer"]
 SANITIZE = SANITIZE if os.environ.get("WAVEPE_SANITIZE", "0") != "0" else []
-# gnu11, not c11: GCC's ISO modes switch FMA contraction off.
+# gnu11 and not c11, because GCC's ISO modes switch FMA contraction off.
 C_FLAGS = ["-std=gnu11", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 C_FLAGS += ["-O1", "-DWPE_ASSERT=1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]
 CXX_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall"]
@@ -54,9 +55,9 @@ def library(name, sources, flags=(), macros=()):
     }
 
 
-# The archive that refers to the others comes first on the linker's line.
+# The linker needs the archive that refers to the others first.
 MACROS = [("WPE_X86", "1")] * X86 + [("WPE_TEST_VARIANT", "1")] * TEST_VARIANT
-DISPATCH = "wpe_dispatch_test" if TEST_VARIANT else "wpe_dispatch"  # objects of their own
+DISPATCH = "wpe_dispatch_test" if TEST_VARIANT else "wpe_dispatch"  # so objects are not mixed up
 LIBRARIES = [library(DISPATCH, ["csrc/dispatch.c"], macros=MACROS)]
 LIBRARIES += [
     library(f"wpe_{name}", ["csrc/kernels/variant.c"], flags, [("VARIANT", name)])
@@ -65,10 +66,10 @@ LIBRARIES += [
 
 
 def torch_root():
-    """The folder of the torch that the built modules will run with, or None.
+    """Return the folder of the torch that the built modules will run with, or None.
 
-    An isolated build cannot import the target environment's packages, but it is run by that
-    environment's interpreter, so torch lies in its site-packages.
+    An isolated build cannot import the packages of the target environment. But the interpreter of
+    that environment runs the build, so its site-packages folder is searched for torch.
     """
     spec = find_spec("torch")
     candidates = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
@@ -79,14 +80,14 @@ def torch_root():
     return None
 
 
-# Real code for these, and intermediate code that newer GPUs translate.
+# The GPU architectures that get machine code. Newer GPUs translate the intermediate code (PTX).
 CUDA_ARCHS = (80, 90, 100, 120)
 CUDA = sorted(str(p) for p in Path("csrc/cuda").iterdir())
 EMULATE = os.environ.get("WAVEPE_EMULATE_CUDA", "0") != "0"
 
 
 def find_nvcc():
-    """The path of nvcc, or None: WAVEPE_NVCC, CUDA_HOME, PATH, or NVIDIA's wheels."""
+    """Return the path of nvcc, or None: from WAVEPE_NVCC, CUDA_HOME, PATH or NVIDIA's wheels."""
     if "WAVEPE_NVCC" in os.environ:
         return os.environ["WAVEPE_NVCC"] or None
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -97,7 +98,7 @@ def find_nvcc():
 
 
 def run_nvcc(nvcc, *arguments):
-    """What it says, or None where it fails; with WAVEPE_NVCC that ends the build."""
+    """Return nvcc's output, or None if it fails. With WAVEPE_NVCC a failure ends the build."""
     try:
         done = subprocess.run([nvcc, *arguments], capture_output=True, text=True)
         said, failed = done.stderr.strip(), done.returncode != 0
@@ -107,8 +108,8 @@ def run_nvcc(nvcc, *arguments):
         return done.stdout
     print(f"wavepe: {nvcc} failed: {said}", file=sys.stderr)
     if "WAVEPE_NVCC" in os.environ:
-        sys.exit("wavepe: WAVEPE_NVCC= (empty) builds without CUDA kernels")
-    print("wavepe: so this build has no CUDA kernels", file=sys.stderr)
+        sys.exit("wavepe: to build without CUDA kernels, set WAVEPE_NVCC= (the empty string)")
+    print("wavepe: this build has no CUDA kernels", file=sys.stderr)
     return None
 
 
@@ -162,7 +163,7 @@ if TORCH:
 
 
 class BuildKernels(build_clib):
-    """Gives each library its own object folder: all variants compile the same source."""
+    """Give each library an object folder of its own: all variants compile the same source."""
 
     def build_libraries(self, libraries):
         top = self.build_temp
@@ -174,7 +175,7 @@ class BuildKernels(build_clib):
 
 class BuildExtensions(build_ext):
     def run(self):
-        self.run_command("build_clib")  # `build_ext --inplace` alone would not
+        self.run_command("build_clib")  # `build_ext --inplace` alone would not run it
         nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None
         known = (nvcc and run_nvcc(nvcc, "--list-gpu-code")) or ""
         archs = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known.split()]
@@ -201,7 +202,7 @@ class BuildExtensions(build_ext):
             )
 
     def write_stamp(self, text):
-        """A file that is newer than what was built, where that was built in another way."""
+        """Return a file that is newer than earlier objects if the configuration has changed."""
         stamp = Path(self.build_temp, "configuration").resolve()
         stamp.parent.mkdir(parents=True, exist_ok=True)
         if not stamp.exists() or stamp.read_text() != text:
@@ -209,7 +210,7 @@ class BuildExtensions(build_ext):
         return stamp
 
     def compile_cuda(self, nvcc, archs, stamp):
-        """All CUDA kernels as one file, which the loader takes in; its path, or None."""
+        """Compile all CUDA kernels to one file for the loader. Return its path, or None."""
         target = stamp.with_name("kernels.fatbin")
         newest = max(Path(p).stat().st_mtime for p in (*HEADERS, *CUDA, "setup.py", stamp))
         if target.exists() and target.stat().st_mtime >= newest:
@@ -224,7 +225,7 @@ class BuildExtensions(build_ext):
 
 
 setup(
-    # the benchmarks are a folder of the repository and a part of the package: `wavepe bench`
+    # `wavepe bench` needs the repository's folder benchmarks inside the package
     packages=[*find_packages("python"), "wavepe.benchmarks"],
     package_dir={"": "python", "wavepe.benchmarks": "benchmarks"},
     package_data={"wavepe": ["py.typed", "*.pyi"], "wavepe.fairseq": ["user_dir/*/*.py"]},

@@ -1,8 +1,12 @@
 """Writes README's tables: `python -m benchmarks.readme`; with --check, says whether they are stale.
 
-Between `<!-- bench:begin -->` and `<!-- bench:end -->`: the headline rows of each operator, from
-the newest file in benchmarks/results that has it (one thread before several), and the rows that are
-slower than a rival. `results` is `compare_page.standings`, `swap` is `hf_page.swap_sentence`.
+Each stands between two markers, `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
+
+address    how to get the sources
+bench      the headline rows of each operator, from the newest file in benchmarks/results that has
+           it (one thread before several), and the rows where a rival is faster
+results    `compare_page.standings`
+swap       `hf_page.swap_sentence`
 """
 
 from __future__ import annotations
@@ -68,6 +72,7 @@ def updated(text: str, root: Path) -> tuple[str, list[str]]:
     from .hf_page import swap_sentence
 
     sections = {
+        "address": lambda: how_to_get(root),
         "bench": lambda: bench_section(root / "benchmarks" / "results"),
         "results": lambda: standings(root),
         "swap": lambda: swap_sentence(root),
@@ -88,6 +93,22 @@ def replaced(text: str, name: str, section: str, page: str | Path = "README.md")
     if len(pattern.findall(text)) != 1:
         raise Missing(f"{page} needs {begin} ... {end} once")
     return pattern.sub(lambda _: f"{begin}\n{section.strip()}\n{end}", text)
+
+
+def addresses(root: Path) -> dict[str, str]:
+    """Return [project.urls] of pyproject.toml."""
+    text = (root / "pyproject.toml").read_text("utf-8")
+    return dict(re.findall(r'^(Repository|Documentation) = "(.+?)"', text, re.M))
+
+
+def how_to_get(root: Path) -> str:
+    """Return the command that clones the sources, where they have an address."""
+    found = addresses(root)
+    if "Repository" not in found:
+        return "In a checkout of the sources:"
+    documentation = found.get("Documentation")
+    lines = [f"[Documentation]({documentation})", ""] if documentation else []
+    return "\n".join([*lines, "```", f"git clone {found['Repository']} wavepe", "cd wavepe", "```"])
 
 
 # ------------------------------------------------------------------ benchmarks

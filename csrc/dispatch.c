@@ -1,4 +1,4 @@
-/* dispatch.c: which instruction set's table is in use. */
+/* dispatch.c: choose the table of kernels: that of the best instruction set, or a named one. */
 #include "wavepe.h"
 
 #include <stddef.h>
@@ -9,7 +9,7 @@ static const char *const kind_names[WPE_KINDS] = {"ricker", "gaussian", "morlet"
 extern const wpe_kernels wpe_kernels_portable;
 #ifdef WPE_X86
 extern const wpe_kernels wpe_kernels_avx2, wpe_kernels_avx512;
-#ifdef WPE_TEST_VARIANT /* vectors of 64 bytes compiled for AVX2: avx512's logic on any machine */
+#ifdef WPE_TEST_VARIANT /* 64-byte vectors compiled for AVX2, to test avx512's code anywhere */
 extern const wpe_kernels wpe_kernels_avx2x2;
 #endif
 #endif
@@ -18,7 +18,7 @@ const wpe_kernels *wpe_variant(int index) {
     const wpe_kernels *found[3] = {&wpe_kernels_portable, NULL, NULL};
     int count = 1;
 #ifdef WPE_X86
-    /* Asks cpuid and, for the wider registers, the operating system (xgetbv). */
+    /* This asks cpuid, and for the wider registers also the operating system (xgetbv). */
     __builtin_cpu_init();
     if (__builtin_cpu_supports("x86-64-v3")) found[count++] = &wpe_kernels_avx2;
     if (__builtin_cpu_supports("x86-64-v4")) found[count++] = &wpe_kernels_avx512;

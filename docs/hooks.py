@@ -20,29 +20,39 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT))
+from benchmarks.readme import addresses  # noqa: E402
+
 PAGES = {  # of the root's files
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+UFUNCS = ("ricker", "gaussian", "morlet", "haar")
+METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
+SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
+# What becomes a link: code that is a name, and the key of a source. Not in what stands before.
+TARGET = re.compile(
+    r"<(a|pre|h\d|b)\b.*?</\1>|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>"
+    r"|\[(?P<key>[A-Z])\]",
+    re.S,
+)
+TAG = re.compile(r"<([A-Za-z_]\w*)>")
+HTML = re.compile(
+    "a|article|b|br|code|details|div|em|h[1-6]|hr|img|li|ol|p|pre|small|span|strong|summary|"
+    "table|tbody|td|th|thead|tr|ul"
+)
 log = get_plugin_logger("docs")
 
 
 def on_config(config: MkDocsConfig) -> None:
     """Take the addresses from [project.urls], the one place that has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    urls = project.get("urls", {})
-    config.site_url = urls.get("Documentation")
-    config.repo_url = urls.get("Repository")
+    config.site_url = addresses(ROOT).get("Documentation")
+    config.repo_url = addresses(ROOT).get("Repository")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -60,21 +70,61 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if place in ("index.md", "changelog.md"):
         page.meta["hide"] = ["navigation"]  # no other page is beside it
     parts = FENCED.split(markdown)
-    return "".join(
-        part
-        if part.startswith("```")
-        else LINK.sub(lambda match: _link(match, place, config.repo_url), part)
-        for part in parts
-    )
+    for i, part in enumerate(parts):
+        if not part.startswith("```"):
+            parts[i] = LINK.sub(lambda match: _link(match, place, config.repo_url), part)
+    return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>."""
+    place = page.file.src_uri
+    module = next((name for name in MODULES if API[name] == place), None)
+
+    def linked(match: re.Match) -> str:
+        short, key = match["name"], match["key"]
+        if key in SOURCES and place != METHODS:
+            return f'<a href="{_to(place, METHODS)}#sources" title="{SOURCES[key]}">{match[0]}</a>'
+        for name in (short, f"{module}.{short}", f"wavepe.{short}" if "." in str(short) else ""):
+            if name in API and name != "wavepe":
+                anchor = "" if name in MODULES else f"#{name}"
+                return f'<a href="{_to(place, API[name])}{anchor}">{match[0]}</a>'
+        if str(short).startswith("wavepe."):
+            log.warning(f"{place} names {short}, which no page of the API has")
+        return match[0]
+
+    html = TARGET.sub(linked, html)
+    return TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+
+
+def _to(place: str, page: str) -> str:
+    """The address of a page, seen from the page `place`."""
+    return os.path.relpath(page, Path(place).parent).replace(".md", ".html")
+
+
+def _sources() -> dict[str, str]:
+    """What each key of a source stands for."""
+    listed = SOURCE.findall((DOCS / METHODS).read_text("utf-8"))
+    return {key: re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text) for key, text in listed}
+
+
+def _api() -> dict[str, str]:
+    """Every public name that has a docstring on a page of the API, and that page."""
+    pages = {}
+    for path in (DOCS / "reference" / "api").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.M):
+            pages[name] = path.relative_to(DOCS).as_posix()
+    return pages | {f"wavepe.{name}": pages["wavepe"] for name in UFUNCS}
 
 
 def _link(match: re.Match, place: str, repository: str | None) -> str:
     """A link of the page `place`, as the site needs it."""
     text, target, anchor = match[1], match[2], match[3] or ""
     sources = {page: ROOT / source for source, page in PAGES.items()}
-    path = Path(os.path.normpath(sources.get(place, DOCS / place).parent / target))
+    source = sources.get(place, DOCS / place)
+    path = Path(os.path.normpath(source.parent / target))
     if not path.exists():
-        log.warning(f"{place} links to {target}, which does not exist")
+        log.warning(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
         return match[0]
     name = path.relative_to(ROOT).as_posix()
     page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else PAGES.get(name)
@@ -105,7 +155,7 @@ def commands() -> str:
 def ufuncs() -> str:
     """The docstrings of the mother wavelets, which are C functions and have no Python source."""
     parts = []
-    for name in ("ricker", "gaussian", "morlet", "haar"):
+    for name in UFUNCS:
         _, ours = inspect.getdoc(getattr(wavepe, name)).split("\n\n", 1)  # the first is NumPy's
         signature, text = ours.split("\n", 1)
         heading = f"### `wavepe.{name}` {{ #wavepe.{name} }}"
@@ -114,3 +164,6 @@ def ufuncs() -> str:
 
 
 GENERATED = {"commands": commands, "ufuncs": ufuncs}
+SOURCES = _sources()
+API = _api()
+MODULES = {name for name in API if any(other.startswith(f"{name}.") for other in API)}

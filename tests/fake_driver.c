@@ -1,6 +1,7 @@
-/* fake_driver.c: the driver's and torch's functions that csrc/cuda/loader.cpp calls, each printing
- * what it is given. Built as libcuda.so.1 and libtorch_cuda.so for test_cuda_loader.py. FAKE_FAIL
- * names a function that fails, FAKE_CONTEXT the context that is current. */
+/* fake_driver.c: the functions of the CUDA driver and of torch that csrc/cuda/loader.cpp calls.
+ * Each prints its arguments. test_cuda_loader.py builds this file as libcuda.so.1 and
+ * libtorch_cuda.so. FAKE_FAIL names a function that fails, FAKE_CONTEXT the context that is
+ * current. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,9 @@
-/* faults.c: makes the nth write below a folder fail, or sends a signal right before it. For
- * faults.py. Linux on x86-64: seccomp turns each system call that changes files into SIGSYS, whose
- * handler counts it, then makes it or not. So the writes of libraries count like our own. */
+/* faults.c: make the nth write below a folder fail, or send a signal right before it. For
+ * faults.py.
+ *
+ * It works on Linux on x86-64. seccomp turns each system call that changes files into SIGSYS. The
+ * handler counts the call, and then makes it or lets it fail. So the writes of libraries count like
+ * our own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +22,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* The one place whose system calls the filter lets through. */
+/* The filter allows the system calls of this function only. */
 long faults_call(long number, long a, long b, long c, long d, long e, long f);
 extern const char faults_called[];
 __asm__(
@@ -31,7 +34,7 @@ enum place { FD, PATH, AT, RENAME, OPEN, OPENAT }; /* where the call's arguments
 static const struct {
     int number;
     enum place place;
-    int grows; /* needs room on the disk; -1: gives it back */
+    int grows; /* 1: needs space on the disk; -1: frees space */
     const char *name;
 } CALLS[] = {
     {SYS_write, FD, 1, "write"},
@@ -58,10 +61,10 @@ static const struct {
 enum { COUNT = sizeof CALLS / sizeof *CALLS };
 
 static char folder[PATH_MAX];
-static int wanted, fault, events;
+static int wanted, fault, events; /* number of the event that meets the fault; fault; count */
 static char last[PATH_MAX + 64];
 
-/* The path that a call changes, or "" where that is not below the folder. */
+/* Set `path` to the path that a call changes, or to "" if it does not lie below the folder. */
 static void path_of(int call, const greg_t *regs, char *path) {
     const long a = regs[REG_RDI], b = regs[REG_RSI], c = regs[REG_RDX];
     const char *given = "";
@@ -130,9 +133,9 @@ static void on_call(int number, siginfo_t *info, void *context) {
                                         regs[REG_RDX], regs[REG_R10], regs[REG_R8], regs[REG_R9]);
 }
 
-/* Count the writes below `below` (its real path) from now on, in this process; the one numbered
- * `at` meets `what`: an errno, or minus a signal. 0: none does. Cannot be undone. -1 where the
- * system lets no filter be set. */
+/* From now on count the writes of this process below the folder `below` (a real path). Write number
+ * `at` (0: none) meets the fault `what`: an errno, or minus a signal. This cannot be undone. Return
+ * -1 if the system allows no filter. */
 int faults_begin(const char *below, int at, int what) {
     const uintptr_t allowed = (uintptr_t)faults_called;
     struct sock_filter code[2 * COUNT + 8], *next = code;
@@ -159,5 +162,5 @@ int faults_begin(const char *below, int at, int what) {
 
 int faults_events(void) { return events; }
 
-/* The event that met the fault, or the last one: "write NAME". */
+/* Return the event that met the fault, or else the last event, as "write NAME". */
 const char *faults_last(void) { return last; }

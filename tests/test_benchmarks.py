@@ -379,6 +379,8 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
 # ------------------------------------------------------------------ README's tables
 
 PAGE = """# x
+<!-- address:begin -->
+<!-- address:end -->
 <!-- results:begin -->
 <!-- results:end -->
 <!-- swap:begin -->
@@ -465,6 +467,7 @@ def repository(tmp_path):
     (folder / "compare").mkdir(parents=True)
     (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "README.md").write_text(PAGE)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
     (folder / "compare" / "wavelet.json").write_text(json.dumps(KEPT))
     (tmp_path / "docs" / "results" / "fairseq-demo.json").write_text(json.dumps(FAIRSEQ))
     (tmp_path / "docs" / "results" / "hf-swap.json").write_text(json.dumps(SWAP))
@@ -491,11 +494,24 @@ def test_readme_is_written_and_checked(repository, capsys):
     assert readme_main(repository) == 0
     assert readme_main(repository, "--check") == 0
     written = page.read_text()
-    assert written.startswith("# x\n<!-- results:begin -->\n")
+    assert written.startswith("# x\n<!-- address:begin -->\nIn a checkout of the sources:\n")
     assert "\nbetween\n" in written
     assert written.endswith("<!-- bench:end -->\nafter\n")
     page.write_text(written.replace("5.00", "5.01"))
     assert readme_main(repository, "--check") == 1
+
+
+def test_the_address_of_the_repository(repository):
+    """It stands in one place, and README says how to clone it once it does."""
+    urls = '[project.urls]\nRepository = "https://host/x"\nDocumentation = "https://host/docs"\n'
+    (repository / "pyproject.toml").write_text(urls.replace("Rep", "# Rep"))
+    assert "git clone" not in readme.how_to_get(repository)
+    (repository / "pyproject.toml").write_text(urls)
+    readme_main(repository)
+    text = (repository / "README.md").read_text()
+    assert "[Documentation](https://host/docs)" in text
+    assert "git clone https://host/x wavepe" in text
+    assert "In a checkout" not in text
 
 
 def test_benchmark_table(repository):

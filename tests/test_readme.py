@@ -18,16 +18,15 @@ def examples():
         if page.parent.name == "tutorials":  # a block goes on from the one before it
             blocks = ["\n".join(blocks)] if blocks else []
         for number, block in enumerate(blocks, 1):
-            yield pytest.param(block, id=f"{page.stem}-{number}")
+            yield pytest.param(block, id=f"{page.parent.name}-{page.stem}-{number}")
 
 
 def save_llama(folder):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
-    LlamaForCausalLM(
-        LlamaConfig(num_hidden_layers=1, num_attention_heads=4, **sizes)
-    ).save_pretrained(folder)
+    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=4, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 # PEFT uses a name that the newest transformers deprecates.

@@ -1,29 +1,32 @@
-/* cuda.h: the CUDA kernels' contract, read by nvcc and by the binding.
+/* cuda.h: the contract of the CUDA kernels. nvcc and the torch binding both include it.
  *
- * A kernel takes one of these structs by value. Pointers lie on its device, strides count elements
- * and may be zero or negative, sizes are 64 bits everywhere. No kernel shares memory between
- * threads or waits for another: each element of the output is written by one thread. */
+ * A kernel takes one of these structs by value. Its pointers are addresses on its device. Strides
+ * count elements and may be zero or negative. Sizes and indices have 64 bits. Kernels use no shared
+ * memory, and no thread waits for another: one thread writes each element of the output. */
 #ifndef WAVEPE_CUDA_H
 #define WAVEPE_CUDA_H
 
 #include <stdint.h>
 
-/* Threads a block: few, as some kernels take 140 registers each. */
+/* Threads in a block. It is small, because some kernels need 140 registers for each thread. */
 enum { WPE_CUDA_BLOCK = 128 };
 
-/* rope_<dtype>, and rope_<dtype>_wide where elements and pairs lie next to each other, in whole
- * words of 16 bytes everywhere. Rotates up to two tensors (q and k) by one table: the first 2 *
- * pairs of head_size elements; the others are copied, where out is not x. cos and sin are float
- * (double for f64). A thread takes WPE_CUDA_HEADS heads. [R] */
+/* rope_<dtype> rotates the first 2 * pairs of the head_size elements of each head, for one or two
+ * tensors (q and k), by one table. It copies the other elements if out is not x. A thread handles
+ * WPE_CUDA_HEADS heads. [R]
+ * Requires: 2 * pairs <= head_size; cos and sin are float (for f64: double); out may be x, if their
+ * strides are equal.
+ * rope_<dtype>_wide does the same with accesses of 16 bytes. It also requires: elements and pairs
+ * have stride 1; all pointers, sizes and other strides are multiples of 16 bytes. */
 enum { WPE_CUDA_HEADS = 4 };
 typedef struct {
     void *out;
     const void *x;
-    int64_t heads;                      /* 0: none */
+    int64_t heads;                      /* 0: no such tensor */
     int64_t out_stride[4], x_stride[4]; /* batch, head, position, element */
 } wpe_cuda_rope_tensor;
 typedef struct {
-    wpe_cuda_rope_tensor of[2];
+    wpe_cuda_rope_tensor tensors[2];
     int64_t batch, length, head_size, pairs;
     const void *cos, *sin;
     int64_t cos_stride[3], sin_stride[3]; /* batch, position, pair */
@@ -31,8 +34,8 @@ typedef struct {
 } wpe_cuda_rope;
 
 /* rope_table_<dtype>: cos and sin (rows, pairs) of position * inv_freq, times factor, for the pairs
- * begin..end-1, whose coordinate is number `axis` of each row's `axes`. hf: of the float32 product
- * of the two as float32. [R] */
+ * begin..end-1. positions is (rows, axes); these pairs use the coordinate number `axis`. hf: the
+ * angle is the float32 product of position and inv_freq, each rounded to float32. [R] */
 typedef struct {
     void *cos, *sin;
     const int64_t *positions;
@@ -42,21 +45,24 @@ typedef struct {
     int hf;
 } wpe_cuda_rope_table;
 
-/* wavelet_table_<dtype>: out (rows, cols) of psi((sign * offset - shift) / scale).
- * wavelet_backward: grad_scale and grad_shift (parts, cols), each the sum over WPE_CUDA_ROWS rows;
- * wavelet_sum adds the parts up in order, into row 0. [W] */
+/* wavelet_table_<dtype>: out (rows, cols) = psi((sign * offset - shift) / scale).
+ * wavelet_backward: grad_scale and grad_shift (parts, cols), where each part is the sum over
+ * WPE_CUDA_ROWS rows. wavelet_sum then adds the parts in order, into row 0. [W] */
 enum { WPE_CUDA_ROWS = 64 };
 typedef struct {
     void *out;
     const int64_t *offsets;
     const double *scale, *shift, *grad;
     double *grad_scale, *grad_shift;
-    int64_t rows, cols, offsets_stride, scale_stride, shift_stride, grad_row, grad_col;
+    int64_t rows, cols, offsets_stride, scale_stride, shift_stride, grad_row_stride,
+        grad_col_stride;
     int kind, sign;
 } wpe_cuda_wavelet;
 
-/* skew_<dtype>: skewed (batch, queries, keys) with skewed[i][j] = t[i][i + shift - j]; rows outside
- * t count as zero or as the nearest. unskew_<dtype>: its transpose. Both dense. [W][S] */
+/* skew_<dtype>: skewed[i][j] = t[i][i + shift - j], from t (batch, queries, rows) to skewed (batch,
+ * queries, keys). Columns outside t count as zero, or as the nearest column.
+ * unskew_<dtype>: its transpose, from skewed to t.
+ * Requires: both matrices are contiguous. [W][S] */
 typedef struct {
     void *out;
     const void *in;

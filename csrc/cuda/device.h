@@ -1,4 +1,4 @@
-/* device.h: what the kernels need of CUDA: types, conversions, indices, 16-byte accesses. */
+/* device.h: the types, conversions, indices and 16-byte accesses that the CUDA kernels use. */
 #ifndef WAVEPE_CUDA_DEVICE_H
 #define WAVEPE_CUDA_DEVICE_H
 
@@ -20,9 +20,10 @@
         name(const __grid_constant__ Params a)
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
-/* Written out: of a copied struct nvcc makes four accesses of four bytes here and there. The load
- * is neither volatile nor a barrier: nvcc may move it across stores. That is safe in place, too, as
- * each store depends on the loads of what it overwrites (rope.cu). */
+/* Written in assembly, because nvcc turns some copies of a 16-byte struct into four accesses of 4
+ * bytes. The load is neither volatile nor a barrier, so nvcc may move it across stores. That is
+ * safe for in-place calls, too: each store depends on the loads of the elements that it overwrites
+ * (rope.cu). */
 typedef uint4 Word16;
 DEVICE Word16 load_word(const Word16 *from) {
     Word16 w;
@@ -47,7 +48,7 @@ DEVICE double widened(double x) { return x; }
 DEVICE void narrow(float x, float *to) { *to = x; }
 DEVICE void narrow(double x, double *to) { *to = x; }
 
-/* What T is computed in. */
+/* The compute type of the storage type T. */
 template <typename T>
 struct Real {
     typedef float type;
@@ -57,8 +58,8 @@ struct Real<double> {
     typedef double type;
 };
 
-/* The double rounded once to T: by way of a float rounded to odd, whose last bit tells that
- * something was cut off. */
+/* Round a double to T once. For 16-bit types the way leads through a float that is rounded to odd:
+ * its last bit is 1 if anything was cut off, so the second rounding gives the right result. */
 DEVICE void round_once(double x, double *to) { *to = x; }
 DEVICE void round_once(double x, float *to) { *to = (float)x; }
 template <typename T>
@@ -74,11 +75,12 @@ DEVICE void round_once(double x, T *to) {
     narrow(nearest, to);
 }
 
-/* The threads of a launch, along x. */
-DEVICE int64_t first_thread() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+/* The number of this thread along x, and how many there are. */
+DEVICE int64_t thread_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE int64_t thread_count() { return (int64_t)gridDim.x * blockDim.x; }
 
-/* COUNT elements that lie next to each other in whole 16-byte words, or one element. */
+/* Load or store COUNT elements with stride 1. Requires: COUNT is 1, or the elements are whole words
+ * of 16 bytes, aligned to 16 bytes. */
 template <int COUNT, typename T>
 DEVICE void load(T *to, const T *from) {
     if constexpr (COUNT == 1) {
@@ -105,7 +107,7 @@ DEVICE void store(T *to, const T *from) {
     }
 }
 
-/* ---- the formulas, on a double a thread ------------------------------------------------------ */
+/* ---- the formulas of csrc/kernels, with one double in each thread ---------------------------- */
 
 #define INLINE               DEVICE
 #define REAL                 double
@@ -117,7 +119,7 @@ DEVICE void store(T *to, const T *from) {
 #define REAL_NARROW(x)       ((double)(float)(x))
 #define REAL_BITS            bits_of
 #define REAL_OF_BITS         of_bits
-#define REAL_SINCOS_FAR      sincos_one_far
+#define REAL_SINCOS_LARGE    sincos_one_large
 
 INLINE uint64_t bits_of(double x) {
     uint64_t bits;

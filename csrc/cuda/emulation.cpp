@@ -1,5 +1,5 @@
-// emulation.cpp: launch.h without a GPU; a build with WAVEPE_EMULATE_CUDA holds it instead of
-// loader.cpp.
+// emulation.cpp: launch.h without a GPU. A build with WAVEPE_EMULATE_CUDA=1 has this file instead
+// of loader.cpp.
 #include <algorithm>
 #include <set>
 #include <stdexcept>
@@ -18,8 +18,8 @@ void launch(const std::string &name, const Grid &grid, const void *params, int) 
     const auto found = kernels().find(name);
     if (found == kernels().end()) throw std::runtime_error("wavepe: no kernel " + name);
     launched.insert(name);
-    // Few blocks, so that strides are walked; every other launch from the end, as nothing may
-    // depend on the order.
+    // There are few blocks, so that threads loop over several indices. Every other launch runs the
+    // threads from the last to the first, because no result may depend on their order.
     static bool reversed = false;
     reversed = !reversed;
     const int64_t x =

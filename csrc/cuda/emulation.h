@@ -1,7 +1,8 @@
-/* emulation.h: as much of CUDA as the kernels need to run in a C++ program, thread after thread.
+/* emulation.h: the parts of CUDA that the kernels need, so that a C++ program can run them, one
+ * thread after the other.
  *
- * For tests without a GPU: sizes, strides, indices, tails and roundings are checked, with
- * sanitizers; races, and what a GPU does otherwise, are not. */
+ * Tests without a GPU use it. They check sizes, strides, indices, tails and roundings, also with
+ * sanitizers. They find neither races nor differences between a GPU and a CPU. */
 #ifndef WAVEPE_CUDA_EMULATION_H
 #define WAVEPE_CUDA_EMULATION_H
 

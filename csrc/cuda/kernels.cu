@@ -1,4 +1,4 @@
-/* kernels.cu: all of them as one module, which the driver loads at once. */
+/* kernels.cu: all CUDA kernels as one module, which the driver loads in one step. */
 #include "relative_bias.cu"
 #include "rope.cu"
 #include "rope_table.cu"

@@ -1,5 +1,7 @@
-// loader.cpp: the compiled kernels, which lie in this library, by the driver's own interface, which
-// is looked for at the first launch. So the library needs nothing of CUDA to be loaded.
+// loader.cpp: load and launch the compiled kernels through the interface of the CUDA driver.
+//
+// The kernels are bytes in this library. The driver is opened at the first launch. So this library
+// can be loaded on a machine without CUDA.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -27,7 +29,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string &what) { throw std::runtime_error("wavepe: " + what); }
 
-// The driver's functions, by the names and types of cuda.h.
+// The driver's functions. Names and types are those of NVIDIA's cuda.h.
 struct Driver {
     typedef int Result;
     typedef void *Handle;  // of a context, a module, a function or a stream
@@ -80,7 +82,7 @@ const Driver &driver() {
     return only;
 }
 
-// torch's stream: its CUDA library is there, since its tensors are.
+// Return torch's current stream. torch's CUDA library is already loaded, as there are CUDA tensors.
 Driver::Handle current_stream(int device) {
     typedef int32_t Function(int32_t, void **);
     static Function *const function = [] {
@@ -94,33 +96,35 @@ Driver::Handle current_stream(int device) {
     return stream;
 }
 
-// Makes a context current, and what was current before again.
-struct Current {
-    explicit Current(Driver::Handle context) {
+// Make a context current, and at the end restore the one that was current before.
+struct CurrentContext {
+    explicit CurrentContext(Driver::Handle context) {
         Driver::Handle now = nullptr;
         driver().check(driver().get_context(&now), "cuCtxGetCurrent");
         pushed = now != context;
         if (pushed) driver().check(driver().push_context(context), "cuCtxPushCurrent");
     }
-    ~Current() {
+    ~CurrentContext() {
         Driver::Handle popped;
         if (pushed) driver().pop_context(&popped);
     }
-    Current(const Current &) = delete;
+    CurrentContext(const CurrentContext &) = delete;
     bool pushed;
 };
 
-// While it lives, this thread may load kernels though a stream is being captured into a graph.
-struct Relaxed {
+// While this object lives, the thread may load kernels even if a stream is being captured into a
+// graph.
+struct RelaxedCapture {
     int mode = Driver::RELAXED;
-    Relaxed() {
+    RelaxedCapture() {
         driver().check(driver().exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
     }
-    ~Relaxed() { driver().exchange_capture_mode(&mode); }
-    Relaxed(const Relaxed &) = delete;
+    ~RelaxedCapture() { driver().exchange_capture_mode(&mode); }
+    RelaxedCapture(const RelaxedCapture &) = delete;
 };
 
-// A device's context, which torch uses too, and the kernels loaded into it, for good.
+// A device's primary context, which torch uses, too, and the kernels loaded into it. They stay
+// loaded until the process ends.
 class Device {
     std::mutex mutex;
     Driver::Handle module = nullptr;
@@ -135,12 +139,12 @@ class Device {
         driver().check(driver().retain_context(&context, device), "cuDevicePrimaryCtxRetain");
     }
 
-    // The context must be current.
+    // Return a kernel. Requires: the context is current.
     Driver::Handle function(const std::string &name) {
         const std::lock_guard lock(mutex);
         const auto found = functions.find(name);
         if (found != functions.end()) return found->second;
-        const Relaxed relaxed;
+        const RelaxedCapture relaxed;
         Driver::Handle loaded, function;
         if (!module) {
             driver().check(driver().load_module(&loaded, kernels()),
@@ -168,10 +172,10 @@ void launch(const std::string &kernel, const Grid &grid, const void *params, int
             "this build holds no CUDA kernels, as there was no nvcc. Install the CUDA toolkit, "
             "then wavepe again, in the folder of its checkout: pip install --no-cache-dir "
             "--force-reinstall --no-deps .");
-    Device &of = device_of(device);
+    Device &target = device_of(device);
     const Driver::Handle stream = current_stream(device);
-    const Current current(of.context);
-    const Driver::Handle function = of.function(kernel);
+    const CurrentContext current(target.context);
+    const Driver::Handle function = target.function(kernel);
     const unsigned x = (unsigned)std::min<int64_t>(
         (grid.threads + WPE_CUDA_BLOCK - 1) / WPE_CUDA_BLOCK, INT32_MAX);
     const unsigned y = (unsigned)std::min<int64_t>(grid.y, 65535);

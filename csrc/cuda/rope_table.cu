@@ -1,10 +1,11 @@
-/* rope_table.cu: cos and sin of position * inv_freq, exact as on the CPU. METHODS 2 [R]. */
+/* rope_table.cu: cos and sin of position * inv_freq, with the same formulas as on the CPU. METHODS
+ * 2 [R]. */
 #include "device.h"
 
 template <typename T>
 DEVICE void rope_table(const wpe_cuda_rope_table &a) {
     const int64_t pairs = a.end - a.begin;
-    for (int64_t i = first_thread(); i < a.rows * pairs; i += thread_count()) {
+    for (int64_t i = thread_index(); i < a.rows * pairs; i += thread_count()) {
         const int64_t row = i / pairs, pair = a.begin + i % pairs, to = row * a.pairs + pair;
         const double position = (double)a.positions[row * a.axes + a.axis], f = a.inv_freq[pair];
         double hi = (float)position * (float)f, lo = 0, s, c;

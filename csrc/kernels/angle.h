@@ -1,18 +1,18 @@
-/* angle.h: an angle as position * frequency without rounding error, its sine and its cosine,
- * written once. METHODS 2 [R], derived in docs/internals/rope-exactness.md.
+/* angle.h: an angle as the exact product position * frequency, and its sine and cosine. METHODS 2
+ * [R]; docs/internals/rope-exactness.md derives the bounds.
  *
- * The includer says what it computes on: REAL (a vector of double lanes on the CPU, a double on the
- * GPU), REAL_CONST(c), REAL_SELECT(mask, yes, no), REAL_ALL(mask), REAL_ABS, REAL_BITS and
- * REAL_OF_BITS (unsigned integers of the same bits), and REAL_SINCOS_FAR(hi, lo, &s, &c), which
- * calls sincos_one_far where |hi| > 2^31. */
+ * CPU and GPU compile this same file. Before they include it they define REAL (CPU: a vector of
+ * double lanes, GPU: a double), REAL_CONST(c), REAL_SELECT(mask, yes, no), REAL_ALL(mask),
+ * REAL_ABS, REAL_BITS and REAL_OF_BITS (to and from unsigned integers of the same bits), and
+ * REAL_SINCOS_LARGE(hi, lo, &s, &c), which calls sincos_one_large for each |hi| > 2^31. */
 #ifndef WAVEPE_ANGLE_H
 #define WAVEPE_ANGLE_H
 
-/* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits. */
+/* Adding 1.5 * 2^52 rounds a number to an integer, and puts that integer into the low bits. */
 #define ROUNDER 6755399441055744.0
 
-/* a + b = sum + error exactly (Knuth). No product is involved, so contraction cannot hurt; where
- * b is a product below, that product is exact. */
+/* Return sum and error with a + b = sum + error exactly (Knuth). FMA contraction cannot change it:
+ * it has no products, and where a caller passes a product as b, that product is exact. */
 INLINE REAL two_sum(REAL a, REAL b, REAL *error) {
     REAL sum = a + b;
     REAL b_part = sum - a;
@@ -20,10 +20,11 @@ INLINE REAL two_sum(REAL a, REAL b, REAL *error) {
     return sum;
 }
 
-/* x with the low 31 of its 53 bits cleared: times a 31-bit integer it is exact. */
+/* Return x with the low 31 of its 53 bits cleared. Its product with a 31-bit integer is exact. */
 INLINE REAL high_bits(REAL x) { return REAL_OF_BITS(REAL_BITS(x) & ~(uint64_t)0x7fffffff); }
 
-/* hi + lo = position * f without rounding error, for integers |position| <= 2^31. */
+/* hi + lo = position * f. There is no rounding error if position is an integer and |position| <=
+ * 2^31. */
 INLINE void exact_product(REAL position, REAL f, REAL *hi, REAL *lo) {
     REAL f1 = high_bits(f), f2 = high_bits(f - f1), f3 = (f - f1) - f2;
     REAL e1, e2;
@@ -32,25 +33,26 @@ INLINE void exact_product(REAL position, REAL f, REAL *hi, REAL *lo) {
     *lo = e1 + e2;
 }
 
-/* sin and cos of hi + lo outside the reduction's range: far more than any position needs, but
- * morlet is right for every finite argument. */
-INLINE void sincos_one_far(double hi, double lo, double *s, double *c) {
+/* sin and cos of hi + lo for |hi| > 2^31, where the reduction of sincos_sum does not work. No
+ * position of a text needs it, but the morlet wavelet takes every finite argument. */
+INLINE void sincos_one_large(double hi, double lo, double *s, double *c) {
     double sh = sin(hi), ch = cos(hi), sl = sin(lo), cl = cos(lo);
     *s = sh * cl + ch * sl;
     *c = ch * cl - sh * sl;
 }
 
-/* pi/2 in four parts of 22 bits or less, whose products with a 31-bit integer are exact, and a
- * rest */
+/* pi/2 as a sum of five parts. The first four have at most 22 bits, so their products with a 31-bit
+ * integer are exact. */
 #define PIO2_1 0x1.921fbp+0
 #define PIO2_2 0x1.5110bp-22
 #define PIO2_3 0x1.184698p-44
 #define PIO2_4 0x1.3198ap-69
 #define PIO2_5 0x1.701b839a25205p-92
 
-/* sin and cos of hi + lo. Cody-Waite: k = round((hi + lo) / (pi/2)), r = hi + lo - k pi/2 as an
- * unevaluated sum with absolute error below 2^-104, and below 2^-113 where |r| < 2^-14, so that
- * results next to a zero keep their relative precision; then fdlibm's kernels on |r| <= pi/4. */
+/* sin and cos of hi + lo. The reduction is Cody-Waite's: k = round((hi + lo) / (pi/2)) and r = hi +
+ * lo - k pi/2. r is kept as the sum r + tail. Its absolute error is below 2^-104, and below 2^-113
+ * where |r| < 2^-14: so results next to a zero keep their relative precision. Then fdlibm's
+ * polynomials are used on |r| <= pi/4. */
 INLINE void sincos_sum(REAL hi, REAL lo, REAL *sine, REAL *cosine) {
     REAL shifted = hi * 0x1.45f306dc9c883p-1 + ROUNDER; /* 2/pi */
     REAL k = shifted - ROUNDER;
@@ -78,13 +80,14 @@ INLINE void sincos_sum(REAL hi, REAL lo, REAL *sine, REAL *cosine) {
     REAL half = 0.5 * z, w = 1.0 - half;
     c = w + (((1.0 - w) - half) + (z * z * c - r * tail));
 
-    REAL odd = REAL_SELECT((REAL_BITS(shifted) & 1) != 0, c, s); /* of which quadrant */
+    /* the low bits of k say which quadrant the angle lies in */
+    REAL odd = REAL_SELECT((REAL_BITS(shifted) & 1) != 0, c, s);
     REAL even = REAL_SELECT((REAL_BITS(shifted) & 1) != 0, s, c);
     *sine = REAL_OF_BITS(REAL_BITS(odd) ^ ((REAL_BITS(shifted) & 2) << 62));
     *cosine = REAL_OF_BITS(REAL_BITS(even) ^ (((REAL_BITS(shifted) + 1) & 2) << 62));
 
-    int near = REAL_ALL(REAL_ABS(hi) <= 0x1p31);
-    if (__builtin_expect(!near, 0)) REAL_SINCOS_FAR(hi, lo, sine, cosine);
+    int in_range = REAL_ALL(REAL_ABS(hi) <= 0x1p31);
+    if (__builtin_expect(!in_range, 0)) REAL_SINCOS_LARGE(hi, lo, sine, cosine);
 }
 
 #endif

@@ -1,14 +1,16 @@
 /* attention.c: softmax attention with a relative term, forward and backward [W][S][X][A].
  *
- * Made of the parts included here. A block of queries meets its keys tile by tile, nothing of size
- * (queries, keys) is kept: forward with a running maximum and sum, backward in one pass from lse,
- * in five products a tile. With T = R P^T the relative term, S the scores, W the weights:
+ * The files included below are its parts. For each block of queries they visit the keys tile by
+ * tile and keep nothing of size (queries, keys). Forward keeps a running maximum and sum of each
+ * row. Backward recomputes the scores and needs one pass over the tiles, because it knows lse.
+ * There are five products for each tile. T = R P^T is the relative term, S the scores, W the
+ * weights:
  *
  *     S = T + Q K^T      dW = dO V^T      dV += W^T dO      dK += dS^T Q      dQ += dS K
  *
- * and, after all tiles, dR += dT P (dT is dS, see attention_table.c) and dP += dT^T R. Query blocks
- * are outermost: keys outermost cost the same, and a second pass over the tiles a quarter more.
- * Rows are trimmed to the keys they see by groups of GROUP. */
+ * After all tiles follow dR += dT P and dP += dT^T R, where dT is dS (see attention_table.c).
+ * The loop over query blocks is outermost. Tried: keys outermost cost the same, two passes over the
+ * tiles cost a quarter more. The products skip keys that no row of a group of GROUP rows sees. */
 
 #include "attention_range.h"
 #include "gemm.c"
@@ -26,7 +28,7 @@
 static wpe_range NAME(attention_seen_keys)(const wpe_attention *a, int64_t begin, int64_t end) {
     check_attention(a);
     assert(begin >= 0 && begin < end && end <= a->queries);
-    return (wpe_range){keys_of(a, begin).begin, keys_of(a, end - 1).end};
+    return (wpe_range){key_range_of(a, begin).begin, key_range_of(a, end - 1).end};
 }
 
 static wpe_attention_sizes NAME(attention_sizes)(const wpe_attention *a, enum wpe_pass pass) {
@@ -42,7 +44,7 @@ static wpe_attention_sizes NAME(attention_sizes)(const wpe_attention *a, enum wp
         NAME(take)(&memory, (pass == WPE_DECODE ? 1 : WPE_QUERY_BLOCK) * b.padded_dv);
     sizes.workspace = memory.used;
     sizes.packed = pass == WPE_DECODE ? 0 : NAME(packed_parts)(a, NULL, pass).size;
-    sizes.dk_rows = round_up(a->keys, STEP) + GROUP;
+    sizes.dk_rows = round_up(a->keys, KEY_STEP) + GROUP;
     sizes.dk_cols = b.padded_d;
     sizes.dv_cols = b.padded_dv;
     sizes.dp_rows = a->relative ? a->relative->rows + GROUP : 0;

@@ -1,13 +1,15 @@
-/* attention_backward.c: a block of queries, backward: see the head of attention.c. */
+/* attention_backward.c: backward of one block of queries (see attention.c). */
 
-/* Scratch of backward beside the block's. */
+/* The scratch memory that backward needs beside the block's. */
 typedef struct {
-    REAL *grad_out, *dq, *dr; /* (rows, dv), (rows, d) twice; dr may be dq */
-    REAL *weights;            /* a tile: first dW, then W */
-    REAL lse[WPE_QUERY_BLOCK], row_term[WPE_QUERY_BLOCK]; /* dO . O - d lse */
-    /* gradients of keys past the table's ends, which belong to its last and first row */
-    REAL to_last_row[WPE_QUERY_BLOCK], to_first_row[WPE_QUERY_BLOCK];
-    int not_finite; /* some query, its gradient, or its lse */
+    REAL *grad_out; /* (rows, padded_dv) */
+    REAL *dq, *dr;  /* (rows, padded_d); dr is dq if r is q */
+    REAL *weights;  /* (rows, WPE_KEY_BLOCK): first dW, then W */
+    REAL lse[WPE_QUERY_BLOCK];
+    REAL row_term[WPE_QUERY_BLOCK]; /* dO . O - grad_lse of each row */
+    /* sums of the scores' gradient over the tiles outside the band, for the table's end rows */
+    REAL last_row_grad[WPE_QUERY_BLOCK], first_row_grad[WPE_QUERY_BLOCK];
+    int not_finite; /* whether some q, r, grad_out, lse or row_term is NaN or Inf */
 } NAME(scratch);
 #define SCRATCH NAME(scratch)
 
@@ -18,27 +20,28 @@ static void NAME(scratch_memory)(SCRATCH *w, const BLOCK *b, MEMORY *memory) {
     w->weights = NAME(take)(memory, WPE_QUERY_BLOCK * WPE_KEY_BLOCK);
 }
 
-/* The sum over dO . O of row i, in 16 fixed lanes. */
+/* Return dO . O of row i, summed in 16 fixed lanes. */
 static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int64_t i) {
     const wpe_attention *a = b->a;
-    REAL chunk[CHUNK], sum = 0;
-    for (int64_t x = 0; x < a->value_size; x += CHUNK) {
-        int64_t count = smaller(CHUNK, a->value_size - x);
-        NAME(read_row)(chunk, NAME(element)(out, a->storage, b->begin + i, x), a->storage,
+    REAL buffer[BUFFER_SIZE], sum = 0;
+    for (int64_t x = 0; x < a->value_size; x += BUFFER_SIZE) {
+        int64_t count = smaller(BUFFER_SIZE, a->value_size - x);
+        NAME(read_row)(buffer, NAME(element)(out, a->storage, b->begin + i, x), a->storage,
                        out.col_stride, count, 1);
-        V sums[SUMS] = {0};
+        V sums[SUM_VECTORS] = {0};
         for (int64_t c = 0; c < count; c += LANES) {
             int lanes = (int)smaller(LANES, count - c);
-            sums[c / LANES % SUMS] += LOAD_REAL(chunk + c, 1, lanes) *
-                                      LOAD_REAL(w->grad_out + i * b->padded_dv + x + c, 1, lanes);
+            sums[c / LANES % SUM_VECTORS] +=
+                LOAD_REAL(buffer + c, 1, lanes) *
+                LOAD_REAL(w->grad_out + i * b->padded_dv + x + c, 1, lanes);
         }
         sum += NAME(sum_lanes)(sums);
     }
     return sum;
 }
 
-/* dO, and per row lse and dO . O - d lse. A row that saw nothing takes part with weights of 0: its
- * lse becomes +inf, and it is cleared, as it may hold NaN. */
+/* Load dO, and lse and the row term of each row. A row that saw no key must get weights of 0, so
+ * its lse is set to +inf. It may hold NaN, so its q, r and dO are set to 0. */
 static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention_gradients *g) {
     const wpe_attention *a = b->a;
     const REAL *lse = (const REAL *)g->lse + b->begin, *grad_lse = g->grad_lse;
@@ -48,7 +51,7 @@ static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention
     REAL check = 0;
     for (int64_t i = 0; i < rows; i++) {
         w->lse[i] = INFINITY;
-        w->row_term[i] = w->to_last_row[i] = w->to_first_row[i] = 0;
+        w->row_term[i] = w->last_row_grad[i] = w->first_row_grad[i] = 0;
         if (i >= b->rows) continue;
         if (lse[i] == -(REAL)INFINITY) {
             memset(b->q + i * d, 0, (size_t)d * sizeof(REAL));
@@ -67,46 +70,47 @@ static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention
     if (w->dr != w->dq) memset(w->dr, 0, (size_t)(rows * d) * sizeof(REAL));
 }
 
-/* Zeroes around the columns that a group worked on, as far as gemm_transposed reads: whole groups
- * of keys. */
-INLINE void NAME(clear_around)(REAL *s, wpe_range part) {
-    for (int64_t j = larger(part.begin - GROUP, 0); j < part.begin; j++) s[j] = 0;
-    for (int64_t j = part.end; j < smaller(part.end + GROUP, WPE_KEY_BLOCK); j++) s[j] = 0;
+/* Set the columns next to a group's work columns to 0, as far as gemm_transposed reads them: it
+ * reads whole groups of keys. */
+INLINE void NAME(clear_around)(REAL *s, wpe_range columns) {
+    for (int64_t j = larger(columns.begin - GROUP, 0); j < columns.begin; j++) s[j] = 0;
+    for (int64_t j = columns.end; j < smaller(columns.end + GROUP, WPE_KEY_BLOCK); j++) s[j] = 0;
 }
 
-/* Rows of the tile: scores become their gradient, dW becomes W. */
+/* Turn the tile's scores into their gradient, and dW into W. */
 static void NAME(gradient_tile)(const BLOCK *b, const TILE *t, SCRATCH *w) {
     const wpe_attention *a = b->a;
     REAL keep[WPE_KEY_BLOCK], inverse_cap = a->softcap != 0 ? 1 / (REAL)a->softcap : 0;
     for (int64_t i = 0; i < b->groups * GROUP; i++) {
-        wpe_range part = t->part[i / GROUP]; /* empty: only cleared around */
-        REAL *s = t->s + i * t->row_stride, *dw = w->weights + i * WPE_KEY_BLOCK;
+        wpe_range columns = t->work_columns[i / GROUP]; /* may be empty */
+        REAL *s = t->scores + i * t->row_stride, *dw = w->weights + i * WPE_KEY_BLOCK;
         REAL lse = w->lse[i], term = w->row_term[i];
         if (a->drop_below) {
-            NAME(keep_row)(keep, a, b->begin + i, t->first_key, part.begin, part.end);
-            NAME(gradient_row)(s, dw, part.begin, part.end, lse, term, keep, inverse_cap);
+            NAME(keep_row)(keep, a, b->begin + i, t->first_key, columns.begin, columns.end);
+            NAME(gradient_row)(s, dw, columns.begin, columns.end, lse, term, keep, inverse_cap);
         } else if (inverse_cap != 0) {
-            NAME(gradient_row)(s, dw, part.begin, part.end, lse, term, NULL, inverse_cap);
+            NAME(gradient_row)(s, dw, columns.begin, columns.end, lse, term, NULL, inverse_cap);
         } else {
-            NAME(gradient_row)(s, dw, part.begin, part.end, lse, term, NULL, 0);
+            NAME(gradient_row)(s, dw, columns.begin, columns.end, lse, term, NULL, 0);
         }
-        NAME(clear_around)(s, part);
-        NAME(clear_around)(dw, part);
+        NAME(clear_around)(s, columns);
+        NAME(clear_around)(dw, columns);
     }
 }
 
-/* Which rows of the block have worked on each group of keys of the tile. */
+/* Set rows[k] to the rows of the block that may see group k of the tile's keys. Return the number
+ * of groups. */
 static int64_t NAME(rows_of_keys)(const BLOCK *b, const TILE *t, wpe_range *rows) {
     int64_t count = 0;
     for (int64_t g = 0; g < b->groups; g++)
-        count = larger(count, (t->exact[g].end + GROUP - 1) / GROUP);
-    int64_t first = 0, last = 0;
+        count = larger(count, (t->seen_columns[g].end + GROUP - 1) / GROUP);
+    int64_t first_group = 0, end_group = 0;
     for (int64_t k = 0; k < count; k++) {
         int64_t begin = k * GROUP, end = begin + GROUP;
-        while (first < b->groups && t->exact[first].end <= begin) first++;
-        last = larger(last, first);
-        while (last < b->groups && t->exact[last].begin < end) last++;
-        rows[k] = (wpe_range){first * GROUP, last * GROUP};
+        while (first_group < b->groups && t->seen_columns[first_group].end <= begin) first_group++;
+        end_group = larger(end_group, first_group);
+        while (end_group < b->groups && t->seen_columns[end_group].begin < end) end_group++;
+        rows[k] = (wpe_range){first_group * GROUP, end_group * GROUP};
     }
     return count;
 }
@@ -117,44 +121,45 @@ static void NAME(key_sums)(const BLOCK *b, const TILE *t, const SCRATCH *w,
     REAL *dv = sums->dv, *dk = sums->dk;
     if (w->not_finite) {
         NAME(accumulate_seen_keys)(dv, b, t, w->weights, WPE_KEY_BLOCK, w->grad_out, b->padded_dv);
-        NAME(accumulate_seen_keys)(dk, b, t, t->s, t->row_stride, b->q, b->padded_d);
+        NAME(accumulate_seen_keys)(dk, b, t, t->scores, t->row_stride, b->q, b->padded_d);
         return;
     }
     wpe_range rows[WPE_KEY_BLOCK / GROUP + 1];
     int64_t groups = NAME(rows_of_keys)(b, t, rows);
     NAME(gemm_transposed)(dv + t->first_key * b->padded_dv, b->padded_dv, w->weights, WPE_KEY_BLOCK,
                           w->grad_out, b->padded_dv, b->padded_dv, groups, rows);
-    NAME(gemm_transposed)(dk + t->first_key * b->padded_d, b->padded_d, t->s, t->row_stride, b->q,
-                          b->padded_d, b->padded_d, groups, rows);
+    NAME(gemm_transposed)(dk + t->first_key * b->padded_d, b->padded_d, t->scores, t->row_stride,
+                          b->q, b->padded_d, b->padded_d, groups, rows);
 }
 
 static void NAME(backward_tile)(BLOCK *b, SCRATCH *w, const PACKED *packed,
-                                const wpe_attention_sums *sums, int64_t key) {
+                                const wpe_attention_sums *sums, int64_t first_key) {
     const wpe_attention *a = b->a;
     TILE t;
-    NAME(begin_tile)(&t, b, key);
-    if (NAME(other_segments)(b, key)) {
+    NAME(begin_tile)(&t, b, first_key);
+    if (NAME(other_segments)(b, first_key)) {
         for (int64_t i = 0; t.in_band && i < b->groups * GROUP; i++)
-            for (int64_t j = t.part[i / GROUP].begin; j < t.part[i / GROUP].end; j++)
-                t.s[i * t.row_stride + j] = 0;
+            for (int64_t j = t.work_columns[i / GROUP].begin; j < t.work_columns[i / GROUP].end;
+                 j++)
+                t.scores[i * t.row_stride + j] = 0;
         return;
     }
-    int of_keys = packed->not_finite[key / WPE_KEY_BLOCK] != 0;
-    NAME(tile_scores)(b, &t, packed->keys_t);
+    int keys_not_finite = packed->not_finite[first_key / WPE_KEY_BLOCK] != 0;
+    NAME(tile_scores)(b, &t, packed->k_t_panels);
     NAME(gemm_columns)(w->weights, WPE_KEY_BLOCK, w->grad_out, b->padded_dv,
-                       packed->values_t + key * a->value_size, a->value_size * PANEL, a->value_size,
-                       b->groups, t.part, 0);
-    NAME(gradient_tile)(b, &t, w); /* t.s is dS, w->weights W from here on */
-    if (of_keys || w->not_finite) NAME(clear_hidden)(b, &t, w->weights);
+                       packed->v_t_panels + first_key * a->value_size, a->value_size * PANEL,
+                       a->value_size, b->groups, t.work_columns, 0);
+    NAME(gradient_tile)(b, &t, w); /* from here on t.scores is dS and w->weights is W */
+    if (keys_not_finite || w->not_finite) NAME(clear_hidden)(b, &t, w->weights);
     if (sums->dbias) NAME(bias_gradient)(b, &t, sums->dbias);
     NAME(key_sums)(b, &t, w, sums);
-    NAME(accumulate)(w->dq, b->padded_d, b, &t, packed->key_rows, round_up(a->keys, STEP) * PANEL,
-                     b->padded_d, of_keys);
-    if (t.in_band || !b->cols || a->relative->beyond != WPE_EDGE) return;
-    REAL *end = key < b->band.begin ? w->to_last_row : w->to_first_row;
+    NAME(accumulate)(w->dq, b->padded_d, b, &t, packed->k_panels,
+                     round_up(a->keys, KEY_STEP) * PANEL, b->padded_d, keys_not_finite);
+    if (t.in_band || !b->band_width || a->relative->beyond != WPE_EDGE) return;
+    REAL *edge_grad = first_key < b->band_keys.begin ? w->last_row_grad : w->first_row_grad;
     for (int64_t i = 0; i < b->groups * GROUP; i++)
-        for (int64_t j = t.part[i / GROUP].begin; j < t.part[i / GROUP].end; j++)
-            end[i] += t.s[i * t.row_stride + j];
+        for (int64_t j = t.work_columns[i / GROUP].begin; j < t.work_columns[i / GROUP].end; j++)
+            edge_grad[i] += t.scores[i * t.row_stride + j];
 }
 
 static void NAME(backward_block)(BLOCK *b, SCRATCH *w, const PACKED *packed,
@@ -165,8 +170,8 @@ static void NAME(backward_block)(BLOCK *b, SCRATCH *w, const PACKED *packed,
     for (int64_t j = round_down(b->key_range.begin, WPE_KEY_BLOCK); j < b->key_range.end;
          j += WPE_KEY_BLOCK)
         NAME(backward_tile)(b, w, packed, &g->sums, j);
-    if (b->cols) {
-        NAME(finish_gradient)(b, w->to_last_row, w->to_first_row);
+    if (b->band_width) {
+        NAME(finish_gradient)(b, w->last_row_grad, w->first_row_grad);
         NAME(table_gradient_r)(b, w->dr);
         if (g->sums.dp) NAME(table_gradient_p)(b, g->sums.dp, w->not_finite);
     }

@@ -1,9 +1,10 @@
-/* attention_decode.c: attention of one query, as in generation: the keys are read where they lie,
- * once. Packing them would cost more than the products. */
+/* attention_decode.c: attention of one query, as in generation.
+ *
+ * Keys and values are read once, where they are. Packing them would cost more than the products. */
 
-#define DECODE_KEYS LANES /* dot products that are reduced together */
+#define DECODE_KEYS LANES /* the dot products that are reduced together */
 
-/* Sums of the lanes of DECODE_KEYS vectors, as one vector. */
+/* Return a vector whose lane k is the sum of the lanes of x[k]. */
 INLINE V NAME(sum_each)(V x[DECODE_KEYS]) {
 #pragma GCC unroll 8
     for (int count = DECODE_KEYS / 2; count; count /= 2)
@@ -16,7 +17,7 @@ INLINE V NAME(sum_each)(V x[DECODE_KEYS]) {
     return x[0];
 }
 
-/* s[j] := or += x . row j of m for j in begin..end-1. */
+/* s[j] = x . row j of m, or s[j] += it if `add`, for j in begin..end-1. */
 static void NAME(dots)(REAL *s, const REAL *x, wpe_matrix m, int storage, int64_t begin,
                        int64_t end, int64_t d, int add) {
     for (int64_t j = begin; j < end; j += DECODE_KEYS) {
@@ -50,51 +51,55 @@ static void NAME(dots)(REAL *s, const REAL *x, wpe_matrix m, int storage, int64_
     }
 }
 
-/* The relative term of keys begin..end-1 of the tile that begins with `key`, added to its scores.
- * Key j reads row `zero` - j. */
+/* Add the relative term to the scores s[begin..end-1] of the tile that begins with first_key. Key
+ * first_key + j reads the table's row first_key_row - j. */
 static void NAME(decode_table)(REAL *s, const wpe_attention *a, const REAL *r, wpe_matrix table,
-                               int64_t key, int64_t begin, int64_t end) {
+                               int64_t first_key, int64_t begin, int64_t end) {
     const wpe_relative *p = a->relative;
-    int64_t zero = a->offset - p->first_delta - key; /* row of the tile's first key */
-    int64_t inside = larger(zero - (p->rows - 1), begin), outside = smaller(zero + 1, end);
-    inside = smaller(inside, end); /* keys before it lie past the table's last row */
-    outside = larger(outside, inside);
-    if (inside < outside) {
-        wpe_matrix falling = {NAME(element)(table, a->storage, zero - inside, 0), -table.row_stride,
-                              table.col_stride};
-        NAME(dots)(s + inside, r, falling, a->storage, 0, outside - inside, a->head_size, 1);
+    int64_t first_key_row = a->offset - p->first_delta - first_key;
+    /* the keys that read a row of the table; those before them have a delta past its last row */
+    int64_t inside_begin = larger(first_key_row - (p->rows - 1), begin),
+            inside_end = smaller(first_key_row + 1, end);
+    inside_begin = smaller(inside_begin, end);
+    inside_end = larger(inside_end, inside_begin);
+    if (inside_begin < inside_end) {
+        wpe_matrix falling = {NAME(element)(table, a->storage, first_key_row - inside_begin, 0),
+                              -table.row_stride, table.col_stride};
+        NAME(dots)(s + inside_begin, r, falling, a->storage, 0, inside_end - inside_begin,
+                   a->head_size, 1);
     }
     if (p->beyond != WPE_EDGE) return;
-    REAL of_last_row = 0, of_first_row = 0;
+    REAL last_row_score = 0, first_row_score = 0;
     wpe_matrix last = {NAME(element)(table, a->storage, p->rows - 1, 0), 0, table.col_stride};
-    NAME(dots)(&of_last_row, r, last, a->storage, 0, 1, a->head_size, 0);
-    NAME(dots)(&of_first_row, r, table, a->storage, 0, 1, a->head_size, 0);
-    for (int64_t j = begin; j < inside; j++) s[j] += of_last_row;
-    for (int64_t j = outside; j < end; j++) s[j] += of_first_row;
+    NAME(dots)(&last_row_score, r, last, a->storage, 0, 1, a->head_size, 0);
+    NAME(dots)(&first_row_score, r, table, a->storage, 0, 1, a->head_size, 0);
+    for (int64_t j = begin; j < inside_begin; j++) s[j] += last_row_score;
+    for (int64_t j = inside_end; j < end; j++) s[j] += first_row_score;
 }
 
-/* out += sum of weight[j] * row j of v, a row of weight 0 that is hidden left out: 0 * NaN. */
-static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attention *a, int64_t key,
-                                int64_t begin, int64_t end) {
-    for (int64_t x = 0; x < a->value_size; x += CHUNK) {
-        int64_t cols = smaller(CHUNK, a->value_size - x);
-        V sum[CHUNK / LANES] = {0};
-#define ADD(storage, type)                                                                        \
-    case storage:                                                                                 \
-        for (int64_t j = begin; j < end; j++) {                                                   \
-            if (weight[j] == 0 && !unmasked(a, 0, key + j)) continue;                             \
-            const type *row =                                                                     \
-                (const type *)a->v.data + (key + j) * a->v.row_stride + x * a->v.col_stride;      \
-            if (cols == CHUNK && a->v.col_stride == 1) {                                          \
-                _Pragma("GCC unroll 32") for (int c = 0; c < CHUNK / LANES; c++) sum[c] +=        \
-                    weight[j] * PASTE2(load_, type)(row + c * LANES, 1, LANES);                   \
-            } else {                                                                              \
-                for (int64_t c = 0; c < cols; c += LANES)                                         \
-                    sum[c / LANES] += weight[j] * PASTE2(load_, type)(                            \
-                                                      row + c * a->v.col_stride, a->v.col_stride, \
-                                                      (int)smaller(LANES, cols - c));             \
-            }                                                                                     \
-        }                                                                                         \
+/* out += sum over j in begin..end-1 of weight[j] * row first_key + j of v. Hidden rows are left
+ * out: they may hold NaN, and 0 * NaN is NaN. */
+static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attention *a,
+                                int64_t first_key, int64_t begin, int64_t end) {
+    for (int64_t x = 0; x < a->value_size; x += BUFFER_SIZE) {
+        int64_t cols = smaller(BUFFER_SIZE, a->value_size - x);
+        V sum[BUFFER_SIZE / LANES] = {0};
+#define ADD(storage, type)                                                                         \
+    case storage:                                                                                  \
+        for (int64_t j = begin; j < end; j++) {                                                    \
+            if (weight[j] == 0 && !unmasked(a, 0, first_key + j)) continue;                        \
+            const type *row =                                                                      \
+                (const type *)a->v.data + (first_key + j) * a->v.row_stride + x * a->v.col_stride; \
+            if (cols == BUFFER_SIZE && a->v.col_stride == 1) {                                     \
+                _Pragma("GCC unroll 32") for (int c = 0; c < BUFFER_SIZE / LANES; c++) sum[c] +=   \
+                    weight[j] * PASTE2(load_, type)(row + c * LANES, 1, LANES);                    \
+            } else {                                                                               \
+                for (int64_t c = 0; c < cols; c += LANES)                                          \
+                    sum[c / LANES] += weight[j] * PASTE2(load_, type)(                             \
+                                                      row + c * a->v.col_stride, a->v.col_stride,  \
+                                                      (int)smaller(LANES, cols - c));              \
+            }                                                                                      \
+        }                                                                                          \
         break;
         switch (a->storage) { EACH_STORAGE(ADD) }
 #undef ADD
@@ -105,6 +110,7 @@ static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attenti
     }
 }
 
+/* attention_decode, without the change of mode. */
 static NOINLINE void NAME(decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
                                   REAL *lse, void *workspace) {
     REAL max = -(REAL)INFINITY, sum = 0, keep[WPE_KEY_BLOCK];
@@ -119,19 +125,21 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, wpe_matrix table, wpe_
          j += WPE_KEY_BLOCK) {
         if (NAME(other_segments)(&b, j)) continue;
         NAME(begin_tile)(&t, &b, j);
-        int64_t begin = t.exact[0].begin, end = t.exact[0].end;
-        wpe_matrix keys = {NAME(element)(a->k, a->storage, j, 0), a->k.row_stride, a->k.col_stride};
-        NAME(dots)(t.s, b.q, keys, a->storage, begin, end, a->head_size, 0);
-        if (a->relative) NAME(decode_table)(t.s, a, b.r, table, j, begin, end);
+        int64_t begin = t.seen_columns[0].begin, end = t.seen_columns[0].end;
+        wpe_matrix tile_k = {NAME(element)(a->k, a->storage, j, 0), a->k.row_stride,
+                             a->k.col_stride};
+        NAME(dots)(t.scores, b.q, tile_k, a->storage, begin, end, a->head_size, 0);
+        if (a->relative) NAME(decode_table)(t.scores, a, b.r, table, j, begin, end);
         NAME(load_bias)(&t, &b);
         NAME(adjust_row)(&b, &t, 0);
-        REAL factor = NAME(softmax_row)(t.s, t.part[0].begin, t.part[0].end, &max, &sum);
+        REAL factor =
+            NAME(softmax_row)(t.scores, t.work_columns[0].begin, t.work_columns[0].end, &max, &sum);
         for (int64_t x = 0; factor != 1 && x < b.padded_dv; x++) o[x] *= factor;
         if (a->drop_below) {
             NAME(keep_row)(keep, a, 0, j, begin, end);
-            for (int64_t x = begin; x < end; x++) t.s[x] *= keep[x];
+            for (int64_t x = begin; x < end; x++) t.scores[x] *= keep[x];
         }
-        NAME(decode_values)(o, t.s, a, j, begin, end);
+        NAME(decode_values)(o, t.scores, a, j, begin, end);
     }
     *lse = NAME(finish_row)(o, b.padded_dv, max, sum);
     NAME(store_rows)(out, a->storage, o, 1, a->value_size, b.padded_dv, 1, 0);

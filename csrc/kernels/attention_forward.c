@@ -1,37 +1,39 @@
-/* attention_forward.c: a block of queries, forward: see the head of attention.c. */
+/* attention_forward.c: forward of one block of queries (see attention.c). */
 
-/* C[i] += sum over the tile's keys of weight[i][j] * row j of the panels */
+/* C[i] += sum over the tile's keys j of weight[i][j] * row j of the panels. */
 static void NAME(accumulate)(REAL *c, int64_t c_row_stride, const BLOCK *b, const TILE *t,
-                             const REAL *rows, int64_t panel, int64_t cols, int not_finite) {
+                             const REAL *rows, int64_t panel_stride, int64_t cols, int not_finite) {
     if (not_finite)
-        NAME(accumulate_seen)(c, c_row_stride, b, t, rows, panel, cols);
+        NAME(accumulate_seen)(c, c_row_stride, b, t, rows, panel_stride, cols);
     else
-        NAME(gemm_depth)(c, c_row_stride, t->s, t->row_stride, rows + t->first_key * PANEL, panel,
-                         cols, b->groups, t->exact);
+        NAME(gemm_depth)(c, c_row_stride, t->scores, t->row_stride, rows + t->first_key * PANEL,
+                         panel_stride, cols, b->groups, t->seen_columns);
 }
 
-/* Scores of the tile: q . k on top of the relative term, then what hides and bends them. */
-static void NAME(tile_scores)(const BLOCK *b, TILE *t, const REAL *keys_t) {
+/* Compute the scores of the tile: add q . k to the relative term, then the bias, the softcap and so
+ * on (adjust_row). */
+static void NAME(tile_scores)(const BLOCK *b, TILE *t, const REAL *k_t_panels) {
     int64_t d = b->a->head_size;
     int add = t->in_band || NAME(constant_scores)(b, t);
-    NAME(gemm_columns)(t->s, t->row_stride, b->q, b->padded_d, keys_t + t->first_key * d, d * PANEL,
-                       d, b->groups, t->part, add);
+    NAME(gemm_columns)(t->scores, t->row_stride, b->q, b->padded_d, k_t_panels + t->first_key * d,
+                       d * PANEL, d, b->groups, t->work_columns, add);
     NAME(load_bias)(t, b);
     for (int64_t i = 0; i < b->groups * GROUP; i++) NAME(adjust_row)(b, t, i);
 }
 
+/* Turn the tile's scores into weights, and rescale the sums `out` where a row has a new maximum. */
 static void NAME(softmax_tile)(const BLOCK *b, const TILE *t, REAL *max, REAL *sum, REAL *out) {
     REAL keep[WPE_KEY_BLOCK];
     for (int64_t i = 0; i < b->groups * GROUP; i++) {
-        wpe_range part = t->part[i / GROUP];
-        if (part.begin == part.end) continue;
-        REAL *s = t->s + i * t->row_stride, *o = out + i * b->padded_dv;
-        REAL factor = NAME(softmax_row)(s, part.begin, part.end, &max[i], &sum[i]);
+        wpe_range columns = t->work_columns[i / GROUP];
+        if (columns.begin == columns.end) continue;
+        REAL *s = t->scores + i * t->row_stride, *o = out + i * b->padded_dv;
+        REAL factor = NAME(softmax_row)(s, columns.begin, columns.end, &max[i], &sum[i]);
         if (factor != 1)
             for (int64_t x = 0; x < b->padded_dv; x++) o[x] *= factor;
         if (!b->a->drop_below) continue;
-        NAME(keep_row)(keep, b->a, b->begin + i, t->first_key, part.begin, part.end);
-        for (int64_t j = part.begin; j < part.end; j++) s[j] *= keep[j];
+        NAME(keep_row)(keep, b->a, b->begin + i, t->first_key, columns.begin, columns.end);
+        for (int64_t j = columns.begin; j < columns.end; j++) s[j] *= keep[j];
     }
 }
 
@@ -46,14 +48,14 @@ static void NAME(forward_block)(BLOCK *b, const PACKED *packed, REAL *sums, wpe_
     }
     memset(sums, 0, (size_t)(b->groups * GROUP * b->padded_dv) * sizeof(REAL));
     NAME(table_scores)(b);
-    int64_t panel = round_up(a->keys, STEP) * PANEL;
+    int64_t panel_stride = round_up(a->keys, KEY_STEP) * PANEL;
     for (int64_t j = round_down(b->key_range.begin, WPE_KEY_BLOCK); j < b->key_range.end;
          j += WPE_KEY_BLOCK) {
         if (NAME(other_segments)(b, j)) continue;
         NAME(begin_tile)(&t, b, j);
-        NAME(tile_scores)(b, &t, packed->keys_t);
+        NAME(tile_scores)(b, &t, packed->k_t_panels);
         NAME(softmax_tile)(b, &t, max, sum, sums);
-        NAME(accumulate)(sums, b->padded_dv, b, &t, packed->values, panel, b->padded_dv,
+        NAME(accumulate)(sums, b->padded_dv, b, &t, packed->v_panels, panel_stride, b->padded_dv,
                          packed->not_finite[j / WPE_KEY_BLOCK] != 0);
     }
     for (int64_t i = 0; i < b->rows; i++) {

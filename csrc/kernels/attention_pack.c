@@ -1,24 +1,27 @@
-/* attention_pack.c: what the products read, as padded panels and rows of REAL: no product meets a
- * tail, a stride or a narrow storage type. (attention_decode.c packs nothing and meets them.)
+/* attention_pack.c: converts keys, values and tables to padded panels of REAL. So the products meet
+ * no tail, no stride and no narrow storage type. Only attention_decode.c reads the tensors
+ * directly.
  *
- * Panels of a matrix B (depth, cols): (cols / PANEL, depth, PANEL), zero-filled. Keys are padded to
- * STEP, so that what is summed in 16 fixed lanes begins at the same key in every variant. */
+ * The panels of a matrix B (depth, cols) are an array (cols / PANEL, depth, PANEL), padded with
+ * zeros. The number of keys is padded to a multiple of KEY_STEP. So sums in 16 fixed lanes begin at
+ * the same key in every variant. */
 
-/* Panels of M: rows begin..end-1 of the panels' `depth` rows; columns padded. Returns whether any
- * element is NaN or Inf. */
+/* Pack rows begin..end-1 of m, as rows begin..end-1 of panels with `depth` rows. Pad the columns.
+ * Return whether any element is NaN or Inf. */
 static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storage, int64_t begin,
                            int64_t end, int64_t cols) {
-    REAL chunk[CHUNK];
+    REAL buffer[BUFFER_SIZE];
     V check = {0};
     for (int64_t r = begin; r < end; r++)
-        for (int64_t x = 0; x < cols; x += CHUNK) {
-            int64_t count = smaller(CHUNK, cols - x), padded = round_up(count, PANEL);
-            NAME(read_row)(chunk, NAME(element)(m, storage, r, x), storage, m.col_stride, count, 1);
-            for (int64_t c = count; c < padded; c++) chunk[c] = 0;
+        for (int64_t x = 0; x < cols; x += BUFFER_SIZE) {
+            int64_t count = smaller(BUFFER_SIZE, cols - x), padded = round_up(count, PANEL);
+            NAME(read_row)(buffer, NAME(element)(m, storage, r, x), storage, m.col_stride, count,
+                           1);
+            for (int64_t c = count; c < padded; c++) buffer[c] = 0;
             for (int64_t c = 0; c < padded; c += PANEL) {
                 REAL *dst = panels + ((x + c) / PANEL * depth + r) * PANEL;
-                V low = LOAD_REAL(chunk + c, 1, LANES),
-                  high = LOAD_REAL(chunk + c + LANES, 1, LANES);
+                V low = LOAD_REAL(buffer + c, 1, LANES),
+                  high = LOAD_REAL(buffer + c + LANES, 1, LANES);
                 STORE_REAL(dst, 1, LANES, low);
                 STORE_REAL(dst + LANES, 1, LANES, high);
                 check += low * 0 + high * 0;
@@ -27,7 +30,7 @@ static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storag
     return NAME(is_not_zero)(check);
 }
 
-/* Rows become columns: interleaving the halves log2(LANES) times. */
+/* Transpose a square of LANES vectors, by interleaving its halves log2(LANES) times. */
 INLINE void NAME(transpose)(V x[LANES]) {
     V y[LANES];
 #pragma GCC unroll 4
@@ -42,24 +45,25 @@ INLINE void NAME(transpose)(V x[LANES]) {
     }
 }
 
-/* Panels of M^T: rows begin..end-1 of M (begin a multiple of PANEL) become columns, followed by
- * columns of zeros up to `padded`. */
+/* Pack rows begin..end-1 of m, as columns begin..end-1 of panels with `depth` rows. Columns
+ * end..padded-1 become zeros.
+ * Requires: begin and padded are multiples of PANEL. */
 static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t begin, int64_t end,
                                int64_t padded, int64_t depth) {
-    REAL chunk[LANES][CHUNK];
+    REAL buffer[LANES][BUFFER_SIZE];
     for (int64_t c = begin; c < padded; c += LANES)
-        for (int64_t k0 = 0; k0 < depth; k0 += CHUNK) {
-            int64_t count = smaller(CHUNK, depth - k0);
+        for (int64_t k0 = 0; k0 < depth; k0 += BUFFER_SIZE) {
+            int64_t count = smaller(BUFFER_SIZE, depth - k0);
             for (int l = 0; l < LANES; l++)
                 if (c + l < end)
-                    NAME(read_row)(chunk[l], NAME(element)(m, storage, c + l, k0), storage,
+                    NAME(read_row)(buffer[l], NAME(element)(m, storage, c + l, k0), storage,
                                    m.col_stride, count, 1);
                 else
-                    memset(chunk[l], 0, sizeof chunk[l]);
+                    memset(buffer[l], 0, sizeof buffer[l]);
             REAL *dst = panels + c / PANEL * depth * PANEL + k0 * PANEL + c % PANEL;
             for (int64_t k = 0; k < count; k += LANES) {
                 V square[LANES];
-                for (int l = 0; l < LANES; l++) square[l] = LOAD_REAL(chunk[l] + k, 1, LANES);
+                for (int l = 0; l < LANES; l++) square[l] = LOAD_REAL(buffer[l] + k, 1, LANES);
                 NAME(transpose)(square);
                 for (int l = 0; l < LANES && k + l < count; l++)
                     STORE_REAL(dst + (k + l) * PANEL, 1, LANES, square[l]);
@@ -67,35 +71,37 @@ static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t 
         }
 }
 
-/* A table's rows from the last to the first: columns of scores rise with the key. */
+/* Return a table with its rows in reverse order. Then a row of r . p rises with the key. */
 INLINE wpe_matrix NAME(reversed)(wpe_matrix m, int storage, int64_t rows) {
     return (wpe_matrix){NAME(element)(m, storage, rows - 1, 0), -m.row_stride, m.col_stride};
 }
 
 /* ---- keys and values of one key head ------------------------------------------------------- */
 
-/* What attention_pack makes. not_finite: per key tile, whether its values (backward: keys or
- * values) hold NaN or Inf. */
+/* The parts of the memory that attention_pack writes. */
 typedef struct {
-    REAL *keys_t, *values;     /* K^T, V; backward has no V, but */
-    REAL *values_t, *key_rows; /* V^T, K */
+    REAL *k_t_panels;            /* K^T */
+    REAL *v_panels;              /* V: forward only */
+    REAL *v_t_panels, *k_panels; /* V^T and K: backward only */
+    /* for each key tile 1 or 0: whether its values (backward: keys or values) hold NaN or Inf */
     REAL *not_finite;
-    int64_t size;
+    int64_t size; /* elements of the whole memory */
 } NAME(packed);
 #define PACKED NAME(packed)
 
+/* Return where the parts of the memory at `base` begin. base NULL: only count the elements. */
 static PACKED NAME(packed_parts)(const wpe_attention *a, void *base, enum wpe_pass pass) {
-    int64_t n = round_up(a->keys, STEP), d = a->head_size, dv = a->value_size;
+    int64_t n = round_up(a->keys, KEY_STEP), d = a->head_size, dv = a->value_size;
     MEMORY memory = {base, 0};
     PACKED p = {0};
-    p.keys_t = NAME(take)(&memory, n * d);
+    p.k_t_panels = NAME(take)(&memory, n * d);
     if (pass == WPE_BACKWARD) {
-        p.values_t = NAME(take)(&memory, n * dv);
-        p.key_rows = NAME(take)(&memory, n * round_up(d, PANEL));
+        p.v_t_panels = NAME(take)(&memory, n * dv);
+        p.k_panels = NAME(take)(&memory, n * round_up(d, PANEL));
     } else {
-        p.values = NAME(take)(&memory, n * round_up(dv, PANEL));
+        p.v_panels = NAME(take)(&memory, n * round_up(dv, PANEL));
     }
-    p.not_finite = NAME(take)(&memory, round_up(n / WPE_KEY_BLOCK + 1, STEP));
+    p.not_finite = NAME(take)(&memory, round_up(n / WPE_KEY_BLOCK + 1, KEY_STEP));
     p.size = memory.used;
     return p;
 }
@@ -103,18 +109,21 @@ static PACKED NAME(packed_parts)(const wpe_attention *a, void *base, enum wpe_pa
 static NOINLINE void NAME(pack_keys)(const wpe_attention *a, void *memory, enum wpe_pass pass,
                                      int64_t begin, int64_t end) {
     PACKED p = NAME(packed_parts)(a, memory, pass);
-    int64_t n = round_up(a->keys, STEP);
+    int64_t n = round_up(a->keys, KEY_STEP);
     for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
-        int64_t last = smaller(j + WPE_KEY_BLOCK, end), padded = last == a->keys ? n : last;
+        int64_t tile_end = smaller(j + WPE_KEY_BLOCK, end);
+        int64_t padded = tile_end == a->keys ? n : tile_end;
         int not_finite;
-        NAME(pack_columns)(p.keys_t, a->k, a->storage, j, last, padded, a->head_size);
+        NAME(pack_columns)(p.k_t_panels, a->k, a->storage, j, tile_end, padded, a->head_size);
         if (pass == WPE_BACKWARD) {
-            NAME(pack_columns)(p.values_t, a->v, a->storage, j, last, padded, a->value_size);
-            not_finite = NAME(pack_rows)(p.key_rows, n, a->k, a->storage, j, last, a->head_size);
-            not_finite |= NAME(any_not_finite)(p.values_t + j * a->value_size,
-                                               (round_up(last, PANEL) - j) * a->value_size);
+            NAME(pack_columns)(p.v_t_panels, a->v, a->storage, j, tile_end, padded, a->value_size);
+            not_finite =
+                NAME(pack_rows)(p.k_panels, n, a->k, a->storage, j, tile_end, a->head_size);
+            not_finite |= NAME(any_not_finite)(p.v_t_panels + j * a->value_size,
+                                               (round_up(tile_end, PANEL) - j) * a->value_size);
         } else {
-            not_finite = NAME(pack_rows)(p.values, n, a->v, a->storage, j, last, a->value_size);
+            not_finite =
+                NAME(pack_rows)(p.v_panels, n, a->v, a->storage, j, tile_end, a->value_size);
         }
         p.not_finite[j / WPE_KEY_BLOCK] = (REAL)not_finite;
     }
@@ -137,22 +146,25 @@ static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t hea
 
 static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
                                      wpe_matrix rows, wpe_matrix basis) {
-    REAL *scores = memory, *gradient = scores + round_up(zone->rows, PANEL) * zone->rank;
+    REAL *coefficients_t = memory,
+         *coefficients = coefficients_t + round_up(zone->rows, PANEL) * zone->rank;
     wpe_matrix falling = NAME(reversed)(rows, storage, zone->rows);
-    NAME(pack_columns)(scores, falling, storage, 0, zone->rows, round_up(zone->rows, PANEL),
+    NAME(pack_columns)(coefficients_t, falling, storage, 0, zone->rows, round_up(zone->rows, PANEL),
                        zone->rank);
     zone->not_finite =
-        NAME(pack_rows)(gradient, zone->rows, falling, storage, 0, zone->rows, zone->rank);
-    zone->scores = scores;
-    zone->gradient = gradient;
-    zone->basis = zone->transposed_basis = NULL;
+        NAME(pack_rows)(coefficients, zone->rows, falling, storage, 0, zone->rows, zone->rank);
+    zone->coefficients_t = coefficients_t;
+    zone->coefficients = coefficients;
+    zone->basis = zone->basis_t = NULL;
     if (!basis.data) return;
-    REAL *u = gradient + round_up(zone->rank, PANEL) * zone->rows;
-    REAL *ut = u + round_up(zone->rank, PANEL) * head_size;
-    zone->not_finite |= NAME(pack_rows)(u, head_size, basis, storage, 0, head_size, zone->rank);
-    NAME(pack_columns)(ut, basis, storage, 0, head_size, round_up(head_size, PANEL), zone->rank);
-    zone->basis = u;
-    zone->transposed_basis = ut;
+    REAL *basis_panels = coefficients + round_up(zone->rank, PANEL) * zone->rows;
+    REAL *basis_t_panels = basis_panels + round_up(zone->rank, PANEL) * head_size;
+    zone->not_finite |=
+        NAME(pack_rows)(basis_panels, head_size, basis, storage, 0, head_size, zone->rank);
+    NAME(pack_columns)(basis_t_panels, basis, storage, 0, head_size, round_up(head_size, PANEL),
+                       zone->rank);
+    zone->basis = basis_panels;
+    zone->basis_t = basis_t_panels;
 }
 
 static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,

@@ -1,12 +1,12 @@
-/* attention_range.h: which keys a query sees, whatever the types. */
+/* attention_range.h: which keys a query sees, and the checks that do not depend on a type. */
 #ifndef WAVEPE_ATTENTION_RANGE_H
 #define WAVEPE_ATTENTION_RANGE_H
 
 #include "template.h"
 
-/* Return the keys that query i may see, but for masks and segments. Neither bound falls with i;
- * where there is none, both are equal, and one of the keys or past them. */
-INLINE wpe_range keys_of(const wpe_attention *a, int64_t i) {
+/* Return the keys that query i sees if masks and segments are ignored. As i grows, neither end of
+ * the range gets smaller. An empty range has begin = end, in first_key..end_key. */
+INLINE wpe_range key_range_of(const wpe_attention *a, int64_t i) {
     int64_t position = i + a->offset;
     wpe_range seen = {a->first_key, a->end_key};
     if (a->causal) seen.end = smaller(seen.end, position + 1);
@@ -20,14 +20,15 @@ INLINE wpe_range keys_of(const wpe_attention *a, int64_t i) {
     return seen;
 }
 
-/* Whether key j, one of keys_of(i), is not hidden by a mask or a segment. */
+/* Return whether neither a mask nor a segment hides key j from query i.
+ * Requires: j lies in key_range_of(i). */
 INLINE int unmasked(const wpe_attention *a, int64_t i, int64_t j) {
     return !((a->segments && a->segments[i] != a->segments[j]) ||
              (a->key_mask && !a->key_mask[j * a->key_mask_stride]) ||
              (a->mask && !a->mask[i * a->mask_row_stride + j * a->mask_col_stride]));
 }
 
-/* What every kernel of attention requires of its head. */
+/* Check what every attention kernel requires of a head. */
 INLINE void check_attention(const wpe_attention *a) {
     const int64_t limit = INT64_C(1) << 61;
     assert(a->queries >= 0 && a->keys >= 0 && a->head_size >= 0 && a->value_size >= 0);
@@ -43,6 +44,7 @@ INLINE void check_attention(const wpe_attention *a) {
     (void)a, (void)limit;
 }
 
+/* Check that queries begin..end-1 are whole query blocks. */
 INLINE void check_blocks(const wpe_attention *a, int64_t begin, int64_t end) {
     assert(begin >= 0 && begin <= end && end <= a->queries && begin % WPE_QUERY_BLOCK == 0);
     assert(end % WPE_QUERY_BLOCK == 0 || end == a->queries);

@@ -1,9 +1,9 @@
-/* attention_rows.c: scratch memory, and rows between storage and REAL. */
+/* attention_rows.c: scratch memory, and rows converted between the storage type and REAL. */
 
-#define STEP  (PANEL < 16 ? 16 : PANEL) /* see attention_pack.c */
-#define CHUNK 64                        /* elements converted at once */
+#define KEY_STEP    (PANEL < 16 ? 16 : PANEL) /* keys are padded to multiples of it */
+#define BUFFER_SIZE 64                        /* elements converted at once */
 
-/* Memory that is handed out piece by piece; without a base, only counted. */
+/* Memory that is given out piece by piece. With a base of NULL it only counts the elements. */
 typedef struct {
     REAL *base;
     int64_t used;
@@ -16,20 +16,21 @@ INLINE REAL *NAME(take)(MEMORY *memory, int64_t count) {
     return piece;
 }
 
-/* Whether a sum of x * 0 says that some x was NaN or Inf. */
+/* Return whether some x was NaN or Inf, where `check` is the sum of all x * 0. */
 INLINE int NAME(is_not_zero)(V check) {
     REAL sum = 0;
     for (int l = 0; l < LANES; l++) sum += check[l];
-    return sum != 0; /* a NaN is */
+    return sum != 0; /* true for NaN */
 }
 
-INLINE int NAME(any_not_finite)(const REAL *x, int64_t count) { /* count: whole vectors */
+/* Return whether some element is NaN or Inf. Requires: count is a multiple of LANES. */
+INLINE int NAME(any_not_finite)(const REAL *x, int64_t count) {
     V check = {0};
     for (int64_t i = 0; i < count; i += LANES) check += LOAD_REAL(x + i, 1, LANES) * 0;
     return NAME(is_not_zero)(check);
 }
 
-/* dst[0..count) = factor * src, from storage. */
+/* dst = factor * src for `count` elements of storage. dst has stride 1. */
 static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stride, int64_t count,
                            REAL factor) {
     int64_t x = 0;
@@ -48,6 +49,7 @@ static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stri
 #undef READ
 }
 
+/* dst = src for `count` elements, rounded to storage. src has stride 1. */
 static void NAME(write_row)(void *dst, int storage, int64_t stride, const REAL *src,
                             int64_t count) {
 #define WRITE(storage, type)                                              \
@@ -62,19 +64,21 @@ static void NAME(write_row)(void *dst, int storage, int64_t stride, const REAL *
 #undef WRITE
 }
 
+/* Return the address of element (row, col). */
 static const char *NAME(element)(wpe_matrix m, int storage, int64_t row, int64_t col) {
     int64_t size = storage == WPE_F64 ? 8 : storage == WPE_F32 ? 4 : 2;
     return (const char *)m.data + (row * m.row_stride + col * m.col_stride) * size;
 }
 
+/* Return the matrix without the rows before `row`. */
 static wpe_matrix_out NAME(from_row)(wpe_matrix_out m, int storage, int64_t row) {
     wpe_matrix rows = {m.data, m.row_stride, m.col_stride};
     m.data = (void *)NAME(element)(rows, storage, row, 0);
     return m;
 }
 
-/* Rows begin..begin+count-1 times factor, dst_row_stride elements apart, zero-filled to `rows`
- * rows. */
+/* Load rows begin..begin+count-1 of m times factor as rows 0..count-1 of dst. The other elements of
+ * dst (rows, dst_row_stride) become 0. */
 static void NAME(load_rows)(REAL *dst, int64_t dst_row_stride, wpe_matrix m, int storage,
                             int64_t begin, int64_t count, int64_t rows, int64_t cols, REAL factor) {
     for (int64_t r = 0; r < rows; r++, dst += dst_row_stride) {
@@ -86,21 +90,21 @@ static void NAME(load_rows)(REAL *dst, int64_t dst_row_stride, wpe_matrix m, int
     }
 }
 
-/* The body of attention_store. */
+/* attention_store, without the change of mode. */
 static NOINLINE void NAME(store_rows)(wpe_matrix_out out, int storage, const REAL *x, int64_t rows,
                                       int64_t cols, int64_t x_row_stride, int64_t parts,
                                       int64_t part_stride) {
-    REAL chunk[CHUNK];
+    REAL buffer[BUFFER_SIZE];
     for (int64_t r = 0; r < rows; r++) {
         wpe_matrix row = {NAME(from_row)(out, storage, r).data, 0, out.col_stride};
-        for (int64_t c = 0; c < cols; c += CHUNK) {
-            int64_t count = smaller(CHUNK, cols - c);
+        for (int64_t c = 0; c < cols; c += BUFFER_SIZE) {
+            int64_t count = smaller(BUFFER_SIZE, cols - c);
             const REAL *from = x + r * x_row_stride + c;
-            for (int64_t k = 0; k < count; k++) chunk[k] = parts ? from[k] : 0;
+            for (int64_t k = 0; k < count; k++) buffer[k] = parts ? from[k] : 0;
             for (int64_t i = 1; i < parts; i++)
-                for (int64_t k = 0; k < count; k++) chunk[k] += from[i * part_stride + k];
+                for (int64_t k = 0; k < count; k++) buffer[k] += from[i * part_stride + k];
             NAME(write_row)((void *)NAME(element)(row, storage, 0, c), storage, out.col_stride,
-                            chunk, count);
+                            buffer, count);
         }
     }
 }

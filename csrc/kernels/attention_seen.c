@@ -1,6 +1,7 @@
-/* attention_seen.c: attention's products beside what is not finite: over the pairs that see each
- * other, one by one. In a product of matrices the weight 0 of a hidden pair would meet NaN or Inf,
- * and give NaN. */
+/* attention_seen.c: attention's products where an input holds NaN or Inf.
+ *
+ * A hidden pair of query and key has weight 0. In a matrix product this 0 times NaN or Inf would
+ * give NaN. So these functions visit only the pairs that are seen, one by one. */
 
 #define EACH_SEEN_PAIR(i, j)                                                       \
     for (int64_t i = 0; i < b->rows; i++)                                          \
@@ -9,17 +10,18 @@
              j < end_; j++)                                                        \
             if (unmasked(b->a, b->begin + i, j))
 
-/* C[i] += sum of weight[i][j] * row j of the panels */
+/* C[i] += sum over seen keys j of weight[i][j] * row j of the panels. */
 static void NAME(accumulate_seen)(REAL *c, int64_t c_row_stride, const BLOCK *b, const TILE *t,
-                                  const REAL *rows, int64_t panel, int64_t cols) {
+                                  const REAL *rows, int64_t panel_stride, int64_t cols) {
     EACH_SEEN_PAIR(i, j) {
-        REAL weight = t->s[i * t->row_stride + j - t->first_key];
+        REAL weight = t->scores[i * t->row_stride + j - t->first_key];
         for (int64_t x = 0; x < cols; x++)
-            c[i * c_row_stride + x] += weight * rows[x / PANEL * panel + j * PANEL + x % PANEL];
+            c[i * c_row_stride + x] +=
+                weight * rows[x / PANEL * panel_stride + j * PANEL + x % PANEL];
     }
 }
 
-/* C[j] += sum of weight[i][j] * row i */
+/* C[j] += sum over queries i that see j of weight[i][j] * row i. */
 static void NAME(accumulate_seen_keys)(REAL *c, const BLOCK *b, const TILE *t, const REAL *weight,
                                        int64_t weight_row_stride, const REAL *rows, int64_t cols) {
     EACH_SEEN_PAIR(i, j) {
@@ -28,26 +30,27 @@ static void NAME(accumulate_seen_keys)(REAL *c, const BLOCK *b, const TILE *t, c
     }
 }
 
-/* Clears the weights and gradients of hidden pairs, which are NaN beside what is not finite. */
+/* Set the weights and gradients of hidden pairs to 0. They may be NaN here. */
 static void NAME(clear_hidden)(const BLOCK *b, const TILE *t, REAL *weights) {
     for (int64_t i = 0; i < b->groups * GROUP; i++)
-        for (int64_t j = t->part[i / GROUP].begin; j < t->part[i / GROUP].end; j++) {
+        for (int64_t j = t->work_columns[i / GROUP].begin; j < t->work_columns[i / GROUP].end;
+             j++) {
             int64_t key = t->first_key + j;
             if (key < b->seen[i].begin || key >= b->seen[i].end ||
                 !unmasked(b->a, b->begin + i, key))
-                t->s[i * t->row_stride + j] = weights[i * WPE_KEY_BLOCK + j] = 0;
+                t->scores[i * t->row_stride + j] = weights[i * WPE_KEY_BLOCK + j] = 0;
         }
 }
 
-/* ---- rows of the table ---- */
+/* ---- gradients of the table's rows --------------------------------------------------------- */
 
-/* Whether query i sees a key that meets column x of the band's memory: with beyond=edge the first
- * and the last column stand for all keys past them. */
-static int NAME(meets)(const BLOCK *b, int64_t i, int64_t x) {
+/* Return whether query i sees a key that reads memory column x of the band. With WPE_EDGE all keys
+ * beyond either end of the band also read its first or last column. */
+static int NAME(sees_column)(const BLOCK *b, int64_t i, int64_t x) {
     int edge = b->a->relative->beyond == WPE_EDGE;
     int64_t begin = x - b->origin + i, end = begin + 1;
-    if (edge && x == b->column) begin = b->seen[i].begin;
-    if (edge && x == b->column + b->cols - 1) end = b->seen[i].end;
+    if (edge && x == b->band_start) begin = b->seen[i].begin;
+    if (edge && x == b->band_start + b->band_width - 1) end = b->seen[i].end;
     begin = larger(begin, b->seen[i].begin);
     end = smaller(end, b->seen[i].end);
     for (int64_t j = begin; j < end; j++)
@@ -55,24 +58,25 @@ static int NAME(meets)(const BLOCK *b, int64_t i, int64_t x) {
     return 0;
 }
 
-/* Columns begin..end-1 of the band's memory, a zone's rows from row `zone_row` on: dr[i] += sum of
- * dT[i][x] * the row of x; by way of `projected`, for a zone of low rank. */
-static void NAME(accumulate_met)(REAL *dr, const BLOCK *b, const wpe_zone *zone, int64_t zone_row,
-                                 int64_t begin, int64_t end) {
-    const REAL *rows = zone->gradient, *transposed = zone->transposed_basis;
+/* dr[i] += sum of dT[i][x] * p[x] over the memory columns x in begin..end-1 that query i reads.
+ * Column begin is row `zone_row` of the zone. A zone with a basis sums its coefficients first, into
+ * `projected`, and then multiplies by the basis. */
+static void NAME(seen_gradient_r)(REAL *dr, const BLOCK *b, const wpe_zone *zone, int64_t zone_row,
+                                  int64_t begin, int64_t end) {
+    const REAL *rows = zone->coefficients, *transposed = zone->basis_t;
     for (int64_t i = 0; i < b->rows; i++) {
         REAL *sum = zone->basis ? b->projected : dr + i * b->padded_d;
-        int met = 0;
+        int any_seen = 0;
         if (zone->basis) memset(sum, 0, (size_t)round_up(zone->rank, PANEL) * sizeof(REAL));
         for (int64_t x = begin; x < end; x++) {
-            if (!NAME(meets)(b, i, x)) continue;
+            if (!NAME(sees_column)(b, i, x)) continue;
             REAL factor = b->table[i * b->table_row_stride + x];
             int64_t row = zone_row + x - begin;
-            met = 1;
+            any_seen = 1;
             for (int64_t k = 0; k < zone->rank; k++)
                 sum[k] += factor * rows[(k / PANEL * zone->rows + row) * PANEL + k % PANEL];
         }
-        if (!met || !zone->basis) continue;
+        if (!any_seen || !zone->basis) continue;
         for (int64_t k = 0; k < zone->rank; k++)
             for (int64_t c = 0; c < b->a->head_size; c++)
                 dr[i * b->padded_d + c] +=
@@ -80,13 +84,13 @@ static void NAME(accumulate_met)(REAL *dr, const BLOCK *b, const wpe_zone *zone,
     }
 }
 
-/* dp[x] += sum of dT[i][x] * r_i, for a query, or its gradient, that is not finite. */
-static void NAME(accumulate_met_rows)(REAL *dp, const BLOCK *b) {
+/* dp[x] += sum of dT[i][x] * r_i over the queries i that read memory column x of the band. */
+static void NAME(seen_gradient_p)(REAL *dp, const BLOCK *b) {
     for (int64_t i = 0; i < b->rows; i++)
-        for (int64_t x = b->column; x < b->column + b->cols; x++) {
-            if (!NAME(meets)(b, i, x)) continue;
+        for (int64_t x = b->band_start; x < b->band_start + b->band_width; x++) {
+            if (!NAME(sees_column)(b, i, x)) continue;
             REAL factor = b->table[i * b->table_row_stride + x];
-            REAL *to = dp + (b->first_column + x - b->column) * b->padded_d;
+            REAL *to = dp + (b->first_column + x - b->band_start) * b->padded_d;
             for (int64_t k = 0; k < b->padded_d; k++) to[k] += factor * b->r[i * b->padded_d + k];
         }
 }

@@ -1,11 +1,11 @@
-/* attention_softmax.c: what is done to each score of a tile, forward and backward.
+/* attention_softmax.c: the operations on each score of a tile, in forward and backward.
  *
- * Sums run in 16 fixed lanes, whatever the vector's width, over columns that begin at a multiple of
- * 16: so wider registers give the same bits. */
+ * Sums run in 16 lanes, whatever the width of a vector, over columns that begin at a multiple
+ * of 16. So wider registers give the same bits. */
 
-#define SUMS (16 / LANES)
+#define SUM_VECTORS (16 / LANES) /* the vectors that hold these 16 lanes */
 
-INLINE REAL NAME(sum_lanes)(const V sums[SUMS]) {
+INLINE REAL NAME(sum_lanes)(const V sums[SUM_VECTORS]) {
     REAL lane[16];
     memcpy(lane, sums, sizeof lane);
     for (int width = 8; width; width /= 2)
@@ -15,8 +15,9 @@ INLINE REAL NAME(sum_lanes)(const V sums[SUMS]) {
 
 INLINE REAL NAME(exp_one)(REAL x) { return EXP(SPLAT(x))[0]; }
 
-/* The keep factors of dropout for keys key + [begin, end): 0 or keep_scale. */
-static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_t key,
+/* Fill keep[begin..end-1] with the factor that dropout gives query i and key first_key + j: 0 or
+ * keep_scale. */
+static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_t first_key,
                            int64_t begin, int64_t end) {
     uint64_t z = a->seed + 0x9E3779B97F4A7C15u * (a->drop_row + (uint64_t)i + 1);
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u; /* splitmix64 */
@@ -26,7 +27,7 @@ static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_
     uint32_t all = a->drop_below >> 32 != 0, below = (uint32_t)a->drop_below;
     REAL scale = (REAL)a->keep_scale;
     for (int64_t j = begin; j < end; j++) {
-        uint32_t x = (uint32_t)(key + j) * 0x9E3779B9u + low;
+        uint32_t x = (uint32_t)(first_key + j) * 0x9E3779B9u + low;
         x = (x ^ x >> 16) * 0x7feb352du;
         x = (x ^ x >> 15 ^ high) * 0x846ca68bu;
         x ^= x >> 16;
@@ -34,26 +35,28 @@ static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_
     }
 }
 
-/* Scores of a tile become what softmax sees: slope, bias and softcap applied, -inf where hidden. */
+/* Finish a row of scores before softmax: add slope and bias, apply the softcap, and set hidden keys
+ * to -inf. */
 static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
     const wpe_attention *a = b->a;
-    REAL *s = t->s + row * t->row_stride;
-    int64_t begin = t->part[row / GROUP].begin, end = t->part[row / GROUP].end;
+    REAL *s = t->scores + row * t->row_stride;
+    int64_t begin = t->work_columns[row / GROUP].begin, end = t->work_columns[row / GROUP].end;
     int64_t i = b->begin + row;
     if (a->slope != 0) {
         V lane, slope = SPLAT((REAL)a->slope);
         for (int l = 0; l < LANES; l++) lane[l] = (REAL)l;
-        for (int64_t j = begin; j < end; j += 16) { /* far away delta rounds: at the same keys */
+        /* A large delta is rounded. In steps of 16 keys it rounds alike in every variant. */
+        for (int64_t j = begin; j < end; j += 16) {
             REAL delta = (REAL)(i + a->offset - t->first_key - j);
-            for (int u = 0; u < SUMS; u++) {
-                V by_lane = ABS(delta - (lane + (REAL)(u * LANES)));
+            for (int u = 0; u < SUM_VECTORS; u++) {
+                V distance = ABS(delta - (lane + (REAL)(u * LANES)));
                 REAL *at = s + j + u * LANES;
-                STORE_REAL(at, 1, LANES, LOAD_REAL(at, 1, LANES) - slope * by_lane);
+                STORE_REAL(at, 1, LANES, LOAD_REAL(at, 1, LANES) - slope * distance);
             }
         }
     }
     if (a->bias.rows) {
-        const REAL *bias = t->bias + BIAS_ROW - row;
+        const REAL *bias = t->bias + BIAS_ORIGIN - row;
         for (int64_t j = begin; j < end; j += LANES)
             STORE_REAL(s + j, 1, LANES, LOAD_REAL(s + j, 1, LANES) + LOAD_REAL(bias + j, 1, LANES));
     }
@@ -62,50 +65,53 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
         for (int64_t j = begin; j < end; j += LANES)
             STORE_REAL(s + j, 1, LANES, cap * TANH(LOAD_REAL(s + j, 1, LANES) / cap));
     }
-    int64_t first = smaller(larger(b->seen[row].begin - t->first_key, begin), end);
-    int64_t last = larger(smaller(b->seen[row].end - t->first_key, end), first);
-    for (int64_t j = begin; j < first; j++) s[j] = -(REAL)INFINITY;
-    for (int64_t j = last; j < end; j++) s[j] = -(REAL)INFINITY;
-    if (a->segments && first < last) { /* a padding row has no segment */
+    int64_t seen_begin = smaller(larger(b->seen[row].begin - t->first_key, begin), end);
+    int64_t seen_end = larger(smaller(b->seen[row].end - t->first_key, end), seen_begin);
+    for (int64_t j = begin; j < seen_begin; j++) s[j] = -(REAL)INFINITY;
+    for (int64_t j = seen_end; j < end; j++) s[j] = -(REAL)INFINITY;
+    if (a->segments && seen_begin < seen_end) { /* a padding row has no segment */
         const int64_t *id = a->segments + t->first_key, mine = a->segments[i];
-        for (int64_t j = first; j < last; j++) s[j] = id[j] == mine ? s[j] : -(REAL)INFINITY;
+        for (int64_t j = seen_begin; j < seen_end; j++)
+            s[j] = id[j] == mine ? s[j] : -(REAL)INFINITY;
     }
     if (a->key_mask) {
         const uint8_t *seen = a->key_mask + t->first_key * a->key_mask_stride;
-        for (int64_t j = first; j < last; j++)
+        for (int64_t j = seen_begin; j < seen_end; j++)
             s[j] = seen[j * a->key_mask_stride] ? s[j] : -(REAL)INFINITY;
     }
     if (a->mask) {
         const uint8_t *seen = a->mask + i * a->mask_row_stride + t->first_key * a->mask_col_stride;
-        for (int64_t j = first; j < last; j++)
+        for (int64_t j = seen_begin; j < seen_end; j++)
             s[j] = seen[j * a->mask_col_stride] ? s[j] : -(REAL)INFINITY;
     }
 }
 
 static REAL NAME(row_max)(const REAL *s, int64_t begin, int64_t end) {
-    V most = SPLAT(-(REAL)INFINITY);
-    for (int64_t j = begin; j < end; j += LANES) most = MAX(LOAD_REAL(s + j, 1, LANES), most);
-    REAL max = most[0];
-    for (int l = 1; l < LANES; l++) max = most[l] > max ? most[l] : max;
+    V lane_max = SPLAT(-(REAL)INFINITY);
+    for (int64_t j = begin; j < end; j += LANES)
+        lane_max = MAX(LOAD_REAL(s + j, 1, LANES), lane_max);
+    REAL max = lane_max[0];
+    for (int l = 1; l < LANES; l++) max = lane_max[l] > max ? lane_max[l] : max;
     if (max > -(REAL)INFINITY) return max;
-    for (int64_t j = begin; j < end; j++) /* nothing seen, or a NaN, which comparisons drop */
+    /* No key is seen, or there is a NaN, which comparisons drop. */
+    for (int64_t j = begin; j < end; j++)
         if (s[j] != s[j]) return s[j];
     return max;
 }
 
-/* Scores become weights exp(s - max), the running max and sum those of the row so far; returns the
- * factor for what was summed with the old max. */
+/* Replace the scores s by the weights exp(s - max), and update the running max and sum of the row.
+ * Return the factor by which sums that used the old max must be multiplied. */
 static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL *max, REAL *sum) {
-    REAL of_tile = NAME(row_max)(s, begin, end), old = *max;
-    REAL new_max = of_tile > old || of_tile != of_tile ? of_tile : old;
+    REAL tile_max = NAME(row_max)(s, begin, end), old = *max;
+    REAL new_max = tile_max > old || tile_max != tile_max ? tile_max : old;
     if (new_max == -(REAL)INFINITY) {
         memset(s + begin, 0, (size_t)(end - begin) * sizeof(REAL));
         return 1;
     }
-    V sums[SUMS] = {0};
+    V sums[SUM_VECTORS] = {0};
     for (int64_t j = begin; j < end; j += 16)
 #pragma GCC unroll 8
-        for (int u = 0; u < SUMS; u++) {
+        for (int u = 0; u < SUM_VECTORS; u++) {
             V p = EXP(LOAD_REAL(s + j + u * LANES, 1, LANES) - new_max);
             STORE_REAL(s + j + u * LANES, 1, LANES, p);
             sums[u] += p;
@@ -116,31 +122,34 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL *max, RE
     return factor;
 }
 
-/* The row of sums becomes the row of out, 0 where nothing was seen; returns its lse. */
+/* Turn a row of sums into a row of out, which is 0 if no key was seen. Return the row's lse. */
 static REAL NAME(finish_row)(REAL *out, int64_t cols, REAL max, REAL sum) {
     int none = max == -(REAL)INFINITY;
     for (int64_t x = 0; x < cols; x++) out[x] = none ? 0 : out[x] / sum;
     return none ? max : max + (REAL)log(sum);
 }
 
-/* s := the scores' gradient w (dw keep - row_term), dw := w keep, for w = exp(s - lse); keep
- * NULL: 1. inverse_cap: 1 / softcap, whose tanh has the gradient 1 - (s / softcap)^2, or 0. */
+/* With w = exp(s - lse), set s to the gradient of the scores, w (dw keep - row_term), and dw to the
+ * weights w keep. keep NULL means 1. inverse_cap is 1 / softcap, or 0 without a softcap. The
+ * softcap multiplies the gradient by 1 - (s / softcap)^2. */
 INLINE void NAME(gradient_row)(REAL *s, REAL *dw, int64_t begin, int64_t end, REAL lse,
                                REAL row_term, const REAL *keep, REAL inverse_cap) {
     for (int64_t j = begin; j < end; j += LANES) {
-        V score = LOAD_REAL(s + j, 1, LANES), of_weight = LOAD_REAL(dw + j, 1, LANES);
+        V score = LOAD_REAL(s + j, 1, LANES), weight_grad = LOAD_REAL(dw + j, 1, LANES);
         V w = EXP(score - lse), weight = w;
         if (keep) {
             V kept = LOAD_REAL(keep + j, 1, LANES);
-            of_weight *= kept;
+            weight_grad *= kept;
             weight *= kept;
         }
-        V ds = w * (of_weight - row_term);
-        __typeof__(w != w) counts = w != 0; /* hidden: 0, though of_weight may overflow */
-        ds = (V)((__typeof__(counts))ds & counts);
+        V ds = w * (weight_grad - row_term);
+        /* A hidden key gets 0, although weight_grad may have overflowed. */
+        __typeof__(w != w) is_seen = w != 0;
+        ds = (V)((__typeof__(is_seen))ds & is_seen);
         if (inverse_cap != 0) {
-            V t = MAX(score * inverse_cap, SPLAT((REAL)-1)); /* hidden: -inf, and w is 0 */
-            ds *= 1 - t * t;
+            /* A hidden key has the score -inf and the weight 0. MAX keeps the factor finite. */
+            V tanh_score = MAX(score * inverse_cap, SPLAT((REAL)-1));
+            ds *= 1 - tanh_score * tanh_score;
         }
         STORE_REAL(s + j, 1, LANES, ds);
         STORE_REAL(dw + j, 1, LANES, weight);

@@ -1,15 +1,18 @@
-/* gemm.c: the matrix products of attention and relative_bias, on one tile of registers.
+/* gemm.c: the matrix products C = A B of attention and relative_bias.
  *
- * Rows come in groups of GROUP, columns in panels of PANEL: what is read in between is padded, so
- * no product sees a tail. Every element is summed over the depth in order, whatever the grouping. A
- * may be read by rows or by columns: no transposing. B comes in panels, (panel, depth, PANEL): its
- * element (k, x) lies at b[x / PANEL * b_panel + k * b_row_stride + x % PANEL]. */
+ * Rows come in groups of GROUP, columns in panels of PANEL. One group times one panel is a tile,
+ * whose sums stay in registers. Rows and columns are padded to whole groups and panels, so no
+ * product has a tail. Every element is summed over the depth in order, whatever the grouping. A may
+ * be read by rows or by columns, so it is never transposed. B lies in panels (panel, depth, PANEL):
+ * its element (k, x) is b[x / PANEL * b_panel_stride + k * b_row_stride + x % PANEL]. */
 
-#define GROUP (VECTOR_BYTES == 64 ? 8 : 6) /* 6 x 2 sums fill AVX2's 16 registers; 8 x 2 of 32 */
+/* A tile has GROUP x 2 vectors of sums. 6 x 2 fill the 16 registers of AVX2. AVX-512 has 32. */
+#define GROUP (VECTOR_BYTES == 64 ? 8 : 6)
 #define PANEL (2 * LANES)
 
-/* C (rows x PANEL) := or += A B; A element (r, k) lies at a[r * a_row_stride + k * a_col_stride].
- * `rows`, at most GROUP, and `add` are constants where this is inlined. */
+/* One tile: C (rows, PANEL) = A B, or C += A B if `add`. Element (r, k) of A is
+ * a[r * a_row_stride + k * a_col_stride]. `rows` and `add` are constants where this is inlined.
+ * Requires: rows <= GROUP. */
 INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_row_stride,
                         int64_t a_col_stride, const REAL *b, int64_t b_row_stride, int64_t depth,
                         int rows, int add) {
@@ -35,11 +38,11 @@ INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_
     }
 }
 
-/* Multiplies row group g of A by the columns column[g] of B: C := A B, or C += A B if `add`.
+/* Multiply row group g of A by the columns column[g] of B: C = A B, or C += A B if `add`.
  * Requires: ranges that are not empty begin and end at multiples of PANEL.
- * Writes: these columns of the group's rows of C. */
+ * Writes: columns column[g] of row group g of C. */
 static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REAL *a,
-                                        int64_t a_row_stride, const REAL *b, int64_t b_panel,
+                                        int64_t a_row_stride, const REAL *b, int64_t b_panel_stride,
                                         int64_t depth, int64_t groups, const wpe_range *column,
                                         int add) {
     int64_t begin = INT64_MAX, end = 0;
@@ -53,7 +56,8 @@ static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REA
         for (int64_t g = 0; g < groups; g++) {
             if (x < column[g].begin || x >= column[g].end) continue;
             REAL *to = c + g * GROUP * c_row_stride + x;
-            const REAL *from = a + g * GROUP * a_row_stride, *panel = b + x / PANEL * b_panel;
+            const REAL *from = a + g * GROUP * a_row_stride,
+                       *panel = b + x / PANEL * b_panel_stride;
             if (add)
                 NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 1);
             else
@@ -61,10 +65,11 @@ static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REA
         }
 }
 
-/* C += A B, where row group g of A counts in its columns depth[g] only.
- * Writes: `cols` columns of C, a multiple of PANEL. */
+/* C += A B. Of row group g of A only the columns depth[g] are used; the others count as zero.
+ * Requires: cols is a multiple of PANEL.
+ * Writes: `cols` columns of C. */
 static NOINLINE void NAME(gemm_depth)(REAL *c, int64_t c_row_stride, const REAL *a,
-                                      int64_t a_row_stride, const REAL *b, int64_t b_panel,
+                                      int64_t a_row_stride, const REAL *b, int64_t b_panel_stride,
                                       int64_t cols, int64_t groups, const wpe_range *depth) {
     assert(cols % PANEL == 0);
     for (int64_t x = 0; x < cols; x += PANEL)
@@ -73,13 +78,14 @@ static NOINLINE void NAME(gemm_depth)(REAL *c, int64_t c_row_stride, const REAL 
             if (count > 0)
                 NAME(micro)(c + g * GROUP * c_row_stride + x, c_row_stride,
                             a + g * GROUP * a_row_stride + k, a_row_stride, 1,
-                            b + x / PANEL * b_panel + k * PANEL, PANEL, count, GROUP, 1);
+                            b + x / PANEL * b_panel_stride + k * PANEL, PANEL, count, GROUP, 1);
         }
 }
 
-/* C += A^T B: row r of C sums a[k][r] * B[k] over the k of depth[r / GROUP]. B lies as a matrix of
- * b_row_stride columns.
- * Writes: `cols` columns of C, a multiple of PANEL. */
+/* C += A^T B. Row r of C adds a[k][r] * B[k] over the rows k of depth[r / GROUP]. Here B is a
+ * matrix with row stride b_row_stride, not panels.
+ * Requires: cols is a multiple of PANEL.
+ * Writes: `cols` columns of C. */
 static NOINLINE void NAME(gemm_transposed)(REAL *c, int64_t c_row_stride, const REAL *a,
                                            int64_t a_row_stride, const REAL *b,
                                            int64_t b_row_stride, int64_t cols, int64_t groups,

@@ -1,7 +1,7 @@
 /* rope_table.c: cos and sin of position * inv_freq. METHODS 2 [R].
  *
- * A float32 product drifts with the position (1e-3 at 10^4, nonsense at 10^8); here the product is
- * exact and cos, sin are rounded once. */
+ * In float32 the error of the product grows with the position: 1e-3 at 10^4, and at 10^8 no digit
+ * is right. Here the product is exact, and cos and sin are rounded once. */
 
 static void NAME(rope_table)(void *cos, void *sin, const double *position, const double *inv_freq,
                              const double *factor, int64_t n, int64_t cos_stride,
@@ -11,7 +11,7 @@ static void NAME(rope_table)(void *cos, void *sin, const double *position, const
     T *c_out = cos, *s_out = sin;
     for (int64_t i = 0; i < n; i += F64_LANES) {
         int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;
-        /* most often one position and one factor for all pairs */
+        /* stride 0, the usual case: one position and one factor for all pairs */
         f64v m = position_stride
                      ? load_wide_f64(position + i * position_stride, position_stride, count)
                      : splat_f64(*position);

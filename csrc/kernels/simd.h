@@ -1,7 +1,9 @@
-/* simd.h: vectors, their loads and stores. With simd_math.h the only file that knows lanes.
+/* simd.h: vector types, their loads and stores. Only this file and simd_math.h know how many lanes
+ * a vector has.
  *
- * GCC/Clang vector extensions: + - * / and comparisons work on whole vectors, so one source gives
- * SSE2 or NEON width (portable), AVX2 and AVX-512. A comparison gives a mask of 0 and -1 lanes. */
+ * These are the vector extensions of GCC and Clang: + - * / and comparisons work on whole vectors.
+ * So one source compiles to SSE2 or NEON (portable), AVX2 and AVX-512. A comparison gives a mask,
+ * whose lanes are 0 or -1. */
 #ifndef WAVEPE_SIMD_H
 #define WAVEPE_SIMD_H
 
@@ -13,7 +15,7 @@
 #error "wavepe needs GCC 12 or newer, or clang: __builtin_shufflevector and _Float16 on x86"
 #endif
 
-#ifdef VECTOR_BYTES /* a test-only variant sets it, see dispatch.c */
+#ifdef VECTOR_BYTES /* set for the test-only variant, see dispatch.c */
 #elif defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -41,7 +43,7 @@ typedef struct {
     uint16_t bits;
 } bf16;
 
-/* ---- storage types: widened at load, rounded to nearest even at store ---------------------- */
+/* ---- storage types: a load widens, a store rounds to nearest even -------------------------- */
 
 INLINE float bf16_to_f32(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
@@ -54,7 +56,7 @@ INLINE bf16 f32_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (bf16){(uint16_t)(x == x ? rounded : 0xffff)}; /* a NaN stays one */
+    return (bf16){(uint16_t)(x == x ? rounded : 0xffff)}; /* a NaN stays a NaN */
 }
 
 INLINE f32v load_full_f32(const float *p) {
@@ -77,7 +79,7 @@ INLINE f32v load_full_bf16(const bf16 *p) {
     u32v bits = __builtin_convertvector(half, u32v) << 16;
     return (f32v)bits;
 }
-/* The result in the high half of each lane, above bits of no meaning. */
+/* Return the rounded numbers in the high half of each lane. The low half is garbage. */
 INLINE u32v round_bf16(f32v v) {
     u32v bits = (u32v)v;
     return (bits + 0x7fff + (bits >> 16 & 1)) | (u32v)(v != v);
@@ -88,7 +90,7 @@ INLINE void store_full_bf16(bf16 *p, f32v v) {
 }
 
 #if defined(__F16C__) && !defined(__clang__) && (VECTOR_BYTES == 32 || defined(__AVX512F__))
-/* GCC would convert lane by lane: name its instruction. 4: round as the processor is told to. */
+/* GCC would convert lane by lane, so the instruction is named. 4: use the current rounding mode. */
 typedef short s16h __attribute__((vector_size(VECTOR_BYTES / 2)));
 #if VECTOR_BYTES == 64
 #define WIDEN_F16(h)  __builtin_ia32_vcvtph2ps512_mask(h, (f32v){0}, -1, 4)
@@ -112,7 +114,7 @@ INLINE void store_full_f16(f16 *p, f32v v) {
     memcpy(p, &half, sizeof half);
 }
 
-/* float storage widened to double lanes */
+/* ---- storage types in double lanes --------------------------------------------------------- */
 INLINE f64v load_wide_full_f64(const double *p) { return load_full_f64(p); }
 INLINE void store_wide_full_f64(double *p, f64v v) { store_full_f64(p, v); }
 
@@ -141,7 +143,8 @@ INLINE f64v load_wide_full_i64(const int64_t *p) {
     return __builtin_convertvector(v, f64v);
 }
 
-/* load_T(p, stride, count), store_T(...): count lanes at any stride; missing lanes are zero. */
+/* load_T(p, stride, count) and store_T(p, stride, count, v): `count` lanes at any stride. A load
+ * sets the other lanes to 0. */
 #define DEFINE_LOAD(name, T, V, LANES, FULL, READ)         \
     INLINE V name(const T *p, int64_t stride, int count) { \
         if (stride == 1 && count == (LANES)) return FULL;  \
@@ -177,9 +180,9 @@ DEFINE_STORE(store_wide_f64, double, f64v, F64_LANES, store_wide_full_f64, v[l])
 DEFINE_STORE(store_wide_f32, float, f64v, F64_LANES, store_wide_full_f32, (float)v[l])
 DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l])
 
-/* ---- interleaved pairs: (a0 b0 a1 b1 ...) of 2 * LANES elements as (a0 a1 ...), (b0 b1 ...) -- */
+/* ---- interleaved pairs: 2 * LANES elements (a0 b0 a1 b1 ...) as (a0 a1 ...) and (b0 b1 ...) - */
 
-enum { two_a_lane_f16, two_a_lane_bf16 = 1, two_a_lane_f32 = 0, two_a_lane_f64 = 0 };
+enum { two_per_lane_f16, two_per_lane_bf16 = 1, two_per_lane_f32 = 0, two_per_lane_f64 = 0 };
 
 #if VECTOR_BYTES == 64
 #define EVENS_16 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -223,7 +226,8 @@ enum { two_a_lane_f16, two_a_lane_bf16 = 1, two_a_lane_f32 = 0, two_a_lane_f64 =
         store_full_##type(p + (LANES), __builtin_shufflevector(a, b, ORDER(HIGH))); \
     }
 #if VECTOR_BYTES == 32
-/* As above; the compiler's own shuffles cross the halves of a register twice as often. */
+/* Written by hand: the compiler's shuffles would move data between the halves of a register twice
+ * as often. */
 typedef float f32q __attribute__((vector_size(16)));
 INLINE f32v load_halves_f32(const float *low, const float *high) {
     f32q x, y;
@@ -245,7 +249,7 @@ DEFINE_STORE_PAIRS(f64, double, f64v, F64_LANES, order_f64)
 DEFINE_LOAD_PAIRS(f16, f16, f32v, F32_LANES, order_f32)
 DEFINE_STORE_PAIRS(f16, f16, f32v, F32_LANES, order_f32)
 
-/* A pair of bf16 fills a 32-bit lane: nothing to shuffle (little endian). */
+/* A pair of bf16 fills a 32-bit lane, so nothing has to be shuffled (little endian). */
 INLINE void load_pairs_bf16(const bf16 *p, f32v *a, f32v *b) {
     u32v both;
     memcpy(&both, p, sizeof both);
@@ -257,9 +261,10 @@ INLINE void store_pairs_bf16(bf16 *p, f32v a, f32v b) {
     memcpy(p, &both, sizeof both);
 }
 
-/* A point that the compiler moves no arithmetic on these four across, and where it contracts no
- * product into an FMA. Costs nothing: each stays in its register. */
-#if VECTOR_BYTES == 64 && !defined(__AVX512F__) /* the test-only variant's are in no register */
+/* The compiler moves no arithmetic on these four values across a fence, and contracts no product
+ * from before the fence into an FMA after it. A fence costs nothing: each value stays in its
+ * register. */
+#if VECTOR_BYTES == 64 && !defined(__AVX512F__) /* the test-only variant: no such register */
 #define FENCE4(a, b, c, d) __asm__("" : "+m"(a), "+m"(b), "+m"(c), "+m"(d))
 #elif defined(__x86_64__)
 #define FENCE4(a, b, c, d) __asm__("" : "+v"(a), "+v"(b), "+v"(c), "+v"(d))

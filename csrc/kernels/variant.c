@@ -1,7 +1,7 @@
-/* variant.c: one instruction set's table of kernels.
+/* variant.c: the table of kernels of one instruction set.
  *
- * setup.py compiles this file once per variant, with -DVARIANT=portable, avx2 or avx512 and that
- * variant's -march. Each template is included once per type: see template.h. */
+ * setup.py compiles this file once per variant, with -DVARIANT=portable, avx2 or avx512 and the
+ * variant's -march. It includes each template once per type (see template.h). */
 #include "template.h"
 
 #define REAL_TYPE f32

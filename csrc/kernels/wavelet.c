@@ -1,6 +1,7 @@
 /* wavelet.c: mother wavelets element by element, and tables of them. METHODS 1 [W].
  *
- * All arithmetic is double: speed is bounded by exp, and the result is the rounded exact one. */
+ * All arithmetic is double, also for smaller types: exp takes most of the time anyway, and the
+ * result is the exact value rounded once. */
 
 INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T *shift, int64_t n,
                            int64_t out_stride, int64_t t_stride, int64_t scale_stride,
@@ -9,7 +10,7 @@ INLINE void NAME(psi_loop)(int kind, T *out, const T *t, const T *scale, const T
         int count = n - i < F64_LANES ? (int)(n - i) : F64_LANES;
         f64v distance = LOAD_WIDE(t + i * t_stride, t_stride, count) -
                         LOAD_WIDE(shift + i * shift_stride, shift_stride, count);
-        /* Through T: rounding the double difference of two T again rounds it once. */
+        /* round to T: the double difference of two smaller T is exact, so this rounds once */
         T rounded[F64_LANES];
         STORE_WIDE(rounded, 1, F64_LANES, distance);
         distance = LOAD_WIDE(rounded, 1, F64_LANES);
@@ -36,10 +37,11 @@ static void NAME(psi)(int kind, void *out, const void *t, const void *scale, con
     }
 }
 
-enum { NAME(table_rows) = 64 }; /* rows that stay in the first-level cache while columns pass */
+/* The offsets of so many rows stay in the first-level cache while all columns are computed. */
+enum { NAME(table_rows) = 64 };
 
-/* Rows of F64_LANES columns or fewer. `inverse`: 1 / a, where it gives the same u as the division;
- * a division takes as long as all the rest of a tail. */
+/* `rows` rows of `count` <= F64_LANES columns. inverse: 1 / a, if multiplying by it gives the same
+ * u as dividing by a, else NULL. A division takes as long as all other work on a tail element. */
 INLINE void NAME(table_columns)(int kind, T *out, const double *t, f64v a, f64v b,
                                 const f64v *inverse, int64_t rows, int count,
                                 const wpe_wavelet_shape *s) {
@@ -77,7 +79,7 @@ static void NAME(wavelet_table)(int kind, int sign, void *out, const int64_t *of
                                 const wpe_wavelet_shape *s) {
     assert(kind >= 0 && kind < WPE_KINDS && (sign == 1 || sign == -1));
     assert(s->rows >= 0 && s->cols >= 0 && is_aligned(out, sizeof(T)));
-    if (s->cols == 0) return; /* rows without elements may be more than can be counted */
+    if (s->cols == 0) return; /* such rows may be too many to count */
     switch (kind) {
 #define CASE(KIND)                                                   \
     case KIND:                                                       \

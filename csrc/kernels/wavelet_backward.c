@@ -1,4 +1,4 @@
-/* wavelet_backward.c: gradient of a wavelet table to scale and shift. METHODS 1 [W]. */
+/* wavelet_backward.c: the gradient of a wavelet table by scale and shift. METHODS 1 [W]. */
 
 INLINE void NAME(backward_loop)(int kind, int sign, double *grad_scale, double *grad_shift,
                                 const double *grad, const int64_t *offsets, const double *scale,

@@ -1,34 +1,35 @@
 /* attention.c: wavepe._numpy.attention, softmax attention with a relative term [W][S][X][A].
  *
- * Part of module.c; a plain function and no gufunc, so that query heads which share a key head, or
- * a table, share what is packed. _attention.py has checked and broadcast the arrays: their first
- * `lead` axes are those of the key heads, followed by
+ * It is part of module.c. It is a plain function and no gufunc, because query heads that share a
+ * key head or a table also share the packed memory. _attention.py has checked and broadcast the
+ * arrays. Their first `lead` axes are those of the key heads, followed by
  *     q (group, m, d)   k (n, d)   v (n, dv)   p (group, w, d)   slopes (group)
  *     bias (group, w')   out (group, m, dv)   lse (group, m)
- * A unit of work is one block of queries; units begin..end-1 of all heads belong to a call, whose
- * results are the same bits wherever they are cut. */
+ * A unit is one block of queries of one head. A call computes units begin..end-1 of all units of
+ * all heads. The bits of the results do not depend on begin and end. */
 
 typedef struct {
-    PyArrayObject *q, *k, *v, *p, *slopes, *bias, *out, *lse; /* p, slopes, bias: may be NULL */
+    PyArrayObject *q, *k, *v, *p, *slopes, *bias, *out, *lse; /* p, slopes and bias may be NULL */
     int lead;
-    int64_t group, blocks; /* query heads of a key head; blocks of queries of a head */
+    int64_t group, blocks; /* query heads per key head; blocks of queries per head */
     const wpe_attention_kernels *kernels;
-    wpe_attention common; /* what does not differ from head to head */
+    wpe_attention common; /* the members that are the same for all heads */
     wpe_relative relative;
     wpe_zone zone;
-    char *packed, *table, *workspace; /* memory */
+    char *packed, *table, *workspace; /* the parts of the scratch memory */
 } attention_call;
 
-/* Blocks are dealt from both ends: later ones see more keys, and so runs of units that threads
- * are given take about as long as each other. */
+/* Return the query block of a unit. Units take blocks from both ends in turn: later blocks of a
+ * causal call see more keys, and each thread gets consecutive units. So all threads take about
+ * equally long. */
 static int64_t block_of(const attention_call *c, int64_t unit) {
     int64_t step = unit % c->blocks;
     return step % 2 ? c->blocks - 1 - step / 2 : step / 2;
 }
 
 static void attention_units(attention_call *c, int64_t begin, int64_t end) {
-    int64_t keys_packed = -1;
-    const void *table_packed = NULL;
+    int64_t packed_key_head = -1;
+    const void *packed_table = NULL;
     LOOP_BEGIN
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t head = unit / c->blocks, key_head = head / c->group;
@@ -46,13 +47,13 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
             c->kernels->decode(&a, table, out, lse, c->workspace);
             continue;
         }
-        if (key_head != keys_packed && a.keys)
+        if (key_head != packed_key_head && a.keys)
             c->kernels->pack(&a, c->packed, WPE_FORWARD, 0, a.keys);
-        keys_packed = key_head;
-        if (c->p && table.data != table_packed)
+        packed_key_head = key_head;
+        if (c->p && table.data != packed_table)
             c->kernels->pack_zone(&c->zone, c->table, a.storage, a.head_size, table,
                                   (wpe_matrix){NULL, 0, 0});
-        table_packed = table.data;
+        packed_table = table.data;
         int64_t query = block_of(c, unit) * WPE_QUERY_BLOCK, end_query = query + WPE_QUERY_BLOCK;
         if (end_query > a.queries) end_query = a.queries;
         c->kernels->forward(&a, c->packed, out, lse, query, end_query, c->workspace);
@@ -61,14 +62,14 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
 }
 
 static int storage_of(PyArrayObject *x) {
-    int type = PyArray_TYPE(x); /* bfloat16 comes as uint16 of the same bits */
+    int type = PyArray_TYPE(x); /* bfloat16 comes as integers of the same bits */
     return type == NPY_DOUBLE  ? WPE_F64
            : type == NPY_FLOAT ? WPE_F32
            : type == NPY_HALF  ? WPE_F16
                                : WPE_BF16;
 }
 
-/* Fills in what the arrays say. */
+/* Set sizes, strides and the table from the arrays. */
 static void read_arrays(attention_call *c) {
     wpe_attention *a = &c->common;
     c->lead = PyArray_NDIM(c->k) - 2;
@@ -92,8 +93,9 @@ static void read_arrays(attention_call *c) {
     a->relative = &c->relative;
 }
 
-/* Shares out memory from *memory on; returns the bytes it takes. */
-static size_t share_memory(attention_call *c, char *memory) {
+/* Divide `memory` into the three parts, and return how many bytes they need. With NULL only count
+ * the bytes. */
+static size_t divide_memory(attention_call *c, char *memory) {
     const wpe_attention *a = &c->common;
     int pack = a->queries != 1;
     wpe_attention_sizes sizes = c->kernels->sizes(a, pack ? WPE_FORWARD : WPE_DECODE);
@@ -110,34 +112,34 @@ static size_t share_memory(attention_call *c, char *memory) {
     return used;
 }
 
-/* attention(kernels, q, k, v, p, slopes, bias, out, lse, scale, first, beyond, bias_first,
- * bias_beyond, causal, window, begin, end) */
+/* attention(kernels, q, k, v, p, slopes, bias, out, lse, scale, first_delta, beyond,
+ * bias_first_delta, bias_beyond, causal, window, begin, end) */
 static PyObject *py_attention(PyObject *self, PyObject *args) {
     (void)self;
     attention_call c = {0};
     const wpe_kernels *kernels;
     PyObject *p, *slopes, *bias;
-    long long first, bias_first, window, begin, end;
+    long long first_delta, bias_first_delta, window, begin, end;
     if (!PyArg_ParseTuple(args, "O&O!O!O!OOOO!O!dLiLipLLL:attention", to_kernels, &kernels,
                           &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
                           &slopes, &bias, &PyArray_Type, &c.out, &PyArray_Type, &c.lse,
-                          &c.common.scale, &first, &c.relative.beyond, &bias_first,
+                          &c.common.scale, &first_delta, &c.relative.beyond, &bias_first_delta,
                           &c.common.bias.beyond, &c.common.causal, &window, &begin, &end))
         return NULL;
     if (p != Py_None) c.p = (PyArrayObject *)p;
     if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
     if (bias != Py_None) c.bias = (PyArrayObject *)bias;
-    c.relative.first_delta = first;
-    c.common.bias.first_delta = bias_first;
+    c.relative.first_delta = first_delta;
+    c.common.bias.first_delta = bias_first_delta;
     c.common.window = window;
     read_arrays(&c);
     c.kernels = &kernels->attention[c.common.storage == WPE_F64];
-    size_t bytes = share_memory(&c, NULL);
+    size_t bytes = divide_memory(&c, NULL);
     char *memory = aligned_alloc(64, bytes);
     if (!memory)
         return PyErr_Format(PyExc_MemoryError, "attention needs %zu bytes of scratch memory",
                             bytes);
-    share_memory(&c, memory);
+    divide_memory(&c, memory);
     Py_BEGIN_ALLOW_THREADS attention_units(&c, begin, end);
     Py_END_ALLOW_THREADS free(memory);
     Py_RETURN_NONE;

@@ -1,9 +1,9 @@
-/* module.c: wavepe._numpy, the kernels as NumPy ufuncs and generalised ufuncs, and two that are
- * plain functions: attention.c and relative_bias.c.
+/* module.c: the module wavepe._numpy. It has the kernels as NumPy ufuncs and generalised ufuncs.
+ * Attention and relative_bias are plain functions (attention.c and relative_bias.c).
  *
- * For ufuncs NumPy broadcasts, casts, allocates and releases the GIL; a loop here only translates
- * byte strides to element strides and calls the kernel table, and cannot fail. Values are checked
- * in Python. */
+ * For a ufunc NumPy broadcasts, casts, allocates and releases the GIL. A loop here only converts
+ * byte strides to element strides and calls a kernel. It cannot fail: Python has checked the
+ * values. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -40,14 +40,14 @@ static int any_zero(const char *scale, npy_intp n, npy_intp stride, int dtype) {
     return 0;
 }
 
-/* Kernels compute on padded lanes and clamp by mask, which raises floating-point flags that mean
- * nothing: every loop leaves NumPy the flags it found, plus what it says itself. */
+/* Kernels compute on padded lanes and select results by masks. The floating-point flags that this
+ * raises mean nothing. So every loop restores the flags that it found, and adds only its own. */
 #define LOOP_BEGIN \
     fenv_t env;    \
     feholdexcept(&env);
 #define LOOP_END fesetenv(&env);
 
-/* ricker, gaussian, morlet, haar: t, scale, shift -> psi; data holds the kind */
+/* ricker, gaussian, morlet, haar: t, scale, shift -> psi. `data` is the kind. */
 #define PSI_LOOP(type, DTYPE, size)                                                                \
     static void psi_loop_##type(char **args, const npy_intp *n, const npy_intp *steps,             \
                                 void *data) {                                                      \
@@ -130,7 +130,7 @@ ROPE_LOOP(f64, WPE_F64, 8, 8)
 
 /* ---- plain functions: their arrays, and the kernels of a whole call ------------------------- */
 
-/* Entry `number`, in C order, of the array's first `axes` axes. */
+/* Return the address of entry `number`, in C order, of the array's first `axes` axes. */
 static char *entry_at(PyArrayObject *x, int axes, int64_t number) {
     char *data = PyArray_DATA(x);
     while (axes--) {
@@ -140,6 +140,7 @@ static char *entry_at(PyArrayObject *x, int axes, int64_t number) {
     return data;
 }
 
+/* Return the matrix of the two axes that follow the first `axes` axes, at their entry `number`. */
 static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
     npy_intp size = PyArray_ITEMSIZE(x);
     return (wpe_matrix){entry_at(x, axes, number), PyArray_STRIDE(x, axes) / size,
@@ -148,8 +149,9 @@ static wpe_matrix matrix_at(PyArrayObject *x, int axes, int64_t number) {
 
 static const char kernels_name[] = "wavepe._numpy.kernels";
 
-/* The kernels in use, for all that one call of a Python function does: a thread may switch them
- * meanwhile, and what one variant packs another cannot read. */
+/* Return the kernels in use. One call of a Python function uses the same kernels for all its
+ * pieces: another thread may switch the variant meanwhile, and a variant cannot read what another
+ * packed. */
 static PyObject *py_kernels(PyObject *self, PyObject *args) {
     (void)self, (void)args;
     return PyCapsule_New((void *)wpe_current(dispatch), kernels_name, NULL);
@@ -171,16 +173,17 @@ static const char *const psi_docs[WPE_KINDS] = {
     "gaussian(t, scale, shift, /, out=None, ...)\n\n"
     "Gaussian exp(-u^2), u = (t - shift) / scale [W].",
     "morlet(t, scale, shift, /, out=None, ...)\n\n"
-    "Real Morlet wavelet exp(-u^2) cos(t - shift), u = (t - shift) / scale; the cosine is not\n"
-    "scaled, and right for every finite argument [W].",
+    "Real Morlet wavelet exp(-u^2) cos(t - shift), u = (t - shift) / scale. The argument of the\n"
+    "cosine is not divided by scale. The cosine is correct for every finite argument [W].",
     "haar(t, scale, shift, /, out=None, ...)\n\n"
     "Haar wavelet: +1 for -1/2 <= u < 0, -1 for -1 <= u < -1/2, else 0,\n"
     "u = (t - shift) / scale [W, Eq. 15].",
 };
 static const char elementwise_doc[] =
-    "\n\nA NumPy ufunc (float16, float32, float64; integers promote as in np.sin). t - shift is\n"
-    "rounded to the loop's dtype, the rest is computed in double and rounded once. Far tails\n"
-    "are exactly 0. A scale of 0 gives NaN and the warning `invalid`.";
+    "\n\nA NumPy ufunc for float16, float32 and float64. Integers are converted as in np.sin.\n"
+    "t - shift is rounded to the loop's dtype. All further arithmetic is double, and the result "
+    "is\n"
+    "rounded once. The tails are exactly 0. A scale of 0 gives NaN and the warning `invalid`.";
 
 static PyUFuncGenericFunction psi_loops[] = {(PyUFuncGenericFunction)psi_loop_f16,
                                              (PyUFuncGenericFunction)psi_loop_f32,
@@ -210,12 +213,12 @@ static char rope_types[] = {NPY_HALF,   NPY_FLOAT,  NPY_FLOAT,  NPY_INT64, NPY_I
                             NPY_FLOAT,  NPY_FLOAT,  NPY_FLOAT,  NPY_INT64, NPY_INT64, NPY_FLOAT,
                             NPY_DOUBLE, NPY_DOUBLE, NPY_DOUBLE, NPY_INT64, NPY_INT64, NPY_DOUBLE};
 
-/* The bits of bfloat16 as integers: ml_dtypes' type is not NumPy's own. */
+/* bfloat16 comes as integers of the same bits, because NumPy has no bfloat16 of its own. */
 static PyUFuncGenericFunction rope_bf16_loops[] = {(PyUFuncGenericFunction)rope_loop_bf16};
 static char rope_bf16_types[] = {NPY_UINT16, NPY_FLOAT, NPY_FLOAT,
                                  NPY_INT64,  NPY_INT64, NPY_UINT16};
 
-static void *no_data[3]; /* loops that need none */
+static void *no_data[3]; /* for loops without data */
 
 static int add_ufunc(PyObject *module, const char *name, PyObject *ufunc) {
     int status = ufunc ? PyModule_AddObjectRef(module, name, ufunc) : -1;

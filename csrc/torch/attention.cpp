@@ -1,12 +1,12 @@
 // attention.cpp: torch.ops.wavepe.attention_forward, fused attention [W][S][X][A].
 //
-// Nothing is summed across tasks, so they are cut as the threads need it.
+// No sum runs across tasks. So how a call is split into tasks may depend on the number of threads.
 #include "attention.h"
 
 namespace wavepe {
 namespace {
 
-void decode(const Call &call, const Heads &out, char *lse) {
+void decode(const Call &call, const HeadMatrices &out, char *lse) {
     run_tasks(call.batch * call.heads, call.bytes(call.sizes(WPE_DECODE).workspace),
               [&](int64_t task, char *scratch) {
                   const int64_t b = task / call.heads, h = task % call.heads;
@@ -16,17 +16,18 @@ void decode(const Call &call, const Heads &out, char *lse) {
               });
 }
 
-void forward_blocks(const Call &call, const Heads &out, char *lse, int64_t b, int64_t h,
+void forward_blocks(const Call &call, const HeadMatrices &out, char *lse, int64_t b, int64_t h,
                     const void *packed, int64_t begin, int64_t end, char *scratch) {
     const wpe_attention a = call.head(b, h);
-    call.kernels->forward(&a, packed, out.result(b, h), call.row(lse, b, h), begin, end, scratch);
+    call.kernels->forward(&a, packed, out.result(b, h), call.head_row(lse, b, h), begin, end,
+                          scratch);
 }
 
-// Enough key heads: each is packed and used by one thread.
-void forward_by_key_head(const Call &call, const Heads &out, char *lse) {
+// For many key heads: a task packs one key head and uses it for all its query heads.
+void forward_by_key_head(const Call &call, const HeadMatrices &out, char *lse) {
     const wpe_attention_sizes sizes = call.sizes(WPE_FORWARD);
     const int64_t packed_bytes = call.bytes(sizes.packed);
-    run_tasks(call.pairs(), packed_bytes + call.bytes(sizes.workspace),
+    run_tasks(call.key_head_count(), packed_bytes + call.bytes(sizes.workspace),
               [&](int64_t t, char *scratch) {
                   const int64_t b = t / call.key_heads, kv = t % call.key_heads;
                   if (call.keys) call.pack_keys(b, kv, scratch, WPE_FORWARD);
@@ -36,12 +37,13 @@ void forward_by_key_head(const Call &call, const Heads &out, char *lse) {
               });
 }
 
-// Few: all are packed first, then blocks of queries are dealt out, the longest first.
-void forward_by_block(const Call &call, const Heads &out, char *lse) {
+// For few key heads: first all keys are packed. Then a task is a block of queries. The last blocks
+// run first, because in a causal call they see the most keys.
+void forward_by_block(const Call &call, const HeadMatrices &out, char *lse) {
     const wpe_attention_sizes sizes = call.sizes(WPE_FORWARD);
     const int64_t packed_bytes = call.bytes(sizes.packed), tiles = call.tiles();
-    const Memory packed(call.pairs(), packed_bytes);
-    run_tasks(call.pairs() * tiles, 0, [&](int64_t t, char *) {
+    const Memory packed(call.key_head_count(), packed_bytes);
+    run_tasks(call.key_head_count() * tiles, 0, [&](int64_t t, char *) {
         const int64_t pair = t / tiles;
         call.pack_tile(pair / call.key_heads, pair % call.key_heads, t % tiles,
                        packed.at(pair * packed_bytes), WPE_FORWARD);
@@ -60,17 +62,17 @@ std::tuple<Tensor, Tensor> attention_forward(WPE_ATTENTION_PARAMETERS) {
     Call call({WPE_ATTENTION_NAMES});
     const bool decodes = call.queries == 1;
     Tensor out = new_result(q, {call.batch, call.heads, call.queries, call.value_size});
-    Tensor lse = new_result(q, {call.batch, call.heads, call.queries}, call.own_type());
+    Tensor lse = new_result(q, {call.batch, call.heads, call.queries}, call.compute_type());
     if (call.empty()) return {out, lse};
     call.read(/*pack=*/!decodes);
     const int64_t threads = torch::stable::get_num_threads();
     char *rows = at_mutable(lse, 0);
     if (decodes)
-        decode(call, Heads(out), rows);
-    else if (threads == 1 || call.pairs() >= 4 * threads)
-        forward_by_key_head(call, Heads(out), rows);
+        decode(call, HeadMatrices(out), rows);
+    else if (threads == 1 || call.key_head_count() >= 4 * threads)
+        forward_by_key_head(call, HeadMatrices(out), rows);
     else
-        forward_by_block(call, Heads(out), rows);
+        forward_by_block(call, HeadMatrices(out), rows);
     return {out, lse};
 }
 

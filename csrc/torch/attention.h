@@ -1,4 +1,5 @@
-// attention.h: the checked arguments of an attention call as the kernels take them, and its tasks.
+// attention.h: the arguments of an attention call, checked and in the form of the kernels; and how
+// its tasks run on threads.
 #pragma once
 
 #include <atomic>
@@ -6,13 +7,14 @@
 
 #include "common.h"
 
-// The arguments of both operators: type, name, and schema. Zones are pairs of tensors.
+// The arguments of both operators: type, name in C++, and schema. zones holds two tensors for each
+// zone: its coefficients and its basis.
 #define WPE_ATTENTION_ARGUMENTS(FIRST, NEXT)                                \
     FIRST(Tensor, q, "Tensor q")                                            \
     NEXT(Tensor, k, "Tensor k")                                             \
     NEXT(Tensor, v, "Tensor v")                                             \
     NEXT(std::optional<Tensor>, p, "Tensor? p=None")                        \
-    NEXT(int64_t, first, "SymInt first=0")                                  \
+    NEXT(int64_t, first_delta, "SymInt first=0")                            \
     NEXT(std::string, beyond, "str beyond=\"zero\"")                        \
     NEXT(std::optional<Tensor>, q_rel, "Tensor? q_rel=None")                \
     NEXT(std::optional<Tensor>, slopes, "Tensor? slopes=None")              \
@@ -28,10 +30,10 @@
     NEXT(std::optional<Tensor>, seed, "Tensor? seed=None")                  \
     NEXT(std::optional<std::vector<Tensor>>, zones, "Tensor[]? zones=None") \
     NEXT(std::optional<Tensor>, bias, "Tensor? bias=None")                  \
-    NEXT(int64_t, bias_first, "SymInt bias_first=0")                        \
+    NEXT(int64_t, bias_first_delta, "SymInt bias_first=0")                  \
     NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")
 
-// Three lists of them: of a schema, of a function's parameters, of their names.
+// Three lists of the arguments: for a schema, for the parameters of a function, for a call.
 #define WPE_TEXT(type, name, text)           text
 #define WPE_NEXT_TEXT(type, name, text)      ", " text
 #define WPE_PARAMETER(type, name, text)      type name
@@ -44,31 +46,34 @@
 
 namespace wavepe {
 
-// Aligned scratch memory; zero: cleared, and taken from the system only where it is written.
+// Scratch memory for `parts` parts, aligned to 64 bytes. With zero=true it is cleared, and the
+// system provides a page only when something is written to it.
 class Memory {
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
-    char *first;
+    char *start;
 
   public:
     Memory(int64_t parts, int64_t bytes_each, bool zero = false) {
         const int64_t bytes = std::min(product({parts, bytes_each}), ADDRESS_SPACE) + 128;
         memory.reset(static_cast<char *>(zero ? std::calloc(bytes, 1) : std::malloc(bytes)));
-        WPE_CHECK(memory && bytes < ADDRESS_SPACE, running, ": out of memory: attention needs ",
-                  parts, " x ", bytes_each, " bytes of scratch");
-        first = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64;
-#ifdef WPE_POISON  // the sanitizer build: what is read before it is written is NaN
+        WPE_CHECK(memory && bytes < ADDRESS_SPACE, current_operator,
+                  ": out of memory: attention needs ", parts, " x ", bytes_each,
+                  " bytes of scratch");
+        start = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64;
+#ifdef WPE_POISON  // sanitizer build: memory that is read before it is written holds NaN
         if (!zero) std::memset(memory.get(), 0xff, bytes);
 #endif
     }
-    char *at(int64_t byte) const { return first + byte; }
+    char *at(int64_t byte) const { return start + byte; }
 };
 
-// task(number, scratch) for 0..count-1 on torch's threads, each thread taking the next one.
+// Run task(number, scratch) for the numbers 0..count-1 on torch's threads. A thread that is done
+// takes the next number. scratch holds needed_bytes, aligned to 64 bytes.
 template <typename Task>
 void run_tasks(int64_t count, int64_t needed_bytes, const Task &task) {
     const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
     if (count <= 0) return;
-    const int64_t scratch_bytes = ceil_div(needed_bytes, 64) * 64;  // all threads' are aligned
+    const int64_t scratch_bytes = ceil_div(needed_bytes, 64) * 64;
     const Memory scratch(threads, scratch_bytes);
     if (threads == 1) {
         for (int64_t t = 0; t < count; t++) task(t, scratch.at(0));
@@ -87,13 +92,13 @@ inline void check_same_dtype(const Tensor &q, const char *name, const Tensor &x)
               name_of(q.scalar_type()), " and ", name_of(x.scalar_type()));
 }
 
-// A tensor (B, H, rows, cols) of whose matrices kernels read and write.
-struct Heads {
+// The matrices of a tensor (B, H, rows, cols): one for each head of each batch element.
+struct HeadMatrices {
     char *data = nullptr;
     int64_t stride[4] = {0, 0, 0, 0}, item = 0;
 
-    Heads() = default;
-    explicit Heads(const Tensor &x)
+    HeadMatrices() = default;
+    explicit HeadMatrices(const Tensor &x)
         : data(static_cast<char *>(const_cast<void *>(x.const_data_ptr()))),
           item(item_size(x.scalar_type())) {
         const auto strides = x.strides();
@@ -108,13 +113,14 @@ struct Heads {
     }
 };
 
-// Head sizes are below: their squares count in the sizes of memory.
+// Head sizes must be below this number, because sizes of memory contain their squares.
 constexpr int64_t LARGEST_HEAD = int64_t{1} << 20;
 
-// Which keys a mask over (B|1, n) leaves: a range where it is one, else the mask itself.
+// The keys that one row of a key mask leaves: a range of keys, and the mask itself (data) if the
+// range does not say it all.
 struct KeyMask {
     const uint8_t *data = nullptr;
-    int64_t stride = 0, first = 0, end = 0;
+    int64_t stride = 0, first_key = 0, end_key = 0;
 };
 
 struct AttentionArguments {
@@ -123,27 +129,28 @@ struct AttentionArguments {
 #undef WPE_MEMBER
 };
 
-// The arguments of a call, checked; and, once the results have their memory, read and packed.
+// The arguments of a call. The constructor checks them. read() reads and packs them; it runs after
+// the results have been allocated.
 class Call {
   public:
     explicit Call(AttentionArguments arguments);
-    // Requires: not empty(). pack: the table, too, which decode reads as it lies.
+    // pack: also pack the table. Decode does not need that. Requires: not empty().
     void read(bool pack);
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int storage;
-    wpe_relative relative{};  // of the first head; rows 0: no table
-    int64_t first_row = 0;    // of p that a query can reach: relative holds rows from it on
-    wpe_delta_bias bias{};    // of the first head; rows 0: none
-    int64_t first_value = 0;  // of the given bias that a query can reach
+    wpe_relative relative{};  // the table of head 0; rows 0: no table
+    int64_t first_row = 0;    // the first row of p that a query can reach; row 0 of relative
+    wpe_delta_bias bias{};    // the bias of head 0; rows 0: no bias
+    int64_t first_value = 0;  // the first value of the bias that a query can reach
     const wpe_attention_kernels *kernels;
 
     bool empty() const { return !batch || !heads || !queries; }
-    int64_t pairs() const { return batch * key_heads; }
+    int64_t key_head_count() const { return batch * key_heads; }
     bool is_double() const { return storage == WPE_F64; }
-    ScalarType own_type() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
+    ScalarType compute_type() const { return is_double() ? ScalarType::Double : ScalarType::Float; }
     int64_t bytes(int64_t elements) const { return elements * (is_double() ? 8 : 4); }
-    // A bound of the packed bytes of so many rows of a head, each padded.
+    // Return an upper bound of the bytes that `rows` packed rows of a head need, with padding.
     int64_t head_bytes(int64_t rows) const {
         return product({rows + 4096, head_size + value_size + 256, 8});
     }
@@ -156,38 +163,38 @@ class Call {
         return kernels->sizes(&a, pass);
     }
 
-    // The first row of head (b, h) in data that holds one element a query.
+    // Return where head (b, h) begins in data with one element per query.
     template <typename Char>
-    Char *row(Char *data, int64_t b, int64_t h) const {
+    Char *head_row(Char *data, int64_t b, int64_t h) const {
         return data + bytes((b * heads + h) * queries);
     }
 
     wpe_attention head(int64_t b, int64_t h) const;
-    // The keys of a key head, or a tile of them: of WPE_KEY_BLOCK keys, the last one shorter.
+    // Pack all keys of a key head, or one tile of WPE_KEY_BLOCK keys. The last tile may be shorter.
     void pack_keys(int64_t b, int64_t kv, void *packed, wpe_pass pass) const;
     void pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, wpe_pass pass) const;
     int64_t tiles() const { return ceil_div(keys, WPE_KEY_BLOCK); }
-    // Rows of p of head h as they lie, for one query.
+    // Return the rows of head h's table in p, in rising delta.
     wpe_matrix table(int64_t h) const;
-    // Where the gradient of p of head h goes, in falling delta.
+    // Return the rows of dp that get the gradient of head h's table, in falling delta.
     wpe_matrix_out table_result(const Tensor &dp, int64_t h) const;
-    // Where the gradient of the bias of head h goes, in rising delta.
+    // Return the elements of dbias that get the gradient of head h's bias, in rising delta.
     wpe_matrix_out bias_result(const Tensor &dbias, int64_t h) const;
     void check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
                          const Tensor &out, const Tensor &lse) const;
 
   private:
     AttentionArguments given;
-    Heads q, k, v, r;
+    HeadMatrices q, k, v, r;
     std::vector<double> slope;
     uint64_t seed = 0;
     std::vector<int64_t> offset, run_begin, run_end;
-    Tensor segments;  // int64, dense
-    bool runs = false;
+    Tensor segments;    // int64, dense
+    bool runs = false;  // each segment is one run of keys
     std::vector<KeyMask> key_mask;
-    std::vector<wpe_relative> tables;  // one, or one a head
+    std::vector<wpe_relative> tables;  // one, or one for each head
     std::vector<wpe_zone> zones;
-    std::unique_ptr<Memory> packed;  // of the zones
+    std::unique_ptr<Memory> packed;  // the memory of the zones
 
     bool has_zones() const { return given.zones && !given.zones->empty(); }
     void check_tensors() const;
@@ -198,7 +205,7 @@ class Call {
     void read_offsets();
     void read_key_mask();
     void read_segments();
-    wpe_range reached(int64_t rows, int64_t first, int beyond) const;
+    wpe_range reached(int64_t rows, int64_t first_delta, int beyond) const;
     void read_bias();
     void read_tables(bool pack);
     void pack_tables();

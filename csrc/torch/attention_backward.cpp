@@ -1,6 +1,6 @@
 // attention_backward.cpp: torch.ops.wavepe.attention_backward, the gradients of attention.
 //
-// Sums are cut by shapes alone, so that results do not depend on the number of threads.
+// How sums are split depends on shapes alone. So results do not depend on the number of threads.
 #include "attention.h"
 
 namespace wavepe {
@@ -10,11 +10,11 @@ struct Gradients {
     Tensor dq, dk, dv, dp, dq_rel, dbias;
 };
 
-// The size of what one task adds up: dk and dv of a key head, and dp of the table, or of each of
-// the key head's tables.
+// The sizes of the sums of one task: dk and dv of a key head; dp of the table, or of each table of
+// the key head's query heads.
 struct Sums {
     int64_t dk, dv, dp;  // bytes
-    int64_t tables;      // how many
+    int64_t tables;      // how many dp
 
     Sums(const Call &call, const wpe_attention_sizes &sizes, bool p_grad)
         : dk(call.bytes(sizes.dk_rows * sizes.dk_cols)),
@@ -25,7 +25,7 @@ struct Sums {
     int64_t table_bytes() const { return dp * tables; }
 };
 
-// Blocks of queries begin..end-1, and the keys that they see, to whole tiles.
+// Blocks of queries begin..end-1, and the keys that they see, rounded to whole tiles.
 struct Chunk {
     int64_t begin = 0, end = 0;
     wpe_range key_range{0, 0};
@@ -34,15 +34,15 @@ struct Chunk {
 
 class Backward {
     const Call &call;
-    const Heads grad_out, out;
+    const HeadMatrices grad_out, out;
     const char *const lse, *const grad_lse;
-    const Heads dq, dk, dv, dr;
+    const HeadMatrices dq, dk, dv, dr;
     const Tensor &dp, &dbias;
     const bool p_grad, bias_grad;
     const wpe_attention_sizes sizes;
     const Sums sums;
     const int64_t blocks;
-    const Memory bias_sums;  // of each chunk of each row of the batch of each head
+    const Memory bias_sums;  // (heads, batch, chunks, bias.rows)
 
   public:
     Backward(const Call &call, const Tensor &grad_out, const Tensor &out, const Tensor &lse,
@@ -56,7 +56,7 @@ class Backward {
           dq(to.dq),
           dk(to.dk),
           dv(to.dv),
-          dr(call.has_q_rel() ? Heads(to.dq_rel) : Heads()),
+          dr(call.has_q_rel() ? HeadMatrices(to.dq_rel) : HeadMatrices()),
           dp(to.dp),
           dbias(to.dbias),
           p_grad(p_grad),
@@ -66,15 +66,15 @@ class Backward {
           blocks(ceil_div(call.queries, WPE_QUERY_BLOCK)),
           bias_sums(bias_grad ? call.heads * bias_parts() : 0, call.bytes(call.bias.rows), true) {}
 
-    // Chunks of a key head's blocks of queries, each with sums of its own.
+    // Return how many chunks the query blocks of a key head are split into. Each has its own sums.
     int64_t chunk_count() const {
-        return std::clamp<int64_t>(std::min(32 / call.pairs(), blocks / 4), 1, 4);
+        return std::clamp<int64_t>(std::min(32 / call.key_head_count(), blocks / 4), 1, 4);
     }
 
-    // The sums of a head's bias that are added up at last.
+    // Return how many sums of a head's bias gradient have to be added at the end.
     int64_t bias_parts() const { return call.batch * chunk_count(); }
 
-    // Consecutive blocks that see about as many keys in each chunk.
+    // Split the query blocks into at most `count` chunks that see about equally many keys.
     std::vector<Chunk> chunks(int64_t b, int64_t count) const {
         const wpe_attention a = call.head(b, 0);
         std::vector<int64_t> cost(blocks + 1);
@@ -91,7 +91,7 @@ class Backward {
             if (begin == i) continue;
             const int64_t first_key = seen[begin].begin / WPE_KEY_BLOCK * WPE_KEY_BLOCK;
             const int64_t end_key = ceil_div(seen[i - 1].end, WPE_KEY_BLOCK) * WPE_KEY_BLOCK;
-            // a tile at least, so that neither bound ever falls
+            // at least one tile: so neither end of the ranges falls from one chunk to the next
             const int64_t end = std::max(end_key, first_key + WPE_KEY_BLOCK);
             result.push_back(
                 {begin, i, {first_key, std::min(end, sizes.dk_rows)}, (int64_t)result.size()});
@@ -113,8 +113,8 @@ class Backward {
                 wpe_attention_gradients to{};
                 to.out = out.matrix(b, h);
                 to.grad_out = grad_out.matrix(b, h);
-                to.lse = call.row(lse, b, h);
-                to.grad_lse = grad_lse ? call.row(grad_lse, b, h) : nullptr;
+                to.lse = call.head_row(lse, b, h);
+                to.grad_lse = grad_lse ? call.head_row(grad_lse, b, h) : nullptr;
                 to.dq = dq.result(b, h);
                 if (call.has_q_rel()) to.dr = dr.result(b, h);
                 to.sums.dk = key_sums;
@@ -128,7 +128,7 @@ class Backward {
             }
     }
 
-    // Stores the gradients of keys begin..end-1: sums over the chunks that saw them.
+    // Store the gradients of keys begin..end-1: the sums over the chunks whose ranges hold them.
     void store_keys(int64_t b, int64_t kv, const char *key_sums, const std::vector<Chunk> &chunks,
                     int64_t begin, int64_t end) const {
         int64_t first_chunk = 0, end_chunk, count = (int64_t)chunks.size();
@@ -145,8 +145,8 @@ class Backward {
                             call.value_size, sizes.dv_cols, end_chunk - first_chunk, stride);
     }
 
-    // Stores the gradients of key head kv's tables, or of the one of all: sums over `parts`
-    // buffers, part_bytes apart.
+    // Store the gradients of key head kv's tables, or of the table that all heads share. They are
+    // sums over `parts` buffers, which lie part_bytes apart.
     void store_tables(int64_t kv, const char *table_sums, int64_t parts, int64_t part_bytes) const {
         for (int64_t g = 0; g < sums.tables; g++)
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
@@ -154,7 +154,7 @@ class Backward {
                                 sizes.dk_cols, parts, call.elements(part_bytes));
     }
 
-    // Stores the gradient of the bias: of each head, or summed over all.
+    // Store the gradient of the bias: of each head, or summed over all heads.
     void store_bias() const {
         if (!bias_grad) return;
         const int64_t rows = call.bias.rows, results = call.bias_per_head() ? call.heads : 1;
@@ -165,11 +165,11 @@ class Backward {
                                 rows);
     }
 
-    // One key head after the other, its chunks side by side.
+    // Handle one key head after the other. Its chunks run in parallel.
     void by_chunk(int64_t count) const {
         const Memory key_sums(count, sums.keys_bytes());
         const Memory table_sums(count, sums.table_bytes(), true);
-        for (int64_t pair = 0; pair < call.pairs(); pair++) {
+        for (int64_t pair = 0; pair < call.key_head_count(); pair++) {
             const int64_t kv = pair / call.batch, b = pair % call.batch;
             const std::vector<Chunk> parts = chunks(b, count);
             if (call.table_per_head() && b == 0 && pair)
@@ -180,12 +180,12 @@ class Backward {
                            std::min((t + 1) * WPE_KEY_BLOCK, call.keys));
             });
             const bool last =
-                call.table_per_head() ? b == call.batch - 1 : pair == call.pairs() - 1;
+                call.table_per_head() ? b == call.batch - 1 : pair == call.key_head_count() - 1;
             if (p_grad && last) store_tables(kv, table_sums.at(0), count, sums.table_bytes());
         }
     }
 
-    // Packs the keys, which are not needed any more when results are stored.
+    // Pack the keys and run the chunks. The packed keys are freed before results are stored.
     void run_chunks(int64_t b, int64_t kv, const std::vector<Chunk> &parts, const Memory &key_sums,
                     const Memory &table_sums) const {
         const Memory packed(1, call.bytes(sizes.packed));
@@ -198,13 +198,14 @@ class Backward {
                   });
     }
 
-    // Bins of whole key heads side by side, each bin with tables of its own.
+    // Handle bins of key heads in parallel. Each bin has its own sums of the tables.
     void by_key_head() const {
-        const int64_t packed = call.bytes(sizes.packed), keys = sums.keys_bytes();
-        int64_t bins = call.pairs();
+        const int64_t packed_bytes = call.bytes(sizes.packed), keys_bytes = sums.keys_bytes();
+        int64_t bins = call.key_head_count();
         if (p_grad && call.table_per_head()) bins = call.key_heads;
-        if (p_grad && !call.table_per_head()) {  // no more memory than q takes
-            // no padded sizes, which depend on the variant, and so would the order of sums
+        if (p_grad && !call.table_per_head()) {
+            // So many bins that their tables need no more memory than q. The sizes are not the
+            // padded ones: those depend on the variant, and then the order of sums would, too.
             const int64_t table = std::max<int64_t>(call.relative.rows * call.head_size, 1);
             bins =
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
@@ -212,16 +213,16 @@ class Backward {
         }
         const Memory table_sums(p_grad ? bins : 0, sums.table_bytes(), true);
         const std::vector<Chunk> all{{0, blocks, {0, sizes.dk_rows}}};
-        run_tasks(bins, packed + keys + call.bytes(sizes.workspace),
+        run_tasks(bins, packed_bytes + keys_bytes + call.bytes(sizes.workspace),
                   [&](int64_t bin, char *scratch) {
-                      char *of_bin = table_sums.at(p_grad ? bin * sums.table_bytes() : 0);
-                      const int64_t pairs = call.pairs();
+                      char *bin_sums = table_sums.at(p_grad ? bin * sums.table_bytes() : 0);
+                      const int64_t pairs = call.key_head_count();
                       for (int64_t t = pairs * bin / bins; t < pairs * (bin + 1) / bins; t++) {
                           const int64_t kv = t / call.batch, b = t % call.batch;
                           call.pack_keys(b, kv, scratch, WPE_BACKWARD);
-                          run_chunk(b, kv, all[0], scratch, scratch + packed, of_bin,
-                                    scratch + packed + keys);
-                          store_keys(b, kv, scratch + packed, all, 0, call.keys);
+                          run_chunk(b, kv, all[0], scratch, scratch + packed_bytes, bin_sums,
+                                    scratch + packed_bytes + keys_bytes);
+                          store_keys(b, kv, scratch + packed_bytes, all, 0, call.keys);
                       }
                   });
         if (!p_grad) return;
@@ -235,8 +236,8 @@ class Backward {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     Tensor grad_out, std::optional<Tensor> grad_lse, Tensor out, Tensor lse,
     WPE_ATTENTION_PARAMETERS, bool p_grad, bool bias_grad) {
-    WPE_CHECK(!p_grad || p, "the gradient of p is asked for, and there is no p");
-    WPE_CHECK(!bias_grad || bias, "the gradient of bias is asked for, and there is no bias");
+    WPE_CHECK(!p_grad || p, "p_grad=True needs a table p");
+    WPE_CHECK(!bias_grad || bias, "bias_grad=True needs a bias");
     if (p_grad) zones.reset();
     Call call({WPE_ATTENTION_NAMES});
     call.check_gradients(grad_out, grad_lse, out, lse);
@@ -252,12 +253,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
         for (Tensor *t : {&result.dq, &result.dk, &result.dv, &result.dq_rel})
             torch::stable::zero_(*t);
     } else if (call.head_size > 0 || call.value_size > 0 || bias_grad) {
-        lse = dense(lse);  // as many heads and queries as memory holds
+        lse = dense(lse);  // the kernels read it with stride 1
         if (grad_lse) grad_lse = dense(*grad_lse);
         call.read(/*pack=*/true);
         const Backward backward(call, grad_out, out, lse, grad_lse, result,
                                 p_grad && call.relative.rows > 0, bias_grad && call.bias.rows > 0);
-        // a table that no query reaches leaves q_rel without a gradient
+        // if no query reaches the table, the gradient of q_rel is zero
         if (q_rel && !call.has_q_rel()) torch::stable::zero_(result.dq_rel);
         const int64_t chunks = backward.chunk_count();
         if (chunks > 1)

@@ -1,4 +1,4 @@
-// attention_call.cpp: attention's arguments, checked and put into the kernels' terms.
+// attention_call.cpp: check the arguments of attention, and convert them for the kernels.
 #include <unordered_set>
 
 #include "attention.h"
@@ -10,7 +10,7 @@ std::string shapes_of(const Tensor &q, const Tensor &k, const Tensor &v) {
     return text("q ", shape_of(q), ", k ", shape_of(k), ", v ", shape_of(v));
 }
 
-// A tensor over (B|1, n).
+// Check that x is (B, n) or (1, n).
 void check_over_keys(const char *name, const Tensor &x, int64_t batch, int64_t keys) {
     check_cpu(name, x);
     WPE_CHECK(x.dim() == 2 && (x.size(0) == batch || x.size(0) == 1) && x.size(1) == keys, name,
@@ -43,10 +43,10 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
 }
 
 void Call::read(bool pack) {
-    q = Heads(given.q);
-    k = Heads(given.k);
-    v = Heads(given.v);
-    if (given.q_rel) r = Heads(*given.q_rel);
+    q = HeadMatrices(given.q);
+    k = HeadMatrices(given.k);
+    v = HeadMatrices(given.v);
+    if (given.q_rel) r = HeadMatrices(*given.q_rel);
     if (given.slopes) {
         const Tensor wide = dense(as_type(*given.slopes, ScalarType::Double));
         const double *data = wide.const_data_ptr<double>();
@@ -59,7 +59,7 @@ void Call::read(bool pack) {
     read_offsets();
     read_key_mask();
     if (given.segments) read_segments();
-    // a bias or a table without elements says nothing
+    // a bias or a table without elements changes nothing
     if (given.bias && given.bias->numel() > 0 && keys > 0) read_bias();
     if (given.p && given.p->numel() > 0 && keys > 0) read_tables(pack);
 }
@@ -102,21 +102,21 @@ void Call::check_bias() const {
     if (!given.bias) return;
     const Tensor &x = *given.bias;
     check_cpu("bias", x);
-    WPE_CHECK(x.scalar_type() == own_type(), "bias must be ", name_of(own_type()), " for q of ",
-              name_of(given.q.scalar_type()), ", got ", name_of(x.scalar_type()));
+    WPE_CHECK(x.scalar_type() == compute_type(), "bias must be ", name_of(compute_type()),
+              " for q of ", name_of(given.q.scalar_type()), ", got ", name_of(x.scalar_type()));
     WPE_CHECK(x.dim() == 1 || (x.dim() == 2 && x.size(0) == heads), "bias must be (w) or (", heads,
               ", w), got ", shape_of(x));
     WPE_CHECK(beyond == WPE_ZERO || last_size(x) > 0,
               "bias_beyond='edge' needs a bias of at least one number");
 }
 
-// No size of a head's memory may wrap; what is multiplied by a number of heads is Memory's to
-// check.
+// Check that no size of one head's memory overflows. Memory checks the products with a number of
+// heads.
 void Call::check_sizes() const {
     const int64_t longest = std::max(queries, keys), largest = std::max(head_size, value_size);
     WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
                   head_bytes(queries + keys) < ADDRESS_SPACE,
-              running, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
+              current_operator, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
 }
 
 void Call::check_options() const {
@@ -158,7 +158,8 @@ void Call::check_options() const {
               given.window.value_or(0));
     WPE_CHECK(!given.scale || std::isfinite(*given.scale), "scale must be finite, got ",
               given.scale.value_or(0));
-    // of float32: its inverse must be a normal number, too; as in ops/_attention_checks.py
+    // 1 / softcap must be a normal number, too, in float32 for all but float64. The bounds are
+    // those of ops/_attention_checks.py.
     const double most = given.q.scalar_type() == ScalarType::Double ? 1e300 : 1e30;
     const double cap = given.softcap.value_or(1);
     WPE_CHECK(cap >= 1 / most && cap <= most, "softcap must lie in ", 1 / most, "..", most,
@@ -183,20 +184,20 @@ void Call::read_offsets() {
     for (int64_t b = 0; b < batch; b++) offset[b] = (int64_t)data[values.numel() > 1 ? b : 0];
 }
 
-// What the mask says of keys 0..keys-1.
+// Read one row of a key mask.
 KeyMask read_keys(const uint8_t *seen, int64_t stride, int64_t keys) {
-    KeyMask of{nullptr, 0, 0, keys};
-    const int64_t given = stride ? keys : std::min<int64_t>(keys, 1);  // the others repeat it
+    KeyMask mask{nullptr, 0, 0, keys};
+    const int64_t given = stride ? keys : std::min<int64_t>(keys, 1);  // stride 0: all are equal
     int64_t count = 0;
     for (int64_t j = 0; j < given; j++) count += seen[j * stride] != 0;
-    if (given && !count) of.first = keys;
-    if (!stride || !count) return of;
-    while (!seen[of.first * stride]) of.first++;
-    while (!seen[(of.end - 1) * stride]) of.end--;
-    if (count == of.end - of.first) return of;  // padding at the ends: a range
-    of.data = seen;
-    of.stride = stride;
-    return of;
+    if (given && !count) mask.first_key = keys;
+    if (!stride || !count) return mask;
+    while (!seen[mask.first_key * stride]) mask.first_key++;
+    while (!seen[(mask.end_key - 1) * stride]) mask.end_key--;
+    if (count == mask.end_key - mask.first_key) return mask;  // only the ends are hidden
+    mask.data = seen;
+    mask.stride = stride;
+    return mask;
 }
 
 void Call::read_key_mask() {
@@ -209,7 +210,7 @@ void Call::read_key_mask() {
         key_mask[b] = b && !stride ? key_mask[0] : read_keys(data + b * stride, m.stride(1), keys);
 }
 
-// Segments that are runs of keys are ranges, too.
+// Read the segments. If each segment is one run of keys, the kernels get ranges instead.
 void Call::read_segments() {
     segments = dense(as_type(*given.segments, ScalarType::Long));
     const int64_t *id = segments.const_data_ptr<int64_t>();
@@ -254,15 +255,15 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.causal = given.causal;
     a.window = std::min<int64_t>(given.window.value_or(INT64_MAX), int64_t{1} << 60);
     const KeyMask &seen = key_mask[b];
-    a.first_key = seen.first;
-    a.end_key = seen.end;
+    a.first_key = seen.first_key;
+    a.end_key = seen.end_key;
     a.key_mask = seen.data;
     a.key_mask_stride = seen.stride;
     if (given.segments) {
-        const int64_t first = segments.size(0) > 1 ? b * keys : 0;
-        if (!runs) a.segments = segments.const_data_ptr<int64_t>() + first;
-        if (runs) a.run_begin = run_begin.data() + first;
-        if (runs) a.run_end = run_end.data() + first;
+        const int64_t start = segments.size(0) > 1 ? b * keys : 0;
+        if (!runs) a.segments = segments.const_data_ptr<int64_t>() + start;
+        if (runs) a.run_begin = run_begin.data() + start;
+        if (runs) a.run_end = run_end.data() + start;
     }
     if (given.mask) {
         const Tensor &m = *given.mask;
@@ -291,7 +292,7 @@ void Call::pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, wpe_pass
     kernels->pack(&a, packed, pass, begin, std::min(begin + WPE_KEY_BLOCK, keys));
 }
 
-// ---- backward's own arguments ------------------------------------------------------------------
+// ---- the arguments that only backward has -----------------------------------------------------
 
 void Call::check_gradients(const Tensor &grad_out, const std::optional<Tensor> &grad_lse,
                            const Tensor &out, const Tensor &lse) const {
@@ -304,9 +305,9 @@ void Call::check_gradients(const Tensor &grad_out, const std::optional<Tensor> &
     for (const auto &[name, t] :
          {std::pair{"lse", &lse}, std::pair{"grad_lse", grad_lse ? &*grad_lse : &lse}}) {
         check_cpu(name, *t);
-        WPE_CHECK(t->scalar_type() == own_type() && shape_of(*t) == wanted + ")", name, " must be ",
-                  name_of(own_type()), " ", wanted, "), got ", name_of(t->scalar_type()), " ",
-                  shape_of(*t));
+        WPE_CHECK(t->scalar_type() == compute_type() && shape_of(*t) == wanted + ")", name,
+                  " must be ", name_of(compute_type()), " ", wanted, "), got ",
+                  name_of(t->scalar_type()), " ", shape_of(*t));
     }
 }
 

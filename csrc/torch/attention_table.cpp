@@ -1,5 +1,5 @@
-// attention_table.cpp: what is given by delta: the bias, and the table of relative positions or its
-// zones, packed for the kernels.
+// attention_table.cpp: the arguments that are indexed by delta: the bias, and the relative table or
+// its zones, which are packed for the kernels.
 #include "attention.h"
 
 namespace wavepe {
@@ -25,27 +25,27 @@ wpe_matrix_out Call::bias_result(const Tensor &dbias, int64_t h) const {
             0, stride};
 }
 
-// The rows that some query can reach.
-wpe_range Call::reached(int64_t rows, int64_t first, int beyond) const {
+// Return the rows that some pair of query and key can read.
+wpe_range Call::reached(int64_t rows, int64_t first_delta, int beyond) const {
     const auto [low, high] = std::minmax_element(offset.begin(), offset.end());
-    int64_t nearest = *low - (keys - 1), farthest = *high + queries - 1;
-    if (given.causal) nearest = std::max<int64_t>(nearest, 0);
-    if (given.window) farthest = std::min(farthest, *given.window - 1);
-    return reached_rows(rows, first, nearest, farthest, beyond);
+    int64_t least_delta = *low - (keys - 1), largest_delta = *high + queries - 1;
+    if (given.causal) least_delta = std::max<int64_t>(least_delta, 0);
+    if (given.window) largest_delta = std::min(largest_delta, *given.window - 1);
+    return reached_rows(rows, first_delta, least_delta, largest_delta, beyond);
 }
 
-// Further than any key; sums with it do not overflow.
-int64_t within_limit(int64_t first) {
+// Clamp a delta to +-2^60. No key has a larger delta, and sums with it do not overflow.
+int64_t within_limit(int64_t first_delta) {
     const int64_t limit = int64_t{1} << 60;
-    return std::clamp(first, -limit, limit);
+    return std::clamp(first_delta, -limit, limit);
 }
 
 void Call::read_bias() {
-    const int64_t first = within_limit(given.bias_first);
+    const int64_t first_delta = within_limit(given.bias_first_delta);
     bias.beyond = beyond_code(given.bias_beyond, "bias_beyond");
-    const wpe_range read = reached(last_size(*given.bias), first, bias.beyond);
+    const wpe_range read = reached(last_size(*given.bias), first_delta, bias.beyond);
     first_value = read.begin;
-    bias.first_delta = first + read.begin;
+    bias.first_delta = first_delta + read.begin;
     bias.rows = std::max<int64_t>(read.end - read.begin, 0);
     bias.stride = last_stride(*given.bias);
     WPE_CHECK(bias.rows < ADDRESS_SPACE, "bias of shape ", shape_of(*given.bias), " is too large");
@@ -53,16 +53,16 @@ void Call::read_bias() {
 
 void Call::read_tables(bool pack) {
     const Tensor &p = *given.p;
-    const int64_t rows = p.size(p.dim() - 2), first = within_limit(given.first);
+    const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
     relative.beyond = beyond_code(given.beyond);
-    wpe_range read = reached(rows, first, relative.beyond);
+    wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin >= read.end) return;
     if (has_zones()) read = {0, rows};
     first_row = read.begin;
-    relative.first_delta = first + read.begin;
+    relative.first_delta = first_delta + read.begin;
     relative.rows = read.end - read.begin;
-    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE, running,
-              ": p of shape ", shape_of(p), " is too large");
+    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
+              current_operator, ": p of shape ", shape_of(p), " is too large");
     if (!pack)
         tables.push_back(relative);
     else if (has_zones())
@@ -88,7 +88,7 @@ void Call::pack_tables() {
     }
 }
 
-// Zones come in rising delta; kernels want them in falling delta.
+// Pack the given zones. They come in rising delta, and the kernels need falling delta.
 void Call::pack_zones() {
     const std::vector<Tensor> &parts = *given.zones;
     WPE_CHECK(parts.size() % 2 == 0 && given.p->dim() == 2,

@@ -1,11 +1,12 @@
-// module.cpp: wavepe._torch. Importing it registers torch.ops.wavepe.*; import torch first.
+// module.cpp: the module wavepe._torch. Importing it registers torch.ops.wavepe.*. torch must be
+// imported before.
 #include <Python.h>
 
 #include "common.h"
 
 #ifdef WPE_EMULATE_CUDA
 #include "../cuda/launch.h"
-// For tests: from now on tensors on the CPU count as a GPU's, or not any more; returns how many
+// For tests. With on=true the CUDA kernels handle tensors on the CPU from now on. Return how many
 // kernels have not been launched yet.
 namespace wavepe {
 int64_t emulate_cuda(bool on) {
@@ -30,7 +31,7 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                  nullptr};
 
 PyMODINIT_FUNC PyInit__torch(void) {
-    // The NumPy module owns the kernels and their dispatch, so that use_variant moves both.
+    // The NumPy module owns the kernels and their dispatch, so use_variant switches both modules.
     PyObject *numpy_side = PyImport_ImportModule("wavepe._numpy");
     if (!numpy_side) return nullptr;
     Py_DECREF(numpy_side);

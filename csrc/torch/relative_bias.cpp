@@ -18,10 +18,10 @@ void check_rows(const char *name, int64_t rows, int code) {
     WPE_CHECK(rows > 0 || code == WPE_ZERO, "beyond='edge' needs a table of at least one row");
 }
 
-// Further away no table reaches a key, and sums with it cannot overflow.
-int64_t bounded(int64_t first) {
+// Clamp a delta to +-2^62. No key has a larger delta, and sums with it do not overflow.
+int64_t bounded(int64_t first_delta) {
     const int64_t limit = int64_t{1} << 62;
-    return std::clamp(first, -limit, limit);
+    return std::clamp(first_delta, -limit, limit);
 }
 
 std::vector<int64_t> with_last(const Tensor &x, int64_t last) {
@@ -31,24 +31,24 @@ std::vector<int64_t> with_last(const Tensor &x, int64_t last) {
     return sizes;
 }
 
-// Packed tables, one per head, in memory that vector loads like.
-struct Packed {
+// Packed tables, one for each head, each aligned to 64 bytes.
+struct PackedTables {
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
     int64_t bytes_each;
 
-    // Of the rows `read` of each table.
-    Packed(const Tensor &p, wpe_range read, const wpe_kernels *kernels, int dtype) {
+    // Pack the rows `read` of each table.
+    PackedTables(const Tensor &p, wpe_range read, const wpe_kernels *kernels, int dtype) {
         const int64_t n = p.dim(), rows = read.end - read.begin, d = p.size(n - 1),
                       tables = n > 2 ? p.size(0) : 1, item = item_size(p.scalar_type());
-        const int64_t padding = 64;  // of rows to whole panels, and of bytes
+        const int64_t padding = 64;  // at least the rows that pad a panel; bytes of alignment
         WPE_CHECK(product({tables, rows + padding, d, item}) < ADDRESS_SPACE &&
                       product({tables, padding}) < ADDRESS_SPACE,
-                  running, ": p of shape ", shape_of(p), " is too large");
+                  current_operator, ": p of shape ", shape_of(p), " is too large");
         bytes_each = kernels->packed_size[dtype](rows, d) * item;
         bytes_each = (bytes_each + padding - 1) / padding * padding;
         memory.reset(
             static_cast<char *>(std::aligned_alloc(padding, tables * bytes_each + padding)));
-        WPE_CHECK(memory, running, ": out of memory: ", tables * bytes_each,
+        WPE_CHECK(memory, current_operator, ": out of memory: ", tables * bytes_each,
                   " bytes for p of shape ", shape_of(p));
         for (int64_t h = 0; h < tables; h++)
             kernels->pack_table[dtype](
@@ -59,8 +59,8 @@ struct Packed {
     const char *table(int64_t head) const { return memory.get() + head * bytes_each; }
 };
 
-// Runs skew or unskew over the leading dimensions of x.
-Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
+// Run skew, or unskew if `transposed`, for each matrix of x, on the GPU.
+Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first_delta, int code,
                     bool transposed) {
     Tensor out = new_result(x, with_last(x, transposed ? rows : keys));
     if (out.numel() == 0) return out;
@@ -72,17 +72,17 @@ Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first, 
     a.queries = x.size(x.dim() - 2);
     a.keys = keys;
     a.rows = rows;
-    a.shift = keys - a.queries - bounded(first);
+    a.shift = keys - a.queries - bounded(first_delta);
     a.beyond = code;
     cuda::launch(std::string(transposed ? "unskew" : "skew") + suffix_of(x.scalar_type()),
                  {a.batch * a.queries * (transposed ? rows : keys)}, &a, x.get_device_index());
     return out;
 }
 
-Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::string beyond) {
+Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first_delta, std::string beyond) {
     check_real("q", q);
     check_real("p", p);
-    check_together("q", q, "p", p);
+    check_same_device("q", q, "p", p);
     const int code = beyond_code(beyond);
     WPE_CHECK(q.scalar_type() == p.scalar_type(), "q and p must have one dtype, got ",
               name_of(q.scalar_type()), " and ", name_of(p.scalar_type()));
@@ -100,15 +100,15 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
 
     Tensor out = new_result(q, with_last(q, keys));
     if (out.numel() == 0) return out;
-    const int64_t queries = q.size(q.dim() - 2), of_first_row = bounded(first);
+    const int64_t queries = q.size(q.dim() - 2), first_row_delta = bounded(first_delta);
     const wpe_range read =
-        reached_rows(p.size(p.dim() - 2), of_first_row, 1 - queries, keys - 1, code);
+        reached_rows(p.size(p.dim() - 2), first_row_delta, 1 - queries, keys - 1, code);
     wpe_bias_shape shape{};
     shape.queries = queries;
     shape.keys = keys;
     shape.rows = read.end - read.begin;
     shape.head_size = last_size(q);
-    shape.shift = keys - queries - (of_first_row + read.begin);
+    shape.shift = keys - queries - (first_row_delta + read.begin);
     shape.out_row_stride = keys;
     shape.out_col_stride = 1;
     shape.q_row_stride = q.stride(q.dim() - 2);
@@ -116,7 +116,7 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     shape.beyond = code;
     const wpe_kernels *kernels = wpe_current(dispatch);
     const int dtype = kernel_dtype(q.scalar_type());
-    const Packed packed(p, read, kernels, dtype);
+    const PackedTables packed(p, read, kernels, dtype);
     const Batch batch(q, 2);
     const int64_t block = WPE_BIAS_BLOCK, blocks = ceil_div(queries, block);
     const int64_t grain = 1 + (1 << 20) / (block * (shape.rows * shape.head_size + keys));
@@ -131,20 +131,21 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first, std::strin
     return out;
 }
 
-// Runs skew or unskew over the leading dimensions; x holds the input, `last` is the output's size.
-Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int code,
+// Run skew, or unskew if `transposed`, for each matrix of x.
+Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first_delta, int code,
                 bool transposed) {
-    if (on_cuda(x)) return skew_on_cuda(x, rows, keys, first, code, transposed);
+    if (on_cuda(x)) return skew_on_cuda(x, rows, keys, first_delta, code, transposed);
     Tensor out = new_result(x, with_last(x, transposed ? rows : keys));
     if (out.numel() == 0) return out;
     const int64_t queries = x.size(x.dim() - 2);
-    WPE_CHECK(!transposed || x.numel() < ADDRESS_SPACE, running, ": skewed of shape ", shape_of(x),
-              " is too large");  // its columns may be added up to few
+    WPE_CHECK(!transposed || x.numel() < ADDRESS_SPACE, current_operator, ": skewed of shape ",
+              shape_of(x),
+              " is too large");  // t may be small, so its allocation does not check it
     wpe_skew_shape shape{};
     shape.queries = queries;
     shape.keys = keys;
     shape.rows = rows;
-    shape.shift = keys - queries - bounded(first);
+    shape.shift = keys - queries - bounded(first_delta);
     shape.beyond = code;
     const int64_t row_stride = x.stride(x.dim() - 2), col_stride = last_stride(x);
     shape.skewed_row_stride = transposed ? row_stride : keys;
@@ -169,21 +170,21 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first, int 
     return out;
 }
 
-Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first, std::string beyond) {
+Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first_delta, std::string beyond) {
     check_real("t", t);
     WPE_CHECK(t.dim() >= 2, "t must be (..., m, w), got shape ", shape_of(t));
     WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
     const int code = beyond_code(beyond);
     check_rows("rows of t", last_size(t), code);
-    return run_skew(t, last_size(t), keys, first, code, false);
+    return run_skew(t, last_size(t), keys, first_delta, code, false);
 }
 
-Tensor relative_bias_unskew(Tensor skewed, int64_t rows, int64_t first, std::string beyond) {
+Tensor relative_bias_unskew(Tensor skewed, int64_t rows, int64_t first_delta, std::string beyond) {
     check_real("skewed", skewed);
     WPE_CHECK(skewed.dim() >= 2, "skewed must be (..., m, n), got shape ", shape_of(skewed));
     const int code = beyond_code(beyond);
     check_rows("rows", rows, code);
-    return run_skew(skewed, rows, last_size(skewed), first, code, true);
+    return run_skew(skewed, rows, last_size(skewed), first_delta, code, true);
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 namespace wavepe {
 namespace {
 
-// A tensor with its sizes and strides, asked for once: every question crosses torch's C interface.
+// A tensor with its sizes and strides. They are read once, because each read goes through torch's C
+// interface.
 struct View {
     Tensor tensor;
     int64_t dim;
@@ -15,12 +16,12 @@ struct View {
     explicit View(const Tensor &x)
         : tensor(x), dim(x.dim()), sizes(x.sizes().data()), strides(x.strides().data()) {}
 
-    // Of the `back`-th dimension from the end, counted from 1.
+    // Return the size or stride of the dimension `back` places from the end: 1 is the last one.
     int64_t size(int64_t back) const { return back <= dim ? sizes[dim - back] : 1; }
     int64_t stride(int64_t back) const { return back <= dim ? strides[dim - back] : 0; }
 };
 
-// A table in the kernel's dtype, and its strides for x's batch, position and pair.
+// A table of cos or sin in the kernel's dtype, and its strides along batch, position and pair.
 struct Table : View {
     int64_t batch, position, pair;
 
@@ -47,7 +48,7 @@ void check_x(const char *name, const View &x) {
 }
 
 void check_table(const char *name, const char *x_name, const View &x, const Tensor &tensor) {
-    check_together(x_name, x.tensor, name, tensor);
+    check_same_device(x_name, x.tensor, name, tensor);
     check_float(name, tensor);
     const View table(tensor);
     const int64_t d = x.size(1), length = x.size(2), batch = x.size(4), n = table.dim;
@@ -66,7 +67,8 @@ void check_tables(const char *x_name, const View &x, const Tensor &cos, const Te
               last_size(sin), " pairs");
 }
 
-// Strides of all dimensions; 0 where it does not matter.
+// Set `to` to the strides along batch, head, position and element. Dimensions of size 1, but for
+// the last, get 0.
 void strides_of(const View &x, int64_t (&to)[4]) {
     for (int64_t back = 4; back > 0; back--) to[4 - back] = x.size(back) > 1 ? x.stride(back) : 0;
     to[3] = x.stride(1);
@@ -78,35 +80,36 @@ bool aligned(const void *data, const int64_t *strides, int count, int64_t words)
     return whole;
 }
 
-// Whether 16 bytes at a time can be read and written everywhere.
+// Return whether all accesses can be made in words of 16 bytes (see wpe_cuda_rope).
 bool is_wide(const wpe_cuda_rope &a, ScalarType type) {
     const int64_t item = item_size(type), elements = 16 / item;
     const int64_t table_elements = type == ScalarType::Double ? 2 : 4;
     bool wide = a.pairs % elements == 0 && a.head_size % elements == 0;
-    for (const auto &of : a.of)
-        wide &= !of.heads || (of.x_stride[3] == 1 && of.out_stride[3] == 1 &&
-                              aligned(of.x, of.x_stride, 3, elements) &&
-                              aligned(of.out, of.out_stride, 3, elements));
+    for (const auto &tensor : a.tensors)
+        wide &= !tensor.heads || (tensor.x_stride[3] == 1 && tensor.out_stride[3] == 1 &&
+                                  aligned(tensor.x, tensor.x_stride, 3, elements) &&
+                                  aligned(tensor.out, tensor.out_stride, 3, elements));
     return wide && a.cos_stride[2] == 1 && a.sin_stride[2] == 1 &&
            aligned(a.cos, a.cos_stride, 2, table_elements) &&
            aligned(a.sin, a.sin_stride, 2, table_elements);
 }
 
 wpe_cuda_rope_tensor for_cuda(const View &out, const View &x) {
-    wpe_cuda_rope_tensor of{
+    wpe_cuda_rope_tensor tensor{
         out.tensor.mutable_data_ptr(), x.tensor.const_data_ptr(), x.size(3), {}, {}};
-    strides_of(out, of.out_stride);
-    strides_of(x, of.x_stride);
-    return of;
+    strides_of(out, tensor.out_stride);
+    strides_of(x, tensor.x_stride);
+    return tensor;
 }
 
-// One launch for x, or for q (as x) and k, which agrees with q in all sizes but the heads.
-void rotate_on_cuda(const wpe_cuda_rope_tensor &first, const wpe_cuda_rope_tensor &second,
+// Rotate x, or q and k, in one launch. The sizes are those of x (or q). k may differ from q only in
+// the number of heads.
+void rotate_on_cuda(const wpe_cuda_rope_tensor &x_or_q, const wpe_cuda_rope_tensor &k,
                     const View &x, const Angles &angles, bool interleaved, bool inverse) {
     const Table &cos = angles.cos, &sin = angles.sin;
     const bool many = x.size(2) > 1;
     const wpe_cuda_rope a = {
-        .of = {first, second},
+        .tensors = {x_or_q, k},
         .batch = x.size(4),
         .length = x.size(2),
         .head_size = x.size(1),
@@ -122,14 +125,15 @@ void rotate_on_cuda(const wpe_cuda_rope_tensor &first, const wpe_cuda_rope_tenso
     const bool wide = is_wide(a, type);
     const int64_t elements = wide ? 16 / item_size(type) : 1;
     const int64_t groups =
-        ceil_div(first.heads, WPE_CUDA_HEADS) + ceil_div(second.heads, WPE_CUDA_HEADS);
+        ceil_div(x_or_q.heads, WPE_CUDA_HEADS) + ceil_div(k.heads, WPE_CUDA_HEADS);
     cuda::launch(std::string("rope") + suffix_of(type) + (wide ? "_wide" : ""),
                  {a.length * (a.head_size - a.pairs) / elements, groups, a.batch}, &a,
                  x.tensor.get_device_index());
 }
 
-// Walks memory in order: positions outside and heads inside where x is stored token by token (a
-// row of cos and sin then serves all heads from the first-level cache), else the other way round.
+// Rotate x into out, in the order of memory. If x is stored token by token, positions are the outer
+// loop and heads the inner one: then a row of cos and sin stays in the first-level cache for all
+// heads. Otherwise heads are the outer loop.
 void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse,
             const wpe_kernels *kernels) {
     const int64_t d = x.size(1), length = x.size(2), heads = x.size(3), batch = x.size(4);
@@ -161,7 +165,7 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
     const char *const c = static_cast<const char *>(cos.tensor.const_data_ptr());
     const char *const s = static_cast<const char *>(sin.tensor.const_data_ptr());
     auto rows = [&](int64_t begin, int64_t end) {
-        while (begin < end) {  // one call per batch row
+        while (begin < end) {  // one call for each batch element
             const int64_t b = begin / outer, i = begin % outer;
             wpe_rope_shape part = shape;
             part.outer = std::min(end - begin, outer - i);
@@ -208,7 +212,7 @@ std::tuple<Tensor, Tensor> rope_qk(Tensor q_in, Tensor k_in, Tensor cos, Tensor 
     WPE_CHECK(q_in.scalar_type() == k_in.scalar_type(), "q and k must have one dtype, got ",
               name_of(q_in.scalar_type()), " and ", name_of(k_in.scalar_type()));
     check_tables("q", q, cos, sin);
-    check_together("q", q_in, "k", k_in);
+    check_same_device("q", q_in, "k", k_in);
     const bool alike = k.size(1) == q.size(1) && k.size(2) == q.size(2) && k.size(4) == q.size(4);
     if (!alike) check_tables("k", k, cos, sin);
     Tensor q_out = new_like(q_in), k_out = new_like(k_in);

@@ -6,7 +6,7 @@
 namespace wavepe {
 namespace {
 
-// One run of pairs that share a coordinate: all of them, or a section.
+// Pairs begin..end-1, which use the same coordinate of a position: all pairs, or one section.
 struct Section {
     int64_t axis, begin, end;
 };
@@ -31,7 +31,7 @@ std::vector<Section> read_sections(const std::optional<std::vector<int64_t>> &se
     return runs;
 }
 
-// Positions are not looked at, which would wait for the GPU: beyond 2^53 they are rounded.
+// Positions are not checked, because that would wait for the GPU. Beyond 2^53 they are rounded.
 void table_on_cuda(const Tensor &cos, const Tensor &sin, const Tensor &positions,
                    const Tensor &inv_freq, double factor, const std::vector<Section> &runs,
                    int64_t rows, int64_t axes, bool hf) {
@@ -57,7 +57,7 @@ void table_on_cuda(const Tensor &cos, const Tensor &sin, const Tensor &positions
     }
 }
 
-// The distinct values of inv_freq as double.
+// Return the distinct values of inv_freq as double, and check that they are finite.
 Tensor finite_double(const Tensor &inv_freq) {
     const Tensor wide = dense(as_type(distinct(inv_freq), ScalarType::Double));
     const double *value = wide.const_data_ptr<double>();
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
                                       std::optional<std::vector<int64_t>> sections,
                                       std::optional<ScalarType> dtype) {
     check_integer("positions", positions);
-    check_together("positions", positions, "inv_freq", inv_freq);
+    check_same_device("positions", positions, "inv_freq", inv_freq);
     check_float("inv_freq", inv_freq);
     WPE_CHECK(inv_freq.dim() == 1, "inv_freq must be 1-D (pairs,), got shape ", shape_of(inv_freq));
     WPE_CHECK(precision == "exact" || precision == "hf", "unknown precision '", precision,
@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
         sizes.push_back(positions.size(i));
     const int64_t rows = Batch(positions, sections ? 1 : 0).count;
     sizes.push_back(pairs);
-    // 16-bit results are made from double, by torch; those of a GPU by its kernel
+    // On the CPU, torch rounds a double result to 16 bits. On a GPU the kernel does it.
     const bool on_gpu = on_cuda(positions);
     const ScalarType computed = on_gpu || type == ScalarType::Float ? type : ScalarType::Double;
     Tensor cos = new_result(positions, sizes, computed),
@@ -109,14 +109,14 @@ std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double 
     auto kernel = wpe_current(dispatch)->rope_table[kernel_dtype(computed)];
     const bool exact = precision == "exact";
     torch::stable::parallel_for(0, rows, 1 + 4096 / (pairs + 1), [&](int64_t begin, int64_t end) {
-        double angle[256];  // no vector: what is thrown in here loses its text
+        double angle[256];  // a std::vector may throw, and here an exception loses its text
         const double one = 1;
         for (int64_t r = begin; r < end; r++)
             for (const Section &run : runs) {
                 const double *at_position = position + r * axes + run.axis;
                 for (int64_t i = run.begin, n; i < run.end; i += n) {
                     n = exact ? run.end - i : std::min<int64_t>(run.end - i, 256);
-                    // "hf": the float32 product of Hugging Face, then its exact cos and sin
+                    // "hf": the float32 product, as in Hugging Face, and its exact cos and sin
                     for (int64_t k = 0; !exact && k < n; k++)
                         angle[k] = (float)*at_position * (float)frequency[i + k];
                     kernel(at_mutable(cos, r * pairs + i), at_mutable(sin, r * pairs + i),

@@ -16,7 +16,7 @@ int kind_code(const std::string &kind) {
     return 0;
 }
 
-// The checked arguments, in the kernel's types.
+// The arguments, checked and converted to the kernel's types.
 struct Wavelets {
     Tensor offsets, scale, shift;
     int kind, sign;
@@ -24,8 +24,8 @@ struct Wavelets {
 
     Wavelets(const Tensor &offsets_in, const Tensor &scale_in, const Tensor &shift_in,
              const std::string &kind_name, std::optional<bool> mirrored) {
-        check_together("scale", scale_in, "offsets", offsets_in);
-        check_together("scale", scale_in, "shift", shift_in);
+        check_same_device("scale", scale_in, "offsets", offsets_in);
+        check_same_device("scale", scale_in, "shift", shift_in);
         check_integer("offsets", offsets_in);
         check_float("scale", scale_in);
         check_float("shift", shift_in);
@@ -34,7 +34,8 @@ struct Wavelets {
             scale_in.dim() == 1 && shift_in.dim() == 1 && scale_in.size(0) == shift_in.size(0),
             "scale and shift must be 1-D and of one size, got ", shape_of(scale_in), " and ",
             shape_of(shift_in));
-        if (!on_cuda(offsets_in)) exact_double("offsets", offsets_in);  // it would wait for a GPU
+        // Offsets on a GPU are not checked, because that would wait for the GPU.
+        if (!on_cuda(offsets_in)) exact_double("offsets", offsets_in);
         kind = kind_code(kind_name);
         sign = mirrored.value_or(kind == WPE_HAAR) ? -1 : 1;
         offsets = as_type(offsets_in, ScalarType::Long);
@@ -96,29 +97,31 @@ std::tuple<Tensor, Tensor> gradients_on_cuda(const Wavelets &w, const Tensor &gr
     torch::stable::zero_(by_shift);
     wpe_cuda_wavelet a = w.for_cuda();
     a.grad = grad.const_data_ptr<double>();
-    a.grad_row = grad.stride(0);
-    a.grad_col = grad.stride(1);
+    a.grad_row_stride = grad.stride(0);
+    a.grad_col_stride = grad.stride(1);
     a.grad_scale = by_scale.mutable_data_ptr<double>();
     a.grad_shift = by_shift.mutable_data_ptr<double>();
     const int device = scale.get_device_index();
     cuda::launch("wavelet_backward", {parts * cols}, &a, device);
     cuda::launch("wavelet_sum", {parts ? cols : 0}, &a, device);
-    auto sum = [](const Tensor &parts, ScalarType type) {  // and not a view of all parts
+    // a copy of row 0, because a view would keep the memory of all parts
+    auto sum = [](const Tensor &parts, ScalarType type) {
         return as_type(torch::stable::clone(torch::stable::select(parts, 0, 0)), type);
     };
     return {sum(by_scale, scale.scalar_type()), sum(by_shift, shift.scalar_type())};
 }
 
-// Gradients in the dtypes of scale and shift. One thread: every column sums its rows in order.
+// Return the gradients, in the dtypes of scale and shift. This runs on one thread, as each column
+// sums its rows in order.
 std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, Tensor scale,
                                                   Tensor shift, std::string kind,
                                                   std::optional<bool> mirrored) {
     Wavelets w(offsets, scale, shift, kind, mirrored);
-    check_together("scale", scale, "grad", grad);
+    check_same_device("scale", scale, "grad", grad);
     check_float("grad", grad);
     WPE_CHECK(grad.dim() == 2 && grad.size(0) == w.shape.rows && grad.size(1) == w.shape.cols,
               "grad must be (", w.shape.rows, ", ", w.shape.cols, "), got ", shape_of(grad));
-    WPE_CHECK(grad.numel() < ADDRESS_SPACE, running, ": grad of shape ", shape_of(grad),
+    WPE_CHECK(grad.numel() < ADDRESS_SPACE, current_operator, ": grad of shape ", shape_of(grad),
               " is too large");
     Tensor g = as_type(grad, ScalarType::Double);
     if (on_cuda(scale)) return gradients_on_cuda(w, g, scale, shift);

@@ -1,4 +1,4 @@
-/* array.c: values of arrays, and their comparison with what is wanted. */
+/* array.c: the values of arrays, and their comparison with expected values. */
 #include "check.h"
 #include "frame.h"
 
@@ -13,7 +13,7 @@ void *at(const array *x, int64_t i, int64_t j, int64_t k) {
 
 int64_t count_of(const array *x) { return x->shape[0] * x->shape[1] * x->shape[2]; }
 
-/* Runs its body for every element (i, j, k), n counting them. */
+/* Run the body for every element (i, j, k). n is its number in row-major order. */
 #define EACH_ELEMENT(x)                                                    \
     for (int64_t n = 0, i = 0; i < (count_of(x) ? (x)->shape[0] : 0); i++) \
         for (int64_t j = 0; j < (x)->shape[1]; j++)                        \
@@ -50,7 +50,7 @@ wide *values_of(const array *x) {
 void put(const array *x, int64_t i, int64_t j, int64_t k, wide value) {
     void *to = at(x, i, j, k);
     switch (x->type) {
-        case WPE_F16: /* exact, so that no second rounding follows */
+        case WPE_F16: /* `rounded` gives an f16, so the casts are exact */
             *(_Float16 *)to = (_Float16)(float)rounded(WPE_F16, value);
             break;
         case WPE_BF16: {
@@ -125,10 +125,10 @@ int compare(const char *what, const array *got, const wide *want, const wide *al
     if (!check_canaries(what, got)) return 0;
     int64_t wrong = 0, first[3] = {0}, first_n = 0;
     EACH_ELEMENT(got) {
-        if (!is_owned(got, i, j, k)) continue;
+        if (!must_be_written(got, i, j, k)) continue;
         const wide value = get(got, i, j, k), error = allowed ? allowed[n] : 0;
         if (within(value, want[n], error)) continue;
-        /* What may round to either side of the largest number may be infinite. */
+        /* The result may be infinite if a number within the bound rounds to infinity. */
         if (isinf(value) && rounded(got->type, want[n] + copysignl(error, value)) == value)
             continue;
         if (!wrong++) {
@@ -156,7 +156,7 @@ int compare_bits(const char *what, const array *got, const void *bits) {
     const size_t size = type_size(got->type);
     EACH_ELEMENT(got) {
         const char *kept = (const char *)bits + n * (int64_t)size;
-        if (!is_owned(got, i, j, k) || !memcmp(kept, at(got, i, j, k), size)) continue;
+        if (!must_be_written(got, i, j, k) || !memcmp(kept, at(got, i, j, k), size)) continue;
         array other = *got;
         other.data = (void *)kept;
         const wide now = get(got, i, j, k), before = get(&other, 0, 0, 0);

@@ -1,4 +1,4 @@
-/* attention_call.c: what a call of attention needs before, and the comparison of its results. */
+/* attention_call.c: the preparation of an attention call, and the comparison of its results. */
 #include "attention_call.h"
 
 #include <math.h>
@@ -6,7 +6,8 @@
 
 /* ---- comparison ------------------------------------------------------------------------------ */
 
-/* Whether a value is what is wanted: NaN where something met NaN, -inf for lse of nothing. */
+/* Return whether a value is right. It must be NaN if it depends on a NaN. The lse of a query that
+ * sees no key is -inf. */
 static int is_right(int type, wide got, double want, double bound, int has_infinity) {
     if (isnan(want)) return has_infinity || !isfinite(got);
     if (isinf(want)) return got == want;
@@ -17,7 +18,7 @@ static int is_right(int type, wide got, double want, double bound, int has_infin
     return error <= bound + half_ulp(type, fabsl((wide)want) + bound);
 }
 
-int judge(const char *what, const array *got, const judged *want, int has_infinity) {
+int check_result(const char *what, const array *got, const bounded_matrix *want, int has_infinity) {
     if (!check_canaries(what, got)) return 0;
     int64_t wrong = 0, first = 0;
     for (int64_t n = 0; n < want->rows * want->cols; n++) {
@@ -40,8 +41,8 @@ kept_bits new_bits(const array *x) {
     return (kept_bits){NULL, scratch((size_t)count_of(x) * type_size(x->type) + 1)};
 }
 
-/* The sign of a zero aside: a sum that has underflowed to -0 becomes 0 where a variant adds the
- * zeros of more padding rows. */
+/* Compare values, so that -0 equals 0: a sum that underflowed to -0 becomes 0 in a variant that
+ * adds zeros of more padding rows. */
 static void compare_values(const char *what, const array *x, const void *bits) {
     array kept = *x;
     for (int64_t i = 0, n = 0; i < x->shape[0]; i++)
@@ -61,10 +62,10 @@ void compare_variants(const char *what, const wpe_kernels *k, const array *x, ke
 }
 
 int is_called(const attention_call *c, const wpe_kernels *k) {
-    return c->is_for_all || strcmp(k->name, "avx2x2");
+    return c->all_variants || strcmp(k->name, "avx2x2");
 }
 
-/* ---- what a call needs before -------------------------------------------------------------- */
+/* ---- preparation --------------------------------------------------------------------------- */
 
 packing draw_packing(void) { return (packing){random_int(0, 2), chance(0.5)}; }
 
@@ -85,7 +86,7 @@ static int pack_zone(const wpe_kernels *k, const attention_call *c, int z, wpe_z
     int64_t size = 0;
     *zone = t->zones[z];
     if (!CALL_FOR(size, k, KERNEL(c, zone_size), zone->rows, zone->rank, d)) return 0;
-    const array memory = new_block(c->own, size);
+    const array memory = new_block(c->compute_type, size);
     const wpe_matrix none = {NULL, 0, 0};
     if (!CALL(k, KERNEL(c, pack_zone), zone, memory.data, c->storage, d, matrix_of(&t->rows[z]),
               t->has_basis[z] ? matrix_of(&t->basis[z]) : none))
@@ -100,8 +101,8 @@ int prepare(const wpe_kernels *k, attention_call *c, packing how, prepared *to) 
         if (!pack_zone(k, c, z, &to->zones[z])) return 0;
     c->table.relative.zones = to->zones;
     if (!CALL_FOR(to->sizes, k, KERNEL(c, sizes), &c->a[0], c->pass)) return 0;
-    to->workspace = new_block(c->own, to->sizes.workspace);
-    to->packed = new_block(c->own, to->sizes.packed);
+    to->workspace = new_block(c->compute_type, to->sizes.workspace);
+    to->packed = new_block(c->compute_type, to->sizes.packed);
     if (c->pass == WPE_DECODE) return 1;
     if (!pack_keys(k, c, &to->packed, how)) return 0;
     seal(&to->packed);

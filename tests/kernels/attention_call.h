@@ -1,36 +1,38 @@
-/* attention_call.h: what the checks of attention share beside the random call. */
+/* attention_call.h: the functions that the checks of attention share. */
 #ifndef WAVEPE_CHECK_ATTENTION_CALL_H
 #define WAVEPE_CHECK_ATTENTION_CALL_H
 
 #include "attention.h"
 
-/* The kernels of the call's own type. */
-#define KERNEL(c, member) attention[(c)->own == WPE_F64].member
+/* A kernel of the call's compute type, for CALL. */
+#define KERNEL(c, member) attention[(c)->compute_type == WPE_F64].member
 
-/* Whether results lie within their bounds, NaN stands where something met NaN, and nothing else was
- * written; reports what is wrong. has_infinity: what should be NaN may be anything. */
-int judge(const char *what, const array *got, const judged *want, int has_infinity);
+/* Check that the results lie within their bounds, that they are NaN where they depend on a NaN, and
+ * that nothing else was written. Report errors; return whether there was none. has_infinity: a
+ * result that should be NaN may be anything. */
+int check_result(const char *what, const array *got, const bounded_matrix *want, int has_infinity);
 
-/* Whether a variant takes part in the call. */
+/* Return whether the call is run on this variant. */
 int is_called(const attention_call *c, const wpe_kernels *k);
 
-/* Bits of one variant. */
+/* The bits of a result, and the variant that gave them. */
 typedef struct {
     const wpe_kernels *of;
     void *bits;
 } kept_bits;
 kept_bits new_bits(const array *x);
-/* Compares with those of the last variant that promises the same, or keeps these. */
+/* Compare the bits with the kept ones, if both variants must give equal bits. Else keep these. */
 void compare_variants(const char *what, const wpe_kernels *k, const array *x, kept_bits *kept);
 
-/* Keys are packed by so many tiles at once (0: all), and the last first, where `backwards`. */
+/* How keys are packed: so many tiles in one call (0: all), from the last to the first if
+ * `backwards`. */
 typedef struct {
     int64_t tiles;
     int backwards;
 } packing;
 packing draw_packing(void);
 
-/* Packs keys, values and the table, and takes a workspace; 0 where a kernel failed. */
+/* Pack keys, values and the table, and allocate a workspace. Return 0 if a kernel failed. */
 typedef struct {
     wpe_attention_sizes sizes;
     wpe_zone zones[MOST_ZONES];

@@ -1,5 +1,5 @@
-/* attention_draw.c: a random call of attention: sizes, tensors and the table. Who sees whom is
- * drawn in attention_options.c. */
+/* attention_draw.c: draw a random call of attention: sizes, tensors and the table. The options,
+ * which say who sees whom, are drawn in attention_options.c. */
 #include "attention.h"
 
 #include <math.h>
@@ -12,19 +12,19 @@ wpe_matrix_out matrix_out_of(const array *x) {
 
 /* ---- sizes --------------------------------------------------------------------------------- */
 
-/* Next to a block's size, or any. */
+/* Half of the lengths lie next to a block size. */
 static int64_t draw_length(int64_t least, int64_t most) {
     return chance(0.5) ? random_size(least, most) : random_int(least, most);
 }
 
-/* Mostly small: a case of 450 x 450 takes as long as a thousand small ones. */
+/* Most sizes are small, because a case of 450 x 450 takes as long as a thousand small ones. */
 static void draw_sizes(attention_call *c, wpe_attention *a) {
     static const int storages[] = {WPE_F32, WPE_F32, WPE_F32, WPE_BF16, WPE_F16, WPE_F64, WPE_F64};
     const double style = random_uniform(0, 1);
     const int64_t most = style < 0.6 ? 40 : style < 0.93 ? 110 : style < 0.985 ? 240 : 450;
     const int64_t most_d = chance(most > 40 ? 0.02 : 0.1) ? 130 : 33;
     a->storage = c->storage = storages[random_int(0, 6)];
-    c->own = c->storage == WPE_F64 ? WPE_F64 : WPE_F32;
+    c->compute_type = c->storage == WPE_F64 ? WPE_F64 : WPE_F32;
     a->queries = c->pass == WPE_DECODE ? 1 : draw_length(1, most);
     a->keys = chance(most > 110 ? 0.7 : 0.4) && c->pass != WPE_DECODE
                   ? a->queries
@@ -32,12 +32,12 @@ static void draw_sizes(attention_call *c, wpe_attention *a) {
     a->head_size = random_size(0, most_d);
     a->value_size = chance(0.5) ? a->head_size : random_size(0, most_d);
     c->heads = chance(0.3) ? 2 : 1;
-    c->is_for_all = a->queries * a->keys < 15000 || chance(0.2);
+    c->all_variants = a->queries * a->keys < 15000 || chance(0.2);
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
-/* A few rows far larger than the others: a softmax that one key rules. */
+/* Make a few rows far larger than the others. Then one key dominates the softmax. */
 static void make_spikes(const array *x, double factor) {
     for (int64_t i = 0; i < x->shape[0]; i++)
         for (int64_t e = 0, is_one = chance(0.1); is_one && e < x->shape[1]; e++)
@@ -65,16 +65,16 @@ static void draw_tensors(attention_call *c, const wpe_attention *a, int gentle) 
         if (c->has_r) c->r[h] = new_filled(type, a->queries, a->head_size, 1);
         if (c->pass != WPE_BACKWARD) continue;
         c->grad_out[h] = new_filled(type, a->queries, a->value_size, of_gradients);
-        c->grad_lse[h] = new_dense(c->own, a->queries, 1, 1);
+        c->grad_lse[h] = new_dense(c->compute_type, a->queries, 1, 1);
         fill_normal(&c->grad_lse[h], of_gradients);
         c->out[h] = new_output(type, a->queries, a->value_size, 1);
-        c->lse[h] = new_dense(c->own, a->queries, 1, 1);
+        c->lse[h] = new_dense(c->compute_type, a->queries, 1, 1);
     }
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
-/* Zone 0 has the largest deltas. */
+/* Cut the table into zones. Zone 0 has the largest deltas. */
 static void cut_zones(drawn_table *t, int64_t head_size) {
     wpe_relative *p = &t->relative;
     int64_t left = p->rows;
@@ -91,24 +91,23 @@ static void cut_zones(drawn_table *t, int64_t head_size) {
     t->zones[p->zone_count - 1].rows += left;
 }
 
-/* What is given by delta: how much of it, from which delta on, and what lies beyond. */
-static void draw_deltas(const wpe_attention *a, int64_t *rows, int64_t *first, int *beyond) {
-    /* the deltas of the pairs that there are */
+/* Draw the rows of a table or bias, its first delta, and what lies beyond it. */
+static void draw_deltas(const wpe_attention *a, int64_t *rows, int64_t *first_delta, int *beyond) {
+    /* the least and the largest delta of the call's pairs */
     const int64_t least = a->offset - (a->keys - 1), most = a->offset + a->queries - 1;
     *rows = random_size(1, chance(0.8) ? 100 : 2 * (a->queries + a->keys) + 1);
-    *first = chance(0.1)   ? random_int(-1, 1) * (INT64_C(1) << random_int(10, 60))
-             : chance(0.3) ? least + random_int(-2, 2)
-             : chance(0.3) ? random_int(-3, 3)
-                           : random_int(least - *rows - 2, most + 2);
+    *first_delta = chance(0.1)   ? random_int(-1, 1) * (INT64_C(1) << random_int(10, 60))
+                   : chance(0.3) ? least + random_int(-2, 2)
+                   : chance(0.3) ? random_int(-3, 3)
+                                 : random_int(least - *rows - 2, most + 2);
     *beyond = chance(0.4) ? WPE_EDGE : WPE_ZERO;
 }
 
-/* gentle: every seen weight is far from underflow. */
 static void draw_bias(attention_call *c, wpe_attention *a, int gentle) {
     wpe_delta_bias *bias = &a->bias;
     draw_deltas(a, &bias->rows, &bias->first_delta, &bias->beyond);
     for (int h = 0; h < c->heads; h++)
-        c->bias[h] = new_filled(c->own, bias->rows, 1, gentle ? 1 : random_uniform(0, 8));
+        c->bias[h] = new_filled(c->compute_type, bias->rows, 1, gentle ? 1 : random_uniform(0, 8));
 }
 
 static void draw_table(attention_call *c, const wpe_attention *a) {
@@ -129,8 +128,9 @@ static void draw_table(attention_call *c, const wpe_attention *a) {
     }
 }
 
-/* ---- what is not finite ---------------------------------------------------------------------- */
+/* ---- NaN, infinities and subnormals ---------------------------------------------------------- */
 
+/* Set an element or a row of x to NaN or infinity. */
 static void poison(attention_call *c, const array *x) {
     const double values[] = {NAN, NAN, INFINITY, -INFINITY};
     if (!count_of(x)) return;
@@ -161,18 +161,20 @@ static void draw_poison(attention_call *c) {
     }
 }
 
-/* Subnormal q beside k and scale so large that it would show: it counts as zero. */
+/* Make q subnormal, and k and scale so large that q would show in the result. It must count as
+ * zero. */
 static void make_subnormal(attention_call *c, wpe_attention *a) {
-    const int is_double = c->own == WPE_F64;
+    const int is_double = c->compute_type == WPE_F64;
     for (int h = 0; h < c->heads; h++) fill_normal(&c->q[h], ldexp(0.1, is_double ? -1022 : -126));
     fill_normal(&c->k, ldexp(1, is_double ? 500 : 106));
     a->scale = ldexp(1, is_double ? 522 : 20);
     c->has_r = 0;
 }
 
-/* ---- what the reference reads ---------------------------------------------------------------- */
+/* ---- the inputs of the reference ------------------------------------------------------------- */
 
-/* Dense; subnormals count as zero, and what is infinite as NaN: all that it reaches is NaN then. */
+/* Return the values as a contiguous array. Subnormals become zero, and infinities NaN, so that all
+ * results that depend on them are NaN. */
 static double *doubles_of(const array *x) {
     double *to = scratch((size_t)count_of(x) * sizeof *to), *next = to;
     const wide least = x->type == WPE_F16 ? 0 : smallest_normal(x->type);
@@ -184,7 +186,7 @@ static double *doubles_of(const array *x) {
     return to;
 }
 
-/* p = C U^T in rising delta, and |C| |U|^T. */
+/* Compute p = C U^T in rising delta, and its size |C| |U|^T. */
 static void table_values(const attention_call *c, double **p, double **size) {
     const drawn_table *t = &c->table;
     const int64_t d = c->a[0].head_size, count = t->relative.rows * d;
@@ -220,17 +222,17 @@ static void read_heads(attention_call *c) {
         head->r = c->has_r ? doubles_of(&c->r[h]) : head->q;
         if (c->a[h].bias.rows) head->bias = doubles_of(&c->bias[h]);
         head->heads = c->heads;
-        head->unit = (double)unit_roundoff(c->own);
-        head->tiny = (double)smallest_normal(c->own);
+        head->unit = (double)unit_roundoff(c->compute_type);
+        head->tiny = (double)smallest_normal(c->compute_type);
         for (int z = 0; z < c->table.relative.zone_count; z++)
             if (c->table.has_basis[z] && c->table.zones[z].rank > head->most_rank)
                 head->most_rank = c->table.zones[z].rank;
     }
 }
 
-/* ---- what it should give --------------------------------------------------------------------- */
+/* ---- the expected results -------------------------------------------------------------------- */
 
-/* The reference's out and lse, rounded, are what backward is given. */
+/* Round the reference's out and lse. They are the inputs of backward. */
 static void give_results(attention_call *c, int h) {
     const attention_results *want = &c->want[h];
     for (int64_t i = 0; i < c->a[h].queries; i++) {
@@ -253,27 +255,26 @@ static void compute_results(attention_call *c) {
     const wpe_attention *a = &c->a[0];
     attention_results sums = {0};
     if (c->pass == WPE_BACKWARD) {
-        sums.dk = new_judged(a->keys, a->head_size);
-        sums.dv = new_judged(a->keys, a->value_size);
-        if (c->wants_dp) sums.dp = new_judged(a->relative->rows, a->head_size);
+        sums.dk = new_bounded(a->keys, a->head_size);
+        sums.dv = new_bounded(a->keys, a->value_size);
+        if (c->wants_dp) sums.dp = new_bounded(a->relative->rows, a->head_size);
     }
     for (int h = 0; h < c->heads; h++) {
         attention_results *want = &c->want[h];
         *want = sums;
-        want->out = new_judged(a->queries, a->value_size);
-        want->lse = new_judged(a->queries, 1);
+        want->out = new_bounded(a->queries, a->value_size);
+        want->lse = new_bounded(a->queries, 1);
         attention_forward_reference(&c->head[h], want);
         if (c->pass != WPE_BACKWARD) continue;
         give_results(c, h);
-        want->dq = new_judged(a->queries, a->head_size);
-        if (c->has_r) want->dr = new_judged(a->queries, a->head_size);
-        if (c->wants_dbias) want->dbias = new_judged(a->bias.rows, 1);
+        want->dq = new_bounded(a->queries, a->head_size);
+        if (c->has_r) want->dr = new_bounded(a->queries, a->head_size);
+        if (c->wants_dbias) want->dbias = new_bounded(a->bias.rows, 1);
         attention_backward_reference(&c->head[h], want);
     }
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------
- */
+/* ---- the whole call -------------------------------------------------------------------------- */
 
 static void seal_inputs(const attention_call *c) {
     const drawn_table *t = &c->table;

@@ -1,4 +1,4 @@
-/* attention_options.c: who sees whom, and what bends the scores, at random. */
+/* attention_options.c: draw which keys each query sees, and the other options of the scores. */
 #include "attention.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 static int64_t clipped(int64_t x, int64_t most) { return x < most ? x : most; }
 
-/* Sequences of queries and keys alike, packed one after another. */
+/* Pack sequences one after another. A sequence has the same queries as keys. */
 static void pack_sequences(const wpe_attention *a, int64_t *begin, int64_t *end) {
     for (int64_t i = 0, last; i < a->queries; i = last) {
         last = clipped(i + random_size(1, a->queries), a->queries);
@@ -19,7 +19,7 @@ static void pack_sequences(const wpe_attention *a, int64_t *begin, int64_t *end)
     }
 }
 
-/* One after another, with gaps; or bounds that rise by themselves, and may cross. */
+/* Draw runs one after another, with gaps; or two bounds that rise independently and may cross. */
 static void draw_bounds(const wpe_attention *a, int64_t *begin, int64_t *end) {
     int64_t from = 0, to = random_size(0, a->keys);
     const double change = ldexp(1, -(int)random_int(0, 6));
@@ -49,8 +49,8 @@ static void draw_runs(wpe_attention *a) {
     a->run_end = end.data;
 }
 
-/* Queries whose keys lie in another sequence than they do: without any key, or with few, between
- * others that see some. */
+/* Draw queries that see no keys or few, between others that see some: their keys lie in other
+ * sequences than they do. */
 static void draw_narrow_runs(wpe_attention *a) {
     a->offset = random_int(-40, 60);
     a->causal = chance(0.8);
@@ -59,12 +59,12 @@ static void draw_narrow_runs(wpe_attention *a) {
 }
 
 static void draw_ranges(wpe_attention *a) {
-    const int64_t m = a->queries, n = a->keys, far = INT64_C(1) << random_int(10, 60);
+    const int64_t m = a->queries, n = a->keys, large = INT64_C(1) << random_int(10, 60);
     a->offset = chance(0.3)    ? n - m
-                : chance(0.03) ? (chance(0.5) ? far : -far)
+                : chance(0.03) ? (chance(0.5) ? large : -large)
                                : random_int(-m - 2, n + 2);
     a->causal = chance(0.6);
-    int64_t least = a->offset - (n - 1), most = a->offset + m - 1; /* deltas */
+    int64_t least = a->offset - (n - 1), most = a->offset + m - 1; /* of the deltas */
     if (least < 0) least = 0;
     if (most < least) most = least;
     a->window = chance(0.5)   ? INT64_C(1) << 60
@@ -81,8 +81,7 @@ static void draw_ranges(wpe_attention *a) {
         draw_runs(a);
 }
 
-/* ---- segments and masks ------------------------------------------------------------------------
- */
+/* ---- segments and masks ---------------------------------------------------------------------- */
 
 static void draw_segments(wpe_attention *a) {
     static const int64_t ids[] = {0, 1, -1, INT64_MAX, INT64_MIN, 7};
@@ -98,8 +97,8 @@ static void draw_segments(wpe_attention *a) {
     a->segments = id;
 }
 
-/* 0, or another byte, which need not be 1; in stretches. Some queries, and their neighbours, see
- * nothing. */
+/* Fill a mask with stretches of 0 and of another byte, which need not be 1. Some neighbouring
+ * queries see no key at all. */
 static void fill_mask(const array *x) {
     const double share = random_uniform(0, 1), change = ldexp(1, -(int)random_int(0, 5));
     const double blinding = chance(0.5) ? 0 : ldexp(1, -(int)random_int(0, 4));
@@ -122,7 +121,7 @@ static void draw_mask(wpe_attention *a) {
     a->mask_col_stride = x.stride[1];
 }
 
-/* ---- the rest ------------------------------------------------------------------------------ */
+/* ---- the other options --------------------------------------------------------------------- */
 
 void draw_head_options(wpe_attention *a) {
     a->drop_row = random_bits();
@@ -131,7 +130,7 @@ void draw_head_options(wpe_attention *a) {
     if (a->mask && chance(0.7)) draw_mask(a);
 }
 
-/* drop_below: any, all, or the very number that a pair has. */
+/* Draw drop_below: any number, the one that drops all pairs, or exactly the hash of a pair. */
 static void draw_dropout(wpe_attention *a) {
     a->seed = random_bits();
     a->drop_row = random_bits();
@@ -144,7 +143,6 @@ static void draw_dropout(wpe_attention *a) {
     a->keep_scale = kept > 0.01 ? 1 / kept : 1;
 }
 
-/* gentle: every seen weight is far from underflow. */
 void draw_options(wpe_attention *a, int gentle) {
     draw_ranges(a);
     if (a->queries == a->keys && chance(a->keys > 192 ? 0.5 : 0.3)) draw_segments(a);
@@ -158,8 +156,8 @@ void draw_options(wpe_attention *a, int gentle) {
     const double d = a->head_size ? (double)a->head_size : 1;
     a->scale = chance(0.6) ? 1 / sqrt(d) : chance(0.05) ? 0 : random_uniform(-2, 2) / sqrt(d);
     if (chance(0.2)) {
-        const double far = fabs((double)a->offset) + (double)(a->queries + a->keys);
-        a->slope = random_uniform(-1, 1) * (gentle ? 5 : 80) / far;
+        const double longest = fabs((double)a->offset) + (double)(a->queries + a->keys);
+        a->slope = random_uniform(-1, 1) * (gentle ? 5 : 80) / longest;
     }
     if (chance(0.2)) a->softcap = random_uniform(0.2, 20);
     if (chance(0.2)) draw_dropout(a);

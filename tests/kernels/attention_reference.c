@@ -4,12 +4,12 @@
 #include <math.h>
 #include <string.h>
 
-/* The loops over a row are to be vectorised, which -O2 does not do. */
+/* -O2 would not vectorise the loops over a row. */
 #pragma GCC optimize("O3")
 
-judged new_judged(int64_t rows, int64_t cols) {
+bounded_matrix new_bounded(int64_t rows, int64_t cols) {
     const size_t bytes = (size_t)(rows * cols) * sizeof(double);
-    return (judged){scratch(bytes), scratch(bytes), rows, cols};
+    return (bounded_matrix){scratch(bytes), scratch(bytes), rows, cols};
 }
 
 static double *doubles(int64_t count) { return scratch((size_t)count * sizeof(double)); }
@@ -31,8 +31,8 @@ int sees(const wpe_attention *a, int64_t i, int64_t j) {
     return !a->mask || a->mask[i * a->mask_row_stride + j * a->mask_col_stride];
 }
 
-/* Splitmix64 of the seed and the row's number gives two keys; a 32-bit mix of them and of the key's
- * index. */
+/* splitmix64 of the seed and the row's number gives 64 bits. The hash is a 32-bit mix of these bits
+ * and the key's number. */
 uint32_t dropout_hash(const wpe_attention *a, int64_t i, int64_t j) {
     uint64_t z = a->seed + (a->drop_row + (uint64_t)i + 1) * UINT64_C(0x9E3779B97F4A7C15);
     z ^= z >> 30;
@@ -50,7 +50,7 @@ uint32_t dropout_hash(const wpe_attention *a, int64_t i, int64_t j) {
     return x;
 }
 
-/* 0, or what the weight is multiplied with. */
+/* Return the factor that dropout gives a weight: 0 or keep_scale. */
 static double kept_by_dropout(const wpe_attention *a, int64_t i, int64_t j) {
     if (!a->drop_below) return 1;
     return dropout_hash(a, i, j) >= a->drop_below ? a->keep_scale : 0;
@@ -58,10 +58,11 @@ static double kept_by_dropout(const wpe_attention *a, int64_t i, int64_t j) {
 
 /* ---- error bounds --------------------------------------------------------------------------
  *
- * Each is a count of units of the sum of its terms' magnitudes: of a sum of n terms, whatever its
- * order, CHAIN(n). Worst cases have n; a quarter is what equal terms give, whose errors do not
- * average out. A weight's relative error is its score's absolute one, twice (lse has it, too). Of
- * float64 kernels the reference errs as much itself. Kernels reach a tenth to a third of it all. */
+ * A bound is a number of units times the sum of the terms' magnitudes. For a sum of n terms, in any
+ * order, the number is CHAIN(n). The worst case is n. A quarter of n is what equal terms give,
+ * whose errors do not average out. The relative error of a weight is twice the absolute error of
+ * its score, because lse has that error, too. For float64 kernels the reference itself has errors
+ * of this size. Errors of kernels reach a tenth to a third of their bounds. */
 #define CHAIN(n) (8 + 0.25 * (double)(n))
 enum { OF_EXP = 8, OF_TANH = 16 };
 
@@ -84,7 +85,8 @@ static double *transposed(const double *x, int64_t rows, int64_t cols) {
     return to;
 }
 
-/* What underflow and the flushing of subnormals may change, whatever it is multiplied with. */
+/* Return the error that underflow and flushed subnormals may cause, whatever they are multiplied
+ * by. */
 static double floor_of(const attention_head *h) { return 1e9 * h->tiny; }
 
 /* ---- the scores of one query ----------------------------------------------------------------- */
@@ -93,13 +95,13 @@ typedef struct {
     const attention_head *h;
     double *k_t, *v_t, *p_t; /* transposed */
     double *k_norm, *v_norm, *p_norm;
-    int64_t begin, end; /* of the keys that query i sees: the first, past the last */
+    int64_t begin, end; /* all keys that query i sees lie in begin..end-1 */
     uint8_t *seen;
-    int64_t *row;                /* the table's row of each key; -1: none */
-    double *score, *tanh, *kept; /* kept: 0, or what dropout multiplies with */
-    double *size;                /* of the score's terms */
+    int64_t *row;                /* the table's row that each key reads, or -1 */
+    double *score, *tanh, *kept; /* kept: the factor of dropout */
+    double *size;                /* the magnitude of each score's terms */
     double *relative;            /* r_i . p, for each row of the table */
-    double error;                /* of the weights, relative */
+    double error;                /* the relative error of the weights */
 } query;
 
 static query new_query(const attention_head *h) {
@@ -121,16 +123,16 @@ static query new_query(const attention_head *h) {
     return s;
 }
 
-/* to[x] += sum over c of a[c] * b[c][x], x in begin..end-1. */
+/* to[x] += sum over c of a[c] * b[c][x], for x in begin..end-1. */
 static void add_products(double *restrict to, const double *a, const double *restrict b,
-                         int64_t depth, int64_t row, int64_t begin, int64_t end) {
+                         int64_t depth, int64_t b_row_stride, int64_t begin, int64_t end) {
     for (int64_t c = 0; c < depth; c++) {
-        const double factor = a[c], *from = b + c * row;
+        const double factor = a[c], *from = b + c * b_row_stride;
         for (int64_t x = begin; x < end; x++) to[x] += factor * from[x];
     }
 }
 
-/* to += factor * x, and bound += size * |x|. */
+/* to += factor * x and bound += size * |x|. */
 static void add_row(double *restrict to, double *restrict bound, const double *restrict x,
                     int64_t count, double factor, double size) {
     for (int64_t c = 0; c < count; c++) to[c] += factor * x[c];
@@ -148,7 +150,7 @@ static void find_seen(query *s, int64_t i) {
     }
 }
 
-/* r_i . p of each seen key, added. */
+/* Add r_i . p to the score of each seen key. */
 static void add_relative(query *s, int64_t i) {
     const attention_head *h = s->h;
     const wpe_attention *a = h->a;
@@ -175,14 +177,14 @@ static void add_relative(query *s, int64_t i) {
     }
 }
 
-/* The number of the bias that a delta reads; -1: none. */
+/* Return the row of the bias that a delta reads, or -1. */
 static int64_t bias_row(const wpe_delta_bias *bias, int64_t delta) {
     const int64_t row = delta - bias->first_delta, last = bias->rows - 1;
     if (row >= 0 && row <= last) return row;
     return !bias->rows || bias->beyond == WPE_ZERO ? -1 : row < 0 ? 0 : last;
 }
 
-/* How many units of its terms' sizes a score may err by. */
+/* Return the bound of a score's error, in units of the magnitude of its terms. */
 static double score_units(const attention_head *h) {
     return CHAIN(2 * h->a->head_size + h->most_rank);
 }
@@ -215,7 +217,7 @@ static void scores_of(query *s, int64_t i) {
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-/* The largest seen score: NaN where there is one, -inf where nothing is seen. */
+/* Return the largest seen score, NaN if one of them is NaN, or -inf if no key is seen. */
 static double largest_score(const query *s) {
     double largest = -INFINITY;
     for (int64_t j = s->begin; j < s->end; j++) {
@@ -256,12 +258,13 @@ void attention_forward_reference(const attention_head *h, const attention_result
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-/* The gradient of the scores before softcap, and of the weights after dropout. */
+/* For each key: the gradient of its score before the softcap, its bound, and its weight after
+ * dropout. For each row of the table: the sum of the gradients of the keys that read it. */
 typedef struct {
-    double *score, *error; /* ds; how much it may be wrong */
+    double *score, *error;
     double *weight;
-    double *of_table, *table_error; /* its sums over the keys that share a row of the table */
-    uint8_t *met;                   /* rows of the table that some key reads */
+    double *of_table, *table_error;
+    uint8_t *is_read; /* rows of the table that some key reads */
 } gradient;
 
 /* With w = exp(score - lse) and w~ = w kept:
@@ -292,24 +295,24 @@ static void score_gradients(const query *s, int64_t i, gradient *g) {
     }
 }
 
-/* dr_i and dp from the gradients of the scores. */
+/* Compute dr_i and dp from the gradients of the scores. */
 static void table_gradients(const query *s, int64_t i, gradient *g, double *dr, double *dr_bound,
-                            const judged *dp) {
+                            const bounded_matrix *dp) {
     const attention_head *h = s->h;
     const wpe_attention *a = h->a;
     const int64_t rows = a->relative ? a->relative->rows : 0, d = a->head_size;
     const double scale = a->scale, of_products = h->unit * CHAIN(d + h->most_rank);
-    memset(g->met, 0, (size_t)rows);
+    memset(g->is_read, 0, (size_t)rows);
     for (int64_t j = s->begin; rows && j < s->end; j++) {
         const int64_t row = s->row[j];
         if (!s->seen[j] || row < 0) continue;
-        if (!g->met[row]) g->of_table[row] = g->table_error[row] = 0;
-        g->met[row] = 1;
+        if (!g->is_read[row]) g->of_table[row] = g->table_error[row] = 0;
+        g->is_read[row] = 1;
         g->of_table[row] += g->score[j];
         g->table_error[row] += g->error[j];
     }
     for (int64_t x = 0; x < rows; x++) {
-        if (!g->met[x]) continue;
+        if (!g->is_read[x]) continue;
         const double of = g->of_table[x], error = g->table_error[x] + of_products * fabs(of);
         add_row(dr, dr_bound, h->p + x * d, d, scale * of, 0);
         for (int64_t c = 0; c < d; c++) dr_bound[c] += fabs(scale) * error * h->p_size[x * d + c];
@@ -319,7 +322,8 @@ static void table_gradients(const query *s, int64_t i, gradient *g, double *dr, 
     }
 }
 
-static void bias_gradients(const query *s, int64_t i, const gradient *g, const judged *dbias) {
+static void bias_gradients(const query *s, int64_t i, const gradient *g,
+                           const bounded_matrix *dbias) {
     const wpe_attention *a = s->h->a;
     for (int64_t j = s->begin; j < s->end; j++) {
         const int64_t row = bias_row(&a->bias, i + a->offset - j);
@@ -329,7 +333,7 @@ static void bias_gradients(const query *s, int64_t i, const gradient *g, const j
     }
 }
 
-/* One query's part of every gradient. */
+/* Add the part of query i to every gradient. */
 static void query_gradients(const query *s, int64_t i, gradient *g, const attention_results *to) {
     const attention_head *h = s->h;
     const wpe_attention *a = h->a;
@@ -347,11 +351,11 @@ static void query_gradients(const query *s, int64_t i, gradient *g, const attent
         add_row(to->dv.value + j * dv, to->dv.bound + j * dv, h->grad_out + i * dv, dv, w, w_error);
     }
     if (to->dbias.value) bias_gradients(s, i, g, &to->dbias);
-    const judged *dr = to->dr.value ? &to->dr : &to->dq;
+    const bounded_matrix *dr = to->dr.value ? &to->dr : &to->dq;
     table_gradients(s, i, g, dr->value + i * d, dr->bound + i * d, &to->dp);
 }
 
-static void add_floor(const judged *x, double least) {
+static void add_floor(const bounded_matrix *x, double least) {
     for (int64_t e = 0; x->value && e < x->rows * x->cols; e++) x->bound[e] += least;
 }
 
@@ -365,6 +369,6 @@ void attention_backward_reference(const attention_head *h, const attention_resul
         scores_of(&s, i);
         if (s.begin < s.end) query_gradients(&s, i, &g, to);
     }
-    const judged *all[] = {&to->dq, &to->dr, &to->dk, &to->dv, &to->dp, &to->dbias};
+    const bounded_matrix *all[] = {&to->dq, &to->dr, &to->dk, &to->dv, &to->dp, &to->dbias};
     for (int x = 0; x < 6; x++) add_floor(all[x], floor_of(h));
 }

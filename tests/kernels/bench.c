@@ -1,4 +1,4 @@
-/* bench.c: cycles per element. */
+/* bench.c: measure cycles per element. */
 #include "check.h"
 #include "frame.h"
 
@@ -7,7 +7,7 @@
 
 enum { SAMPLES = 30, TICKS_OF_A_SAMPLE = 100000 };
 
-/* The time stamp counter, or nanoseconds. */
+/* Return the time stamp counter, or nanoseconds. */
 static uint64_t ticks(void) {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();

@@ -1,8 +1,8 @@
-/* bounds.h: errors that are allowed beside the rounding of the result, each with its reason.
+/* bounds.h: the errors that are allowed in addition to the rounding of the result, with reasons.
  *
- * ULPS of a function of simd_math.h or angle.h are what check_functions.c finds at most, rounded
- * up; all other bounds count roundings, in unit roundoffs (half an ulp of 1) of what is computed
- * in. */
+ * ..._ULPS are the largest errors that check_functions.c finds for a function of simd_math.h or
+ * angle.h, rounded up. ..._UNITS count roundings, in unit roundoffs (half an ulp of 1) of the
+ * compute type. */
 #ifndef WAVEPE_BOUNDS_H
 #define WAVEPE_BOUNDS_H
 
@@ -13,29 +13,30 @@
 #define TANH_F64_ULPS 2.5  /* 2.18, of the C library */
 #define SINCOS_ULPS   0.85 /* .79, next to zeros of the result, too */
 
-/* ---- kernels, in unit roundoffs; an ulp is at most two */
+/* ---- kernels, in unit roundoffs; an ulp is at most two unit roundoffs */
 #define EXP_UNITS    (2 * EXP_F64_ULPS)
 #define SINCOS_UNITS (2 * SINCOS_ULPS)
 
-/* of |a cos| + |b sin|: two products and their difference round once each, and the first product's
- * rounding is the difference's, too, or smaller */
+/* Relative to |a cos| + |b sin|. The two products are rounded, together by one unit of this sum,
+ * and their difference by at most one more. */
 #define ROPE_UNITS 2.0
 
-/* of |angle|, where position is no integer to 2^31: three products and their sum round */
+/* Relative to |angle|, if position is no integer within +-2^31. Three products and their sum are
+ * rounded. */
 #define ANGLE_UNITS 3.0
 
-/* of |result| + |lo|, where |hi| > 2^31: sin hi cos lo + cos hi sin lo, each to an ulp, two
- * products and a sum */
-#define FAR_UNITS 5.0
+/* Relative to |result| + |lo|, if |hi| > 2^31. The result is sin hi cos lo + cos hi sin lo: four
+ * functions to an ulp each, two products and a sum. */
+#define LARGE_ANGLE_UNITS 5.0
 
-/* of (terms + 1) sum |q p|: any order of adding products */
+/* Relative to (terms + 1) * sum of |q p|, for any order of the sum. */
 #define SUM_UNITS 1.0
 
-/* Bounds of the first order are taken that much larger, for products of roundings and for the
- * reference's own. */
+/* First-order bounds are multiplied by this. It covers products of roundings, and the roundings of
+ * the reference itself. */
 #define SLACK 1.01
 
-/* exp is 0 below, so that nothing is subnormal */
+/* Below these arguments exp gives 0, so that no result is subnormal. */
 #define EXP_F64_LEAST (-708.0L)
 #define EXP_F32_LEAST (-87.0L)
 

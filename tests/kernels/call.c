@@ -1,4 +1,4 @@
-/* call.c: calls of kernels, and what they raise. */
+/* call.c: call kernels, and catch the signals that they raise. */
 #include "check.h"
 #include "frame.h"
 
@@ -36,7 +36,7 @@ void set_processor_modes(uint64_t modes) {
 
 static uint64_t modes_before;
 
-/* Locals of the kernel that it reads before it writes them are then NaN. */
+/* Fill the stack with NaN. So a local of a kernel that is read before it is written is NaN. */
 static __attribute__((noinline)) void dirty_stack(void) {
     uint16_t below[STACK / 2];
     for (int i = 0; i < STACK / 2; i++) below[i] = 0x7ff5;
@@ -68,23 +68,23 @@ static void on_signal(int number, siginfo_t *info, void *context) {
                        : number == SIGILL  ? "SIGILL"
                        : number == SIGFPE  ? "SIGFPE"
                        : number == SIGABRT ? "SIGABRT: a contract was broken"
-                                           : "it did not come back";
+                                           : "it did not return in time";
     const int within_call = in_call;
     in_call = 0;
     set_processor_modes(modes_before);
     if (number == SIGSEGV || number == SIGBUS)
-        fail("%s at %p, %s", name, info->si_addr, place_of(info->si_addr));
+        fail("%s at %p, %s", name, info->si_addr, describe_address(info->si_addr));
     else
         fail("%s", name);
     if (within_call) siglongjmp(check_escape, 1);
-    printf("that was outside of a call: the checker's own fault\n");
+    printf("this signal came from the checker, not from a kernel\n");
     fflush(stdout);
     _exit(2);
 }
 
 void catch_signals(void) {
     const int caught[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGALRM};
-    /* not deferred: the jump out of the handler leaves the signal deliverable */
+    /* SA_NODEFER: on_signal ends with a jump, and the signal must stay deliverable after it */
     struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_NODEFER};
     for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaction(caught[i], &action, NULL);
     modes_before = processor_modes();

@@ -1,4 +1,4 @@
-/* check.c: a checker at the kernels' table: random calls of every kernel in every variant. */
+/* check.c: the checker of the kernels: it makes random calls of every kernel in every variant. */
 #include "check.h"
 #include "frame.h"
 
@@ -40,7 +40,7 @@ static void list_checks(const char *only) {
             if (!only || !strcmp(only, check->name)) checks[check_count++].check = check;
 }
 
-/* Depends on nothing but the seed, the check's name and the case's number. */
+/* Return the seed of a case. Only the seed, the check's name and the case's number enter it. */
 static uint64_t seed_of_case(uint64_t seed, const char *name, int64_t number) {
     uint64_t hash = 0xcbf29ce484222325u ^ seed; /* FNV-1a */
     for (; *name; name++) hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
@@ -61,7 +61,8 @@ static void run_case(int index, uint64_t seed, int64_t number) {
     checks[index].failures += failures() > before;
 }
 
-/* The check that has had the least time, or -1 when all of them have failed often enough. */
+/* Return the check that has run for the shortest time, or -1 if all have failed MOST_FAILURES
+ * times. */
 static int next_check(void) {
     int next = -1;
     for (int i = 0; i < check_count; i++) {
@@ -86,9 +87,9 @@ static void run_all(uint64_t seed, double seconds) {
 static const char usage[] =
     "usage: check [--seconds S] [--seed N] [--kernel NAME] [--variant NAME] [--case K]\n"
     "             [--bench] [--list] [--self-test]\n"
-    "Calls every kernel at its contract, with random arguments, and compares with references.\n"
-    "--case repeats one call; --bench prints cycles per element instead; --self-test shows that\n"
-    "planted faults are found.\n";
+    "Calls every kernel with random arguments that its contract allows, and compares the results\n"
+    "with references. --case repeats one call. --bench prints cycles per element instead.\n"
+    "--self-test checks that the checker finds planted faults.\n";
 
 static int run_benchmarks(void) {
     for (int i = 0; i < check_count; i++)
@@ -119,10 +120,10 @@ static struct {
     int benchmark, list, self_test;
 } options = {.seconds = 3, .one_case = -1};
 
-/* 0 where a word is not known, or its value is missing. */
+/* Read the command line. Return 0 if an option is unknown or its value is missing. */
 static int read_options(int count, char **words) {
     for (int i = 1; i < count; i++) {
-        const char *word = words[i], *value = words[i + 1]; /* NULL behind the last one */
+        const char *word = words[i], *value = words[i + 1]; /* NULL after the last word */
         const int switches = !strcmp(word, "--bench")       ? options.benchmark = 1
                              : !strcmp(word, "--list")      ? options.list = 1
                              : !strcmp(word, "--self-test") ? options.self_test = 1

@@ -1,9 +1,9 @@
-/* check.h: what every check of a kernel uses.
+/* check.h: the functions that the checks of kernels share.
  *
- * A check draws one random call, computes what it should give once, runs every variant on the same
- * inputs and compares. All that it draws comes from random_bits, which is seeded by (seed, name of
- * the check, number of the case): `--seed S --kernel NAME --case K` repeats one call. The frame of
- * a check:
+ * A check draws one random call and computes the expected results once. Then it runs every variant
+ * on the same inputs and compares. All random numbers come from random_bits, which is seeded by the
+ * seed, the name of the check and the number of the case. So `--seed S --kernel NAME --case K`
+ * repeats one call. A check looks like this:
  *
  *     array x = new_input(WPE_F32, n, 1, 1), out = new_output(WPE_F32, n, 1, 1);
  *     fill_normal(&x, 1);
@@ -16,8 +16,8 @@
  *         if (CALL(k, psi[WPE_F32], ...)) compare("out", &out, want, allowed);
  *     }
  *
- * Nothing is freed by a check: memory is taken back when the case ends. A kernel that crashes or
- * aborts is reported like a wrong result, and the next variant runs. */
+ * A check frees nothing: all memory is freed when the case ends. If a kernel crashes or aborts,
+ * that is reported like a wrong result, and the next variant runs. */
 #ifndef WAVEPE_CHECK_H
 #define WAVEPE_CHECK_H
 
@@ -27,7 +27,8 @@
 
 #include "wavepe.h"
 
-/* What references are computed in where double is not enough: 64 bits on x86, 113 on aarch64. */
+/* The type of references for which double is not enough. It has 64 bits of precision on x86, 113 on
+ * aarch64. */
 typedef long double wide;
 
 /* ---- the checks ------------------------------------------------------------------------------ */
@@ -38,7 +39,7 @@ typedef struct {
     void (*bench)(void); /* or NULL */
 } kernel_check;
 
-/* Lists of checks, each ended by an entry without a name; check.c names them all. */
+/* Lists of checks. An entry without a name ends a list. check.c runs all lists. */
 extern const kernel_check wavelet_checks[], rope_table_checks[], rope_checks[], bias_checks[];
 extern const kernel_check function_checks[], conversion_checks[], attention_checks[];
 
@@ -46,14 +47,14 @@ extern const kernel_check function_checks[], conversion_checks[], attention_chec
 
 uint64_t random_bits(void);
 int chance(double probability);
-int64_t random_int(int64_t least, int64_t most); /* both included */
+int64_t random_int(int64_t least, int64_t most); /* least and most included */
 double random_uniform(double least, double most);
 double random_normal(void);
-/* A size of least..most: 1 to 9, or next to 6, 8, 16, 32, 64, 96, 192 or a sum of two of them;
- * 0 is rare, where least is 0. */
+/* Return a size in least..most: 1 to 9, or within 1 of 6, 8, 16, 32, 64, 96, 192 or of a sum of two
+ * of these. 0 is rare, and only if least is 0. */
 int64_t random_size(int64_t least, int64_t most);
-/* For the rows of an output without columns: now and then so many that nobody can count them. An
- * input with such rows is not to be read: give it none. */
+/* Return the number of rows of an output without columns: sometimes too many to loop over. The
+ * kernel must not read an input with so many rows, so give that input 0 rows. */
 int64_t random_empty(int64_t size);
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -63,18 +64,18 @@ enum { CHECK_I64 = WPE_DTYPES, CHECK_U8, CHECK_TYPES };
 const char *type_name(int type);
 size_t type_size(int type);
 
-/* x rounded to the type, to nearest even. */
+/* Return x rounded to the type, to nearest even. */
 wide rounded(int type, wide x);
-/* Half the distance between the type's neighbours at magnitude x: the error of one rounding. */
+/* Return half the distance between neighbouring numbers of the type at magnitude x. That is the
+ * largest error of one rounding. */
 wide half_ulp(int type, wide x);
-/* Half an ulp of 1; the smallest normal number. */
-wide unit_roundoff(int type);
+wide unit_roundoff(int type); /* half an ulp of 1 */
 wide smallest_normal(int type);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* An array of up to three dimensions; those not used have size 1. It ends right before, or begins
- * right after, pages that cannot be touched. */
+/* An array of three dimensions. Unused dimensions have size 1. Its memory lies directly before or
+ * directly after pages that cannot be read or written. */
 typedef struct {
     void *data; /* element (0, 0, 0) */
     int type;
@@ -82,66 +83,70 @@ typedef struct {
     struct memory *memory;
 } array;
 
-/* Arrays with random strides: dense, with holes, in another order of the dimensions, negative, and
- * for inputs zero. Outputs are filled with a NaN of a known pattern; so are the holes of both. */
+/* Make an array with random strides: dense, with holes, with dimensions in another order, negative,
+ * and for inputs also zero. Outputs, and the holes of both, are filled with a pattern, which is a
+ * NaN. */
 array new_input(int type, int64_t size0, int64_t size1, int64_t size2);
 array new_output(int type, int64_t size0, int64_t size1, int64_t size2);
-/* Dense, row-major. */
+/* Make a contiguous row-major array. */
 array new_dense(int type, int64_t size0, int64_t size1, int64_t size2);
-/* Dense, on a multiple of 64 bytes: packed memory and workspaces. */
+/* Make a contiguous array that is aligned to 64 bytes, for packed memory and workspaces. */
 array new_block(int type, int64_t elements);
 
 void *at(const array *x, int64_t i, int64_t j, int64_t k);
 wide get(const array *x, int64_t i, int64_t j, int64_t k);
 void put(const array *x, int64_t i, int64_t j, int64_t k, wide value); /* rounds to the type */
 int64_t count_of(const array *x);
-wide *values_of(const array *x); /* row-major, until the case ends */
+wide *values_of(const array *x); /* row-major; lives until the case ends */
 
-/* Every element := random numbers of standard deviation `scale`. */
+/* Set every element to a random number with standard deviation `scale`. */
 void fill_normal(const array *x, double scale);
-/* Overwrites about `share` of the elements with 0, -0, infinities, NaN, subnormal and huge. */
+/* Overwrite about this share of the elements with 0, -0, infinities, NaN, subnormal and huge
+ * numbers. */
 void fill_special(const array *x, double share);
-void copy_array(const array *to, const array *from); /* of the same shape */
+void copy_array(const array *to, const array *from); /* Requires: equal shapes. */
 
-/* From now on an input cannot be written: a kernel that does is reported. */
+/* Forbid writes to an input from now on. A kernel that writes to it is reported. */
 void seal(const array *x);
-/* Fills an output, its holes and what surrounds it with the pattern. All of it, or, after
- * own_rows, rows begin..end-1 of its first dimension are expected to be written, and no more. */
+/* Fill an output, its holes and the memory around it with the pattern. */
 void reset(const array *x);
-void own_rows(const array *x, int64_t begin, int64_t end);
+/* Expect that a kernel writes rows begin..end-1 of the first dimension and no other elements. A new
+ * output expects all its rows. */
+void expect_rows(const array *x, int64_t begin, int64_t end);
 
-/* Memory without guards, zeroed, until the case ends. */
+/* Return zeroed memory without guard pages. It lives until the case ends. */
 void *scratch(size_t bytes);
 wide *new_wides(int64_t count);
 
-/* "f32 5x7x1 strides 9,-1,1", for describe; good for the next 16 calls. */
+/* Return a text like "f32 5x7x1 strides 9,-1,1", for describe. It lives for the next 16 calls. */
 const char *show(const array *x);
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* The call in one line, for reports. */
+/* Set the line that describes the call in reports. */
 void describe(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Reports a failure of the current variant. */
+/* Report a failure of the current variant. */
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The variants to check, in rising order; NULL past the end. Names the one in reports. */
+/* Return variant number `index` of those to check, or NULL past the last one. Reports name it. */
 const wpe_kernels *take_variant(int index);
 #define EACH_VARIANT(k) \
     for (volatile int variant_ = 0; ((k) = take_variant(variant_)) != NULL; variant_++)
-/* Whether two variants promise the same bits where the header or docs say so: they have the same
- * instructions (FMA). portable has none. */
+/* Return whether two variants must give equal bits where wavepe.h or the docs promise equal bits.
+ * They must if both use FMA instructions, which portable does not. */
 int same_arithmetic(const wpe_kernels *a, const wpe_kernels *b);
 
-/* Calls a kernel: CALL(k, rope[type], out, ...). True where it came back, with the processor's
- * modes as they were. CALL_FOR(value, k, packed_size[type], ...) also keeps what it returns.
- * Locals that change between this and the end of the loop over variants must be volatile. */
+/* Call a kernel: CALL(k, rope[type], out, ...). True if it returned and left the processor's modes
+ * unchanged. CALL_FOR(value, k, packed_size[type], ...) also stores its return value.
+ * Requires: locals that change between this call and the end of the loop over variants are
+ * volatile, because a crash jumps back here (sigsetjmp). */
 #define CALL(k, member, ...)          \
     (enter_call(k, ENTRY(k, member)), \
      sigsetjmp(check_escape, 0) ? 0 : ((k)->member(__VA_ARGS__), leave_call()))
 #define CALL_FOR(value, k, member, ...) \
     (enter_call(k, ENTRY(k, member)),   \
      sigsetjmp(check_escape, 0) ? 0 : ((value) = (k)->member(__VA_ARGS__), leave_call()))
-/* The same for a function that is no entry of the table. */
+/* The same for a function that is not in the table of kernels. */
 #define CALL_PLAIN(call) \
     (enter_call(NULL, 0), sigsetjmp(check_escape, 0) ? 0 : ((void)(call), leave_call()))
 
@@ -150,22 +155,21 @@ extern sigjmp_buf check_escape;
 void enter_call(const wpe_kernels *k, ptrdiff_t entry);
 int leave_call(void);
 
-/* ---- comparisons: each reports what is wrong, and returns whether all is well ------------------
- */
+/* ---- comparisons: each reports an error, and returns whether there was none ----------------- */
 
-/* The owned elements of `got` against row-major `want`: |got - want| <= allowed (NULL: 0), NaN
- * where NaN is wanted, infinities equal; anything where allowed is infinite. None is left
- * unwritten, and nothing else is written. */
+/* Compare the expected elements of `got` with row-major `want`: |got - want| <= allowed (NULL: 0),
+ * NaN for NaN, equal infinities. An infinite `allowed` allows any value. Also check_canaries. */
 int compare(const char *what, const array *got, const wide *want, const wide *allowed);
-/* That nothing but the owned elements was written, and they all were. */
+/* Check that the kernel wrote all expected elements and nothing else. */
 int check_canaries(const char *what, const array *x);
-/* The owned elements' bits, row-major: of an earlier call. NaNs are equal to one another. */
+/* Keep the bits of all elements, row-major; and compare the expected elements with kept bits. All
+ * NaNs count as equal. */
 void keep_bits(const array *x, void *bits);
 int compare_bits(const char *what, const array *got, const void *bits);
 
 /* ---- timing ---------------------------------------------------------------------------------- */
 
-/* Prints cycles per element of call(k, context), for every variant. */
+/* Print the cycles per element of call(k, context), for every variant. */
 typedef void bench_call(const wpe_kernels *k, void *context);
 void bench(const char *what, double elements, bench_call *call, void *context);
 

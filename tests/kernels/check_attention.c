@@ -1,12 +1,12 @@
-/* check_attention.c: attention, forward and of one query. METHODS 1 [W], 3 [S] [X] [A]. */
+/* check_attention.c: check attention's forward and decode. METHODS 1 [W], 3 [S] [X] [A]. */
 #include "attention_call.h"
 
-/* Some of the query blocks, begin..end-1 of the queries. */
+/* Draw some consecutive query blocks, as a range of queries. */
 static wpe_range draw_blocks(int64_t queries) {
     const int64_t blocks = (queries + WPE_QUERY_BLOCK - 1) / WPE_QUERY_BLOCK;
-    const int64_t first = random_int(0, blocks - 1), last = random_int(first, blocks);
-    const int64_t end = last * WPE_QUERY_BLOCK;
-    return (wpe_range){first * WPE_QUERY_BLOCK, end < queries ? end : queries};
+    const int64_t first_block = random_int(0, blocks - 1);
+    const int64_t end_block = random_int(first_block, blocks), end = end_block * WPE_QUERY_BLOCK;
+    return (wpe_range){first_block * WPE_QUERY_BLOCK, end < queries ? end : queries};
 }
 
 /* ---- seen_keys ------------------------------------------------------------------------------- */
@@ -21,7 +21,8 @@ static wpe_range keys_in_range(const wpe_attention *a, int64_t i) {
     return seen;
 }
 
-/* Of queries begin..end-1: exact where the first and the last one see anything. */
+/* Check seen_keys of queries begin..end-1. Its ends are exact if the first and the last query see a
+ * key. */
 static void check_seen_keys(const wpe_kernels *k, const attention_call *c, int64_t begin,
                             int64_t end) {
     const wpe_attention *a = &c->a[0];
@@ -55,7 +56,7 @@ typedef struct {
 static forward_results new_forward_results(const attention_call *c) {
     forward_results to;
     to.out = new_output(c->storage, c->a[0].queries, c->a[0].value_size, 1);
-    to.lse = new_dense(c->own, c->a[0].queries, 1, 1);
+    to.lse = new_dense(c->compute_type, c->a[0].queries, 1, 1);
     to.out_bits = new_bits(&to.out);
     to.lse_bits = new_bits(&to.lse);
     return to;
@@ -70,29 +71,29 @@ static int run_forward(const wpe_kernels *k, const attention_call *c, int h, con
                 to->lse.data, queries.begin, queries.end, p->workspace.data);
 }
 
-/* Some blocks by themselves: the same bits there, and nothing written elsewhere. */
+/* Compute some blocks alone. They must have the same bits, and nothing else may be written. */
 static void check_forward_part(const wpe_kernels *k, const attention_call *c, int h,
                                const prepared *p, const forward_results *to, wpe_range part) {
     kept_bits out = new_bits(&to->out), lse = new_bits(&to->lse);
     keep_bits(&to->out, out.bits);
     keep_bits(&to->lse, lse.bits);
-    own_rows(&to->out, part.begin, part.end);
-    own_rows(&to->lse, part.begin, part.end);
+    expect_rows(&to->out, part.begin, part.end);
+    expect_rows(&to->lse, part.begin, part.end);
     if (run_forward(k, c, h, p, to, part) && check_canaries("part of out", &to->out) &&
         check_canaries("part of lse", &to->lse)) {
         compare_bits("part of out", &to->out, out.bits);
         compare_bits("part of lse", &to->lse, lse.bits);
     }
-    own_rows(&to->out, 0, c->a[h].queries);
-    own_rows(&to->lse, 0, c->a[h].queries);
+    expect_rows(&to->out, 0, c->a[h].queries);
+    expect_rows(&to->lse, 0, c->a[h].queries);
 }
 
 static void check_forward_head(const wpe_kernels *k, const attention_call *c, int h,
                                const prepared *p, forward_results *to, const wpe_range *part) {
     const attention_results *want = &c->want[h];
     if (!run_forward(k, c, h, p, to, (wpe_range){0, c->a[h].queries})) return;
-    if (!judge("out", &to->out, &want->out, c->has_infinity)) return;
-    if (!judge("lse", &to->lse, &want->lse, c->has_infinity)) return;
+    if (!check_result("out", &to->out, &want->out, c->has_infinity)) return;
+    if (!check_result("lse", &to->lse, &want->lse, c->has_infinity)) return;
     if (c->a[h].queries > 1) {
         compare_variants("out", k, &to->out, &to->out_bits);
         compare_variants("lse", k, &to->lse, &to->lse_bits);
@@ -133,8 +134,8 @@ static void check_decode_head(const wpe_kernels *k, const attention_call *c, int
     if (!CALL(k, KERNEL(c, decode), &c->a[h], table, matrix_out_of(&to->out), to->lse.data,
               p->workspace.data))
         return;
-    judge("out", &to->out, &c->want[h].out, c->has_infinity);
-    judge("lse", &to->lse, &c->want[h].lse, c->has_infinity);
+    check_result("out", &to->out, &c->want[h].out, c->has_infinity);
+    check_result("lse", &to->lse, &c->want[h].lse, c->has_infinity);
 }
 
 static void check_decode(void) {

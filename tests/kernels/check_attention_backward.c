@@ -1,15 +1,17 @@
-/* check_attention_backward.c: the gradients of attention. */
+/* check_attention_backward.c: check the gradients of attention. */
 #include "attention_call.h"
 
 #include <string.h>
 
 typedef struct {
-    array dq[MOST_HEADS], dr[MOST_HEADS], dk, dv, dp; /* the last three: padded sums */
-    array dk_rows, dv_rows, dp_rows;                  /* the rows and columns in use */
+    array dq[MOST_HEADS], dr[MOST_HEADS];
+    array dk, dv, dp;                /* sums, with padded rows and columns */
+    array dk_rows, dv_rows, dp_rows; /* the rows and columns in use of these sums */
     array dbias[MOST_HEADS];
 } backward_results;
 
-/* A (rows, cols) part of a block; dp holds the table's rows from the last to the first. */
+/* Return the first rows and columns of a padded block. reversed: from the last row to the first, as
+ * dp holds the table's rows. */
 static array used_part(const array *block, int64_t rows, int64_t cols, int64_t padded,
                        int reversed) {
     array x = *block;
@@ -22,14 +24,14 @@ static array used_part(const array *block, int64_t rows, int64_t cols, int64_t p
 
 static void new_sums(const attention_call *c, const wpe_attention_sizes *s, backward_results *to) {
     const wpe_attention *a = &c->a[0];
-    to->dk = new_block(c->own, s->dk_rows * s->dk_cols);
-    to->dv = new_block(c->own, s->dk_rows * s->dv_cols);
+    to->dk = new_block(c->compute_type, s->dk_rows * s->dk_cols);
+    to->dv = new_block(c->compute_type, s->dk_rows * s->dv_cols);
     to->dk_rows = used_part(&to->dk, a->keys, a->head_size, s->dk_cols, 0);
     to->dv_rows = used_part(&to->dv, a->keys, a->value_size, s->dv_cols, 0);
     for (int h = 0; c->wants_dbias && h < c->heads; h++)
-        to->dbias[h] = new_dense(c->own, a->bias.rows, 1, 1);
+        to->dbias[h] = new_dense(c->compute_type, a->bias.rows, 1, 1);
     if (!c->wants_dp) return;
-    to->dp = new_block(c->own, s->dp_rows * s->dk_cols);
+    to->dp = new_block(c->compute_type, s->dp_rows * s->dk_cols);
     to->dp_rows = used_part(&to->dp, a->relative->rows, a->head_size, s->dk_cols, 1);
 }
 
@@ -50,7 +52,7 @@ static wpe_attention_gradients gradients_of(const attention_call *c, int h,
     return g;
 }
 
-/* All heads, by `step` queries at once. */
+/* Run backward for all heads, with `step` queries in one call. */
 static int run_backward(const wpe_kernels *k, const attention_call *c, const prepared *p,
                         const backward_results *to, int64_t step) {
     clear(&to->dk);
@@ -74,13 +76,14 @@ static int run_backward(const wpe_kernels *k, const attention_call *c, const pre
 
 static int judge_gradients(const attention_call *c, const backward_results *to) {
     const int infinite = c->has_infinity;
-    int right = judge("dk", &to->dk_rows, &c->want[0].dk, infinite);
-    right &= judge("dv", &to->dv_rows, &c->want[0].dv, infinite);
-    if (c->wants_dp) right &= judge("dp", &to->dp_rows, &c->want[0].dp, infinite);
+    int right = check_result("dk", &to->dk_rows, &c->want[0].dk, infinite);
+    right &= check_result("dv", &to->dv_rows, &c->want[0].dv, infinite);
+    if (c->wants_dp) right &= check_result("dp", &to->dp_rows, &c->want[0].dp, infinite);
     for (int h = 0; h < c->heads; h++) {
-        right &= judge("dq", &to->dq[h], &c->want[h].dq, infinite);
-        if (c->wants_dbias) right &= judge("dbias", &to->dbias[h], &c->want[h].dbias, infinite);
-        if (c->has_r) right &= judge("dr", &to->dr[h], &c->want[h].dr, infinite);
+        right &= check_result("dq", &to->dq[h], &c->want[h].dq, infinite);
+        if (c->wants_dbias)
+            right &= check_result("dbias", &to->dbias[h], &c->want[h].dbias, infinite);
+        if (c->has_r) right &= check_result("dr", &to->dr[h], &c->want[h].dr, infinite);
     }
     return right;
 }
@@ -109,7 +112,7 @@ static void compare_gradients(const wpe_kernels *k, const backward_results *to,
     }
 }
 
-/* The same bits as by all queries at once. */
+/* Run backward in steps. It must give the same bits as one call for all queries. */
 static void check_backward_parts(const wpe_kernels *k, const attention_call *c, const prepared *p,
                                  const backward_results *to, int64_t step) {
     void *whole[GRADIENTS] = {NULL};

@@ -1,4 +1,4 @@
-/* check_attention_bench.c: cycles per pair of a query and a key that it sees. */
+/* check_attention_bench.c: measure attention's cycles per seen pair of query and key. */
 #include "attention_call.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static array new_random(int64_t rows, int64_t cols) {
     return x;
 }
 
-/* What is added to the products q . k. */
+/* The term that is added to the products q . k. */
 enum added { NOTHING, TABLE, SLOPE, BIAS };
 static const char *const added_names[] = {"", " with a table", " with a slope", " with a bias"};
 
@@ -28,7 +28,7 @@ static void begin_bench(attention_bench *b, enum wpe_pass pass, enum added added
     attention_call *c = &b->c;
     wpe_attention *a = &c->a[0];
     c->pass = pass;
-    c->storage = c->own = a->storage = WPE_F32;
+    c->storage = c->compute_type = a->storage = WPE_F32;
     c->heads = 1;
     a->queries = pass == WPE_DECODE ? 1 : LENGTH;
     a->keys = a->end_key = LENGTH;
@@ -86,7 +86,7 @@ static void call_backward(const wpe_kernels *k, void *context) {
     wpe_attention_gradients g = {.out = matrix_of(&b->out), .grad_out = b->c.a[0].v};
     g.lse = b->lse.data;
     g.dq = matrix_out_of(&b->dq);
-    float *sums = b->sums.data; /* they grow without end, which costs nothing */
+    float *sums = b->sums.data; /* never cleared: they grow with each call, which costs no time */
     g.sums.dk = sums;
     g.sums.dv = sums + s->dk_rows * s->dk_cols;
     if (b->c.a[0].relative) g.sums.dp = sums + 2 * s->dk_rows * s->dk_cols;

@@ -1,18 +1,18 @@
-/* check_bias.c: the relative term q[i] . p[i + shift - j], and the skew behind it. METHODS 1, 3. */
+/* check_bias.c: check relative_bias, q[i] . p[i + shift - j], and skew and unskew. METHODS 1, 3. */
 #include "bounds.h"
 #include "check.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* The row of a table of `rows` rows that stands for row `c`, or -1. */
+/* Return the row of the table that row number c reads, or -1. */
 static int64_t row_for(int64_t c, int64_t rows, int beyond) {
     if (c >= 0 && c < rows) return c;
     if (beyond == WPE_ZERO) return -1;
     return c < 0 ? 0 : rows - 1;
 }
 
-/* Table rows and where they start: most often such that they fall on some of the keys. */
+/* Draw the table's rows and the shift. In most cases some keys read a row of the table. */
 static void random_rows(int64_t queries, int64_t keys, int beyond, int64_t *rows, int64_t *shift) {
     *rows = random_size(beyond == WPE_ZERO ? 0 : 1, 400);
     *shift = chance(0.5) ? 0 : chance(0.8) ? random_int(-queries, keys) : random_int(-900, 900);
@@ -43,7 +43,7 @@ static bias_call random_bias(void) {
     s->out_col_stride = c.out.stride[1];
     s->q_row_stride = c.q.stride[0];
     s->q_col_stride = c.q.stride[1];
-    /* subnormal results; subnormal inputs whose products would not be */
+    /* style 1: subnormal results; 2 and 3: subnormal inputs with normal products */
     const double tiny = (double)smallest_normal(c.type), scale = sqrt(tiny);
     const int style = chance(0.7) ? 0 : (int)random_int(1, 3);
     fill_normal(&c.q, (double[]){1, scale, tiny, 1 / scale}[style]);
@@ -55,7 +55,7 @@ static bias_call random_bias(void) {
     return c;
 }
 
-/* Subnormals count as zero. */
+/* Return x, or 0 if x is subnormal. */
 static wide flushed(int type, wide x) { return fabsl(x) < smallest_normal(type) ? 0 : x; }
 
 static wide *flushed_values(int type, const array *x) {
@@ -79,7 +79,7 @@ static void bias_reference(const bias_call *c, wide *want, wide *allowed) {
             }
             wide *error = &allowed[i * s->keys + j];
             want[i * s->keys + j] = sum;
-            /* each product and each sum rounds, or is flushed */
+            /* each product and each sum is rounded or flushed */
             *error = (wide)(s->head_size + 1) * (SLACK * SUM_UNITS * unit * size + 2 * tiny);
             if (isinf(rounded(c->type, 2 * size))) *error = INFINITY; /* parts may be infinite */
         }
@@ -96,24 +96,24 @@ static int check_flushed(const bias_call *c) {
     return 1;
 }
 
-/* The whole, then a range of rows by itself: nothing else is written, and the bits are the same. */
+/* Compute all rows, then a range of rows alone: same bits, and nothing else may be written. */
 static void run_bias(const wpe_kernels *k, const bias_call *c, int64_t begin, int64_t end,
                      const wide *want, const wide *allowed, void *bits) {
     const wpe_bias_shape *s = &c->shape;
-    own_rows(&c->out, 0, s->queries);
+    expect_rows(&c->out, 0, s->queries);
     reset(&c->out);
     if (!CALL(k, relative_bias[c->type], c->out.data, c->q.data, c->packed.data, s, 0, s->queries))
         return;
     if (!compare("out", &c->out, want, allowed) || !check_flushed(c)) return;
     keep_bits(&c->out, bits);
-    own_rows(&c->out, begin, end);
+    expect_rows(&c->out, begin, end);
     reset(&c->out);
     if (!CALL(k, relative_bias[c->type], c->out.data, c->q.data, c->packed.data, s, begin, end))
         return;
     if (check_canaries("a range of rows", &c->out)) compare_bits("a range of rows", &c->out, bits);
 }
 
-/* Packs p; 0 where something went wrong. */
+/* Pack p. Return 0 if something went wrong. */
 static int pack(const wpe_kernels *k, bias_call *c) {
     const wpe_bias_shape *s = &c->shape;
     int64_t size = 0;
@@ -121,7 +121,7 @@ static int pack(const wpe_kernels *k, bias_call *c) {
     if (size < s->rows * s->head_size || size > (s->rows + 64) * s->head_size)
         return fail("packed_size is %lld", (long long)size), 0;
     c->packed = new_block(c->type, size);
-    own_rows(&c->packed, 0, size);
+    expect_rows(&c->packed, 0, size);
     if (!CALL(k, pack_table[c->type], c->packed.data, c->p.data, s->rows, s->head_size,
               c->p.stride[0], c->p.stride[1]) ||
         !check_canaries("packed", &c->packed))
@@ -136,7 +136,7 @@ static void check_relative_bias(void) {
     const int64_t n = s->queries * s->keys;
     const int64_t begin = random_int(0, s->queries), end = random_int(begin, s->queries);
     wide *want = new_wides(n), *allowed = new_wides(n);
-    char *bits = scratch((size_t)n * 8), *first = NULL;
+    char *bits = scratch((size_t)n * 8), *bits_before = NULL;
     bias_reference(&c, want, allowed);
     describe("shift %lld beyond %d, rows %lld..%lld alone, out %s q %s p %s", (long long)s->shift,
              s->beyond, (long long)begin, (long long)end, show(&c.out), show(&c.q), show(&c.p));
@@ -145,10 +145,11 @@ static void check_relative_bias(void) {
     EACH_VARIANT(k) {
         if (!pack(k, &c)) continue;
         run_bias(k, &c, begin, end, want, allowed, bits);
-        own_rows(&c.out, begin, end); /* what the last call wrote */
-        if (before && same_arithmetic(before, k)) compare_bits("the variant before", &c.out, first);
-        if (!first) first = scratch((size_t)n * 8);
-        keep_bits(&c.out, first);
+        expect_rows(&c.out, begin, end); /* what the last call wrote */
+        if (before && same_arithmetic(before, k))
+            compare_bits("the variant before", &c.out, bits_before);
+        if (!bits_before) bits_before = scratch((size_t)n * 8);
+        keep_bits(&c.out, bits_before);
         before = k;
     }
 }
@@ -193,8 +194,7 @@ static void bench_relative_bias(void) {
     }
 }
 
-/* ---- skew and unskew ---------------------------------------------------------------------------
- */
+/* ---- skew and unskew ------------------------------------------------------------------------- */
 
 typedef struct {
     int type;
@@ -247,7 +247,7 @@ static void check_skew(void) {
     }
 }
 
-/* The transpose: what skew reads from t[i][row] comes back to it. */
+/* unskew is the transpose of skew: it adds skewed[i][j] to the t[i][row] that skew reads for it. */
 static void check_unskew(void) {
     const skew_call c = random_skew(0);
     const wpe_skew_shape *s = &c.shape;

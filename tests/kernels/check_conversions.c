@@ -1,4 +1,4 @@
-/* check_conversions.c: widening and narrowing of storage types, bit by bit. */
+/* check_conversions.c: check the conversions between storage types, bit by bit. */
 #include "check.h"
 #include "frame.h"
 #include "functions.h"
@@ -10,7 +10,7 @@
 enum { COUNT = 1024, PART = 1 << 13, WAYS = 3 };
 static const char *const ways[] = {"whole vectors", "element by element", "pairs"};
 
-/* The value of 16 bits: a sign, an exponent of 5 or 8 bits, a fraction. */
+/* Return the value of a 16-bit number: a sign, an exponent of 5 or 8 bits, and a fraction. */
 static wide value_of(int type, uint16_t bits) {
     const int fraction_bits = type == WPE_F16 ? 10 : 7, exponent_bits = 15 - fraction_bits;
     const int most = (1 << exponent_bits) - 1, bias = most / 2;
@@ -34,7 +34,7 @@ static void check_widened(const char *way, const array *x, const array *out, con
     }
 }
 
-/* 16 cases hold all there are of both types. */
+/* Check all numbers of both 16-bit types: 16 cases hold them all. */
 static void check_widen(void) {
     const int type = current.number % 2 ? WPE_F16 : WPE_BF16;
     const int64_t from = current.number / 2 % 8 * PART;
@@ -59,7 +59,8 @@ static void check_widen(void) {
     }
 }
 
-/* Random; the middle between two 16-bit numbers; a neighbour of it in the wider type. */
+/* Return a random number, the middle between two 16-bit numbers, or a neighbour of that middle in
+ * the wider type. */
 static wide random_number(int type, int from) {
     const wide value = value_of(type, (uint16_t)random_bits());
     const wide middle = value + copysignl(half_ulp(type, value), value);
@@ -92,7 +93,7 @@ static void check_narrowed(const char *way, const array *x, const array *out) {
     }
 }
 
-/* NaNs whose bits rounding would carry into the exponent and the sign, and others. */
+/* Put a NaN. For some of them, adding to the bits would carry into the exponent and the sign. */
 static void put_nan(const array *x, int64_t i) {
     static const uint32_t bits32[] = {0x7fffffff, 0xffffffff, 0x7f800001, 0xff800001, 0x7fc12345};
     static const uint64_t bits64[] = {0x7fffffffffffffff, 0xffffffffffffffff, 0x7ff0000000000001,

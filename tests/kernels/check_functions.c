@@ -1,5 +1,4 @@
-/* check_functions.c: exp, tanh, sincos and max of the vector headers, judged by themselves in ulp.
- */
+/* check_functions.c: check exp, tanh, sincos and max of the vector headers alone, in ulp. */
 #include "bounds.h"
 #include "check.h"
 #include "frame.h"
@@ -24,10 +23,9 @@ const check_functions *functions_of(const wpe_kernels *k) {
     return &check_functions_portable;
 }
 
-enum { COUNT = 1024 }; /* arguments of a case */
+enum { COUNT = 1024 }; /* how many arguments a case has */
 
-/* ---- the largest error of each function
- * ---------------------------------------------------------- */
+/* ---- the largest error of each function ------------------------------------------------------ */
 
 enum { EXP_F64, EXP_F32, TANH_F64, TANH_F32, SINE, COSINE, FUNCTIONS };
 static const char *const names[] = {"exp_f64", "exp_f32", "tanh_f64", "tanh_f32", "sin", "cos"};
@@ -40,7 +38,7 @@ static struct {
 
 static wide ulps_between(int type, wide got, wide want) {
     if (got == want || (isnan(got) && isnan(want))) return 0;
-    return fabsl(got - want) / (2 * half_ulp(type, want)); /* NaN where one of them is */
+    return fabsl(got - want) / (2 * half_ulp(type, want)); /* NaN if got or want is NaN */
 }
 
 static void judge(int function, const array *x, const array *out, const wide *want) {
@@ -77,8 +75,7 @@ void print_worst_ulps(void) {
     }
 }
 
-/* ---- arguments ---------------------------------------------------------------------------------
- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static double of_bits64(uint64_t bits) {
     double x;
@@ -98,7 +95,7 @@ static uint32_t bits32(float x) {
     return bits;
 }
 
-/* An edge; a NaN has some payload, as its bits pass through shifts and sums of integers. */
+/* Return an edge case. A NaN gets random payload bits, because kernels shift and add its bits. */
 static double random_edge64(const double *edges, int count) {
     const double edge = edges[random_int(0, count - 1)];
     return isnan(edge) ? of_bits64(0x7ff8000000000000u | random_bits() >> 13) : edge;
@@ -109,14 +106,14 @@ static float random_edge32(const float *edges, int count) {
     return isnan(edge) ? of_bits32(0x7fc00000u | (uint32_t)(random_bits() >> 42)) : edge;
 }
 
-/* Neighbouring floats from a random one on, or of random bits; what is out of range becomes an
- * edge. */
+/* Fill x with consecutive floats, with random bits, or with uniform numbers. A number that is out
+ * of range is replaced by an edge case. */
 static void fill_f32(const array *x, float least, float most, const float *edges, int edge_count) {
     const uint32_t from = bits32((float)random_uniform(least, most));
-    const int dense = chance(0.5), near = chance(0.5);
+    const int dense = chance(0.5), in_range = chance(0.5);
     for (int64_t i = 0; i < COUNT; i++) {
         float value = of_bits32(dense ? from + (uint32_t)i : (uint32_t)random_bits());
-        if (!dense && near) value = (float)random_uniform(least, most);
+        if (!dense && in_range) value = (float)random_uniform(least, most);
         if (!(value >= least && value <= most)) value = random_edge32(edges, edge_count);
         put(x, i, 0, 0, value);
     }
@@ -128,7 +125,7 @@ static void fill_f64(const array *x, double least, double most, const double *ed
     for (int64_t i = 0; i < COUNT; i++) {
         double value = random_uniform(least, most);
         if (style == 1) value = of_bits64(random_bits());
-        if (style == 2) /* next to where the reduction steps */
+        if (style == 2) /* next to a step of the argument's reduction */
             value = ((double)random_int(-1030, 0) + 0.5) * M_LN2 * (1 + 1e-15 * random_normal());
         if (style == 3) value = random_uniform(-1, chance(0.5) ? 0 : 1);
         if (!(value >= least && value <= most)) value = random_edge64(edges, edge_count);
@@ -136,8 +133,7 @@ static void fill_f64(const array *x, double least, double most, const double *ed
     }
 }
 
-/* ---- functions of one argument
- * ------------------------------------------------------------------- */
+/* ---- functions of one argument --------------------------------------------------------------- */
 
 static wide *references(const array *x, wide (*exact)(wide)) {
     wide *want = new_wides(COUNT);
@@ -174,10 +170,10 @@ CHECK_ONE(tanh_f64, TANH_F64, double, WPE_F64, fill_f64, -25, 25, tanhl, 0, -0.0
 CHECK_ONE(tanh_f32, TANH_F32, float, WPE_F32, fill_f32, -22, 22, tanhl, 0, -0.0f, INFINITY,
           -INFINITY, NAN, 0.625f, -0.625f, 0x1.3ffffep-1f, 20, 20.000002f, 1e-40f, 1e38f, -1e38f)
 
-/* ---- sincos
- * -------------------------------------------------------------------------------------- */
+/* ---- sincos ---------------------------------------------------------------------------------- */
 
-/* hi + lo with |lo| at most half an ulp of hi; often next to a multiple of pi / 2. */
+/* Draw hi + lo, where |lo| is at most half an ulp of hi. Many sums lie next to a multiple of pi
+ * / 2. */
 static void random_angle(const array *hi, const array *lo, int64_t i) {
     const wide quarter = 1.57079632679489661923132169163975144L;
     wide angle = random_uniform(-1, 1) * exp2(random_uniform(-40, 31));
@@ -197,7 +193,7 @@ static void check_sincos(void) {
     wide *sine = new_wides(COUNT), *cosine = new_wides(COUNT);
     for (int64_t i = 0; i < COUNT; i++) {
         random_angle(&hi, &lo, i);
-        /* hi + lo = sum + rest exactly, and the rest is below what rounds here */
+        /* hi + lo = sum + rest exactly, and the square of rest is below the precision of `wide` */
         const wide high = get(&hi, i, 0, 0), low = get(&lo, i, 0, 0), sum = high + low;
         const wide rest = (high - sum) + low;
         sine[i] = sinl(sum) + cosl(sum) * rest;
@@ -217,8 +213,7 @@ static void check_sincos(void) {
     }
 }
 
-/* ---- max: the second one where either is NaN
- * ------------------------------------------------------ */
+/* ---- max: gives its second argument if either is NaN ----------------------------------------- */
 
 static void check_max(void) {
     const int type = chance(0.5) ? WPE_F32 : WPE_F64;
@@ -246,8 +241,7 @@ static void check_max(void) {
     }
 }
 
-/* ---- timing
- * -------------------------------------------------------------------------------------- */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
 static array bench_x, bench_out;
 

@@ -1,4 +1,4 @@
-/* check_rope.c: rope. METHODS 2 [R]. */
+/* check_rope.c: check rope. METHODS 2 [R]. */
 #include "bounds.h"
 #include "check.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 
 typedef struct {
-    int type, real; /* of x and out; of cos, sin and the arithmetic */
+    int type, real; /* the type of x and out; the compute type, also of cos and sin */
     array out, x, cos, sin;
     wpe_rope_shape shape;
 } rope_call;
@@ -19,12 +19,12 @@ static void set_strides(rope_call *c) {
     memcpy(c->shape.sin_stride, c->sin.stride, sizeof c->sin.stride);
 }
 
-/* Element `pair` of a or b of row (i, j). */
+/* Return where the first or the second element of a pair lies in its row. */
 static int64_t element_of(const wpe_rope_shape *s, int64_t pair, int second) {
     return s->interleaved ? 2 * pair + second : pair + (second ? s->pairs : 0);
 }
 
-/* want and allowed, row-major. */
+/* Compute the expected values and the allowed errors, row-major. */
 static void rope_reference(const rope_call *c, wide *want, wide *allowed) {
     const wpe_rope_shape *s = &c->shape;
     const wide unit = unit_roundoff(c->real), tiny = half_ulp(c->real, 0);
@@ -52,7 +52,7 @@ static void rope_reference(const rope_call *c, wide *want, wide *allowed) {
         }
 }
 
-/* One row by itself, dense: its bits do not depend on its place. */
+/* A row must have the same bits if it is rotated alone, in contiguous memory. */
 static void check_row_alone(const wpe_kernels *k, const rope_call *c, int64_t i, int64_t j) {
     const wpe_rope_shape *s = &c->shape;
     rope_call one = *c;

@@ -1,4 +1,4 @@
-/* check_rope_table.c: cos and sin of position * inv_freq. METHODS 2 [R]. */
+/* check_rope_table.c: check rope_table: cos and sin of position * inv_freq. METHODS 2 [R]. */
 #include "bounds.h"
 #include "check.h"
 
@@ -7,10 +7,10 @@
 typedef struct {
     wide cosine, sine;
     wide angle_error; /* absolute */
-    wide far;         /* 0, or the most that lo may be where |hi| > 2^31 */
+    wide large_lo;    /* 0, or the most that lo may be where |hi| > 2^31 */
 } turn;
 
-/* cos and sin of position * f. The product is exact: hi + lo. */
+/* Return cos and sin of position * f. The product is the exact sum hi + lo. */
 static turn turn_of(wide position, wide f) {
     const wide hi = position * f, lo = fmal(position, f, -hi);
     turn t = {cosl(hi) * cosl(lo) - sinl(hi) * sinl(lo), sinl(hi) * cosl(lo) + cosl(hi) * sinl(lo),
@@ -18,13 +18,14 @@ static turn turn_of(wide position, wide f) {
     const wide unit = unit_roundoff(WPE_F64);
     if (fabsl(position) > 0x1p31L || position != rintl(position))
         t.angle_error = ANGLE_UNITS * unit * fabsl(hi);
-    if (fabsl(hi) > 0x1p31L * (1 - unit)) t.far = half_ulp(WPE_F64, hi);
+    if (fabsl(hi) > 0x1p31L * (1 - unit)) t.large_lo = half_ulp(WPE_F64, hi);
     return t;
 }
 
 static wide allowed_of(int type, const turn *t, wide value, wide factor) {
     wide error = SINCOS_ULPS * 2 * half_ulp(WPE_F64, value);
-    if (t->far > 0) error = FAR_UNITS * unit_roundoff(WPE_F64) * (fabsl(value) + t->far);
+    if (t->large_lo > 0)
+        error = LARGE_ANGLE_UNITS * unit_roundoff(WPE_F64) * (fabsl(value) + t->large_lo);
     error = (error + t->angle_error) * fabsl(factor) * SLACK;
     if (type == WPE_F32) error += half_ulp(WPE_F64, value * factor); /* the product is a double */
     return error + half_ulp(type, fabsl(value * factor) + error);
@@ -46,7 +47,7 @@ static double random_position(int style) {
     }
 }
 
-/* A frequency; one in three puts position * f next to a multiple of pi / 2. */
+/* Return a frequency. For one in three, position * f lies next to a multiple of pi / 2. */
 static double random_frequency(double position) {
     if (position != 0 && chance(0.33)) {
         const wide quarter = 1.57079632679489661923132169163975144L;
@@ -64,7 +65,7 @@ typedef struct {
     array cosine, sine, position, inv_freq, factor;
 } table_call;
 
-/* Elements begin..end-1, from the arrays as they lie. */
+/* Call rope_table for elements begin..end-1 of the arrays. */
 static int call_on(const wpe_kernels *k, const table_call *c, int64_t begin, int64_t end) {
     const array *const inputs[] = {&c->position, &c->inv_freq, &c->factor};
     const double *from[3];
@@ -115,16 +116,16 @@ static void check_rope_table(void) {
         show(&c.inv_freq), show(&c.factor));
     const wpe_kernels *k;
     EACH_VARIANT(k) {
-        own_rows(&c.cosine, 0, c.n);
-        own_rows(&c.sine, 0, c.n);
+        expect_rows(&c.cosine, 0, c.n);
+        expect_rows(&c.sine, 0, c.n);
         reset(&c.cosine);
         reset(&c.sine);
         if (!call_on(k, &c, 0, c.n) || !compare("cos", &c.cosine, want[0], allowed[0]) ||
             !compare("sin", &c.sine, want[1], allowed[1]))
             continue;
         keep_bits(&c.cosine, bits);
-        own_rows(&c.cosine, begin, end);
-        own_rows(&c.sine, begin, end);
+        expect_rows(&c.cosine, begin, end);
+        expect_rows(&c.sine, begin, end);
         reset(&c.cosine);
         reset(&c.sine);
         if (call_on(k, &c, begin, end) && check_canaries("a part", &c.cosine) &&

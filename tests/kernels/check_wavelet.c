@@ -1,4 +1,4 @@
-/* check_wavelet.c: psi, tables of it and their gradient. METHODS 1 [W]. */
+/* check_wavelet.c: check psi, wavelet tables and their gradients. METHODS 1 [W]. */
 #include "bounds.h"
 #include "check.h"
 #include "psi_reference.h"
@@ -8,10 +8,10 @@
 
 /* ---- psi ------------------------------------------------------------------------------------- */
 
-/* t - shift, rounded once to the type. */
+/* Return t - shift, rounded once to the type. */
 static double difference(int type, wide t, wide shift) {
     if (type == WPE_F64) return (double)t - (double)shift;
-    return (double)rounded(type, t - shift); /* exact before: few bits */
+    return (double)rounded(type, t - shift); /* the difference of so few bits is exact */
 }
 
 typedef struct {
@@ -20,7 +20,7 @@ typedef struct {
     array out, t, scale, shift;
 } psi_call;
 
-/* Multiples of the scale's order, jumps of haar, zeros of ricker, and far tails. */
+/* Fill t with positions inside the wavelet, at haar's jumps, at ricker's zeros, and in tails. */
 static void fill_positions(const psi_call *c, int special) {
     static const double places[] = {0, -0.5, -1, 1, 0.5, 38, -38, 37.7, 26.6, 3e5, 1e12};
     for (int64_t i = 0; i < c->n; i++) {
@@ -37,7 +37,7 @@ static void fill_positions(const psi_call *c, int special) {
     if (special) fill_special(&c->t, 0.1);
 }
 
-/* Elements begin..end-1, from the arrays as they lie. */
+/* Call psi for elements begin..end-1 of the arrays. */
 static int call_psi_on(const wpe_kernels *k, const psi_call *c, int64_t begin, int64_t end) {
     return CALL(k, psi[c->type], c->kind, at(&c->out, begin, 0, 0), at(&c->t, begin, 0, 0),
                 at(&c->scale, begin, 0, 0), at(&c->shift, begin, 0, 0), end - begin,
@@ -49,13 +49,13 @@ static void run_psi(const psi_call *c, const array *kept, const wide *want, cons
     char *bits = scratch((size_t)c->n * 8);
     const wpe_kernels *k;
     EACH_VARIANT(k) {
-        own_rows(&c->out, 0, c->n);
+        expect_rows(&c->out, 0, c->n);
         reset(&c->out);
         if (kept) copy_array(&c->out, kept);
         if (!call_psi_on(k, c, 0, c->n) || !compare("out", &c->out, want, allowed) || kept)
             continue;
         keep_bits(&c->out, bits);
-        own_rows(&c->out, begin, end);
+        expect_rows(&c->out, begin, end);
         reset(&c->out);
         if (call_psi_on(k, c, begin, end) && check_canaries("a part", &c->out))
             compare_bits("a part", &c->out, bits);
@@ -66,7 +66,7 @@ static void check_psi(void) {
     static const int types[] = {WPE_F16, WPE_F32, WPE_F64};
     psi_call c = {.kind = (int)random_int(0, WPE_KINDS - 1), .type = types[random_int(0, 2)]};
     c.n = random_size(0, 400);
-    const int special = chance(0.3), in_place = (int)random_int(0, 11); /* of 0, 1, 2 */
+    const int special = chance(0.3), in_place = (int)random_int(0, 11); /* out is input 0, 1, 2 */
     c.out = new_output(c.type, c.n, 1, 1);
     c.t = new_input(c.type, c.n, 1, 1);
     c.scale = new_input(c.type, c.n, 1, 1);
@@ -84,7 +84,7 @@ static void check_psi(void) {
     const int step_type = c.type == WPE_F64 ? WPE_F64 : WPE_F32;
     for (int64_t i = 0; i < c.n; i++) {
         const double d = difference(c.type, get(&c.t, i, 0, 0), get(&c.shift, i, 0, 0));
-        const judged psi = psi_of(c.kind, d, (double)get(&c.scale, i, 0, 0), step_type);
+        const bounded_value psi = psi_of(c.kind, d, (double)get(&c.scale, i, 0, 0), step_type);
         want[i] = psi.value;
         allowed[i] = psi.error + half_ulp(c.type, fabsl(psi.value) + psi.error);
         if (c.kind == WPE_HAAR) allowed[i] = 0;
@@ -126,8 +126,7 @@ static void bench_psi(void) {
         }
 }
 
-/* ---- tables and their gradient -----------------------------------------------------------------
- */
+/* ---- tables and their gradients -------------------------------------------------------------- */
 
 typedef struct {
     int kind, sign, type;
@@ -152,11 +151,12 @@ static table_call random_table(int type, int special) {
                                   c.offsets.stride[0],
                                   c.scale.stride[0],
                                   c.shift.stride[0]};
-    const int64_t first = chance(0.8) ? random_int(-50, 50) : random_int(-(1LL << 53), 1LL << 53);
-    const int in_order = chance(0.7), far = chance(0.3);
+    const int64_t first_offset =
+        chance(0.8) ? random_int(-50, 50) : random_int(-(1LL << 53), 1LL << 53);
+    const int in_order = chance(0.7), has_large = chance(0.3);
     for (int64_t i = 0; i < count_of(&c.offsets); i++) {
-        int64_t offset = in_order ? first + i : random_int(-500, 500);
-        if (far && chance(0.05)) offset = random_int(-(1LL << 53), 1LL << 53);
+        int64_t offset = in_order ? first_offset + i : random_int(-500, 500);
+        if (has_large && chance(0.05)) offset = random_int(-(1LL << 53), 1LL << 53);
         if (offset > 1LL << 53) offset = 1LL << 53;
         put(&c.offsets, i, 0, 0, offset);
     }
@@ -182,7 +182,7 @@ static void describe_table(const table_call *c, const char *out) {
              show(&c->out), show(&c->offsets), show(&c->scale), show(&c->shift));
 }
 
-/* The table from (row, col) on, by itself: the same bits. */
+/* The part of the table from (row, col) on must have the same bits if it is computed alone. */
 static void check_corner(const wpe_kernels *k, const table_call *c, int64_t row, int64_t col) {
     wpe_wavelet_shape s = c->shape;
     s.rows -= row;
@@ -208,7 +208,7 @@ static void check_wavelet_table(void) {
     wide *want = new_wides(n), *allowed = new_wides(n);
     for (int64_t e = 0; e < n; e++) {
         const double scale = (double)get(&c.scale, e % s->cols, 0, 0);
-        const judged psi =
+        const bounded_value psi =
             psi_of(c.kind, distance_of(&c, e / s->cols, e % s->cols), scale, WPE_F64);
         want[e] = psi.value;
         allowed[e] = psi.error + half_ulp(c.type, fabsl(psi.value) + psi.error);
@@ -226,15 +226,16 @@ static void check_wavelet_table(void) {
     }
 }
 
-/* Sums over rows, in order: of the derivatives' errors, and of a rounding for each row and one. */
-static void gradient_reference(const table_call *c, int64_t col, judged sums[2]) {
+/* Sum the gradients of a column over the rows, in order. The bound is the sum of the derivatives'
+ * errors, and a rounding for each row and one more. */
+static void gradient_reference(const table_call *c, int64_t col, bounded_value sums[2]) {
     const wide unit = unit_roundoff(WPE_F64), tiny = half_ulp(WPE_F64, 0);
     const double scale = (double)get(&c->scale, col, 0, 0);
     wide sizes[2] = {0, 0};
-    sums[0] = sums[1] = (judged){0, 0};
+    sums[0] = sums[1] = (bounded_value){0, 0};
     for (int64_t row = 0; row < c->shape.rows; row++) {
         const wide grad = get(&c->out, row, col, 0);
-        judged by[2];
+        bounded_value by[2];
         psi_gradient_of(c->kind, distance_of(c, row, col), scale, &by[0], &by[1]);
         for (int p = 0; p < 2; p++) {
             sums[p].value += grad * by[p].value;
@@ -250,14 +251,14 @@ static void gradient_reference(const table_call *c, int64_t col, judged sums[2])
 static void check_wavelet_backward(void) {
     const table_call c = random_table(WPE_F64, chance(0.3));
     const wpe_wavelet_shape *s = &c.shape;
-    fill_normal(&c.out, 1); /* the table's gradient: an input here */
+    fill_normal(&c.out, 1); /* here it is an input: the gradient of the table */
     seal(&c.out);
     const array grad_scale = new_dense(WPE_F64, s->cols, 1, 1);
     const array grad_shift = new_dense(WPE_F64, s->cols, 1, 1);
     wide *want[2] = {new_wides(s->cols), new_wides(s->cols)};
     wide *allowed[2] = {new_wides(s->cols), new_wides(s->cols)};
     for (int64_t col = 0; col < s->cols; col++) {
-        judged sums[2];
+        bounded_value sums[2];
         gradient_reference(&c, col, sums);
         for (int p = 0; p < 2; p++) {
             want[p][col] = sums[p].value;

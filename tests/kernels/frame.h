@@ -1,4 +1,4 @@
-/* frame.h: what the files of the frame share, and the checks do not use. */
+/* frame.h: the functions that the checker's own files share. Checks do not use them. */
 #ifndef WAVEPE_FRAME_H
 #define WAVEPE_FRAME_H
 
@@ -6,59 +6,60 @@
 
 void seed_random(uint64_t seed);
 
-/* Whether all arrays of this case are dense: the fastest ways want all strides to be 1. */
+/* Draw whether all arrays of this case are dense. Without such cases the fastest code paths, which
+ * need strides of 1, would hardly ever run. */
 void draw_layouts(void);
 
-/* Takes back all memory of a case. */
+/* Free all memory of a case. */
 void end_case(void);
 
-/* Whether an element must be written, as own_rows said. */
-int is_owned(const array *x, int64_t i, int64_t j, int64_t k);
+/* Return whether a kernel must write this element (see expect_rows). */
+int must_be_written(const array *x, int64_t i, int64_t j, int64_t k);
 
-/* Where an address lies beside the arrays of this case, in words. */
-const char *place_of(const void *address);
+/* Return a text that says where an address lies, relative to the arrays of this case. */
+const char *describe_address(const void *address);
 
-/* ---- call.c ------------------------------------------------------------------------------------
- */
+/* ---- call.c ---------------------------------------------------------------------------------- */
 
-/* Catches what kernels raise from now on. */
+/* From now on catch the signals that kernels raise. */
 void catch_signals(void);
 
-/* Rounding and the treatment of subnormals, which a kernel must leave as they were. */
+/* The processor's modes of rounding and of subnormals. A kernel must not change them. */
 uint64_t processor_modes(void);
 void set_processor_modes(uint64_t modes);
 #if defined(__x86_64__)
-#define MODE_BIT 0x8000u /* results that are subnormal become 0 */
+#define MODE_BIT 0x8000u /* subnormal results become 0 */
 #else
 #define MODE_BIT (1u << 24)
 #endif
 
-/* ---- report.c: variants, counts, failures -----------------------------------------------------
- */
+/* ---- report.c: variants, counts, failures ---------------------------------------------------- */
 
 enum { MOST_VARIANTS = 8 };
 
 typedef struct {
-    const kernel_check *check; /* what runs */
+    const kernel_check *check;
     uint64_t seed;
     int64_t number;
 } check_case;
 extern check_case current;
 extern const char *program_name;
 
-int list_variants(const char *only); /* NULL: all; returns how many */
+/* List the variants to check: the named one, or all for NULL. Return how many there are. */
+int list_variants(const char *only);
 const char *current_variant(void);
 int variant_index(void);
 int failures(void);
-void hush(int quiet); /* counts failures without a word */
+/* Reset the count of failures. quiet: count failures, but do not print them. */
+void set_quiet(int quiet);
 void count_call(ptrdiff_t entry);
-/* Prints calls per kernel and variant. With `all`, entries that were never called are failures. */
+/* Print the calls per kernel and variant. With `all`, an entry without a call is a failure. */
 void print_counts(int all);
 
-/* self_test.c: whether the checker misses a planted fault. */
+/* self_test.c: check that the checker finds planted faults. Return 0 if it finds all. */
 int self_test(void);
 
-/* check_functions.c: prints the largest errors found. */
+/* check_functions.c: print the largest error of each function. */
 void print_worst_ulps(void);
 
 #endif

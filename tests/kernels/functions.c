@@ -1,4 +1,4 @@
-/* functions.c: the functions inside the kernels, as functions of arrays, of one VARIANT. */
+/* functions.c: the functions inside the kernels of one VARIANT, as functions of arrays. */
 #include "functions.h"
 #include "kernels/simd_math.h"
 
@@ -33,7 +33,8 @@ static void array_sincos(double *sine, double *cosine, const double *hi, const d
     }
 }
 
-/* full: whole vectors; rest: one element, as tails and strides; pairs: even and odd ones apart. */
+/* full: whole vectors; rest: one by one, as with strides and tails; pairs: even and odd elements
+ * apart. */
 #define CONVERSIONS(type)                                                       \
     static void widen_full_##type(float *out, const uint16_t *x, int64_t n) {   \
         for (int64_t i = 0; i < n; i += F32_LANES)                              \

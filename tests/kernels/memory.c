@@ -1,4 +1,5 @@
-/* memory.c: arrays between pages that cannot be touched, with a pattern in every hole. */
+/* memory.c: arrays between guard pages, which cannot be read or written, with a pattern in every
+ * hole. */
 #include "check.h"
 #include "frame.h"
 
@@ -8,16 +9,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A NaN in every storage type, and not the one that processors make. */
+/* PATTERN repeated is a NaN in every storage type, but not the NaN that processors produce. */
 enum { PATTERN = 0x7ff5, GUARD = 1 << 16 };
 
 struct memory {
-    char *map; /* what may be touched: map_bytes, guards around it */
+    char *map; /* the memory between the guards: map_bytes */
     size_t map_bytes;
-    char *begin; /* what the kernel may use: elements of `size` bytes */
+    char *begin; /* the part that the kernel may use: `elements` elements of `size` bytes */
     int64_t elements;
     size_t size;
-    uint8_t *owned; /* per element: whether it must be written; NULL: any may be */
+    uint8_t *must_write; /* for each element: whether it must be written; NULL: all may be */
     int sealed;
     struct memory *next;
 };
@@ -48,7 +49,8 @@ static struct memory *map_pages(size_t bytes) {
     return made;
 }
 
-/* By copies of what is filled: workspaces are half a megabyte, and filled before every call. */
+/* Fill the memory by copies of the part that is already filled. Speed matters: a workspace has half
+ * a megabyte and is filled before every call. */
 static void fill_pattern(struct memory *m) {
     uint16_t *to = (uint16_t *)m->map;
     size_t filled = 1024;
@@ -59,13 +61,14 @@ static void fill_pattern(struct memory *m) {
     }
 }
 
-/* Against the guard behind it, or the one before it; `align` may leave a gap before the first. */
+/* Return memory that ends at the guard behind it, or begins at the guard before it. With `align`
+ * there may be a gap before the guard behind it. */
 static struct memory *take_memory(int64_t elements, size_t size, size_t align) {
     const size_t bytes = (size_t)elements * size;
     struct memory *m = map_pages(bytes + align);
     m->elements = elements;
     m->size = size;
-    m->owned = NULL;
+    m->must_write = NULL;
     size_t offset = chance(0.7) ? (m->map_bytes - bytes) / align * align : 0;
     m->begin = m->map + offset;
     m->next = in_use;
@@ -124,7 +127,7 @@ static void random_strides(array *x, int is_input) {
     for (int i = 0; i < 3; i++) {
         const int64_t size = x->shape[order[i]];
         int64_t *stride = &x->stride[order[i]];
-        if (size < 2 && chance(0.5)) { /* never stepped over: it may be anything */
+        if (size < 2 && chance(0.5)) { /* no second element: the stride may be anything */
             *stride = random_int(-3, 9);
             continue;
         }
@@ -163,13 +166,13 @@ array new_input(int type, int64_t size0, int64_t size1, int64_t size2) {
 
 array new_output(int type, int64_t size0, int64_t size1, int64_t size2) {
     array x = make_array(type, size0, size1, size2, 0, 0);
-    own_rows(&x, 0, size0);
+    expect_rows(&x, 0, size0);
     return x;
 }
 
 array new_dense(int type, int64_t size0, int64_t size1, int64_t size2) {
     array x = make_array(type, size0, size1, size2, 0, 1);
-    own_rows(&x, 0, size0);
+    expect_rows(&x, 0, size0);
     return x;
 }
 
@@ -180,15 +183,15 @@ array new_block(int type, int64_t elements) {
     return x;
 }
 
-void own_rows(const array *x, int64_t begin, int64_t end) {
+void expect_rows(const array *x, int64_t begin, int64_t end) {
     struct memory *m = x->memory;
-    if (!m->owned) m->owned = scratch((size_t)m->elements + 1);
-    memset(m->owned, 0, (size_t)m->elements + 1);
+    if (!m->must_write) m->must_write = scratch((size_t)m->elements + 1);
+    memset(m->must_write, 0, (size_t)m->elements + 1);
     if (!count_of(x)) return;
     for (int64_t i = begin; i < end; i++)
         for (int64_t j = 0; j < x->shape[1]; j++)
             for (int64_t k = 0; k < x->shape[2]; k++)
-                m->owned[((char *)at(x, i, j, k) - m->begin) / (int64_t)m->size] = 1;
+                m->must_write[((char *)at(x, i, j, k) - m->begin) / (int64_t)m->size] = 1;
 }
 
 void seal(const array *x) {
@@ -198,9 +201,9 @@ void seal(const array *x) {
 
 void reset(const array *x) { fill_pattern(x->memory); }
 
-int is_owned(const array *x, int64_t i, int64_t j, int64_t k) {
+int must_be_written(const array *x, int64_t i, int64_t j, int64_t k) {
     const struct memory *m = x->memory;
-    return !m->owned || m->owned[((char *)at(x, i, j, k) - m->begin) / (int64_t)m->size];
+    return !m->must_write || m->must_write[((char *)at(x, i, j, k) - m->begin) / (int64_t)m->size];
 }
 
 /* ---- canaries -------------------------------------------------------------------------------- */
@@ -210,13 +213,13 @@ static int is_pattern(const char *from, size_t bytes) {
         const int low = ((uintptr_t)(from + i) & 1) == 0; /* little endian */
         if ((uint8_t)from[i] != (uint8_t)(low ? PATTERN & 0xff : PATTERN >> 8)) return 0;
     }
-    return bytes <= 2 || !memcmp(from, from + 2, bytes - 2); /* it repeats */
+    return bytes <= 2 || !memcmp(from, from + 2, bytes - 2); /* the pattern repeats */
 }
 
 static int gap_is_clean(const char *what, const char *side, const char *from, const char *to) {
     if (is_pattern(from, (size_t)(to - from))) return 1;
     while (is_pattern(from, 1)) from++;
-    fail("%s: memory %s it was written, %lld bytes from the end of that gap", what, side,
+    fail("%s: memory %s the array was written, %lld bytes from the end of that gap", what, side,
          (long long)(to - from));
     return 0;
 }
@@ -226,28 +229,29 @@ int check_canaries(const char *what, const array *x) {
     const char *end = m->begin + m->elements * (int64_t)m->size;
     if (!gap_is_clean(what, "before", m->map, m->begin)) return 0;
     if (!gap_is_clean(what, "behind", end, m->map + m->map_bytes)) return 0;
-    for (int64_t i = 0; m->owned && i < m->elements; i++) {
-        if (is_pattern(m->begin + i * (int64_t)m->size, m->size) != m->owned[i]) continue;
+    for (int64_t i = 0; m->must_write && i < m->elements; i++) {
+        if (is_pattern(m->begin + i * (int64_t)m->size, m->size) != m->must_write[i]) continue;
         const long long from_data = i - ((char *)x->data - m->begin) / (int64_t)m->size;
-        fail(m->owned[i] ? "%s: element %+lld was not written, or computed from memory that was not"
-                         : "%s: element %+lld was written, which is no part of it",
+        fail(m->must_write[i]
+                 ? "%s: element %+lld was not written, or depends on memory that was not"
+                 : "%s: element %+lld was written, but should not be",
              what, from_data);
         return 0;
     }
     return 1;
 }
 
-const char *place_of(const void *address) {
+const char *describe_address(const void *address) {
     static char text[200];
     const char *p = address;
     for (const struct memory *m = in_use; m; m = m->next) {
         const char *end = m->begin + m->elements * (int64_t)m->size;
         if (p < m->map - GUARD || p >= m->map + m->map_bytes + GUARD) continue;
         snprintf(text, sizeof text,
-                 "%+lld bytes from the begin, %+lld from the end of %lld x %zu%s",
+                 "%+lld bytes from the start, %+lld from the end of an array of %lld x %zu bytes%s",
                  (long long)(p - m->begin), (long long)(p - end), (long long)m->elements, m->size,
-                 m->sealed ? " that cannot be written" : "");
+                 m->sealed ? ", which is read-only" : "");
         return text;
     }
-    return "next to no array";
+    return "close to no array of this case";
 }

@@ -1,4 +1,4 @@
-/* numbers.c: random draws, and rounding to the storage types. */
+/* numbers.c: random numbers, and rounding to the storage types. */
 #include "check.h"
 #include "frame.h"
 
@@ -26,7 +26,7 @@ int64_t random_int(int64_t least, int64_t most) {
     return (int64_t)((uint64_t)least + (span ? random_bits() % span : random_bits()));
 }
 
-/* A sum of four uniform numbers, of variance 1; the last term gives it all 53 bits. */
+/* Return a sum of four uniform numbers, with variance 1. The last term fills all 53 bits. */
 double random_normal(void) {
     uint64_t bits = random_bits();
     double sum = -131070;
@@ -50,13 +50,12 @@ int64_t random_size(int64_t least, int64_t most) {
 
 int64_t random_empty(int64_t size) { return chance(0.5) ? 1LL << 40 : size; }
 
-/* ---- types: significant bits, and the exponent of the smallest normal number ------------------
- */
+/* ---- types ----------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     size_t size;
-    int bits, least_exponent;
+    int bits, least_exponent; /* significant bits; exponent of the smallest normal number */
     wide largest;
 } types[CHECK_TYPES] = {
     [WPE_F16] = {"f16", 2, 11, -14, 65504},
@@ -70,6 +69,7 @@ static const struct {
 const char *type_name(int type) { return types[type].name; }
 size_t type_size(int type) { return types[type].size; }
 
+/* Return the distance between neighbouring numbers of the type at magnitude x. */
 static wide spacing(int type, wide x) {
     int exponent = types[type].least_exponent;
     if (isfinite(x) && x != 0) {

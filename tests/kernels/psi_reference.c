@@ -1,27 +1,27 @@
-/* psi_reference.c: the mother wavelets and their derivatives, with bounds of the first order.
+/* psi_reference.c: the mother wavelets and their derivatives, with first-order bounds.
  *
- * With a relative error of one unit in u, psi is off by |u psi'(u)|; each rounding of a factor adds
- * a unit of the value, and one of the exponent x of exp(x) adds |x| units. */
+ * A relative error of one unit in u changes psi by |u psi'(u)| units. Each rounded factor adds one
+ * unit of the value. A rounding of the exponent x of exp(x) adds |x| units. */
 #include "bounds.h"
 #include "psi_reference.h"
 
 #include <math.h>
 
-/* What exp_f64 drops may be missing: -x is the exponent. */
+/* Return whether exp_f64 may give 0 for exp(-x). */
 static int may_be_dropped(wide x) { return x > -EXP_F64_LEAST * (1 - 1e-12L); }
 
-static judged bell_error(wide value, wide units, int dropped) {
+static bounded_value bell_error(wide value, wide units, int dropped) {
     const wide unit = unit_roundoff(WPE_F64) * SLACK;
-    return (judged){value, dropped ? fabsl(value) + unit * units : unit * units};
+    return (bounded_value){value, dropped ? fabsl(value) + unit * units : unit * units};
 }
 
 static wide step(wide u) { return u >= -1 && u < -0.5L ? -1 : u >= -0.5L && u < 0 ? 1 : 0; }
 
-judged psi_of(int kind, double distance, double scale, int step_type) {
-    if (isnan(distance) || isnan(scale) || scale == 0) return (judged){NAN, 0};
+bounded_value psi_of(int kind, double distance, double scale, int step_type) {
+    if (isnan(distance) || isnan(scale) || scale == 0) return (bounded_value){NAN, 0};
     const wide u = (wide)distance / scale, square = u * u;
-    if (isnan(u)) return (judged){NAN, 0};
-    if (isinf(u)) return (judged){0, 0};
+    if (isnan(u)) return (bounded_value){NAN, 0};
+    if (isinf(u)) return (bounded_value){0, 0};
     wide bell, cosine;
     switch (kind) {
         case WPE_RICKER: /* (1 - u) (1 + u) exp(-u^2 / 2): two sums, two products, exp */
@@ -33,24 +33,25 @@ judged psi_of(int kind, double distance, double scale, int step_type) {
         case WPE_GAUSSIAN:
             bell = expl(-square);
             return bell_error(bell, bell * (3 * square + EXP_UNITS), may_be_dropped(square));
-        case WPE_MORLET: /* not scaled: the cosine of the distance; one product */
+        case WPE_MORLET: /* the cosine is that of the distance, without scale; one product */
             bell = expl(-square);
             cosine = cosl(distance);
             return bell_error(bell * cosine,
                               bell * fabsl(cosine) * (3 * square + EXP_UNITS + SINCOS_UNITS + 1),
                               may_be_dropped(square));
-        default: /* a step: exact, for u rounded */
-            return (judged){
+        default: /* haar: exact for the rounded u */
+            return (bounded_value){
                 step(step_type == WPE_F64 ? (wide)(distance / scale) : rounded(step_type, u)), 0};
     }
 }
 
-void psi_gradient_of(int kind, double distance, double scale, judged *by_scale, judged *by_shift) {
+void psi_gradient_of(int kind, double distance, double scale, bounded_value *by_scale,
+                     bounded_value *by_shift) {
     const wide u = (wide)distance / scale, square = u * u, size = fabsl(u);
-    *by_scale = *by_shift = (judged){isnan(u) && kind != WPE_HAAR ? NAN : 0, 0};
-    if (!isfinite(u)) return; /* tails are flat, whatever the scale is */
+    *by_scale = *by_shift = (bounded_value){isnan(u) && kind != WPE_HAAR ? NAN : 0, 0};
+    if (!isfinite(u)) return; /* in the tails the gradient is 0, whatever the scale is */
     wide bell = expl(kind == WPE_RICKER ? -square / 2 : -square), cosine = 1, sine = 0;
-    judged by_u = {0, 0}, by_distance = {0, 0};
+    bounded_value by_u = {0, 0}, by_distance = {0, 0};
     const int dropped = may_be_dropped(kind == WPE_RICKER ? square / 2 : square);
     const wide units = 2 + EXP_UNITS; /* two products and exp */
     switch (kind) {

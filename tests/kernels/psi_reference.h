@@ -1,4 +1,5 @@
-/* psi_reference.h: the mother wavelets of METHODS 1 [W], and what double arithmetic may be off. */
+/* psi_reference.h: the mother wavelets of METHODS 1 [W], and bounds of the errors of double
+ * arithmetic. */
 #ifndef WAVEPE_PSI_REFERENCE_H
 #define WAVEPE_PSI_REFERENCE_H
 
@@ -6,15 +7,18 @@
 
 typedef struct {
     wide value, error;
-} judged;
+} bounded_value;
 
-/* psi(distance / scale). step_type: what haar, which jumps, rounds the quotient to. */
-judged psi_of(int kind, double distance, double scale, int step_type);
+/* Return psi(distance / scale). step_type is the type to which haar, which jumps, rounds the
+ * quotient. */
+bounded_value psi_of(int kind, double distance, double scale, int step_type);
 
-/* Its partial derivatives by scale and by shift, where distance is t - shift. */
-void psi_gradient_of(int kind, double distance, double scale, judged *by_scale, judged *by_shift);
+/* Compute the partial derivatives of psi by scale and by shift, where distance = t - shift. */
+void psi_gradient_of(int kind, double distance, double scale, bounded_value *by_scale,
+                     bounded_value *by_shift);
 
-/* A random scale: powers of two, others, and for `special` 0, infinite, negative, tiny and huge. */
+/* Return a random scale: a power of two or another number. With `special` also 0, infinite, NaN,
+ * negative, tiny and huge numbers. */
 double random_scale(int special);
 
 #endif

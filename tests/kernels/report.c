@@ -1,4 +1,4 @@
-/* report.c: the variants, what was called in each, and what failed. */
+/* report.c: the variants, the calls of each kernel, and the failures. */
 #include "check.h"
 #include "frame.h"
 
@@ -24,7 +24,7 @@ static int count, taken;
 int list_variants(const char *only) {
     for (int i = 0; i < KNOWN; i++) {
         if (wpe_use_variant(known[i])) {
-            if (!only) printf("not run: %s, which this CPU or this build lacks\n", known[i]);
+            if (!only) printf("not run: %s (this CPU or this build does not have it)\n", known[i]);
             continue;
         }
         if (!only || !strcmp(only, known[i])) variants[count++] = wpe_current(wpe_get_dispatch());
@@ -47,10 +47,10 @@ int same_arithmetic(const wpe_kernels *a, const wpe_kernels *b) {
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static char description[2000];
-static int failed, hushed;
+static int failed, is_quiet;
 
-void hush(int quiet) {
-    hushed = quiet;
+void set_quiet(int quiet) {
+    is_quiet = quiet;
     failed = 0;
 }
 
@@ -64,7 +64,7 @@ void describe(const char *format, ...) {
 void fail(const char *format, ...) {
     va_list arguments;
     failed++;
-    if (hushed) return;
+    if (is_quiet) return;
     va_start(arguments, format);
     printf("FAIL %s %s: ", current.check ? current.check->name : "", current_variant());
     vprintf(format, arguments);
@@ -90,7 +90,7 @@ static int64_t calls[MOST_VARIANTS][ENTRIES];
 static const struct {
     const char *name;
     size_t first;
-    int count; /* of pointers, one per type */
+    int count; /* how many pointers: one per type */
 } members[] = {
     MEMBER(psi, WPE_DTYPES),
     MEMBER(wavelet_table, WPE_DTYPES),
@@ -126,7 +126,7 @@ static void print_name(size_t entry) {
     printf("pointer %zu of wpe_kernels, which report.c does not name,", entry);
 }
 
-/* Pointers of the table that no check has called. */
+/* Report the pointers of the table that no check has called. */
 static void report_never_called(void) {
     for (size_t entry = 1; entry < ENTRIES; entry++) {
         int missing = 0;

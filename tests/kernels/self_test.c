@@ -1,4 +1,4 @@
-/* self_test.c: faults that the checker must find, planted in a function of strided arrays. */
+/* self_test.c: check the checker: it must find the faults that are planted in a small function. */
 #include "check.h"
 #include "frame.h"
 
@@ -45,7 +45,7 @@ static void writes_its_input(float *out, const float *x, int64_t n, int64_t o, i
     *(float *)x = 0;
 }
 
-/* Memory lies against one of its guards: the other one may be some pages away. */
+/* The memory lies at one of its guards only. The other one may be some pages away. */
 static void reads_outside(float *out, const float *x, int64_t n, int64_t o, int64_t s) {
     const float *end = s > 0 ? x + (n - 1) * s + 1 : x + 1, *begin = s > 0 ? x : x + (n - 1) * s;
     no_fault(out, x, n, o, s);
@@ -78,11 +78,11 @@ static const struct {
     {"a write to an input", writes_its_input},
     {"a read past an input", reads_outside},
     {"an abort", aborts},
-    {"modes that are not put back", leaves_modes},
+    {"modes that are not restored", leaves_modes},
 };
 
-/* Whether nothing was reported. */
-static int is_found_right(fault *function) {
+/* Run one case, and return whether the checker reported nothing. */
+static int passes(fault *function) {
     const int64_t n = random_size(2, 200);
     const array x = new_input(WPE_F32, n, 1, 1), out = new_output(WPE_F32, n, 1, 1);
     wide *want = new_wides(n);
@@ -99,16 +99,16 @@ static int is_found_right(fault *function) {
 int self_test(void) {
     enum { CASES = 200, FAULTS = sizeof faults / sizeof *faults };
     int bad = 0;
-    hush(1);
-    for (int i = 0; i < CASES; i++) bad += !is_found_right(no_fault);
+    set_quiet(1);
+    for (int i = 0; i < CASES; i++) bad += !passes(no_fault);
     if (bad) printf("FAIL %d of %d calls without a fault were reported\n", bad, CASES);
     for (int f = 0; f < FAULTS; f++) {
         int missed = 0;
-        for (int i = 0; i < CASES; i++) missed += is_found_right(faults[f].function);
+        for (int i = 0; i < CASES; i++) missed += passes(faults[f].function);
         if (missed) printf("FAIL %s: missed in %d of %d calls\n", faults[f].name, missed, CASES);
         bad += missed;
     }
-    hush(0);
+    set_quiet(0);
     printf("self-test: %d faults planted in %d calls each, %s\n", FAULTS, CASES,
            bad ? "NOT all found" : "all found");
     return bad != 0;
