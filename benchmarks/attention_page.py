@@ -195,7 +195,7 @@ def others(by_threads: dict[int, Rows]) -> str:
         theirs = [name for name in row["ratios"] if name not in ("sdpa", "plain")]
         cells.append(", ".join(f"{Rows.times(row, name)} {name}" for name in theirs))
         lines.append(cells)
-    heads = ["", "time", "/ PyTorch, plain", "/ plain kernel", "others, times as long"]
+    heads = ["", "time", "/ PyTorch, no positions", "/ wavepe, no positions", "other ways / wavepe"]
     return markdown(heads, lines)
 
 
