@@ -179,7 +179,7 @@ def test_the_pages_are_written_and_checked(repository, run, capsys):
     for table in (hf_models.time_table, hf_models.memory_table, hf_models.fused_table):
         assert table(run) in speed
     unwrapped = " ".join(speed.split())
-    for words in ("1 layers of 128, 2 heads", "one thread", f"torch {torch.__version__}"):
+    for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
         assert unwrapped.count(words) == 3
     kept = json.loads((ROOT / hf_page.SWAP).read_text())
     for each in kept["runs"]:
