@@ -1,9 +1,11 @@
-"""Several trainings at a time, each in a process of its own.
+"""Several trainings at a time, each in a worker: a process of its own.
 
-A worker takes the numbers of models, one at a time, and answers with lines of JSON: what it would
-have told its listener, the results of rows, and how it ended. It belongs to a process group of its
-own: Ctrl-C reaches this process alone, which asks each worker once to save and stop. A worker whose
-parent is gone ends by itself, and holds the folder's lock until then.
+This process sends a worker the number of a model. The worker answers with lines of JSON: the calls
+of its listener, the results of rows, and how it ended. Then it gets the next model.
+
+Each worker has its own process group, so Ctrl-C reaches this process alone. This process then asks
+each worker to save its state and to stop. A worker holds the lock of the folder as long as it
+lives. When this process is killed, the workers' stdin ends: they save after the step and stop.
 """
 
 from __future__ import annotations
