@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the model with this base of its rotary embedding")  # fmt: skip
     add("--form", choices=tuple(_FORMS), help="what is hidden: "
         + "; ".join(f"{name}, {text}" for name, text in _FORMS.items())
-        + " (default: pairs for a model of bytes, else sentence)")  # fmt: skip
+        + " (default: statement for a model of compare --task needle, pairs for other models of "
+        "bytes, else sentence)")  # fmt: skip
     add("--trials", type=int, default=10, metavar="N",
         help="facts at each length and depth (%(default)s)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of the facts (%(default)s)")
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
     with models.opened(args, args.model) as loaded:
         lengths = lengths or loaded.default_lengths()
-        form = args.form or ("pairs" if loaded.tokenizer is None else "sentence")
+        form = args.form or _default_form(loaded.tokenizer, loaded.comparison)
         if args.theta is not None:
             loaded.set_theta(args.theta)
 
@@ -91,6 +93,13 @@ def run(args: argparse.Namespace) -> int:
 
     outputs.write(args, figures, draw)
     return 0
+
+
+def _default_form(tokenizer: Any, comparison: dict[str, Any] | None) -> str:
+    """Choose what to hide: a model of `wavepe compare --task needle` gets what it was trained on."""
+    if comparison is not None and comparison.get("task") == "needle":
+        return "statement"
+    return "pairs" if tokenizer is None else "sentence"
 
 
 def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:
