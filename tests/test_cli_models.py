@@ -381,6 +381,12 @@ def test_bad_options(capsys, place, argv, words):
     assert re.search(words, err), err
 
 
+def test_the_model_comes_before_options_of_several_values(capsys, place):
+    code, _, err = run(capsys, "perplexity", "--lengths", 8, 16, place / "stock")
+    assert code == 2
+    assert "MODEL; write it before options that take several values (--lengths)" in err
+
+
 def test_what_a_model_cannot_do_is_one_line(capsys, place):
     wavelet, data = checkpoint(place, "wavelet"), ("--data", place / "words.txt")
     assert "is not rotary" in refused(capsys, "bands", wavelet, *data, code=1)

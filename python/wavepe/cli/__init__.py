@@ -65,12 +65,16 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong arguments end as one line."""
+    """A parser that reports wrong arguments in one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
+        greedy = [action.option_strings[0] for action in self._actions if action.nargs in ("+", "*")
+                  and action.option_strings]  # fmt: skip
+        if "arguments are required" in message and greedy:
+            message += f"; write it before options that take several values ({', '.join(greedy)})"
         raise UsageError(f"{message} ({self.prog} --help)")
 
 
