@@ -61,7 +61,7 @@ def test_examples_follow_from_the_seed(name):
 def test_too_short_for_the_task(name):
     task = TASKS[name]
     task.check(task.least)
-    with pytest.raises(UsageError, match=f"--task {name}: needs lengths from {task.least} on"):
+    with pytest.raises(UsageError, match=f"--task {name}: needs lengths of at least {task.least}"):
         task.check(task.least - 1)
 
 

@@ -1,4 +1,4 @@
-"""A process of ``wavepe compare --jobs``: see `jobs`, which starts it."""
+"""A worker process of ``wavepe compare --jobs``; the module `jobs` starts it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Pipe:
     def __init__(self, output: BinaryIO) -> None:
         self._output = output
 
-    def tell(self, kind: str, value: Any) -> None:
+    def send(self, kind: str, value: Any) -> None:
         """Send one line to the parent. A parent that is gone is the affair of `Jobs`."""
         with suppress(BrokenPipeError):
             self._output.write(json.dumps({kind: value}).encode() + b"\n")
             self._output.flush()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *values: self.tell(name, values)
+        return lambda *values: self.send(name, values)
 
 
 class Jobs:
@@ -73,21 +73,21 @@ class Jobs:
 def main() -> int:
     """Train and evaluate the models that stdin names, until stdin ends."""
     pipe = Pipe(os.fdopen(os.dup(1), "wb"))
-    os.dup2(2, 1)  # what libraries print must not mix with the lines for the parent
+    os.dup2(2, 1)  # else prints of libraries would mix with the lines for the parent
     try:
         with unwinding():
             _work(pipe)
     except KeyboardInterrupt:
         return 130
     except CommandError as error:
-        pipe.tell("error", str(error))
+        pipe.send("error", str(error))
     except OSError as error:
-        pipe.tell("oserror", [error.errno, error.strerror or str(error), error.filename])
+        pipe.send("oserror", [error.errno, error.strerror or str(error), error.filename])
     except (MemoryError, RuntimeError) as error:
         memory = out_of_memory(error)
         if memory is None:
             raise
-        pipe.tell("error", f"{memory}; lower --jobs, --batch, --train-length or --lengths")
+        pipe.send("error", f"{memory}; lower --jobs, --batch, --train-length or --lengths")
     return 0
 
 
@@ -112,9 +112,9 @@ def _work(pipe: Pipe) -> None:
         while (job := jobs.next()) is not None:
             model = models[job["model"]]
             rows = [row for row in model.rows if row.name in job["rows"]]
-            runner.run(model, rows, pipe, lambda result: pipe.tell("result", result))
+            runner.run(model, rows, pipe, lambda result: pipe.send("result", result))
             jobs.done()
-            pipe.tell("done", True)
+            pipe.send("done", True)
 
 
 if __name__ == "__main__":
