@@ -190,7 +190,7 @@ def test_what_cannot_be_right_is_refused():
     with pytest.raises(ValueError, match="cannot follow the 12 tokens of a cache"):
         model(IDS[:1, :2], cu_seq_lens_q=torch.tensor([0, 1, 2]), past_key_values=cache)
     follows = patched_tiny("normalised")
-    with pytest.raises(ValueError, match="normalised depends on the length"):
+    with pytest.raises(ValueError, match="normalised depends on the sequence length"):
         follows(IDS, position_ids=POSITIONS)
 
 
