@@ -1,7 +1,8 @@
-"""A mother wavelet of your own: write it, register it, then use it by its name everywhere.
+"""Your own mother wavelet: write it, register it, and use it everywhere by its name.
 
-This one is a difference of two Gaussians: peak 1, mean 0, longer flanks than Ricker's. Run the file
-to see its table and a model that uses it. To train a model with it, beside another:
+This wavelet is a difference of two Gaussians, with peak 1, mean 0 and longer flanks than Ricker's.
+Run the file to see its table and a model that uses it. To train a model with it, and another one
+with Ricker's wavelet:
 
     wavepe compare --import examples/custom_wavelet.py \
         --encodings wavelet:kind=dog,scales=6 wavelet:scales=6
@@ -28,7 +29,7 @@ def main():
         from transformers import LlamaConfig, LlamaForCausalLM
         from wavepe.hf import patch
     except ImportError as error:
-        print(f"no model without torch and transformers: {error}")
+        print(f"the model needs torch and transformers: {error}")
         return
     torch.manual_seed(0)
     sizes = {"hidden_size": 96, "intermediate_size": 192, "vocab_size": 256}

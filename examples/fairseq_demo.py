@@ -1,9 +1,10 @@
-"""Position encodings in fairseq beyond the training length: the recipe of [A], made small.
+"""Compare position encodings in fairseq on texts longer than the training length.
 
-`make fairseq-demo` runs it. It trains `transformer_lm_wiki103`, shrunk, once per encoding on a real
-text, evaluates each in blocks and sliding at several times the trained length, prints the table and
-writes results.json and perplexity.png into --out, beside checkpoints and a log of every command. It
-goes on where it was interrupted.
+It is a small form of the recipe of ALiBi (Press et al., 2022, arXiv 2108.12409). `make
+fairseq-demo` runs it. It trains a small `transformer_lm_wiki103` for each encoding. Then it
+evaluates each model, in blocks and sliding, at several times the trained length. It prints a table,
+and writes results.json and perplexity.png to --out, beside checkpoints and a log of every command.
+After an interruption, the same command continues the work.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 ENCODINGS = ("wavelet", "rope", "rope:theta={length}", "alibi", "sinusoidal")
-# Evaluated too, from the checkpoint of the rope without it.
+# Each rope is also evaluated with this option, from the same checkpoint.
 SCALED = "inference_theta=scaled"
-# docs/guides/fairseq.md has it at full scale. Sizes, dropouts and lengths of the schedule differ.
+# The recipe of docs/guides/fairseq.md, with other sizes, dropouts and lengths of the schedule.
 RECIPE = """--task language_modeling --arch transformer_lm_wiki103 --criterion adaptive_loss --cpu
     --decoder-layers 2 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
     --decoder-ffn-embed-dim 512 --decoder-attention-heads 4 --dropout 0.1 --attention-dropout 0.1
@@ -41,16 +42,16 @@ RECIPE = """--task language_modeling --arch transformer_lm_wiki103 --criterion a
     --clip-norm 0.1 --sample-break-mode none --ddp-backend legacy_ddp
     --required-batch-size-multiple 1 --no-epoch-checkpoints --keep-interval-updates 1
     --disable-validation --no-progress-bar --num-workers 0 --log-interval 50"""
-BATCH = 2048  # tokens of an update
+BATCH = 2048  # tokens in an update
 EVALUATED = re.compile(r"Evaluated ([\d,]+) tokens.*?Loss \(base 2\): ([\d.]+)", re.S)
 
 
 class Failed(Exception):
-    """Ends the demo with its message as one line."""
+    """An error that ends the demo with its message in one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 where a command failed or the folder was begun with other settings."""
+    """Run the demo; return 0, or 1 if a command failed or the folder has other settings."""
     args = arguments(argv)
     try:
         results = Demo(args).run()
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fairseq_demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"fairseq_demo: interrupted; {args.out} keeps what is done", file=sys.stderr)
+        print(f"fairseq_demo: interrupted; {args.out} keeps finished work", file=sys.stderr)
         return 130
     print_table(results)
     draw(results, args.out / "perplexity.png")
@@ -68,17 +69,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/fairseq-demo"), metavar="DIR")
-    parser.add_argument("--data", metavar="PATH", help="a text, or a folder of texts")
-    parser.add_argument("--encodings", nargs="+", metavar="SPEC", help="default: five")
-    parser.add_argument("--length", type=int, default=128, help="trained length (default 128)")
-    parser.add_argument("--times", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N",
-                        help="evaluated lengths, as multiples of it (default 1 2 4 8)")  # fmt: skip
-    parser.add_argument("--updates", type=int, default=600, help="of a training (default 600)")
-    parser.add_argument("--words", type=int, default=5000, help="known words (default 5000)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4),
-                        help="commands at a time, of one thread each")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("runs/fairseq-demo"), metavar="DIR",
+                        help="folder of models and results (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--data", metavar="PATH", help="a text file, or a folder of text files "
+                        "(default: Python's documentation, or its library)")  # fmt: skip
+    parser.add_argument(
+        "--encodings",
+        nargs="+",
+        metavar="SPEC",
+        help="position encodings (default: " + " ".join(ENCODINGS) + ")",
+    )
+    parser.add_argument("--length", type=int, default=128, metavar="N",
+                        help="trained length in words (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--times",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8],
+        metavar="N",
+        help="evaluated lengths, as multiples of --length (default: 1 2 4 8)",
+    )
+    parser.add_argument("--updates", type=int, default=600, metavar="N",
+                        help="updates of each training (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--words", type=int, default=5000, metavar="N",
+                        help="size of the vocabulary (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=1, metavar="N",
+                        help="seed of weights and batches (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), metavar="N",
+                        help="number of commands at the same time, each with one thread (default: "
+                        "%(default)s)")  # fmt: skip
     args = parser.parse_args(argv)
     given = args.encodings or [spec.format(length=args.length) for spec in ENCODINGS]
     args.encodings = list(dict.fromkeys(given))
@@ -86,14 +105,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Demo:
-    """The steps; each is a command of fairseq, and done once."""
+    """The steps of the demo; each is a command of fairseq that runs once."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.out = args, args.out
         self.data, self.logs = self.out / "data-bin", self.out / "logs"
 
     def run(self) -> dict:
-        """All steps; the results."""
+        """Run all steps, and return the results."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self.check_settings()
         description = self.prepare()
@@ -117,11 +136,11 @@ class Demo:
         return self.keep(description, trainings, rows, found)
 
     def check_settings(self) -> None:
-        """Refuse a folder that other settings began."""
+        """Raise if the folder was begun with other settings."""
         kept = self.out / "settings.json"
         now = {k: str(v) for k, v in vars(self.args).items() if k not in ("out", "jobs")}
         now["recipe"] = " ".join(RECIPE.split())
-        # what is evaluated, and which encodings, may grow
+        # Evaluated lengths and encodings may change.
         for key in ("times", "encodings"):
             del now[key]
         if kept.exists() and json.loads(kept.read_text()) != now:
@@ -136,7 +155,7 @@ class Demo:
         kept.write_text(json.dumps(now, indent=1) + "\n")
 
     def prepare(self) -> str:
-        """Text, dictionary and binary data; what the text is."""
+        """Write text, dictionary and binary data; return a description of the text."""
         said = self.out / "text.txt"
         if said.exists():
             return said.read_text().strip()
@@ -153,7 +172,7 @@ class Demo:
         return description
 
     def train(self, spec: str) -> float:
-        """One training; its seconds, with those before an interruption."""
+        """Run one training, and return its seconds."""
         folder = self.folder(spec)
         done = folder / "seconds.txt"
         if done.exists():
@@ -175,12 +194,15 @@ class Demo:
         return seconds
 
     def evaluate(self, cell: tuple[str, str, str, int]) -> tuple[int, float]:
-        """Scored tokens and loss in bits per token; sliding keeps three quarters as context."""
+        """Return the number of scored tokens and the loss in bits per token.
+
+        With "sliding", three quarters of each block are context and are not scored.
+        """
         trained, spec, protocol, length = cell
         folder = self.folder(trained)
         name = f"eval-{self.folder(spec).name}-{protocol}-{length}"
         log = self.logs / f"{name}.log"
-        # of a checkpoint that was trained anew, the old figures are not taken
+        # Figures that are older than the checkpoint are not used.
         fresh = log.exists() and log.stat().st_mtime > (folder / "seconds.txt").stat().st_mtime
         found = EVALUATED.search(log.read_text()) if fresh else None
         if found is None:
@@ -233,11 +255,11 @@ class Demo:
         return results
 
     def folder(self, spec: str) -> Path:
-        """Of a spec's checkpoints; a colon would separate the models of an ensemble."""
+        """Return the folder of a spec's checkpoints; fairseq splits paths at colons."""
         return self.out / "checkpoints" / re.sub(r"[^\w.]+", "-", spec)
 
     def in_parallel(self, step, items) -> list:
-        """The step's result for each item; the first failure ends all."""
+        """Run the step for each item, and return the results; the first failure ends all."""
         with ThreadPoolExecutor(self.args.jobs) as pool:
             futures = [pool.submit(step, item) for item in items]
             try:
@@ -247,7 +269,7 @@ class Demo:
                 raise
 
     def command(self, name: str, command: str, *words: str) -> None:
-        """Run a command of fairseq's, of one thread, into a log of its own."""
+        """Run a command of fairseq with one thread; its output goes to a log file."""
         program = Path(sys.executable).parent / f"wavepe-fairseq-{command}"
         log = self.logs / f"{name}.log"
         quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -264,7 +286,7 @@ class Demo:
 
 
 def print_table(results: dict) -> None:
-    """Perplexity per word, a table for each protocol."""
+    """Print a table of perplexity per word for each protocol."""
     said = {
         "blocks": "each block in one pass",
         "sliding": "three quarters of each block are read again and not scored",
@@ -278,7 +300,7 @@ def print_table(results: dict) -> None:
 
 
 def draw(results: dict, path: Path) -> None:
-    """Perplexity over the evaluated length."""
+    """Draw perplexity over the evaluated length."""
     encodings = list(dict.fromkeys(run["encoding"] for run in results["runs"]))
     looks = dict(zip(encodings, line_looks(encodings), strict=True))
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")

@@ -1,4 +1,4 @@
-"""The text of examples/fairseq_demo.py, cut into words and into train, valid and test by file."""
+"""The text of examples/fairseq_demo.py: cut into words, and split into train, valid and test."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from pathlib import Path
 # Where Debian's package python3-doc puts the sources of Python's documentation.
 DOCUMENTATION = Path("/usr/share/doc")
 PATTERN = "python3*/html/_sources/**/*.rst.txt"
-# Folders of the standard library with other people's code or with tests, and a page of all changes.
+# Not read: other packages and tests in the standard library, and a page that lists all changes.
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "changelog.rst.txt"}
 WORD = re.compile(r"\w+|[^\w\s]")
 PARTS = ("train", "valid", "test")
-HELD_OUT = 26  # of 256 files, for valid and test together
-TEST_WORDS = 20_000  # sliding reads them four times
+HELD_OUT = 26  # of 256 files go to valid and test
+TEST_WORDS = 20_000  # few, because sliding reads them four times
 
 
 def write_text(folder: Path, data: str | None = None) -> str:
-    """Write train.txt, valid.txt and test.txt, a line for a line, words apart by blanks.
+    """Write train.txt, valid.txt and test.txt, with the lines of the text and blanks between words.
 
     Parameters
     ----------
     folder : Path
+        Folder for the three files.
     data : str, optional
-        A text file, or a folder whose files are read. None is Python's documentation (Debian's
-        python3-doc), or where that is not installed the standard library's sources.
+        A text file, or a folder of text files. None is Python's documentation (Debian's package
+        python3-doc). If that is not installed, it is the sources of the standard library.
 
     Returns
     -------
     str
-        What was read.
+        A description of the text.
 
     Raises
     ------
     ValueError
-        No text there, or too little for three parts.
+        There is no text, or not enough for three parts.
     """
     files, description = _files(data)
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
@@ -48,7 +49,7 @@ def write_text(folder: Path, data: str | None = None) -> str:
             parts[_part(label)] += [" ".join(WORD.findall(line)) for line in piece if line.strip()]
     for part, lines in parts.items():
         if not lines:
-            raise ValueError(f"{description}: too short, it leaves nothing for {part}")
+            raise ValueError(f"{description}: the text is too short, {part} would be empty")
         if part == "test":
             lines = _beginning(lines, TEST_WORDS)
         (folder / f"{part}.txt").write_text("\n".join(lines) + "\n", "utf-8")
@@ -57,7 +58,7 @@ def write_text(folder: Path, data: str | None = None) -> str:
 
 
 def _files(data: str | None) -> tuple[list[tuple[str, Path]], str]:
-    """(name, path) of each file, sorted by name, and what they are."""
+    """Return (name, path) of each file, sorted by name, and a description of the files."""
     if data is not None:
         root = Path(data)
         found = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
@@ -76,13 +77,13 @@ def _files(data: str | None) -> tuple[list[tuple[str, Path]], str]:
 
 
 def _pieces(name: str, lines: list[str], size: int = 50) -> Iterator[tuple[str, list[str]]]:
-    """A few files are split by pieces of themselves."""
+    """Cut a file into pieces; if there are few files, pieces are split instead of files."""
     for start in range(0, len(lines), size):
         yield f"{name}:{start}", lines[start : start + size]
 
 
 def _beginning(lines: list[str], words: int) -> list[str]:
-    """The first lines, with about so many words."""
+    """Return the first lines, with about `words` words."""
     kept, count = [], 0
     for line in lines:
         kept.append(line)
@@ -93,6 +94,6 @@ def _beginning(lines: list[str], words: int) -> list[str]:
 
 
 def _part(label: str) -> str:
-    """Of a file or piece, by its name alone: what is added later moves none."""
+    """Return the part of a file or piece, by its name alone: later files do not change it."""
     number = hashlib.sha256(label.encode()).digest()[0]
     return "train" if number >= HELD_OUT else ("valid" if number % 2 else "test")

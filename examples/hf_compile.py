@@ -1,4 +1,4 @@
-"""torch.compile: one graph without breaks for every length, in evaluation and in training.
+"""torch.compile: one graph without breaks serves all lengths, in evaluation and in training.
 
 python examples/hf_compile.py [BACKEND]
 """
@@ -18,7 +18,7 @@ def fresh_model():
 
 
 def step(model, tokens):
-    """Loss and gradients of one step; a cache is of no use here, and would break the graph."""
+    """Return loss and gradients of one step, without a cache, which would break the graph."""
     model.zero_grad()
     loss = model(tokens, labels=tokens, use_cache=False).loss
     loss.backward()
@@ -27,8 +27,8 @@ def step(model, tokens):
 
 def main(backend="inductor"):
     model = fresh_model()
-    # fullgraph: a graph break is an error instead of a slower model. dynamic: lengths are symbols
-    # from the first call on; by default the first length would get a graph of its own.
+    # fullgraph=True: a graph break is an error, and not only a slower model. dynamic=True: the
+    # graph of the first call serves all lengths; by default the first length gets its own graph.
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
     counters = torch._dynamo.utils.counters["stats"]
     counters.clear()

@@ -1,4 +1,4 @@
-"""A model whose weights wait on the CPU and go to the accelerator layer by layer (Accelerate).
+"""CPU offload (Accelerate): weights stay on the CPU, and go to the accelerator layer by layer.
 
 python examples/hf_cpu_offload.py
 """
@@ -25,18 +25,19 @@ def main():
     with torch.no_grad():
         wanted = model.to(device)(tokens).logits
         model.to("cpu")
-        # Patch first, then dispatch: with parameters on the meta device patch raises.
+        # Patch first, then dispatch. In a dispatched model, parameters are on the meta device, and
+        # patch raises an error.
         cpu_offload(model, execution_device=device)
         got = model(tokens).logits
         text = model.generate(tokens, max_new_tokens=8, do_sample=False)
     where = {p.device.type for p in model.parameters()}
-    print(f"parameters wait outside of the model: {where}")
+    print(f"devices of the model's own parameters: {where}")
     print(f"logits differ by {(got - wanted).abs().max().item():.0e}")
     print(f"generated {text.shape[1] - tokens.shape[1]} tokens")
     try:
         wavepe.hf.patch(cpu_offload(fresh_model(), execution_device=device), SPEC)
     except ValueError as error:
-        print(f"the other way round: {error}")
+        print(f"dispatch first, then patch: {error}")
     return model, tokens, got, wanted, text
 
 

@@ -1,4 +1,4 @@
-"""torch.export: a program in one file, for every batch and length.
+"""torch.export: write a program to one file, for any batch size and length.
 
 python examples/hf_export.py [FILE]
 """
@@ -7,13 +7,13 @@ import sys
 import tempfile
 
 import torch
-import wavepe.hf  # in the process that loads the file, too: the program calls its operators
+import wavepe.hf  # the process that loads the file needs it too, for the operators
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Logits(nn.Module):
-    """Tokens in, logits out: without a cache, whose length would be part of the program."""
+    """A model from tokens to logits, without a cache, whose length would be fixed."""
 
     def __init__(self, model):
         super().__init__()
@@ -33,8 +33,8 @@ def fresh_model(spec="wavelet:scales=4"):
 def main(file, spec="wavelet:scales=4"):
     model = Logits(fresh_model(spec))
     example = torch.arange(24).view(2, 12)
-    # What is not named here is fixed at the example's size. `Dim.AUTO` would hide it when something
-    # in the model fixes a size; a Dim raises.
+    # Sizes that are not named here are those of the example. If the model fixes one of these sizes,
+    # a Dim raises an error; `Dim.AUTO` would accept it silently.
     shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=4096)}
     with torch.no_grad():
         program = torch.export.export(model, (example,), dynamic_shapes={"tokens": shape})

@@ -1,8 +1,9 @@
-"""FSDP2: each of two processes keeps half of the weights, a learned encoding among them.
+"""FSDP2 with a learned encoding: each of two processes keeps half of the weights.
 
     torchrun --nproc-per-node 2 examples/hf_fsdp2.py
 
-trains some steps, and the same without FSDP on the whole batch, and compares. Here on CPUs (gloo).
+This trains some steps with FSDP2 on CPUs (gloo). It does the same steps without FSDP2, and compares
+losses and weights.
 """
 
 import torch
@@ -23,9 +24,9 @@ def fresh_model():
 
 
 def shard(model, mesh, **options):
-    # Patch before sharding. The encoding's parameters belong to all layers, and stay float32 in a
-    # bfloat16 model where FSDP wants one dtype per group: they get a group of their own, without
-    # a mixed precision policy (which would round them).
+    # Patch before sharding. All layers share the encoding's parameters, and these stay float32 in a
+    # bfloat16 model. FSDP needs one dtype in a group, so they get their own group. It has no mixed
+    # precision policy, which would round them.
     fully_shard(model.model.position_encoding, mesh=mesh)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, **options)
@@ -33,7 +34,7 @@ def shard(model, mesh, **options):
 
 
 def train(model, batches):
-    # Made after sharding: before it, the optimizer would hold the parameters that are gone.
+    # Create the optimizer after sharding, which replaces the parameters.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     losses = []
     for tokens in batches:
@@ -52,7 +53,7 @@ def main():
     losses = train(model, batches.chunk(processes, dim=1)[rank])
     dist.all_reduce(losses)
     losses /= processes
-    # Whole again, as load_state_dict and save_pretrained of a model that is not sharded want it.
+    # The full tensors, as load_state_dict of a model without FSDP2 needs them.
     state = {name: weight.full_tensor() for name, weight in model.state_dict().items()}
     alone = fresh_model()
     wanted = train(alone, batches)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a task of your own, offline: a stock Llama and its swapped encodings.
+"""lm-evaluation-harness, offline, with your own task: a stock Llama with several encodings.
 
 pip install lm_eval
 python examples/hf_lm_eval.py
@@ -23,7 +23,7 @@ ROWS = [
 
 
 def byte_tokenizer():
-    """A token for each byte, and one for the end; use your model's own instead."""
+    """Return a tokenizer with a token for each byte and one for the end; use your model's own."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -49,11 +49,12 @@ def local_task(folder):
 
 
 def evaluate(model, tokenizer, folder):
-    # A model in memory, or the folder of a wavepe_llama. The command `lm_eval` does not import
-    # wavepe.hf, and so does not know that type. Rows are padded on the right and no mask is given:
-    # encodings that depend on the whole length (normalised, theta=length) need batch_size=1.
+    # `pretrained` is a model in memory, or the folder of a wavepe_llama. The command `lm_eval` does
+    # not import wavepe.hf, so it does not know that type. The harness pads rows on the right and
+    # gives no mask, so encodings that depend on the length (normalised, theta=length) need
+    # batch_size=1.
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, device="cpu", max_length=128)
-    own = TaskManager(include_defaults=False)  # the harness's own tasks take seconds to list
+    own = TaskManager(include_defaults=False)  # listing the harness's own tasks takes seconds
     return lm_eval.simple_evaluate(
         lm, tasks=[local_task(folder)], task_manager=own, bootstrap_iters=0
     )

@@ -1,4 +1,4 @@
-"""Fine-tune with PEFT's LoRA, a learned encoding along with it: adapter saved, loaded, merged.
+"""Fine-tune a model and its learned encoding with PEFT's LoRA; save, load and merge the adapter.
 
 python examples/hf_peft_lora.py
 """
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 
 def make_base(folder):
-    """With a checkpoint of your own: wavepe.hf.convert(checkpoint, folder, SPEC)."""
+    """Save a base model; convert your own checkpoint by wavepe.hf.convert(source, folder, SPEC)."""
     torch.manual_seed(0)
     config = wavepe.hf.WavePELlamaConfig(
         position_encoding="wavelet:scales=4,learned=true",
@@ -37,13 +37,14 @@ def train(model, tokens, steps=10):
 
 
 def main(folder):
-    # The base is a wavepe_llama on disk. An adapter's file names its base and knows no encoding:
-    # trained on a patched Llama, it would load onto the stock one without an error, and be wrong.
+    # The base must be a wavepe_llama on disk. The file of an adapter names its base, but no
+    # encoding. An adapter for a patched Llama would load with the stock Llama, without an error,
+    # and give wrong results.
     make_base(f"{folder}/base")
     base = AutoModelForCausalLM.from_pretrained(f"{folder}/base")
     lora = LoraConfig(
         r=4,
-        modules_to_save=["position_encoding"],  # else a learned encoding stays as it is
+        modules_to_save=["position_encoding"],  # else a learned encoding is not trained
         task_type="CAUSAL_LM",
     )
     model = get_peft_model(base, lora)

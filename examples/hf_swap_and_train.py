@@ -1,15 +1,15 @@
-"""Swap, then train on: a Llama trained with RoPE, converted to wavelets, trained a little more.
+"""Swap the encoding of a trained Llama from RoPE to wavelets, and train it a little more.
 
     python examples/hf_swap_and_train.py --out runs/hf-swap
 
-trains a small byte-level Llama with RoPE on the Python standard library's sources (about two
-minutes), saves it, converts the folder with `wavepe.hf.convert`, and trains the converted model on
-for half as many steps (about a minute). The model with RoPE is trained on for the same steps, with
-the same batches and learning rates: what the swap costs or gains is the difference between the two.
-Perplexity is measured on held-out text, at the trained length and at four times that.
+This trains a small byte-level Llama with RoPE on the sources of Python's standard library (about
+two minutes) and saves it. Then it converts the folder with `wavepe.hf.convert`, and continues the
+training for half as many steps (about a minute). The model with RoPE is also trained further, with
+the same steps, batches and learning rates. The difference between the two is the effect of the
+swap. Perplexity is measured on held-out text, at the trained length and at four times that length.
 
-Into --out go the checkpoints and results.json. The figures follow from the options (and the text,
-which is another one in another Python), not from the speed of the machine.
+The checkpoints and results.json go to --out. The figures depend on the options and on the text,
+which differs between versions of Python, and not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -48,24 +48,40 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=Path("runs/hf-swap"),
         metavar="DIR",
-        help="new folder of models and results (%(default)s)",
+        help="new folder for models and results (default: %(default)s)",
     )
-    add("--data", metavar="PATH", help="a text, or a folder of texts")
-    add("--encoding", default="wavelet:scales=6", metavar="SPEC", help="swapped to (%(default)s)")
-    add("--length", type=int, default=128, help="trained length (%(default)s)")
-    add("--steps", type=int, default=2400, help="with RoPE (%(default)s)")
-    add("--more", type=int, default=1200, help="steps after the swap (%(default)s)")
-    add("--batch", type=int, default=8, help="sequences of a step (%(default)s)")
-    add("--layers", type=int, default=2, help="of the model (%(default)s)")
-    add("--hidden", type=int, default=96, help=f"in {HEADS} heads (%(default)s)")
-    add("--lr", type=float, default=3e-3, help="highest learning rate (%(default)s)")
-    add("--eval-bytes", type=int, default=65536, help="held-out bytes, about (%(default)s)")
-    add("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
+    add("--data", metavar="PATH", help="a text file, or a folder of text files (default: the "
+        "sources of Python's standard library)")  # fmt: skip
+    add("--encoding", default="wavelet:scales=6", metavar="SPEC",
+        help="the new encoding (default: %(default)s)")  # fmt: skip
+    add("--length", type=int, default=128, metavar="N",
+        help="trained length in bytes (default: %(default)s)")  # fmt: skip
+    add("--steps", type=int, default=2400, metavar="N",
+        help="training steps before the swap (default: %(default)s)")  # fmt: skip
+    add("--more", type=int, default=1200, metavar="N",
+        help="training steps after the swap (default: %(default)s)")  # fmt: skip
+    add("--batch", type=int, default=8, metavar="N",
+        help="sequences in a step (default: %(default)s)")  # fmt: skip
+    add("--layers", type=int, default=2, metavar="N",
+        help="number of layers (default: %(default)s)")  # fmt: skip
+    add("--hidden", type=int, default=96, metavar="N",
+        help=f"hidden size, a multiple of the {HEADS} heads (default: %(default)s)")  # fmt: skip
+    add("--lr", type=float, default=3e-3, metavar="X",
+        help="highest learning rate (default: %(default)s)")  # fmt: skip
+    add(
+        "--eval-bytes",
+        type=int,
+        default=65536,
+        metavar="N",
+        help="approximate number of held-out bytes to evaluate (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, metavar="N",
+        help="seed of weights and batches (default: %(default)s)")  # fmt: skip
     return parser.parse_args(argv)
 
 
 def new_llama(args: argparse.Namespace) -> LlamaForCausalLM:
-    """An untrained stock Llama, with RoPE."""
+    """Return an untrained stock Llama, which has RoPE."""
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=args.hidden,
@@ -74,7 +90,7 @@ def new_llama(args: argparse.Namespace) -> LlamaForCausalLM:
         num_attention_heads=HEADS,
         max_position_embeddings=args.length,
         tie_word_embeddings=True,
-        initializer_range=0.06,  # small models train faster from more than 0.02
+        initializer_range=0.06,  # small models train faster with more than the default, 0.02
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -83,7 +99,7 @@ def new_llama(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Share of the highest: linear warm-up, then a cosine to a twentieth."""
+    """Return the learning rate as a fraction: linear warm-up, then a cosine to a twentieth."""
     warm_up = max(1, round(WARM_UP_SHARE * steps))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -94,7 +110,7 @@ def learning_rate(step: int, steps: int) -> float:
 def train(
     model: torch.nn.Module, text: np.ndarray, args: argparse.Namespace, steps: int, first: int
 ) -> float:
-    """Train for `steps`, with the batches numbered from `first`; seconds."""
+    """Train for `steps` with the batches `first`, `first` + 1, ...; return the seconds."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
@@ -116,8 +132,8 @@ def train(
 
 
 def run(args: argparse.Namespace) -> dict:
-    """All of it; the results."""
-    wavepe.encoding(args.encoding)  # a wrong one ends it now
+    """Train, swap, train further and evaluate; return the results."""
+    wavepe.encoding(args.encoding)  # raise an error for a wrong spec now
     lengths = [times * args.length for times in TIMES]
     text = load_text(args.data, max(lengths), args.length)
     held_out = evaluation_bytes(text.held_out, lengths, args.eval_bytes)
@@ -125,7 +141,7 @@ def run(args: argparse.Namespace) -> dict:
     became = f"rope -> {args.encoding}"
     stock, swapped = args.out / "llama", args.out / "llama-swapped"
     if stock.exists() or swapped.exists():
-        raise CommandError(f"{args.out} holds models already: give another --out")
+        raise CommandError(f"--out {args.out} holds models already: give another folder")
     runs: list[dict] = []
 
     def evaluate(name: str, model: torch.nn.Module, steps: int, seconds: float) -> None:
@@ -163,10 +179,10 @@ def run(args: argparse.Namespace) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 where the text is too short or the folder is used already."""
+    """Run the example; return 0, or 1 if the text is too short or the folder is in use."""
     args = arguments(argv)
     logging.disable_progress_bar()
-    torch.set_num_threads(1)  # a second one gains little at these sizes, and changes the sums
+    torch.set_num_threads(1)  # more threads gain little here, and change the rounding of sums
     try:
         results = run(args)
     except (CommandError, ValueError, OSError) as error:

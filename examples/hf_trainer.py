@@ -1,9 +1,9 @@
-"""Train with transformers' Trainer, stop half way, and go on: checkpoints keep the encoding.
+"""Train with transformers' Trainer, and resume from a checkpoint: checkpoints keep the encoding.
 
     python examples/hf_trainer.py
 
-trains a small byte model with a learned wavelet encoding on this package's own sources, resumes
-from the checkpoint in the middle, and loads the last one.
+This trains a small byte-level model with a learned wavelet encoding on the sources of this package.
+It resumes the training from the checkpoint in the middle, and loads the last checkpoint.
 """
 
 import tempfile
@@ -37,8 +37,8 @@ def rows():
 
 
 def optimizer(model):
-    # Scales and shifts are counted in tokens: they want larger steps than weights, and no weight
-    # decay, which the Trainer's own optimizer would give them.
+    # Scales and shifts are numbers of tokens, so they need larger steps than weights. They need no
+    # weight decay; the Trainer's own optimizer would decay them.
     names = dict(model.named_parameters())
     places = [weight for name, weight in names.items() if "position_encoding" in name]
     weights = [weight for name, weight in names.items() if "position_encoding" not in name]
@@ -68,7 +68,7 @@ def train(folder, resume=None):
 def main(folder):
     straight = train(f"{folder}/straight")
     resumed = train(f"{folder}/resumed", f"{folder}/straight/checkpoint-{STEPS // 2}")
-    # The files are those of a wavepe_llama, which brings its encoding along.
+    # The checkpoint is a wavepe_llama, which contains its encoding.
     loaded = AutoModelForCausalLM.from_pretrained(f"{folder}/straight/checkpoint-{STEPS}")
     print(f"checkpoint: {loaded.config.model_type}, {loaded.config.position_encoding}")
     scale = [model.model.position_encoding.scale for model in (fresh_model(), straight, loaded)]

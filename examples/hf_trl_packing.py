@@ -1,4 +1,4 @@
-"""Fine-tune with TRL's SFTTrainer on packed sequences: short texts in one row, none sees another.
+"""Fine-tune with TRL's SFTTrainer on packed sequences: texts in one row do not see each other.
 
 python examples/hf_trl_packing.py
 """
@@ -16,7 +16,7 @@ from trl import SFTConfig, SFTTrainer
 
 
 def byte_tokenizer():
-    """A token for each byte, and one for the end; use your model's own instead."""
+    """Return a tokenizer with a token for each byte and one for the end; use your model's own."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -36,9 +36,9 @@ def main(folder):
     texts = [line for line in Path(textwrap.__file__).read_text("utf-8").splitlines() if line]
     config = SFTConfig(
         output_dir=folder,
-        # "bfd" fills rows of max_length with whole texts and numbers positions from 0 in each. The
-        # position ids alone say where a text ends: wavepe reads them, and needs no mask of
-        # length x length. ("wrapped" lets texts run together, with any attention.)
+        # "bfd" fills rows of max_length with whole texts; the positions of each text begin at 0.
+        # wavepe finds the texts by these position ids, and needs no mask of length x length.
+        # (With "wrapped", texts see each other, whatever the attention.)
         packing=True,
         packing_strategy="bfd",
         max_length=128,

@@ -1,13 +1,15 @@
-"""RoPE in two dimensions on images: which way does the square lie from the cross?
+"""RoPE in two dimensions, on images: in which direction from the cross is the square?
 
     python examples/rope_images.py [--out DIR]
 
-draws images of 8 x 8 patches, with a cross, a square near it, and two bars that do not matter. A
-transformer of two layers reads the patches and names one of eight directions. Where a patch lies it
-knows from the position encoding alone: nothing ("none"), distances along the rows, one row written
-after the other ("1-D"), or distances down and distances across ("2-D"). It is trained on this size
-and tested on larger images too, where the square is as near to the cross as in training. A table is
-printed; a picture and the figures go to DIR. Nine trainings take about four minutes on one core.
+The images have 8 x 8 patches, with a cross, a square near it, and two bars that do not matter. A
+transformer of two layers reads the patches and answers with one of eight directions. Only the
+position encoding tells it where a patch is. There are three: no positions ("none"), distances in
+one row after the other ("1-D"), and distances down and across ("2-D"). The model is trained on this
+size, and also tested on larger images, where the square is as near to the cross as in training.
+
+The example prints a table, and writes a picture and the figures to DIR. Its nine trainings take
+about four minutes on one core.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from torch import nn
 from wavepe.cli.environment import environment
 
 GRID, PATCH = 8, 5  # patches down and across, pixels down and across a patch
-GRIDS = (GRID, GRID * 3 // 2, GRID * 2)  # those of the tests
+GRIDS = (GRID, GRID * 3 // 2, GRID * 2)  # sizes of the test images
 DIM, HEADS, LAYERS = 64, 2, 2
 THETA = 100.0
 BATCH, STEPS, SEEDS = 32, 1000, 3
@@ -38,18 +40,18 @@ COLOURS = ("#000000", "#E8A87C", "#D55E00")  # as elsewhere: none black, RoPE ve
 PICTURES = (
     "..#.. ..#.. ##### ..#.. ..#..",  # the cross
     "##### #...# #...# #...# #####",  # the square
-    "#.... .#... ..#.. ...#. ....#",  # those that do not matter
+    "#.... .#... ..#.. ...#. ....#",  # the two bars that do not matter
     "..... ..... ##### ..... .....",
 )
 SHAPES = np.array([[[c == "#" for c in row] for row in text.split()] for text in PICTURES], float)
-REACH = 3  # patches from the cross to the square, at most, down and across
+REACH = 3  # the largest distance from the cross to the square, in patches down and across
 NEAR = [(y, x) for y in range(-REACH, REACH + 1) for x in range(-REACH, REACH + 1) if y or x]
 SIGNS = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if y or x]  # the eight answers
 WORDS = ("up left", "up", "up right", "left", "right", "down left", "down", "down right")
 
 
 def draw(count, grid, rng):
-    """Return images as patches (count, grid * grid, pixels), and the direction in each."""
+    """Return images as patches (count, grid * grid, pixels), and the direction of each image."""
     patches = rng.normal(0, 0.2, (count, grid, grid, PATCH, PATCH))
     answers = rng.integers(len(SIGNS), size=count)
     for image, answer in zip(patches, answers, strict=True):
@@ -69,14 +71,14 @@ def draw(count, grid, rng):
 
 
 def tables(encoding, grid, pairs):
-    """Return cos and sin (patches, pairs) of the rotation, or None."""
+    """Return cos and sin of the rotation, each (patches, pairs), or None."""
     if encoding == "none":
         return None
     row, column = torch.arange(grid * grid) // grid, torch.arange(grid * grid) % grid
     if encoding == "1-D":
         inv_freq, _ = wavepe.rope_frequencies(2 * pairs, THETA)
         return ops.rope_table(row * grid + column, torch.from_numpy(inv_freq))
-    # Each axis has half of the pairs, and from them a whole spectrum of its own.
+    # Each axis has half of the pairs, with a whole spectrum of frequencies.
     inv_freq, _ = wavepe.rope_frequencies(pairs, THETA)
     both = torch.from_numpy(np.concatenate([inv_freq, inv_freq]))
     positions = torch.stack([row, column], -1)
@@ -112,11 +114,11 @@ class Model(nn.Module):
         x = self.embedding(patches)
         for block in self.blocks:
             x = block(x, rotation)
-        return self.head(x).amax(1)  # the patch that is surest of a direction decides
+        return self.head(x).amax(1)  # for each direction, the patch with the highest score counts
 
 
 def train(encoding, seed, steps):
-    """Return the trained model; images and initial weights follow from the seed."""
+    """Return the trained model; images and initial weights depend on the seed alone."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = Model(encoding)
@@ -135,14 +137,14 @@ def train(encoding, seed, steps):
 
 @torch.no_grad()
 def accuracy(model, grid, count):
-    """Return the share of right answers, on images that no model was trained on."""
+    """Return the share of right answers, on images that are not in the training."""
     images, answers = draw(count, grid, np.random.default_rng(10**6))
     given = torch.cat([model(part).argmax(-1) for part in images.split(BATCH)])
     return (given == answers).float().mean().item()
 
 
 def run(steps, seeds, count):
-    """Train and test them all, and print a table; the figures, ready for JSON."""
+    """Train and test all models, and print a table; return the figures, ready for JSON."""
     runs = []
     print(f"{'encoding':10}" + "".join(f"{f'{n} x {n}':>16}" for n in GRIDS))
     for encoding in ENCODINGS:
@@ -162,7 +164,7 @@ def run(steps, seeds, count):
 
 
 def summary(runs, encoding):
-    """Return mean and standard deviation over the seeds, for each size of the images."""
+    """Yield mean and standard deviation over the seeds, for each size of the images."""
     for grid in GRIDS:
         shares = [r["accuracy"][str(grid)] for r in runs if r["encoding"] == encoding]
         yield statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else 0.0
@@ -203,10 +205,14 @@ def picture(runs, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--out", type=Path, default=Path("runs/rope-images"), help="folder (%(default)s)")
-    add("--steps", type=int, default=STEPS, help="of a training (%(default)s)")
-    add("--seeds", type=int, default=SEEDS, help="trainings of each encoding (%(default)s)")
-    add("--images", type=int, default=TEST_IMAGES, help="of a test (%(default)s)")
+    add("--out", type=Path, default=Path("runs/rope-images"), metavar="DIR",
+        help="folder for picture and figures (default: %(default)s)")  # fmt: skip
+    add("--steps", type=int, default=STEPS, metavar="N",
+        help="steps of each training (default: %(default)s)")  # fmt: skip
+    add("--seeds", type=int, default=SEEDS, metavar="N",
+        help="number of trainings for each encoding (default: %(default)s)")  # fmt: skip
+    add("--images", type=int, default=TEST_IMAGES, metavar="N",
+        help="number of images in a test (default: %(default)s)")  # fmt: skip
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

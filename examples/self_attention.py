@@ -1,9 +1,9 @@
-"""A language model of your own, with any position encoding: train it, then generate from a cache.
+"""Your own language model with any position encoding: train it, and generate text with a cache.
 
     python examples/self_attention.py [SPEC ...]
 
-trains one small byte model per encoding on this package's own sources, for some seconds each, and
-prints its loss at the trained length and at four times that.
+This trains one small byte-level model for each encoding on the sources of this package, for some
+seconds each. It prints the loss at the trained length and at four times that length.
 """
 
 import sys
@@ -50,7 +50,7 @@ class Model(nn.Module):
     def generate(self, prompt, count):
         cache, tokens = KVCache(), prompt
         for _ in range(count):
-            logits = self(tokens[:, cache.length :], cache)  # what the cache has not seen
+            logits = self(tokens[:, cache.length :], cache)  # tokens that are not in the cache
             tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
         return tokens
 

@@ -217,7 +217,7 @@ def broken(module, args, out):
     ("given", "options", "error", "words"),
     [
         (ROW[None], {}, ValueError, r"shape \(1, 12\)"),
-        (ROW[:0], {}, ValueError, "holds 0: needs at least one"),
+        (ROW[:0], {}, ValueError, "must hold at least one, got 0"),
         (ROW.float(), {}, TypeError, "float32"),
         (ROW + 50, {}, ValueError, "0..49"),
         (ROW, {"of": "value"}, ValueError, "value.*key, query"),

@@ -141,7 +141,7 @@ def test_a_registered_wavelet(monkeypatch):
         (([1.0], [1, -2], 0), ValueError, "got -2"),
         (([1.0], [1, 2], [1, 2, 3]), ValueError, r"\(2,\) and \(3,\)"),
         (([1.0], 1, 0, "mexican"), ValueError, "mexican"),
-        (([1.0], 1, 0, "db4"), ValueError, "levels"),
+        (([1.0], 1, 0, "db4"), ValueError, "discrete wavelet"),
         (([1j], 1, 0), TypeError, "x must hold real numbers"),
         (([1.0], "1", 0), TypeError, "scale"),
     ],

@@ -199,21 +199,21 @@ def test_lengths_beyond_the_model_run():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"model": None}, TypeError, "model is a NoneType"),
-        ({"tokenizer": "gpt2"}, TypeError, "tokenizer is a str.*None for bytes"),
-        ({"lengths": [10]}, ValueError, "lengths holds 10: needs at least 16 tokens"),
-        ({"lengths": []}, ValueError, "lengths is empty"),
-        ({"lengths": 64}, TypeError, "lengths is a int"),
-        ({"lengths": "64"}, TypeError, "lengths is a str"),
+        ({"model": None}, TypeError, "model must be .* got NoneType"),
+        ({"tokenizer": "gpt2"}, TypeError, "tokenizer must be .* None for bytes; got str"),
+        ({"lengths": [10]}, ValueError, "lengths must be at least 16 tokens"),
+        ({"lengths": []}, ValueError, "lengths must hold at least one number"),
+        ({"lengths": 64}, TypeError, "lengths must be a sequence of numbers, got int"),
+        ({"lengths": "64"}, TypeError, "lengths must be a sequence of numbers, got str"),
         ({"lengths": [64.0]}, TypeError, "64.0"),
         ({"depths": [1.5]}, ValueError, "depths must be a number from 0 to 1, got 1.5"),
         ({"depths": [50]}, ValueError, "0 to 1, got 50"),
         ({"depths": ["0"]}, TypeError, "depths"),
         ({"form": "poem"}, ValueError, "poem.*pairs, sentence"),
-        ({"trials": 0}, ValueError, "trials is 0"),
-        ({"seed": -1}, ValueError, "seed is -1"),
-        ({"haystack": ""}, ValueError, "haystack is empty"),
-        ({"haystack": 3}, TypeError, "haystack is a int"),
+        ({"trials": 0}, ValueError, "trials must be at least 1, got 0"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"haystack": ""}, ValueError, "haystack must be a text, got an empty one"),
+        ({"haystack": 3}, TypeError, "haystack must be a str or bytes, got int"),
     ],
 )
 def test_bad_input(change, error, words):
@@ -225,5 +225,5 @@ def test_bad_input(change, error, words):
 def test_a_vocabulary_without_the_bytes_is_refused():
     model = Silent()
     model.config = SimpleNamespace(vocab_size=50)
-    with pytest.raises(ValueError, match=r"needs ids in 0\.\.49"):
+    with pytest.raises(ValueError, match=r"must be ids in 0\.\.49"):
         needle(model, None, [64], [0.5])

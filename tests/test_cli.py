@@ -235,7 +235,7 @@ def test_a_number_of_threads_that_the_system_refuses(monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(UsageError, match="--threads 7: the system lets this process start 5"):
+    with pytest.raises(UsageError, match="--threads 7: this process can start at most 5 threads"):
         thread_count("--threads", 7)
     assert threading.active_count() == before
 

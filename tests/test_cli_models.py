@@ -329,9 +329,9 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
     assert "holds no text" in said or "text too short" in said
     assert "NUL" in refused(capsys, command, stock, "--data", tmp_path / "nul.txt")
     json_to = (command, stock, "--json")
-    assert "a folder is there" in refused(capsys, *json_to, tmp_path)
+    assert "but this is a folder" in refused(capsys, *json_to, tmp_path)
     assert "No such file" in refused(capsys, *json_to, tmp_path / "a" / "b.json")
-    assert "got an empty one" in refused(capsys, *json_to, "")
+    assert "got an empty name" in refused(capsys, *json_to, "")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "picture")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "a.txt")
     both = tmp_path / "a.png"
@@ -352,8 +352,8 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
         (["perplexity", "--lengths", ","], "--lengths: needs at least one"),
         (["perplexity", "--tokens", "0"], "--tokens 0"),
         (["perplexity", "--protocol", "half"], "invalid choice: 'half'"),
-        (["perplexity", "--window", "8"], "--window: goes with --protocol blocks or sliding"),
-        (["perplexity", "--protocol", "blocks", "--stride", "8"], "--stride: goes with"),
+        (["perplexity", "--window", "8"], "--window: needs --protocol"),
+        (["perplexity", "--protocol", "blocks", "--stride", "8"], "--stride: needs --protocol"),
         (["perplexity", "--protocol", "sliding", "--window", "4", "--stride", "8"],
          "--stride 8: needs at most the --window, 4"),
         (["perplexity", "--protocol", "sliding", "--stride", "80"], "at most the window, 16"),
@@ -364,7 +364,7 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
         (["needle", "--depths", "2"], "--depths 2: needs numbers from 0 to 1"),
         (["needle", "--trials", "0"], "--trials 0"),
         (["needle", "--theta", "-1"], "--theta -1: needs a number above 0"),
-        (["needle", "--lengths", "4"], "lengths holds 4: needs at least"),
+        (["needle", "--lengths", "4"], "lengths must be at least .* got 4"),
         (["heatmap", "--layer", "9"], "--layer 9: .* has 2, numbered from 0"),
         (["heatmap", "--head", "-1"], "--head -1: needs 0"),
         (["heatmap", "--threshold", "x"], "--threshold x: needs numbers above 0"),
@@ -379,6 +379,12 @@ def test_bad_options(capsys, place, argv, words):
     assert (code in (1, 2), out) == (True, "")
     assert err.count("\n") == 1
     assert re.search(words, err), err
+
+
+def test_the_model_comes_before_options_of_several_values(capsys, place):
+    code, _, err = run(capsys, "perplexity", "--lengths", 8, 16, place / "stock")
+    assert code == 2
+    assert "MODEL; write it before options that take several values (--lengths)" in err
 
 
 def test_what_a_model_cannot_do_is_one_line(capsys, place):

@@ -121,7 +121,7 @@ def test_file_names_that_are_no_text(tmp_path):
 def test_a_binary_file_is_refused(tmp_path):
     file = tmp_path / "model.bin"
     file.write_bytes(b"text " * 100 + b"\0" + b"text " * 100)
-    with pytest.raises(UsageError, match=r"model\.bin: needs a text, and byte 500 .* is NUL"):
+    with pytest.raises(UsageError, match=r"model\.bin: needs a text, but byte 500 .* is NUL"):
         load_text(str(file), 32, 16)
 
 

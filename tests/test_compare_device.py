@@ -219,7 +219,7 @@ def test_going_on_with_another_device_is_told_and_recorded(
     assert f"--device {order[0]}" in capsys.readouterr().err  # of the advice how to resume
     assert main(arguments(text, tmp_path, *second, specs=["none"])) == 0
     said = capsys.readouterr().err
-    assert f"none: began on {labels[0]}, goes on with {labels[1]}: figures may differ" in said
+    assert f"none: began on {labels[0]}, continues on {labels[1]}: figures may differ" in said
     environment = results(tmp_path)["environment"]
     assert environment["models"]["checkpoints/none-seed0"]["devices"] == labels
     assert environment["devices"] == [labels[1]]

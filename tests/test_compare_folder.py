@@ -171,7 +171,9 @@ def test_the_state_of_another_training_is_not_taken(text, tmp_path, capsys, monk
     state = torch.load(path, weights_only=True)
     torch.save({**state, "spec": "alibi"}, path)
     assert main(words) == 1
-    assert f"cannot resume from {path} (it is of alibi with seed 0): delete it" in one_line(capsys)
+    assert f"cannot resume from {path} (it is of alibi with seed 0): delete this file" in one_line(
+        capsys
+    )
     path.unlink()
     assert main(words) == 0
 
@@ -281,7 +283,10 @@ def test_what_other_settings_made_is_not_taken(text, tmp_path, capsys, monkeypat
     else:
         shutil.copytree(outs[0] / what, outs[1] / what, dirs_exist_ok=True)
     assert main(words) in (1, 2)
-    assert "of another comparison" in (said := one_line(capsys)) or "not of this" in said
+    assert (
+        "of another comparison" in (said := one_line(capsys))
+        or "belongs to another comparison" in said
+    )
 
 
 ALIKE_ONE = '{"encodings": [], "text_sha256": "", "threads": "a", "imports": [1]}'
@@ -335,7 +340,7 @@ def test_another_variant_is_told_and_recorded(text, tmp_path, capsys, monkeypatc
         assert main(arguments(text, tmp_path, specs=["rope"])) == 0
     finally:
         wavepe.use_variant(before)
-    assert f"began with variant {first}, goes on with {second}" in capsys.readouterr().err
+    assert f"began with variant {first}, continues with {second}" in capsys.readouterr().err
     environment = results(tmp_path)["environment"]
     models = environment["models"]["checkpoints/rope-theta-10000-seed0"]
     assert models["variants"] == [first, second]

@@ -188,6 +188,21 @@ def test_stopped_it_resumes_with_the_same_figures(finished, text, tmp_path, numb
     assert runs(tmp_path) == runs(finished)
 
 
+def test_a_worker_whose_parent_is_killed_saves_its_state(text, tmp_path):
+    """After the step, although the next regular save is far away."""
+    options = ["--save-every", "1000000", "--keep", "999", "--jobs", "2"]
+    command = [sys.executable, "-m", "wavepe", *arguments(text, tmp_path, *options, steps=100_000)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not list(tmp_path.glob("checkpoints/*-step100")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        started = workers(process)
+        process.kill()
+    assert gone(started)
+    states = (tmp_path / "training").glob("*.pt")
+    assert 100 <= max(torch.load(state, weights_only=True)["step"] for state in states) < 100_000
+
+
 def test_a_worker_that_is_killed_is_named(finished, text, tmp_path):
     process = begun(text, tmp_path)
     os.kill(workers(process)[0], signal.SIGKILL)

@@ -61,7 +61,7 @@ def test_examples_follow_from_the_seed(name):
 def test_too_short_for_the_task(name):
     task = TASKS[name]
     task.check(task.least)
-    with pytest.raises(UsageError, match=f"--task {name}: needs lengths from {task.least} on"):
+    with pytest.raises(UsageError, match=f"--task {name}: needs lengths of at least {task.least}"):
         task.check(task.least - 1)
 
 
@@ -116,7 +116,7 @@ def test_a_loss_beyond_all_numbers_is_infinite(torch):
     assert found == {"perplexity": {"24": math.inf}, "accuracy": {"24": 0.0}}
 
 
-def test_a_task_is_compared(torch, tmp_path):
+def test_a_task_is_compared(torch, tmp_path, capsys):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")
     from wavepe.cli import main
@@ -132,3 +132,9 @@ def test_a_task_is_compared(torch, tmp_path):
     assert results(out)["summary"][0]["accuracy"]["24"]["std"] is not None
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert "![Task needle: share of answers" in (out / "report.md").read_text()
+    # The command `needle` asks this model for what it was trained on, unless told otherwise.
+    (model,) = (out / "checkpoints").glob("none-seed0")
+    words = ["needle", str(model), "--lengths", "32", "--trials", "1"]
+    for more, form in (([], "statement"), (["--form", "pairs"], "pairs")):
+        assert main([*words, *more]) == 0
+        assert f"({form}: " in capsys.readouterr().out

@@ -175,8 +175,9 @@ def test_cpu_offload_changes_nothing(capsys):
     for _ in range(8):  # greedily, without a cache
         tokens = torch.cat([tokens, logits(plain, tokens)[:, -1:].argmax(-1)], dim=1)
     assert torch.equal(text, tokens)
-    assert "the other way round: parameter model.embed_tokens.weight is on the meta device" in (
-        capsys.readouterr().out
+    assert (
+        "dispatch first, then patch: parameter model.embed_tokens.weight is on the meta device"
+        in (capsys.readouterr().out)
     )
 
 

@@ -172,7 +172,7 @@ def test_padding_adds_nothing_to_the_length(spec):
 def test_what_follows_the_length_is_not_decoded_incrementally(spec):
     rest = steps(model(spec), tokens(), {})
     next(rest)
-    with pytest.raises(ValueError, match="depends on the length of the sequence"):
+    with pytest.raises(ValueError, match="depends on the sequence length"):
         next(rest)
 
 
@@ -299,10 +299,10 @@ def test_a_copy_shares_nothing():
         ({"need_weights": True}, "cannot return"),
         ({"need_head_weights": True}, "cannot return"),
         ({"before_softmax": True}, "cannot return"),
-        ({"key": torch.zeros(4, 1, DIM)}, "keys of another sequence"),
-        ({"static_kv": True}, "keys of another sequence"),
+        ({"key": torch.zeros(4, 1, DIM)}, "keys or values of another sequence"),
+        ({"static_kv": True}, "keys or values of another sequence"),
         ({"attn_mask": None}, "got no mask"),
-        ({"attn_mask": torch.zeros(4, 4)}, r"got one of \(4, 4\)"),
+        ({"attn_mask": torch.zeros(4, 4)}, r"got a mask \(4, 4\)"),
         ({"incremental_state": {}}, "causal mask"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_stock_checkpoint_is_refused_by_a_model_with_pos_enc(tmp_path, monkeyp
             )  # fmt: skip
         reason = str(caught.value.__context__)
         assert "'alibi'" in reason
-        assert "leave pos_enc away" in reason
+        assert "do not give pos_enc" in reason
 
 
 def test_another_encoding_is_refused_and_both_are_named(tmp_path):

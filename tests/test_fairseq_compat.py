@@ -56,7 +56,7 @@ def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
     before = dataclasses.dataclass
     with pytest.raises(ValueError, match="mutable default"):
         of("fairseq.dataclass.configs")
-    with compat.mutable_defaults():
+    with compat.allow_mutable_defaults():
         assert dataclasses.dataclass is not before
         first, second = of("fairseq.dataclass.configs")(), of("hydra.conf")()
         assert first != second
@@ -70,7 +70,7 @@ def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
 
 def test_defaults_are_given_back_after_an_error():
     before = dataclasses.dataclass
-    with pytest.raises(RuntimeError, match="of the block"), compat.mutable_defaults():
+    with pytest.raises(RuntimeError, match="of the block"), compat.allow_mutable_defaults():
         raise RuntimeError("of the block")
     assert dataclasses.dataclass is before
 
@@ -85,12 +85,12 @@ def test_lines_as_samples(tmp_path, monkeypatch):
     given = ("--pos-enc", "alibi", "--sample-break-mode", "eos", "--max-update", 2)
     with pytest.raises(AttributeError, match="has no attribute 'compat'"):
         train(tmp_path, *given, recipe=GPT)
-    compat.numpy_compat()
+    compat.add_numpy_compat()
     run = train(tmp_path, *given, recipe=GPT)
     assert len(run.losses) == 2
     assert evaluate(run.path, "--sample-break-mode", "eos")["perplexity"] < 1000
     own = vars(np)["compat"]
-    compat.numpy_compat()
+    compat.add_numpy_compat()
     assert vars(np)["compat"] is own
 
 
@@ -133,7 +133,7 @@ def test_namespaces_in_checkpoints(tmp_path):
     try:
         with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
             fairseq.checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "x.pt")
-        compat.namespaces_in_checkpoints()
+        compat.allow_namespaces_in_checkpoints()
         found = torch.load(tmp_path / "x.pt", weights_only=True)
         assert found["args"].arch == "transformer"
     finally:

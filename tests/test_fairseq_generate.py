@@ -63,5 +63,5 @@ def test_scores_are_those_of_the_full_pass(spec, tmp_path, capsys):
 
 def test_a_position_that_follows_the_length_is_refused(tmp_path, capsys):
     run = train(tmp_path, "--pos-enc", "normalised", recipe=GPT)
-    with pytest.raises(ValueError, match="normalised depends on the length of the sequence: gener"):
+    with pytest.raises(ValueError, match="normalised depends on the sequence length, but gener"):
         generated(run.path, capsys)

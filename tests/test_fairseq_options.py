@@ -170,10 +170,10 @@ def test_shorthands(spec, shorthands, wanted):
 @pytest.mark.parametrize(
     ("spec", "shorthands", "told"),
     [
-        (None, {"rope_theta": 64.0}, "--rope-theta 64.0 goes with --pos-enc rope, got no"),
-        ("alibi", {"rope_theta": 64.0}, "goes with --pos-enc rope, got --pos-enc alibi"),
-        ("rope", {"wavelet_kind": "haar"}, "goes with --pos-enc wavelet, got --pos-enc rope"),
-        ("rope", {"wavelet_scales": "4"}, "--wavelet-scales 4 goes with --pos-enc wavelet"),
+        (None, {"rope_theta": 64.0}, "--rope-theta 64.0 needs --pos-enc rope, got no"),
+        ("alibi", {"rope_theta": 64.0}, "needs --pos-enc rope, got --pos-enc alibi"),
+        ("rope", {"wavelet_kind": "haar"}, "needs --pos-enc wavelet, got --pos-enc rope"),
+        ("rope", {"wavelet_scales": "4"}, "--wavelet-scales 4 needs --pos-enc wavelet"),
         ("rope:theta=32", {"rope_theta": 64.0}, "both give theta: give one"),
         ("wavelet:kind=haar", {"wavelet_kind": "morlet"}, "both give kind: give one"),
         ("wavelet", {"wavelet_scales": "1,2"}, "1,2"),
@@ -190,7 +190,7 @@ def test_shorthands_on_the_command_line(tmp_path):
         arguments("unused", "--pos-enc", "wavelet", "--wavelet-scales", "1+3", "--rope-theta", "8")
     ).model
     assert (cfg.wavelet_scales, cfg.rope_theta) == ("1+3", 8)
-    with pytest.raises(ValueError, match=r"--rope-theta 8\.0 goes with --pos-enc rope"):
+    with pytest.raises(ValueError, match=r"--rope-theta 8\.0 needs --pos-enc rope"):
         train(tmp_path, "--rope-theta", 8)
     assert not list(tmp_path.glob("*.pt"))
 

@@ -247,7 +247,7 @@ def test_targets_that_cannot_be_replaced(tmp_path, monkeypatch):
     source = stock(tmp_path / "source")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    refused(source, Path(), "cannot be the current folder")
+    refused(source, Path(), "must not be the current folder")
     monkeypatch.setattr(os.path, "ismount", lambda path: path.name == "disk")
     refused(source, tmp_path / "disk", "a mount point, got .*disk")
 

@@ -153,7 +153,7 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
         f"{target}: WavePELlamaForCausalLM with shaw:clip=3",
         f"copied from {source}: 21 tensors, 23.6 kB",
         "new parameters: model.position_encoding.table",
-        "load it in Python:",
+        "to load it in Python:",
     ]
     script = f"{last.strip()}\nprint(type(model).__name__, model.config.position_encoding)"
     done = python("-c", script)
@@ -179,7 +179,7 @@ def test_the_command_says_what_stays_behind(tmp_path, capsys, monkeypatch):
     assert (code, err) == (0, "")
     assert f"linked from {source}" in out
     assert "files left out: model.gguf\n" in out
-    assert "where that module registers" in out
+    assert "after importing the module of --import" in out
     assert (tmp_path / "target" / "model.safetensors").samefile(source / "model.safetensors")
     load(tmp_path / "target")
 

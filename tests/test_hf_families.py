@@ -217,7 +217,7 @@ def test_a_wrapped_model_is_named():
         wavepe.hf.patch(torch.compile(model, backend="eager"), "alibi")
     with pytest.raises(TypeError, match=r"DataParallel: pass .*, model\.module$"):
         wavepe.hf.patch(torch.nn.DataParallel(model), "alibi")
-    with pytest.raises(TypeError, match="Linear: there is no model of transformers in it"):
+    with pytest.raises(TypeError, match="Linear: it contains no model of transformers"):
         wavepe.hf.patch(torch.nn.Linear(2, 2), "alibi")
 
 

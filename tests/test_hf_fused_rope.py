@@ -258,11 +258,11 @@ def refused(family, message, **options):
 
 def test_other_forms_of_rotation_are_refused():
     sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4}
-    refused("gptj", r"gptj.*is not a rotation of pairs", **sizes, rotary_dim=4)
-    refused("gpt2", "no layer in this GPT2LMHeadModel that calls", **sizes)
+    refused("gptj", r"gptj.* has no fused form: it does not rotate pairs", **sizes, rotary_dim=4)
+    refused("gpt2", "no layer of this GPT2LMHeadModel calls", **sizes)
     parts = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim"), 8)
     parts |= dict.fromkeys(("qk_nope_head_dim", "v_head_dim", "moe_intermediate_size"), 8)
-    refused("deepseek_v3", "apply_rotary_pos_emb_interleave beside", vocab_size=VOCABULARY,
+    refused("deepseek_v3", "apply_rotary_pos_emb_interleave as well as", vocab_size=VOCABULARY,
             hidden_size=32, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
             num_key_value_heads=4, first_k_dense_replace=1, **parts)  # fmt: skip
 
@@ -297,7 +297,7 @@ def test_wrong_arguments():
     model = tiny()
     layer = model.model.layers[1].self_attn
     layer.forward = lambda *args, **kwargs: None
-    with pytest.raises(ValueError, match="forward of its own"):
+    with pytest.raises(ValueError, match="has its own forward"):
         use_fused_rope(model)
     assert "forward" not in vars(model.model.layers[0].self_attn)
     use_fused_rope(model, enabled=False)  # nothing of ours there

@@ -56,7 +56,7 @@ def test_the_rotation_put_back(make, spec):
     model = wavepe.hf.patch(make(), spec)
     ours, stock = model.model.rotary_emb, model.model.rotary_emb.stock
     model.model.rotary_emb = stock
-    with pytest.raises(ValueError, match="another module than wavepe's made its angles"):
+    with pytest.raises(ValueError, match="its angles come from a module that is not wavepe's"):
         model(IDS)
     model.model.rotary_emb = ours
     logits(model, IDS)
@@ -70,7 +70,7 @@ def test_continuous_batching(make):
     if TRANSFORMERS_5:  # before, it needs a GPU
         with pytest.raises(ValueError, match=r"continuous batching|paged\|wavepe"):
             model.generate_batch(rows, generation_config=settings, progress_bar=False)
-    with pytest.raises(ValueError, match="continuous batching pages its cache"):
+    with pytest.raises(ValueError, match="continuous batching uses a paged cache"):
         model(IDS, cache="paged")
     # Where flash attention is installed, transformers switches to it by itself.
     model.config._attn_implementation = "paged|flash_attention_2"
@@ -83,7 +83,7 @@ def test_offloaded_models(make):
     """A model on the meta device, and hooks that wrap a layer's forward after the patch."""
     with torch.device("meta"):
         empty = make()
-    with pytest.raises(ValueError, match="is on the meta device: patch the model first"):
+    with pytest.raises(ValueError, match="is on the meta device, and patch needs real parameters"):
         wavepe.hf.patch(empty, WAVELET)
     model = make()
     stock = logits(model, IDS)
@@ -190,8 +190,8 @@ def test_a_cache_of_another_patch_is_refused():
     cache = DynamicCache(config=model.config)
     logits(model, IDS[:, :5], past_key_values=cache)
     wavepe.hf.patch(wavepe.hf.unpatch(model), "alibi")
-    with pytest.raises(ValueError, match=r"computed with wavelet:scales=4.*computes with alibi"):
+    with pytest.raises(ValueError, match=r"computed with wavelet:scales=4.*uses alibi"):
         logits(model, IDS[:, 5:], past_key_values=cache)
     other = wavepe.hf.patch(tiny(), {"1": "alibi"})
-    with pytest.raises(ValueError, match="computes with 1: alibi"):
+    with pytest.raises(ValueError, match="uses 1: alibi"):
         logits(other, IDS[:, 5:], past_key_values=copy.deepcopy(cache))

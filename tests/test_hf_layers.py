@@ -121,13 +121,13 @@ def test_compiled():
     [
         ({}, "at least one layer"),
         ({"first": "rope"}, "'4' or '0-3'.*got 'first'"),
-        ({"2-1": "rope"}, "first before last; got '2-1'"),
+        ({"2-1": "rope"}, "the first one first; got '2-1'"),
         ({-1: "rope"}, "got -1"),
         ({True: "rope"}, "got True"),
         ({"0": "none", 0: "rope"}, "layers 0 are named twice, got 0"),
         ({"0-1": "rope", "1": "none"}, "layers 1 are named twice"),
-        ({"0-2": "rope"}, "layers 0-2 of a model that has the layers 0-1"),
-        ({"0": "sinusoidal"}, "sinusoidal is absolute.*cannot differ by layer"),
+        ({"0-2": "rope"}, "layers 0-2, but this model has the layers 0-1"),
+        ({"0": "sinusoidal"}, "sinusoidal is an absolute.*cannot differ by layer"),
         ({"0": "shaw:clip=2", "1": "shaw:clip=3"}, "one learned encoding.*clip=2 and shaw:clip=3"),
         ({"0": "wavelt"}, "unknown encoding 'wavelt'"),
         ({"0": "wavelet:scales=3"}, "not divisible"),
@@ -143,20 +143,22 @@ def test_refused(spec, message):
 
 
 def test_options_beside_a_dict_are_refused():
-    with pytest.raises(ValueError, match=r"options \(scales\) cannot be given beside a dict"):
+    with pytest.raises(ValueError, match=r"options \(scales\) do not go with a dict"):
         wavepe.hf.patch(tiny(), {"0": "wavelet"}, scales=4)
     with pytest.raises(ValueError, match="one encoding for all layers"):
         wavepe.hf.patch_llama({"0": "none"})
     model = wavepe.hf.patch(tiny(), {"0": "none"})
-    with pytest.raises(ValueError, match="'0: none', by layer: unpatch it"):
+    with pytest.raises(
+        ValueError, match="a hybrid with the position encodings '0: none': unpatch it"
+    ):
         wavepe.hf.set_theta(model, 500.0)
 
 
 def test_how_it_is_written():
     choice = Choice({"4": "none", "0-3": {"name": "rope", "theta": 100}, 5: "alibi"})
-    assert choice.written() == {"4": "none", "0-3": "rope:theta=100", "5": "alibi"}
+    assert choice.stored() == {"4": "none", "0-3": "rope:theta=100", "5": "alibi"}
     assert str(choice) == "4: none; 0-3: rope:theta=100; 5: alibi"
-    assert Choice(choice.written()).written() == choice.written()
+    assert Choice(choice.stored()).stored() == choice.stored()
     by_layer = [str(one) for one in choice.by_layer(7)]
     assert by_layer == [*["rope:theta=100"] * 4, "none", "alibi", "None"]
     config = wavepe.hf.WavePELlamaConfig(position_encoding={0: "wavelet:scales=8"})

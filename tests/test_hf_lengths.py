@@ -227,7 +227,9 @@ def test_a_trained_length_that_is_changed_on_a_live_model(spec, tmp_path):
     """Read back from a folder, it has its effect: the live model must not differ in silence."""
     model, ids = patched_tiny(spec), tokens(1, 24)
     model.config.max_position_embeddings = 2048
-    with pytest.raises(ValueError, match=r"changed from 16 to 2048 .*max_position_embeddings=2048"):
+    with pytest.raises(
+        ValueError, match=r"changed from 16 to 2048, .*max_position_embeddings=2048"
+    ):
         logits(model, ids)
     model.save_pretrained(tmp_path)
     wanted = patched_tiny(spec, max_position_embeddings=2048)

@@ -263,7 +263,7 @@ def test_it_is_neither_patched_nor_unpatched():
     model = own(WAVELET)
     with pytest.raises(ValueError, match="from_pretrained"):
         wavepe.hf.patch(model, "alibi")
-    with pytest.raises(ValueError, match="no other one to go back to"):
+    with pytest.raises(ValueError, match="it was not patched"):
         wavepe.hf.unpatch(model)
 
 

@@ -167,17 +167,17 @@ def test_what_cannot_be_right_is_refused():
         model(IDS[:, :1], past_key_values=cache)
     cache = DynamicCache(config=model.config)
     logits(model, IDS, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"new ones at \[5\], cannot follow the 12 tokens"):
+    with pytest.raises(ValueError, match=r"new ones begin at \[5\]\) cannot follow the 12 tokens"):
         model(IDS, position_ids=POSITIONS, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"new ones at \[5\], cannot follow the 12 tokens"):
+    with pytest.raises(ValueError, match=r"new ones begin at \[5\]\) cannot follow the 12 tokens"):
         model(IDS[:1], cu_seq_lens_q=ENDS, past_key_values=cache)
     with pytest.raises(ValueError, match="cannot be continued: pass use_cache=False"):
         model(IDS, position_ids=POSITIONS, use_cache=True)
     for given, message in (
-        ({"cu_seq_lens_q": ENDS[:2]}, "up from 0 to the number of tokens 12, got .0, 5."),
-        ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS + 1}, "differ"),
-        ({"cu_seq_lens_q": torch.tensor([0, 8, 5, 12])}, "go up from 0 .*, got .0, 8, 5, 12."),
-        ({"cu_seq_lens_q": ENDS[:0]}, "number of tokens 12, got .."),
+        ({"cu_seq_lens_q": ENDS[:2]}, "rise from 0 to the number of tokens, 12; got .0, 5."),
+        ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS + 1}, "must be equal"),
+        ({"cu_seq_lens_q": torch.tensor([0, 8, 5, 12])}, "rise from 0 .*; got .0, 8, 5, 12."),
+        ({"cu_seq_lens_q": ENDS[:0]}, "number of tokens, 12; got .."),
     ):
         with pytest.raises(ValueError, match=message):
             model(IDS[:1], **given)
@@ -190,7 +190,7 @@ def test_what_cannot_be_right_is_refused():
     with pytest.raises(ValueError, match="cannot follow the 12 tokens of a cache"):
         model(IDS[:1, :2], cu_seq_lens_q=torch.tensor([0, 1, 2]), past_key_values=cache)
     follows = patched_tiny("normalised")
-    with pytest.raises(ValueError, match="normalised depends on the length"):
+    with pytest.raises(ValueError, match="normalised depends on the sequence length"):
         follows(IDS, position_ids=POSITIONS)
 
 
@@ -221,7 +221,7 @@ def test_on_a_device_nobody_looks_and_the_same_is_seen(spec, monkeypatch):
         yield logits(model, IDS[:, 5:6], past_key_values=cache, attention_mask=ones[:, :6])
 
     wanted = list(run())
-    monkeypatch.setattr(masks, "waits", lambda device: True)
+    monkeypatch.setattr(masks, "reading_waits", lambda device: True)
     looked = []
     monkeypatch.setattr(torch.Tensor, "any", lambda *x: looked.append("any"))
     monkeypatch.setattr(torch.Tensor, "all", lambda *x: looked.append("all"))
@@ -235,7 +235,7 @@ def test_a_mask_that_hides_nothing_is_none(family, monkeypatch):
     """On a device patched models get one where nothing is given, lest transformers looks."""
     model, ids = wavepe.hf.patch(build(family), "wavelet"), tokens(2, 12)
     wanted = logits(model, ids)
-    monkeypatch.setattr(masks, "waits", lambda device: True)
+    monkeypatch.setattr(masks, "reading_waits", lambda device: True)
     made, real = [], masks.nothing_hidden
     monkeypatch.setattr(masks, "nothing_hidden", lambda device: made.append(1) or real(device))
     assert torch.equal(logits(model, ids), wanted)

@@ -295,7 +295,7 @@ def test_a_patched_model_is_not_patched_again():
         ("nosuch", "unknown encoding 'nosuch'"),
         ("wavelet:scales=3", f"head size {HEAD} is not divisible by 3 scales"),
         ("rope:interleaved=true", "interleaved"),
-        ({"0-9": "rope"}, "layers 0-9 of a model that has the layers 0-1"),
+        ({"0-9": "rope"}, "layers 0-9, but this model has the layers 0-1"),
     ],
     ids=str,
 )

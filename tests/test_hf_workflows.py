@@ -356,7 +356,7 @@ def test_tensor_parallelism_is_right_or_refused(tmp_path):
     assert len(lines) == len(right) + len(refused)
     for line, spec in zip(lines[len(right) :], refused, strict=True):
         assert line.startswith(f"{spec}: ")
-        assert "needs all 4 heads in one process, got 2: tensor parallelism" in line
+        assert "needs all 4 heads in one process, got 2: with tensor parallelism" in line
 
 
 @pytest.mark.parametrize("spec", ["alibi", "shaw:clip=3", "rope:theta=30", "sinusoidal"])

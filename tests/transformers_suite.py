@@ -23,7 +23,7 @@ import wavepe.hf  # noqa: F401 - it registers the types
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.testing_utils import _TEXT_MODEL_TESTER_DEFAULTS as SIZES
 from wavepe.hf.config import EncodedConfig
-from wavepe.hf.families import NAME
+from wavepe.hf.families import ATTENTION
 from wavepe.hf.model_types import KINDS, EncodedModel
 
 BUILD = Path(__file__).parents[1] / "build/transformers"
@@ -138,10 +138,14 @@ class OneType(common.ModelTesterMixin, common.GenerationTesterMixin, training.Tr
         self.model_tester = SmallModel(self.kind, self.encoding)
         self.all_model_classes = self.model_tester.all_model_classes
         # The tests name "eager" in passing, for the attention's weights, which these types give.
-        named = property(lambda config: NAME, lambda config, value: None)
+        named = property(lambda config: ATTENTION, lambda config, value: None)
         for owner, name, value in (
             (EncodedConfig, "_attn_implementation", named),
-            (EncodedModel, "_check_and_adjust_attn_implementation", lambda *args, **kwargs: NAME),
+            (
+                EncodedModel,
+                "_check_and_adjust_attn_implementation",
+                lambda *args, **kwargs: ATTENTION,
+            ),
         ):
             change = mock.patch.object(owner, name, value, create=True)
             change.start()

@@ -1,6 +1,7 @@
-"""Analyses of trained models: functions that return plain data; ``plots`` draws it.
+"""Analyse trained models: functions that return plain data, which ``plots`` draws.
 
-The matrices and bands need NumPy alone; what runs a model imports torch when it is called.
+The functions for matrices and predicted bands need NumPy only. Functions that run a model import
+torch when they are called.
 """
 
 from ._attention_map import attention_map, attention_window

@@ -1,4 +1,4 @@
-"""Attention weights of a model, and how far back they reach [W]."""
+"""Attention weights of a model, and how far back its heads look [W]."""
 
 from __future__ import annotations
 
@@ -8,60 +8,75 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
-from ._models import check_tokens, evaluating, last_logits, need_transformers, other_globals
+from ._models import check_tokens, evaluating, last_logits, need_transformers, replaced_globals
 
 if TYPE_CHECKING:
     import torch
 
-# By these globals of its forward a layer of transformers finds its attention function.
+# A layer of transformers finds its attention function by these globals of its forward.
 _INTERFACE, _EAGER = "ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"
 
 
 def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
-    """Return the attention weights of every layer and head: who attends to whom.
+    """Return the attention weights of every layer and head of a model.
 
-    Each layer's own attention function is asked, whichever it is (eager, sdpa, wavepe): the weights
-    are its output for values that are the columns of the identity. So windows, soft caps and every
-    position encoding are in them as the model has them.
+    They are the weights of the model's own attention function, whichever it is (eager, sdpa,
+    wavepe): this function calls it with the columns of the identity matrix as values. So the
+    weights contain windows, soft caps and the position encoding, as the model applies them.
 
     Parameters
     ----------
     model : torch.nn.Module
         A causal model of transformers: stock, patched, or of a type wavepe_<family>. It is
-        restored, also after an error.
+        restored at the end, also after an error.
     tokens : torch.Tensor, shape (n,), any integer dtype
         Token ids.
 
     Returns
     -------
     ndarray, float32 (layers, heads, n, n)
-        Weights after the softmax, [query, key]: rows sum to 1, and are 0 above the diagonal. In a
-        family with attention sinks (GPT-OSS) the rest of a row is the sink's. float64 of a model in
-        float64.
+        Weights after the softmax, [query, key]; float64 for a model in float64. Each row sums to 1,
+        and is 0 above the diagonal. In a family with attention sinks (GPT-OSS), the sink gets the
+        rest of a row.
 
     Raises
     ------
+    ImportError
+        torch or transformers is missing.
     TypeError
-        `model` is no module, or `tokens` no integer tensor.
+        `model` is not a module, or `tokens` is not an integer tensor.
     ValueError
-        A model that gives no attention weights or is not causal, a wrong shape, or ids outside the
-        vocabulary.
+        The model gives no attention weights or is not causal, its layers differ in their number of
+        heads, `tokens` has a wrong shape, or ids are outside the vocabulary.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from wavepe.analysis import attention_map, attention_window
+    >>> config = wavepe.hf.WavePELlamaConfig(
+    ...     position_encoding="alibi", vocab_size=64, hidden_size=32, intermediate_size=48,
+    ...     num_hidden_layers=2, num_attention_heads=4)
+    >>> weights = attention_map(wavepe.hf.WavePELlamaForCausalLM(config), torch.arange(8))
+    >>> weights.shape
+    (2, 4, 8, 8)
+    >>> attention_window(weights).shape
+    (2, 4)
     """
     need_transformers("attention_map")
     tokens = check_tokens(model, tokens, 1, "one")
-    seen: list[np.ndarray] = []
-    watch = _Watch(seen)
-    with evaluating(model), other_globals(model, watch.choose):
-        if watch.layers:
+    maps: list[np.ndarray] = []
+    recorder = _Recorder(maps)
+    with evaluating(model), replaced_globals(model, recorder.choose):
+        if recorder.layers:
             last_logits(model, tokens[None], 1)
-    if not seen:  # of a family that does not use transformers' attention interface
-        seen = _told(model, tokens)
-    if len({weights.shape for weights in seen}) > 1:
+    if not maps:  # a family that does not use transformers' attention interface
+        maps = _reported_weights(model, tokens)
+    if len({weights.shape for weights in maps}) > 1:
         raise ValueError(
             f"the layers of this {type(model).__name__} have different numbers of heads, "
-            f"{sorted({len(weights) for weights in seen})}: one array does not hold them"
+            f"{sorted({len(weights) for weights in maps})}: needs the same number in all layers"
         )
-    found = np.stack(seen)
+    found = np.stack(maps)
     if np.triu(found, 1).any():
         raise ValueError(
             f"this {type(model).__name__} attends to later tokens: needs a causal model"
@@ -70,27 +85,30 @@ def attention_map(model: torch.nn.Module, tokens: torch.Tensor) -> np.ndarray:
 
 
 def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
-    """Return how many tokens each head looks back, itself included.
+    """Return how many tokens each head looks back, its own token included.
 
-    That is 1 + the largest distance delta whose mean weight, over the queries that have such a key,
-    is at least `threshold`; 0 where there is none.
+    For each distance, take the mean weight over all queries that have a key at this distance. The
+    window is 1 + the largest distance whose mean weight is at least `threshold`, or 0 if there is
+    none.
 
     Parameters
     ----------
-    map : array (..., n, n)
+    map : array (..., n, n) of real numbers
         Attention weights [query, key], as `attention_map` returns them.
     threshold : float
-        A weight; 0 is met by every distance.
+        The smallest mean weight that counts. With 0, every window is n.
 
     Returns
     -------
-    ndarray, int (...)
-        (layers, heads) of the map of a model.
+    ndarray, int64 (...)
+        Windows in tokens; (layers, heads) for the map of a model.
 
     Raises
     ------
-    ValueError, TypeError
-        No square matrices, or a threshold that is no finite number.
+    ValueError
+        `map` does not hold square matrices, or `threshold` is not finite.
+    TypeError
+        `map` or `threshold` does not hold real numbers.
     """
     weights = _checks.real_array("map", map)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or not weights.shape[-1]:
@@ -103,50 +121,50 @@ def attention_window(map: ArrayLike, threshold: float = 1e-3) -> np.ndarray:
     return window
 
 
-class _Watch:
-    """Gives layers attention functions that note their weights in `seen`."""
+class _Recorder:
+    """Gives layers attention functions that record their weights in `maps`."""
 
-    def __init__(self, seen: list[np.ndarray]) -> None:
-        self.seen, self.layers = seen, 0
+    def __init__(self, maps: list[np.ndarray]) -> None:
+        self.maps, self.layers = maps, 0
 
     def choose(self, module: torch.nn.Module, forward: Any) -> dict[str, Any]:
-        """Return other globals for a layer's forward."""
+        """Return new values for the globals of a layer's forward."""
         if _INTERFACE not in forward.__code__.co_names:
             return {}
         self.layers += 1
         given = forward.__globals__
-        found = {_INTERFACE: _Interface(given[_INTERFACE], self.noting)}
+        found = {_INTERFACE: _Interface(given[_INTERFACE], self.recording)}
         if _EAGER in given:
-            found[_EAGER] = self.noting(given[_EAGER])
+            found[_EAGER] = self.recording(given[_EAGER])
         return found
 
-    def noting(self, function: Any) -> Any:
-        """Return the attention function, which also notes its weights."""
-        if getattr(function, "_notes_weights", False):
+    def recording(self, function: Any) -> Any:
+        """Return the attention function with one addition: it records its weights."""
+        if getattr(function, "_records_weights", False):
             return function
 
         def attend(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            self.seen.append(_weights(function, module, query, key, value, *args, **kwargs))
+            self.maps.append(_weights(function, module, query, key, value, *args, **kwargs))
             return function(module, query, key, value, *args, **kwargs)
 
-        attend._notes_weights = True  # type: ignore[attr-defined]
+        attend._records_weights = True  # type: ignore[attr-defined]
         return attend
 
 
 class _Interface:
-    """Stands for transformers' table of attention functions, in one layer."""
+    """Replaces transformers' table of attention functions in one layer."""
 
-    def __init__(self, stock: Any, noting: Any) -> None:
-        self._stock, self._noting = stock, noting
+    def __init__(self, stock: Any, recording: Any) -> None:
+        self._stock, self._recording = stock, recording
 
     def __getitem__(self, name: str) -> Any:
-        return self._noting(self._stock[name])
+        return self._recording(self._stock[name])
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._stock, name)
         if name not in ("get", "get_interface"):
             return found
-        return lambda *args: self._noting(found(*args))
+        return lambda *args: self._recording(found(*args))
 
 
 def _weights(
@@ -154,7 +172,7 @@ def _weights(
 ) -> np.ndarray:
     """Return the weights (heads, n, n) of one call.
 
-    The identity's columns come in pieces of the size of a head, as no function refuses them.
+    The columns of the identity are given in pieces of the head size, which every function accepts.
     """
     import torch
 
@@ -167,25 +185,26 @@ def _weights(
         out, _ = function(module, query, key, columns, *args, **kwargs)
         pieces.append(out[0, :, :, : len(here)])  # (queries, heads, columns)
     whole = torch.cat(pieces, dim=-1).transpose(0, 1)
-    return _plain(whole)
+    return _to_numpy(whole)
 
 
-def _told(model: torch.nn.Module, tokens: torch.Tensor) -> list[np.ndarray]:
-    """Return the weights that the model itself gives with `output_attentions`."""
+def _reported_weights(model: torch.nn.Module, tokens: torch.Tensor) -> list[np.ndarray]:
+    """Return the weights that the model itself returns with `output_attentions`."""
     with evaluating(model):
         try:
-            told = model(input_ids=tokens[None], use_cache=False, output_attentions=True).attentions
+            out = model(input_ids=tokens[None], use_cache=False, output_attentions=True)
+            reported = out.attentions
         except (TypeError, AttributeError, ValueError):
-            told = None
-    if not told or any(weights is None for weights in told):
+            reported = None
+    if not reported or any(weights is None for weights in reported):
         raise ValueError(
             f"this {type(model).__name__} gives no attention weights: needs a causal model of "
             "transformers, or one loaded with attn_implementation='eager'"
         )
-    return [_plain(weights[0]) for weights in told]
+    return [_to_numpy(weights[0]) for weights in reported]
 
 
-def _plain(weights: torch.Tensor) -> np.ndarray:
+def _to_numpy(weights: torch.Tensor) -> np.ndarray:
     import torch
 
     wide = weights if weights.dtype == torch.float64 else weights.float()

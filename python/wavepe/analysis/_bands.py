@@ -1,4 +1,4 @@
-"""Which pair of a rotary head carries a band: what the theory predicts [F]."""
+"""The frequency band of a rotary head: the pair that theory predicts to be the largest [F]."""
 
 from __future__ import annotations
 
@@ -9,38 +9,50 @@ from numpy.typing import ArrayLike
 
 from .. import _checks
 
-# Where V has its maximum, in radians turned over the trained length.
+# V has its maximum at this angle, in radians.
 BAND_ANGLE = 3.6572100979832105
 
 
 def band_variance(x: ArrayLike) -> np.ndarray:
-    """V(x) = 1/2 + sin(2x)/(4x) - (sin(x)/x)^2, the variance of a cosine over an angle x [F].
+    """Return the variance of a cosine over the angle from 0 to x.
+
+    V(x) = 1/2 + sin(2x)/(4x) - (sin(x)/x)^2. A pair with a large variance tells positions apart
+    best. V(0) is 0, and the largest value is V(3.6572) = 0.5405.
 
     Parameters
     ----------
     x : array (...) of real numbers
-        Radians that a pair turns over the trained length. V(0) is 0; the largest value, 0.5405,
-        is at 3.6572.
+        Angle in radians that a pair turns over the trained length.
 
     Returns
     -------
     ndarray, float64 (...)
-        Within 1e-15.
+        V(x), with an error of at most 1e-15.
 
     Raises
     ------
     TypeError
-        No real numbers.
+        `x` does not hold real numbers.
+
+    References
+    ----------
+    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+
+    Examples
+    --------
+    >>> import wavepe.analysis
+    >>> wavepe.analysis.band_variance([0.0, 3.6572]).round(4)
+    array([0.    , 0.5405])
     """
     x = _checks.real_array("x", x).astype(np.float64)
     return 0.5 + 0.5 * np.sinc(2 * x / np.pi) - np.sinc(x / np.pi) ** 2
 
 
 def predicted_band(dim: int, theta: float, length: int) -> float:
-    """The pair index at which keys are predicted to be largest, j* [F].
+    """Return j*, the index of the rotary pair at which keys are predicted to be largest.
 
-    j* = (dim/2) log_theta(length / 3.6572): of all pairs this one varies most over the trained
-    length. It is not rounded, and lies outside 0..dim/2-1 where no pair is that slow or fast.
+    j* = (dim/2) log_theta(length / 3.6572). The cosine of this pair varies most over the trained
+    length; see `band_variance`.
 
     Parameters
     ----------
@@ -49,12 +61,29 @@ def predicted_band(dim: int, theta: float, length: int) -> float:
     theta : float
         The base, above 1.
     length : int
-        The trained length.
+        The trained length in tokens, at least 1.
+
+    Returns
+    -------
+    float
+        j*, not rounded. It lies outside 0..dim/2-1 if no pair turns so slowly or so fast.
 
     Raises
     ------
-    ValueError, TypeError
-        An odd `dim`, a base not above 1, a length below 1.
+    ValueError
+        `dim` is odd or below 1, `theta` is not above 1, or `length` is below 1.
+    TypeError
+        An argument is not a number of its kind.
+
+    References
+    ----------
+    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+
+    Examples
+    --------
+    >>> import wavepe.analysis
+    >>> round(wavepe.analysis.predicted_band(128, 10000.0, 4096), 2)
+    48.79
     """
     dim = _checks.integer("dim", dim, 1)
     if dim % 2:

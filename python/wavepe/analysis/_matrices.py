@@ -1,4 +1,4 @@
-"""Rotations, shifts and wavelet transforms written out as matrices, for study and tests."""
+"""Rotations, shifts and wavelet transforms as matrices, for study and tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from .._wavelet_pywt import is_family
 
 
 def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
-    """The rotation of one position, in the layout of interleaved pairs [R].
+    """Return the matrix that rotates a head by the angles of one position (RoPE).
+
+    The pairs are interleaved: (2i, 2i + 1).
 
     Parameters
     ----------
     position : int
-        m, of any sign.
+        The position m, of any sign.
     dim : int
         Head size d, even.
     theta : float
@@ -26,54 +28,66 @@ def rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
     Returns
     -------
     ndarray, float64 (dim, dim)
-        R with R x the rotated head x: blocks [[cos, -sin], [sin, cos]] of the angles
-        m * theta^(-2i/d) on the diagonal.
+        The matrix R, where R x is the rotated head x. Its diagonal holds the blocks
+        [[cos, -sin], [sin, cos]] of the angles m * theta^(-2i/d).
 
     Raises
     ------
-    ValueError, TypeError
-        An odd `dim`, a base not above 0, a position that is no integer.
+    ValueError
+        `dim` is odd or below 1, or `theta` is not above 0.
+    TypeError
+        `position` or `dim` is not an integer, or `theta` is not a number.
+
+    References
+    ----------
+    Su et al., "RoFormer", 2021, arXiv 2104.09864.
     """
     cos, sin = _turns(position, dim, theta)
     return _block_diagonal(_rotation(cos, sin))
 
 
 def shift_matrix(k: int, dim: int, theta: float = 10000.0) -> np.ndarray:
-    """A with f(m + k) = A f(m) for every m, f the sinusoidal encoding [V].
+    """Return the matrix that shifts the sinusoidal encoding by k positions.
+
+    It is the matrix A with f(m + k) = A f(m) for every position m, where f is the encoding.
 
     Parameters
     ----------
     k : int
         The shift, of any sign.
     dim : int
-        Size of f, even.
+        Size of the vectors of f, even.
     theta : float
         The base of f, above 0.
 
     Returns
     -------
     ndarray, float64 (dim, dim)
-        Blocks [[cos, sin], [-sin, cos]] of the angles k * theta^(-2i/dim): the transpose of
-        ``rope_matrix(k, dim, theta)``.
+        The diagonal holds the blocks [[cos, sin], [-sin, cos]] of the angles k * theta^(-2i/dim).
+        A is the transpose of ``rope_matrix(k, dim, theta)``.
 
     Raises
     ------
     ValueError, TypeError
-        As `rope_matrix`.
+        As for `rope_matrix`.
+
+    References
+    ----------
+    Vaswani et al., "Attention is all you need", 2017, arXiv 1706.03762.
     """
     return rope_matrix(k, dim, theta).T.copy()
 
 
 def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
-    """The "RoPE-based wavelet" that its authors dropped [W]; for study only.
+    """Return the matrix of the "RoPE-based wavelet", which its authors dropped; for study only.
 
-    One matrix per absolute position, applied to q and to k, at most dim scales: its cost is that
-    of a matrix product per token.
+    The method multiplies q and k by one matrix for each absolute position, so it costs a matrix
+    product for each token. It has at most dim scales.
 
     Parameters
     ----------
     position : int
-        m, of any sign.
+        The position m, of any sign.
     dim : int
         Head size d, even.
     theta : float
@@ -87,7 +101,12 @@ def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> n
     Raises
     ------
     ValueError, TypeError
-        As `rope_matrix`.
+        As for `rope_matrix`.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
     """
     blocks = _rotation(*_turns(position, dim, theta))
     pairs = len(blocks)
@@ -96,26 +115,35 @@ def multiscale_rope_matrix(position: int, dim: int, theta: float = 10000.0) -> n
 
 
 def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pair of wavelets whose transform along the head is RoPE [W].
+    """Return the two wavelets psi and psi' whose transform along the head is RoPE.
 
-    psi is cos f(t) on [0, 1) and -sin f(t) on [1, 2), psi' is sin f(t) and cos f(t) there, and
-    both are 0 elsewhere; f(t) = 2 k pi t, or 2 k pi (t - 1) from 1 on, with k the least natural
-    number for which position < 2 k pi. The integral of each is 0.
+    On [0, 1), psi(t) = cos f(t) and psi'(t) = sin f(t), with f(t) = 2 k pi t. On [1, 2),
+    psi(t) = -sin f(t) and psi'(t) = cos f(t), with f(t) = 2 k pi (t - 1). Both are 0 elsewhere. k
+    is the least natural number with position < 2 k pi. The integral of each wavelet is 0.
 
     Parameters
     ----------
     t : array (...) of real numbers
+        Arguments of the wavelets.
     position : int
-        m, from 0.
+        The position m, from 0 on.
 
     Returns
     -------
-    (psi, psi') : float64 arrays (...)
+    psi, psi' : float64 arrays (...)
+        The values of both wavelets at t.
 
     Raises
     ------
-    ValueError, TypeError
-        A negative position, or one that is no integer.
+    ValueError
+        `position` is negative.
+    TypeError
+        `position` is not an integer, or `t` does not hold real numbers.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
     """
     t = _checks.real_array("t", t).astype(np.float64)
     turns = _natural(position)
@@ -126,38 +154,45 @@ def rope_wavelet(t: ArrayLike, position: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.ndarray:
-    """The rotation of one position, made of wavelets along the head dimension [W].
+    """Return the rotation matrix of one position, computed from wavelets along the head.
 
-    The theorem says that it is `rope_matrix`: row j, for even j, is psi(t - b_j) at t = 0..d-1 and
-    row j + 1 is psi'(t - b_j), with b_j = j - m theta^(-j/d) / (2 k pi) and scale 1 (psi, psi' and
-    k as in `rope_wavelet`).
+    A theorem says that it equals `rope_matrix`. For even j, row j holds psi(t - b_j) at
+    t = 0..d-1, and row j + 1 holds psi'(t - b_j). The shift is b_j = j - m theta^(-j/d) / (2 k pi)
+    and the scale is 1. psi, psi' and k are those of `rope_wavelet`.
 
     Parameters
     ----------
     position : int
-        m, from 0.
+        The position m, from 0 on.
     dim : int
         Head size d, even.
     theta : float
-        The base, at least 1: the shifts must stay below 1.
+        The base, at least 1. With a smaller base, shifts would reach the next row.
 
     Returns
     -------
     ndarray, float64 (dim, dim)
-        Within 1e-9 of `rope_matrix` for positions to 1e5.
+        The matrix. It differs from `rope_matrix` by less than 1e-9 for positions up to 1e5.
 
     Raises
     ------
-    ValueError, TypeError
-        A negative position, a base below 1, an odd `dim`, a position that is no integer.
+    ValueError
+        `position` is negative, `theta` is below 1, or `dim` is odd or below 1.
+    TypeError
+        `position` or `dim` is not an integer, or `theta` is not a number.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
     """
     turns = _natural(position)
     theta = _checks.positive("theta", theta)
     if theta < 1:
-        raise ValueError(f"theta must be at least 1 for the wavelets' shifts, got {theta}")
+        raise ValueError(f"theta must be at least 1, got {theta}")
     inv_freq = _frequencies(dim, theta)
     even = np.arange(0, dim, 2)
-    # t - b_j in this order: b_j itself would round the small shift to the digits of j
+    # t - b_j in this order: in b_j itself, the small shift would lose the digits that j takes
     u = (np.arange(dim) - even[:, None]) + (position * inv_freq / (2 * turns * math.pi))[:, None]
     return np.stack(rope_wavelet(u, position), axis=1).reshape(dim, dim)
 
@@ -165,28 +200,38 @@ def rope_wavelet_matrix(position: int, dim: int, theta: float = 10000.0) -> np.n
 def wavelet_transform(
     x: ArrayLike, scale: ArrayLike, shift: ArrayLike, kind: str = "ricker"
 ) -> np.ndarray:
-    """W(a, b) = sum over t of a^(-1/2) psi((t - b) / a) x(t), t = 0..T-1 [W].
+    """Return the wavelet transform of a signal.
+
+    W(a, b) = sum over t = 0..T-1 of a^(-1/2) psi((t - b) / a) x(t).
 
     Parameters
     ----------
     x : array (..., T) of real numbers
-    scale, shift : arrays (columns,) or of other shapes that broadcast
-        a, above 0, and b.
+        The signal.
+    scale : array (columns,) or of another shape
+        Scales a, above 0.
+    shift : array (columns,) or of another shape that broadcasts with `scale`
+        Shifts b.
     kind : str
         The mother wavelet psi: ricker, gaussian, morlet, haar or a registered one.
 
     Returns
     -------
     ndarray, float64 (..., columns)
-        The leading axes are x's, the others those of `scale` and `shift`.
+        W(a, b): the leading axes of `x`, then those of `scale` and `shift`.
 
     Raises
     ------
     ValueError
-        An unknown kind or a discrete one of PyWavelets, a scale not above 0, shapes that do not
-        broadcast.
+        `kind` is unknown or a discrete wavelet of PyWavelets, a scale is not above 0, or shapes do
+        not broadcast.
     TypeError
-        No real numbers.
+        `x`, `scale` or `shift` does not hold real numbers.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
 
     Examples
     --------
@@ -195,10 +240,13 @@ def wavelet_transform(
     array([ 1.   , -0.406])
     """
     if is_family(kind):
-        raise ValueError(f"kind {kind!r} is sampled at levels and has no psi(t): see PyWavelets")
+        raise ValueError(
+            f"kind {kind!r} is a discrete wavelet of PyWavelets without a formula psi(t): needs "
+            "ricker, gaussian, morlet, haar or a registered kind"
+        )
     x = _checks.real_array("x", x).astype(np.float64)
     if x.ndim < 1:
-        raise ValueError("x must be (..., T), got a single number")
+        raise ValueError("x must be an array (..., T), got a single number")
     scale, shift = _checks.real_array("scale", scale), _checks.real_array("shift", shift)
     columns = _checks.broadcast("scale and shift of shapes", scale.shape, shift.shape)
     if not np.all(scale > 0):
@@ -209,20 +257,20 @@ def wavelet_transform(
 
 
 def _turns(position: int, dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of each pair, float64 (dim/2,)."""
+    """Return cos and sin of the angle of each pair, float64 (dim/2,)."""
     position = _checks.integer("position", position)
     return rope_table(position, _frequencies(dim, theta), dtype=np.float64)
 
 
 def _frequencies(dim: int, theta: float) -> np.ndarray:
-    """Radians per position of each pair, float64 (dim/2,)."""
+    """Return the frequency of each pair in radians per position, float64 (dim/2,)."""
     if _checks.integer("dim", dim, 1) % 2:
         raise ValueError(f"dim must be even, got {dim}")
     return rope_frequencies(dim, theta)[0]
 
 
 def _rotation(cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """The 2x2 matrix of each pair, (pairs, 2, 2)."""
+    """Return the rotation matrix of each pair, (pairs, 2, 2)."""
     return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2)
 
 
@@ -234,6 +282,6 @@ def _block_diagonal(blocks: np.ndarray) -> np.ndarray:
 
 
 def _natural(position: int) -> int:
-    """k, the least natural number for which position < 2 k pi."""
+    """Return k, the least natural number with position < 2 k pi."""
     position = _checks.integer("position", position, 0)
     return math.floor(position / (2 * math.pi)) + 1

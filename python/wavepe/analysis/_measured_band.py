@@ -1,4 +1,4 @@
-"""Which pair of a rotary head is largest, measured on a model [F]."""
+"""The frequency band of a rotary head: the largest pair, measured on a model [F]."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _checks
-from ._models import check_tokens, evaluating, last_logits, need_transformers, other_globals
+from ._models import check_tokens, evaluating, last_logits, need_transformers, replaced_globals
 
 if TYPE_CHECKING:
     import torch
 
 OF = ("key", "query")
-# Functions of transformers that rotate queries and keys of text.
+# Names of the functions of transformers that rotate queries and keys of text.
 _ROTATES = re.compile(r"apply_(?!.*vision).*(rotary|rope)")
-# Families that rotate one tensor at a time, the key first.
+# These families rotate one tensor at a time, and the key first.
 _KEY_FIRST = ("gptj", "codegen")
 # Neither 0 nor 1, so that a rotated dim depends on both dims of its pair.
 _COS, _SIN = 0.6, 0.8
@@ -28,60 +28,83 @@ _COS, _SIN = 0.6, 0.8
 def measured_band(
     model: torch.nn.Module, tokens: torch.Tensor, *, of: str = "key"
 ) -> dict[str, Any]:
-    """Return the pair of each head that is largest at most positions, i_band [F].
+    """Return the frequency band of each head: the rotary pair that is largest most often.
 
-    At each position the pair with the largest L2 norm is taken. The band of a head is the index
-    that is taken most often (of equals the lowest).
+    At each position, one pair of the key (or query) has the largest L2 norm. The band i_band of a
+    head is the index of the pair for which this is so at most positions. If two pairs are equal,
+    it is the lower index.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A causal model of transformers with rotary embedding, of any layout: pairs (i, i + h) or
-        (2i, 2i + 1), of the whole head or of a part of it. It is restored, also after an error.
+        A causal model of transformers with a rotary embedding: pairs (i, i + h) or (2i, 2i + 1), in
+        the whole head or a part of it. It is restored at the end, also after an error.
     tokens : torch.Tensor, shape (n,), any integer dtype
-        Token ids; positions are 0..n-1.
+        Token ids; their positions are 0..n-1.
     of : {"key", "query"}
-        What is measured.
+        Measure the keys or the queries.
 
     Returns
     -------
     dict
-        "band": int array (layers, heads), heads of keys for "key". Pair 0 turns fastest. -1 in the
-        rows of layers that do not rotate. "mean": float, the mean of all bands. "heatmap": float64
-        array (n, pairs), the norm of each pair at each position, a mean over layers and heads.
+        "band": int array (layers, heads), where "key" counts key heads. Pair 0 turns fastest. Rows
+        of layers that do not rotate hold -1.
 
-        The norms are those of what is rotated. A norm or a scaling that a family applies after the
-        rotation is not in them. Pairs that p-RoPE leaves unrotated count as pairs.
+        "mean": float, the mean of all bands.
+
+        "heatmap": float64 array (n, pairs), the norm of each pair at each position, as a mean over
+        layers and heads.
 
     Raises
     ------
+    ImportError
+        torch or transformers is missing.
     TypeError
-        `model` is no module, or `tokens` no integer tensor.
+        `model` is not a module, or `tokens` is not an integer tensor.
     ValueError
-        A model without rotary pairs, another `of`, a wrong shape, or ids outside the vocabulary.
+        The model has no rotary pairs, `of` is another word, `tokens` has a wrong shape, or ids are
+        outside the vocabulary.
+
+    Notes
+    -----
+    The norms are taken of the vectors that the model rotates. A norm or a scaling that a family
+    applies after the rotation is not in them. Pairs that p-RoPE leaves unrotated count as pairs.
 
     References
     ----------
-    [F] Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from wavepe.analysis import measured_band
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    ...     num_attention_heads=4))
+    >>> found = measured_band(model, torch.arange(16))
+    >>> found["band"].shape, found["heatmap"].shape
+    ((2, 4), (16, 4))
     """
     need_transformers("measured_band")
     _checks.choice("of", of, OF)
     tokens = check_tokens(model, tokens, 1, "one")
     found = _Rotations(model, of, len(tokens))
-    with evaluating(model), other_globals(model, found.watch):
+    with evaluating(model), replaced_globals(model, found.watch):
         if found.layers:
             last_logits(model, tokens[None], 1)
     return found.result()
 
 
 class _Rotations:
-    """Measures what the layers of a model rotate, as they run."""
+    """Measures the queries or keys that the layers of a model rotate, while the model runs."""
 
     def __init__(self, model: torch.nn.Module, of: str, length: int) -> None:
         self.model, self.length = type(model).__name__, length
-        self.argument = 1 if of == "key" else 0  # of a function that rotates both
+        # Index of the argument to measure, of a function that rotates both tensors.
+        self.argument = 1 if of == "key" else 0
         kind = getattr(getattr(model, "config", None), "model_type", None)
-        # of a function that rotates one
+        # Number of the call to measure, of a function that rotates one tensor.
         self.call = 0 if (of == "key") == (kind in _KEY_FIRST) else 1
         self.unrotated = _unrotated(model)
         self.layers: list[torch.nn.Module] = []
@@ -90,7 +113,7 @@ class _Rotations:
         self.total, self.heads = np.zeros((length, 0)), np.zeros(0)
 
     def watch(self, module: torch.nn.Module, forward: Any) -> dict[str, Any]:
-        """Return what a layer's forward calls in place of the functions that rotate."""
+        """Return measuring functions for the globals of a layer's forward that rotate."""
         names = [name for name in forward.__code__.co_names if _ROTATES.match(name)]
         found = {name: forward.__globals__.get(name) for name in names}
         found = {name: function for name, function in found.items() if callable(function)}
@@ -115,7 +138,7 @@ class _Rotations:
     def _measure(
         self, module: torch.nn.Module, function: Any, bound: Any, rotated: list[str], wanted: int
     ) -> None:
-        """Take the tensor `rotated[wanted]` of a call into the sums."""
+        """Add the norms of one argument of a call, `rotated[wanted]`, to the sums."""
         if getattr(module, "layer_idx", None) in self.unrotated:
             return
         x = bound.arguments[rotated[wanted]]
@@ -124,7 +147,7 @@ class _Rotations:
         norms = np.hypot(x[..., pairs[:, 0]], x[..., pairs[:, 1]])  # (heads, n, pairs)
         largest = norms.argmax(axis=-1)
         self.bands[module] = np.array([np.bincount(row).argmax() for row in largest])
-        if norms.shape[-1] > self.heads.size:  # layers may rotate parts of several sizes
+        if norms.shape[-1] > self.heads.size:  # layers may differ in their number of pairs
             more = norms.shape[-1] - self.heads.size
             self.total, self.heads = (
                 np.pad(self.total, ((0, 0), (0, more))), np.pad(self.heads, (0, more))
@@ -152,12 +175,12 @@ class _Rotations:
 
 
 def _unrotated(model: torch.nn.Module) -> set[int]:
-    """Return the layers whose encoding, one of wavepe's, is not rotary.
+    """Return the layers to which wavepe gave an encoding that is not rotary.
 
     Raises
     ------
     ValueError
-        That is so in all of them.
+        No layer is rotary.
     """
     from .. import hf
     from ..hf.layers import Choice
@@ -184,12 +207,12 @@ def _unrotated(model: torch.nn.Module) -> set[int]:
 def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[int, np.ndarray]:
     """Return the axis of the heads, 1 or 2, and the two dims of each pair, an array (pairs, 2).
 
-    What a family's function pairs is found by rotating unit vectors: a rotated dim depends on the
-    two dims of its pair. The pairs are in the order of their first dims, that of falling frequency.
+    This function rotates unit vectors: each rotated dim depends on the two dims of its pair. The
+    pairs are sorted by their first dims, which is the order of falling frequency.
     """
     import torch
 
-    tokens, heads = 2, 3  # two numbers, which tell the axes apart
+    tokens, heads = 2, 3  # they differ, to tell the axes apart
     for heads_axis in (1, 2):
         call = copy.copy(bound)
         call.arguments = dict(bound.arguments)

@@ -1,4 +1,4 @@
-"""What the analyses that run a model share: its tokens, its mode, and a look into its layers."""
+"""Shared by the analyses that run a model: check tokens, set its mode, watch its layers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .._runtime import command_for
 if TYPE_CHECKING:
     import torch
 
-# Told after each pass how many tokens of how many are done.
+# Called after each pass as progress(done, total).
 Progress = Callable[[int, int], object]
 
 
 def need_torch(function: str) -> None:
-    """Raise ImportError with the command that brings torch, where it is missing."""
+    """Raise ImportError with the command that installs torch, if torch is missing."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -30,7 +30,7 @@ def need_torch(function: str) -> None:
 
 
 def need_transformers(function: str) -> None:
-    """Raise ImportError with the command that brings transformers, where it is missing."""
+    """Raise ImportError with the command that installs transformers, if it is missing."""
     need_torch(function)
     try:
         import transformers  # noqa: F401
@@ -41,64 +41,64 @@ def need_transformers(function: str) -> None:
 
 
 def check_integer(name: str, value: int, least: int) -> int:
-    """Return `value` as an int of at least `least`."""
+    """Return `value` as an int; an error if it is no integer or below `least`."""
     try:
         value = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}: needs an integer") from None
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if value < least:
-        raise ValueError(f"{name} is {value}: needs at least {least}")
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Raise TypeError for what is no module."""
+    """Raise TypeError if `model` is not a module."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: needs a torch.nn.Module")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def check_tokens(
     model: torch.nn.Module, tokens: torch.Tensor, least: int, what: str
 ) -> torch.Tensor:
-    """Return `tokens` as int64 on the model's device; `what` names the `least` of them."""
+    """Return `tokens` as int64 on the model's device; `what` describes the `least` number."""
     import torch
 
     if not isinstance(tokens, torch.Tensor):
-        raise TypeError(f"tokens is a {type(tokens).__name__}: needs a 1-D integer torch.Tensor")
+        raise TypeError(f"tokens must be a 1-D integer torch.Tensor, got {type(tokens).__name__}")
     if tokens.dtype == torch.bool or tokens.is_floating_point() or tokens.is_complex():
-        raise TypeError(f"tokens has dtype {tokens.dtype}: needs an integer one")
+        raise TypeError(f"tokens must have an integer dtype, got {tokens.dtype}")
     if tokens.layout is not torch.strided or tokens.is_nested:
-        raise TypeError("tokens is sparse or nested: needs a plain tensor")
+        raise TypeError("tokens must be a plain tensor, got a sparse or nested one")
     if tokens.dim() != 1:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}: needs one dimension")
+        raise ValueError(f"tokens must have one dimension, got shape {tuple(tokens.shape)}")
     if len(tokens) < least:
-        raise ValueError(f"tokens holds {len(tokens)}: needs at least {what}")
+        raise ValueError(f"tokens must hold at least {what}, got {len(tokens)}")
     check_model(model)
     tokens = tokens.to(device=device_of(model), dtype=torch.int64)
     low, high = tokens.min().item(), tokens.max().item()
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None) or high + 1
     if low < 0 or high >= vocabulary:
-        raise ValueError(f"tokens hold ids {low}..{high}: needs ids in 0..{vocabulary - 1}")
+        raise ValueError(f"tokens must be ids in 0..{vocabulary - 1}, got {low}..{high}")
     return tokens
 
 
 def device_of(model: torch.nn.Module) -> torch.device | None:
-    """Return where the model's first parameter is; None for a model without parameters."""
+    """Return the device of the model's first parameter; None if it has no parameters."""
     parameter = next(model.parameters(), None)
     return None if parameter is None else parameter.device
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradient; each module's own mode comes back."""
+    """Set evaluation mode without gradients; at the end, each module gets its own mode back."""
     import torch
 
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        # not inference_mode: a table the model caches now must stay usable in training
+        # Not inference_mode: training must be able to use a table that the model caches now.
         with torch.no_grad():
             yield
     finally:
@@ -107,9 +107,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the logits of the last `count` places, (B, count, vocabulary).
+    """Return the logits of the last `count` tokens, (B, count, vocabulary).
 
-    A model that can leaves the others out: those of a long context may not fit into memory.
+    If the model can, it does not compute the others, which may not fit into memory.
     """
     given = inspect.signature(model.forward).parameters
     few = {"logits_to_keep": count} if "logits_to_keep" in given else {}
@@ -117,19 +117,19 @@ def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.
 
 
 @contextmanager
-def other_globals(
+def replaced_globals(
     model: torch.nn.Module, choose: Callable[[torch.nn.Module, Any], dict[str, Any]]
 ) -> Iterator[None]:
-    """Within, layers run with other globals; the model is restored at the end.
+    """Run layers with other values of their globals; the model is restored at the end.
 
-    `choose(module, forward)` returns what the forward of this one module shall see in place of its
-    globals, or an empty dict. Other models of the same class, and other threads, see nothing of it.
-    What was compiled runs as it was written.
+    `choose(module, forward)` returns the new values, by name, for the forward of this one module,
+    or an empty dict. Other models of the same class do not change, nor do other threads. Compiled
+    modules run without their compiled code.
 
     Raises
     ------
     ValueError
-        A chosen module has a forward of its own that hides the class's.
+        A chosen module has its own forward, which hides that of the class.
     """
     import torch
 
@@ -150,13 +150,13 @@ def _replace_forward(
     module: torch.nn.Module, forward: Any, new: dict[str, Any], restore: ExitStack
 ) -> None:
     held = vars(module)
-    # A hook of accelerate keeps there what it calls.
+    # A hook of accelerate keeps the original forward in `_old_forward`.
     name = "_old_forward" if "_old_forward" in held else "forward"
     own = held.get(name)
     if own is not None and getattr(own, "__func__", None) is not type(module).forward:
         raise ValueError(
-            f"this {type(module).__name__} has a forward of its own, which hides what it computes: "
-            "restore the class's forward first"
+            f"this {type(module).__name__} has its own forward, which hides that of its class: "
+            "restore the forward of the class first"
         )
     function = types.FunctionType(
         forward.__code__, {**forward.__globals__, **new}, "forward", forward.__defaults__,

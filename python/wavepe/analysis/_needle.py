@@ -1,6 +1,6 @@
-"""A fact hidden in a long context: does the model find it again?
+"""Needle in a haystack: does a model find a fact in a long context?
 
-The published test ("needle in a haystack") and, for small models, its form with keys and values.
+There is the published form with sentences, and a form with keys and values for small models.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 FORMS = ("pairs", "sentence", "statement")
 FACT = "The secret number is {}. Remember it.\n"
 QUESTION = "What is the secret number? The secret number is"
-# Of Mohtashami and Jaggi, "Landmark attention", arXiv 2305.16300.
+# From Mohtashami and Jaggi, "Landmark attention", 2023, arXiv 2305.16300.
 FILLER = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 )
 KEY_LETTERS, DIGITS = 4, 5
-# As in the tasks of `wavepe compare`.
+# The tasks of `wavepe compare` use them too.
 STATEMENT_SIGNS, STATEMENT_LENGTH = "abcdefghijklmnopqrstuvwxyz0123456789", 4
-# Longer pieces would keep a fact far from its depth.
+# Text is inserted in pieces. Longer ones would put a fact far from its depth.
 _PIECE = 200
-_MOST = 1000  # lengths, or depths
+_MOST_NUMBERS = 1000  # of lengths, or of depths
 _MOST_TRIALS = 100_000
-# One batch holds at most so many tokens, and so many attention scores of a layer.
+# The largest number of tokens in a batch, and of attention scores in a layer.
 _TOKENS, _SCORES = 1 << 12, 1 << 24
 
 
@@ -57,50 +57,64 @@ def needle(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Return how often the model finds a fact again, by length of the context and depth in it.
+    """Return how often a model finds a fact in a context, by the context's length and its depth.
 
-    The context begins with text, holds the fact at the given depth, and ends with the question for
-    it. A trial succeeds where greedy decoding continues with the right answer, token for token.
-    Nothing is sampled: facts and text follow from `seed`, and are the same for every model with the
-    same tokenizer.
+    The context consists of text, with the fact at the given depth, and it ends with the question. A
+    trial succeeds if greedy decoding continues with the right answer, token for token. Facts and
+    text depend on `seed` alone, so they are the same for all models with the same tokenizer.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A Hugging Face causal language model. Its training mode is restored.
+        A Hugging Face causal language model. Its training mode is restored at the end.
     tokenizer : callable or None
-        Of transformers. None: tokens are bytes, and the vocabulary has at least 256.
+        A tokenizer of transformers. None: tokens are bytes, and the model's vocabulary must have at
+        least 256 entries.
     lengths : sequence of int
-        Tokens of the whole context, question included. They may be longer than the model was
-        trained for.
+        Lengths of the whole context in tokens, with the question. They may exceed the trained
+        length.
     depths : sequence of float
-        Where the fact stands, from 0 (at the beginning) to 1 (just before the question).
+        Positions of the fact, from 0 (the beginning) to 1 (just before the question).
     form : {"sentence", "pairs", "statement"}, optional
         "sentence": the fact is a sentence with a secret number of five digits, in prose. "pairs":
-        the context is lines ``key=value``, and one key is asked for; for small models and models of
-        bytes. "statement": ``$n=7kq3;`` in prose, as models of ``wavepe compare --task needle``
-        have learned it. By default "pairs" without a tokenizer, else "sentence".
+        the context is lines ``key=value``, and the question is one of the keys; for small models
+        and models of bytes. "statement": the fact is ``$n=7kq3;``, in prose, as in the training of
+        ``wavepe compare --task needle``. By default "pairs" without a tokenizer, else "sentence".
     haystack : str or bytes, optional
-        The text around the fact, repeated where it is too short. By default lines of other keys
-        and values, or a few sentences over and over.
+        Text around the fact, repeated if it is too short. By default lines of other keys and
+        values, or a few sentences, repeated.
     trials : int
-        Facts tried at each length and depth.
+        Number of facts for each length and depth.
     seed : int
-        Of the facts.
+        Seed of the generator that draws facts and text.
     progress : callable, optional
-        Called as progress(done, total) with the number of trials.
+        Called as progress(done, total) with numbers of trials.
 
     Returns
     -------
     ndarray, float64 (lengths, depths)
-        The share of the trials that succeeded.
+        The share of successful trials, from 0 to 1.
 
     Raises
     ------
+    ImportError
+        torch is missing.
     TypeError
-        `model` is no module, or an argument has another type.
+        `model` is not a module, or an argument has a wrong type.
     ValueError
-        A length that does not hold fact and question, a depth outside 0..1, no lengths or depths.
+        A length is too short for fact and question, a depth is outside 0..1, there are no lengths
+        or depths, or ids are outside the model's vocabulary.
+
+    Examples
+    --------
+    >>> import wavepe.hf
+    >>> from wavepe.analysis import needle
+    >>> config = wavepe.hf.WavePELlamaConfig(
+    ...     position_encoding="alibi", vocab_size=256, hidden_size=32, intermediate_size=48,
+    ...     num_hidden_layers=1, num_attention_heads=2)
+    >>> model = wavepe.hf.WavePELlamaForCausalLM(config)
+    >>> needle(model, None, lengths=[64, 128], depths=[0, 0.5, 1], trials=2).shape
+    (2, 3)
     """
     need_torch("needle")
     import torch
@@ -108,19 +122,19 @@ def needle(
     check_model(model)
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
-            f"tokenizer is a {type(tokenizer).__name__}: needs one of transformers, or None for "
-            "bytes"
+            "tokenizer must be one of transformers, or None for bytes; got "
+            f"{type(tokenizer).__name__}"
         )
-    sizes = [check_integer("lengths", length, 1) for length in _several("lengths", lengths)]
-    places = [_checks.share("depths", depth) for depth in _several("depths", depths)]
+    sizes = [check_integer("lengths", length, 1) for length in _numbers("lengths", lengths)]
+    places = [_checks.share("depths", depth) for depth in _numbers("depths", depths)]
     form = ("pairs" if tokenizer is None else "sentence") if form is None else form
     _checks.choice("form", form, FORMS)
     trials = check_integer("trials", trials, 1)
     if trials > _MOST_TRIALS:
-        raise ValueError(f"trials is {trials}: needs at most {_MOST_TRIALS}")
+        raise ValueError(f"trials must be at most {_MOST_TRIALS}, got {trials}")
     seed = check_integer("seed", seed, 0)
     text = _Text(tokenizer, form, haystack)
-    for length in sizes:  # before the first pass
+    for length in sizes:  # raise errors before the first pass
         context, answer = text.context(length, 0.0, np.random.default_rng(seed))
         check_tokens(model, torch.tensor(context + answer), 1, "one")
     grid = np.zeros((len(sizes), len(places)))
@@ -132,42 +146,43 @@ def needle(
             generator = np.random.default_rng([seed, row, column])
             tried = [text.context(length, depth, generator) for _ in range(trials)]
             for batch in _batches(model, tried):
-                grid[row, column] += _found(model, batch) / trials
+                grid[row, column] += _answered(model, batch) / trials
                 done += len(batch)
                 if progress is not None:
                     progress(done, total)
     return grid
 
 
-def _several(name: str, values: Any) -> list[Any]:
+def _numbers(name: str, values: Any) -> list[Any]:
+    """Return the numbers of a sequence as a list, which is neither empty nor too long."""
     try:
         if isinstance(values, (str, bytes, Mapping)):
             raise TypeError
-        found = list(values) if len(values) <= _MOST else None
+        found = list(values) if len(values) <= _MOST_NUMBERS else None
     except (TypeError, OverflowError, RuntimeError):  # no container, range(2**70), sparse tensors
         kind = type(values).__name__
-        raise TypeError(f"{name} is a {kind}: needs a sequence of numbers") from None
+        raise TypeError(f"{name} must be a sequence of numbers, got {kind}") from None
     if found is None:
-        raise ValueError(f"{name} holds {len(values)}: needs at most {_MOST} numbers")
+        raise ValueError(f"{name} must hold at most {_MOST_NUMBERS} numbers, got {len(values)}")
     if not found:
-        raise ValueError(f"{name} is empty: needs at least one")
+        raise ValueError(f"{name} must hold at least one number, got none")
     return found
 
 
 class _Text:
-    """Makes contexts of tokens: text, a fact in it, and a question."""
+    """Builds contexts of tokens: text, a fact in it, and a question."""
 
     def __init__(self, tokenizer: Any, form: str, haystack: str | bytes | None) -> None:
         self.tokenizer, self.form = tokenizer, form
         if isinstance(haystack, (bytes, bytearray)):
             haystack = bytes(haystack).decode("utf-8", "surrogateescape")
         if haystack is not None and not isinstance(haystack, str):
-            raise TypeError(f"haystack is a {type(haystack).__name__}: needs a text")
+            raise TypeError(f"haystack must be a str or bytes, got {type(haystack).__name__}")
         if haystack == "":
-            raise ValueError("haystack is empty: needs a text")
+            raise ValueError("haystack must be a text, got an empty one")
         prose = haystack is not None or form != "pairs"
         self.sentences = _sentences(haystack or FILLER) if prose else None
-        self.begin = [] if tokenizer is None else _begin(tokenizer)
+        self.begin = [] if tokenizer is None else _prefix(tokenizer)
 
     def ids(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -177,7 +192,7 @@ class _Text:
     def context(
         self, length: int, depth: float, generator: np.random.Generator
     ) -> tuple[list[int], list[int]]:
-        """Return the tokens of a context, `length` of them, and those of its answer."""
+        """Return the tokens of a context with `length` tokens, and the tokens of its answer."""
         pairs = _pairs(generator)
         key, value = next(pairs)
         if self.form == "pairs":
@@ -187,13 +202,13 @@ class _Text:
             fact, question = f"$n={answer};", "$n="
         else:
             fact, question, answer = FACT.format(value), QUESTION, f" {value}"
-        tail, answer_ids = self._asked(question, answer)
+        tail, answer_ids = self._question_ids(question, answer)
         middle = self.ids(fact)
         room = length - len(self.begin) - len(middle) - len(tail)
         if room < 0:
             raise ValueError(
-                f"lengths holds {length}: needs at least {length - room} tokens, for the fact and "
-                "the question"
+                f"lengths must be at least {length - room} tokens, for the fact and the question; "
+                f"got {length}"
             )
         pieces, count = [], 0
         for piece in self._pieces(pairs):
@@ -202,28 +217,28 @@ class _Text:
             pieces.append(self.ids(piece))
             count += len(pieces[-1])
         if pieces:
-            pieces[0] = pieces[0][count - room :]  # the beginning of a text may be cut
+            pieces[0] = pieces[0][count - room :]  # cut the beginning of the first piece
         ends = list(itertools.accumulate(map(len, pieces), initial=0))
         place = min(range(len(ends)), key=lambda index: abs(ends[index] - depth * room))
         before, after = itertools.chain(*pieces[:place]), itertools.chain(*pieces[place:])
         return [*self.begin, *before, *middle, *after, *tail], answer_ids
 
-    def _asked(self, question: str, answer: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of the question, and of the answer as they follow it."""
+    def _question_ids(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of the question, and the tokens of the answer when it follows."""
         alone, both = self.ids(question), self.ids(question + answer)
         ends = range(min(len(alone), len(both)), 0, -1)
         same = next((end for end in ends if alone[:end] == both[:end]), 0)
         return both[:same], both[same:]
 
     def _pieces(self, pairs: Iterator[tuple[str, str]]) -> Iterator[str]:
-        """Yield the text around the fact, without end."""
+        """Yield pieces of the text around the fact, without end."""
         if self.sentences is not None:
             return itertools.cycle(self.sentences)
         return (f"{key}={value}\n" for key, value in pairs)
 
 
-def _begin(tokenizer: Any) -> list[int]:
-    """Return the tokens that a tokenizer puts before every text."""
+def _prefix(tokenizer: Any) -> list[int]:
+    """Return the tokens that the tokenizer puts before every text."""
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     whole = list(tokenizer("a")["input_ids"])
     starts = range(len(whole) - len(plain) + 1)
@@ -232,7 +247,7 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _pairs(generator: np.random.Generator) -> Iterator[tuple[str, str]]:
-    """Yield keys, none twice, and values of digits."""
+    """Yield different keys, each with a value of digits."""
     used = set()
     while True:
         key = "".join(map(chr, generator.integers(97, 123, KEY_LETTERS)))
@@ -243,7 +258,7 @@ def _pairs(generator: np.random.Generator) -> Iterator[tuple[str, str]]:
 
 
 def _sentences(text: str) -> list[str]:
-    """Cut a text behind sentences and lines."""
+    """Cut a text after each sentence and each line."""
     pieces = re.split(r"(?<=\n)|(?<=[.!?] )", text)
     return [
         piece[first : first + _PIECE] for piece in pieces for first in range(0, len(piece), _PIECE)
@@ -254,7 +269,7 @@ Trial = tuple[list[int], list[int]]
 
 
 def _batches(model: torch.nn.Module, trials: list[Trial]) -> Iterator[list[Trial]]:
-    """Yield trials of one shape, as many at once as keep memory small."""
+    """Yield batches of trials of one shape, small enough for the memory."""
     heads = getattr(getattr(model, "config", None), "num_attention_heads", None) or 1
     shape: Callable[[Trial], tuple[int, int]] = lambda trial: (len(trial[0]), len(trial[1]))  # noqa: E731
     for (context, answer), alike in itertools.groupby(sorted(trials, key=shape), shape):
@@ -265,11 +280,11 @@ def _batches(model: torch.nn.Module, trials: list[Trial]) -> Iterator[list[Trial
             yield same[first : first + most]
 
 
-def _found(model: torch.nn.Module, batch: list[Trial]) -> int:
-    """Return how many of the answers greedy decoding gives.
+def _answered(model: torch.nn.Module, batch: list[Trial]) -> int:
+    """Return how many answers of the batch greedy decoding gives.
 
-    It gives an answer where each of its tokens is the likeliest one after those before it, so one
-    pass over context and answer tells.
+    One pass over context and answer is enough: greedy decoding gives the answer if each of its
+    tokens is the most probable one after all tokens before it.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Perplexity of a causal language model by three protocols (METHODS 6)."""
+"""Perplexity of a causal language model, by three protocols (METHODS 6)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("whole", "blocks", "sliding")
 
-# One batch holds at most this many logits or attention scores of a layer: 64 MiB of float32.
+# The largest number of logits, or of attention scores in a layer, of a batch: 64 MiB of float32.
 _ELEMENTS = 1 << 24
-# More tokens in one pass gain no speed on a CPU and fall out of its cache.
+# More tokens in one pass are not faster on a CPU, because they do not fit into its cache.
 _TOKENS = 1 << 12
 
 
 class Pass(NamedTuple):
-    """One forward pass over tokens[start:stop], scoring the tokens first..last-1 of the piece.
+    """One forward pass over tokens[start:stop] of a piece that scores the tokens first..last-1.
 
-    All four count from the start of the piece. `last` is `stop + 1` where the model's last output
-    is needed too.
+    All four numbers count from the start of the piece. `last` is `stop + 1` if the pass also scores
+    the token after its own last one.
     """
 
     start: int
@@ -44,26 +44,31 @@ def perplexity(
     stride: int | None = None,
     progress: Progress | None = None,
 ) -> float:
-    """Perplexity of `tokens`, cut in pieces of `length` tokens; a shorter last piece is dropped.
+    """Return the perplexity of a model on `tokens`, for sequences of `length` tokens.
+
+    The tokens are cut into pieces of `length`. A shorter last piece is dropped.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A Hugging Face causal language model. It runs in evaluation mode without gradient; its
-        training mode is restored.
+        A Hugging Face causal language model. It runs in evaluation mode without gradients. Its
+        training mode is restored at the end.
     tokens : torch.Tensor, shape (n,), any integer dtype
         Token ids, at least `length` of them.
     length : int
         Tokens in a piece, at least 2.
     protocol : {"whole", "blocks", "sliding"}
-        "whole": each piece in one pass. "blocks": each piece as non-overlapping passes of `window`
-        tokens, of which the first is never scored. "sliding": windows of `window` tokens starting
-        at 0, stride, 2 stride, ... of the piece, the last cut at its end; each token but the
-        piece's first is scored once, in the first window that holds it and what stands before it.
-    window, stride : int, optional
-        Required by the protocols that use them, else unused; 2 <= window, 1 <= stride <= window.
+        "whole": each piece in one pass. "blocks": each piece in passes of `window` tokens that do
+        not overlap; the first token of a pass is not scored. "sliding": passes of `window` tokens
+        that start at 0, stride, 2 stride, ... of the piece; the last one ends with the piece. Each
+        token except the first of a piece is scored once, in the first window that holds it and the
+        token before it.
+    window : int, optional
+        Tokens of a pass, at least 2. Required for "blocks" and "sliding".
+    stride : int, optional
+        Tokens between the starts of two windows, from 1 to `window`. Required for "sliding".
     progress : callable, optional
-        Called as progress(done, total) after each pass, with the tokens run so far and in all.
+        Called as progress(done, total) after each pass, with numbers of tokens.
 
     Returns
     -------
@@ -72,16 +77,33 @@ def perplexity(
 
     Raises
     ------
+    ImportError
+        torch is missing.
     TypeError
-        `model` is no module, `tokens` is no integer tensor, or a size is no integer.
+        `model` is not a module, `tokens` is not an integer tensor, or a size is not an integer.
     ValueError
-        A wrong shape, size or protocol, too few tokens, or ids outside the model's vocabulary.
+        A shape, size or protocol is wrong, there are too few tokens, or ids are outside the model's
+        vocabulary.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from wavepe.analysis import perplexity
+    >>> config = wavepe.hf.WavePELlamaConfig(
+    ...     position_encoding="alibi", vocab_size=64, hidden_size=32, intermediate_size=48,
+    ...     num_hidden_layers=1, num_attention_heads=2)
+    >>> model = wavepe.hf.WavePELlamaForCausalLM(config)
+    >>> tokens = torch.arange(256) % 64
+    >>> perplexity(model, tokens, 128) > 1
+    True
+    >>> perplexity(model, tokens, 128, protocol="sliding", window=32, stride=16) > 1
+    True
     """
     length, window, stride = _sizes(length, protocol, window, stride)
     need_torch("perplexity")
     tokens = check_tokens(model, tokens, length, f"one piece of {length}")
     passes = list(_passes(protocol, length, window, stride))
-    total: torch.Tensor | float = 0.0  # on the model's device, and read once
+    total: torch.Tensor | float = 0.0  # stays on the model's device until the end
     count = 0
     groups = _groups(passes, len(tokens) // length, length)
     done, all_of_them = 0, sum(group.stop * len(starts) for group, starts in groups.items())
@@ -97,7 +119,7 @@ def perplexity(
 
 
 def perplexity_of(loss: float) -> float:
-    """The perplexity for a mean loss in nats."""
+    """Return the perplexity for a mean loss in nats."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -107,31 +129,31 @@ def perplexity_of(loss: float) -> float:
 def _sizes(
     length: int, protocol: str, window: int | None, stride: int | None
 ) -> tuple[int, int, int]:
-    """The sizes as checked ints; a size the protocol does not use comes back as `length`."""
+    """Check the sizes; one that the protocol does not use is returned as `length`."""
     _checks.choice("protocol", protocol, PROTOCOLS)
     length = check_integer("length", length, 2)
     if protocol == "whole":
         return length, length, length
     if window is None:
-        raise ValueError(f"protocol {protocol!r} needs window=")
+        raise ValueError(f"protocol {protocol!r} needs window=, got none")
     window = check_integer("window", window, 2)
     if protocol == "blocks":
         return length, window, window
     if stride is None:
-        raise ValueError("protocol 'sliding' needs stride=")
+        raise ValueError("protocol 'sliding' needs stride=, got none")
     stride = check_integer("stride", stride, 1)
     if stride > window:
-        raise ValueError(f"stride is {stride}: needs at most the window, {window}")
+        raise ValueError(f"stride must be at most the window, {window}, got {stride}")
     return length, window, stride
 
 
 def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[Pass]:
-    """The passes over one piece ("whole" comes as one window of `length`)."""
-    scored = 1  # the next token to score; nothing predicts a piece's first
+    """Yield the passes over one piece; "whole" is one window of `length`."""
+    scored = 1  # the next token to score: the first of a piece has nothing before it
     for start in range(0, length, stride):
         stop = min(start + window, length)
         first = start + 1 if protocol == "blocks" else scored
-        # The token after this window starts the next one, which cannot predict it.
+        # The next window begins with the token after this one, so it cannot score that token.
         bridge = protocol == "sliding" and stride == window and stop < length
         last = stop + bridge
         if first < last:
@@ -142,7 +164,7 @@ def _passes(protocol: str, length: int, window: int, stride: int) -> Iterator[Pa
 
 
 def _groups(passes: list[Pass], pieces: int, length: int) -> dict[Pass, list[int]]:
-    """Passes of one form, all counted from their own start -> where each of them starts."""
+    """Group passes of one form: the form, counted from its own start -> the starts."""
     groups: dict[Pass, list[int]] = defaultdict(list)
     for piece in range(pieces):
         for start, stop, first, last in passes:
@@ -152,7 +174,7 @@ def _groups(passes: list[Pass], pieces: int, length: int) -> dict[Pass, list[int
 
 
 def _batches(model: torch.nn.Module, starts: list[int], size: int) -> Iterator[list[int]]:
-    """`starts` in batches that keep the logits, and the scores of one layer, within memory."""
+    """Cut `starts` into batches whose logits and attention scores fit into memory."""
     config = getattr(model, "config", None)
     vocabulary = getattr(config, "vocab_size", None) or 1
     heads = getattr(config, "num_attention_heads", None) or 1
@@ -165,7 +187,7 @@ def _batches(model: torch.nn.Module, starts: list[int], size: int) -> Iterator[l
 def _negative_log_likelihood(
     model: torch.nn.Module, tokens: torch.Tensor, starts: list[int], form: Pass
 ) -> torch.Tensor:
-    """Sum over the scored tokens of one batch of equal passes, a float64 tensor."""
+    """Return the sum over the scored tokens of one batch of equal passes, a float64 tensor."""
     import torch
 
     rows = torch.tensor(starts, device=tokens.device)[:, None]

@@ -18,28 +18,28 @@ from .._files import unwinding
 from .._labels import fold
 from .errors import CommandError, UsageError, out_of_memory
 
-# Subcommand -> what it does; each is a module here with add_arguments(parser) and run(args).
+# Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).
 _COMMANDS = {
-    "compare": "train one small Llama per position encoding on a text, evaluate beyond its length",
-    "perplexity": "perplexity of a trained model by sequence length, by one of three protocols",
-    "bands": "which rotary pair of each head is largest, measured and predicted",
-    "needle": "how often a model finds a fact again, by length of the context and depth in it",
-    "heatmap": "attention maps of models, and how far back each head looks",
-    "sweep": "perplexity of a trained model when its rotary embedding is changed: p-RoPE, or theta",
-    "convert": "turn the checkpoint of a model into one with another position encoding",
-    "plot": "draw pictures of the encodings themselves: over distance, position, head and scale",
-    "bench": "time every operator against what one would use instead",
-    "info": "what this installation has, and the commands that bring what it lacks",
+    "compare": "train one small Llama for each position encoding, and evaluate it on longer text",
+    "perplexity": "measure the perplexity of a model at several sequence lengths",
+    "bands": "show which rotary pair of each head is largest, and which one theory predicts",
+    "needle": "measure how often a model finds a fact that is hidden in a long context",
+    "heatmap": "draw the attention weights of models, and show how far back each head looks",
+    "sweep": "measure perplexity with a changed rotary embedding: fewer pairs, or another theta",
+    "convert": "convert a checkpoint folder to another position encoding",
+    "plot": "draw the encodings themselves, by distance, position, head or scale",
+    "bench": "time the operators beside their alternatives",
+    "info": "show what is installed, and the commands that install what is missing",
 }
-# Subcommand -> what to do where the memory does not suffice.
-_SMALLER = {
+# Command -> advice if the memory is not enough.
+_MEMORY_ADVICE = {
     "compare": "lower --batch, --train-length, --lengths, --layers, --heads or --head-dim",
     "perplexity": "lower --lengths",
     "bands": "lower --length",
     "needle": "lower --lengths",
     "heatmap": "lower --length",
     "sweep": "lower --lengths",
-    "convert": "free memory, or convert on a machine with more",
+    "convert": "free memory, or convert on a machine with more of it",
     "plot": "lower --length or --dim",
     "bench": "take --quick, or free memory",
     "info": "free memory",
@@ -48,14 +48,14 @@ _INTERRUPTED = 130
 
 
 class _Help(argparse.HelpFormatter):
-    """In a narrow terminal words stay whole, and specs are cut behind their marks."""
+    """A formatter for narrow terminals: words stay whole, and specs are cut after punctuation."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         return [part for line in lines for part in fold(line, width)]
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Each line on its own; of several, what does not fit is indented below it."""
+        """Wrap each line on its own; if there are several, indent what does not fit."""
         lines = text.splitlines()
         below = indent + "    " * (len(lines) > 1)
         return "\n".join(
@@ -65,12 +65,16 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong arguments end as one line."""
+    """A parser that reports wrong arguments in one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
+        greedy = [action.option_strings[0] for action in self._actions if action.nargs in ("+", "*")
+                  and action.option_strings]  # fmt: skip
+        if "arguments are required" in message and greedy:
+            message += f"; write it before options that take several values ({', '.join(greedy)})"
         raise UsageError(f"{message} ({self.prog} --help)")
 
 
@@ -80,30 +84,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments, by default those of the process.
+        The arguments; by default those of the process.
 
     Returns
     -------
     int
-        0; 1 where something failed; 2 for a wrong argument, file or folder; 130 after Ctrl-C.
+        The exit code: 0 for success, 1 for a failure, 2 for a wrong argument, file or folder, and
+        130 after Ctrl-C.
     """
     _make_streams_safe()
     argv = list(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv and argv[0] in _COMMANDS else None
     name = f"wavepe {command}" if command else "wavepe"
     with unwinding():
-        return _ended(name, *_run(name, command, argv))
+        return _finish(name, *_run(name, command, argv))
 
 
-def _ended(name: str, code: int, message: str) -> int:
-    """The exit code, after what is to be said is said."""
+def _finish(name: str, code: int, message: str) -> int:
+    """Print the message on stderr, and return the exit code."""
     try:
-        sys.stdout.flush()  # a reader that has gone or a full disk shows here, not at exit
+        sys.stdout.flush()  # a closed pipe or a full disk fails here, and not at exit
     except OSError as error:
         _discard(sys.stdout)
         code = code or 1
-        unsaid = message in ("", f"error: {error.strerror}")
-        if unsaid and not isinstance(error, BrokenPipeError):
+        unreported = message in ("", f"error: {error.strerror}")
+        if unreported and not isinstance(error, BrokenPipeError):
             message = f"error: cannot write to stdout: {error.strerror}"
     if message:
         lines = [line.rstrip() for line in message.splitlines() if line.strip()]
@@ -115,15 +120,15 @@ def _ended(name: str, code: int, message: str) -> int:
 
 
 def _discard(stream: TextIO) -> None:
-    """Give what `stream` still holds to /dev/null: at exit Python would fail by it again."""
+    """Send what `stream` still holds to /dev/null; else Python would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _make_streams_safe() -> None:
-    """No character and no closed stream ends a command: ASCII escapes, and /dev/null."""
+    """Escape characters that a stream cannot print, and replace closed streams by /dev/null."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed, so that its number would go to the next file
+        if stream is None:  # it was closed; the next file would get its number
             stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
             setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
@@ -131,13 +136,13 @@ def _make_streams_safe() -> None:
 
 
 def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]:
-    """Run the command; its exit code, and what to say on stderr."""
+    """Run the command; return its exit code and the message for stderr."""
     try:
         args, unknown = _parser(command).parse_known_args(argv)
         if unknown:
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({name} --help)")
         if command is None:
-            raise UsageError("needs a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
+            raise UsageError("give a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
         return importlib.import_module(f".{command}", __name__).run(args), ""
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0), ""
@@ -146,7 +151,7 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
     except KeyboardInterrupt:
         resumes = f"; to resume: {shlex.join(['wavepe', *argv])}" if command == "compare" else ""
         return _INTERRUPTED, f"interrupted{resumes}"
-    except BrokenPipeError:  # whoever read our output has closed it
+    except BrokenPipeError:  # the reader of our output has closed it
         return 1, ""
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
@@ -157,11 +162,11 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
         memory = out_of_memory(error)
         if memory is None or command is None:
             raise
-        return 1, f"error: {memory}; {_SMALLER[command]}"
+        return 1, f"error: {memory}; {_MEMORY_ADVICE[command]}"
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser; of the commands only the one that is run is loaded."""
+    """Return the parser. It loads only the module of the command that will run."""
     parser = _Parser(
         prog="wavepe",
         description="Position encodings for transformers: wavelets, RoPE, ALiBi and relatives.",

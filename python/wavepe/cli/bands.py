@@ -1,4 +1,4 @@
-"""``wavepe bands``: the rotary pair that is largest in each head, measured and predicted [F]."""
+"""``wavepe bands``: the largest rotary pair of each head, measured and predicted [F]."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ _LONGEST = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe bands``."""
+    """Add the options of ``wavepe bands``."""
     models.add_arguments(parser)
     add = parser.add_argument
-    add("--of", choices=("key", "query"), default="key", help="what is measured (%(default)s)")
+    add(
+        "--of",
+        choices=("key", "query"),
+        default="key",
+        help="measure keys or queries (default: %(default)s)",
+    )
     add("--length", type=int, metavar="N",
-        help=f"tokens to measure on (default: the trained length, at most {_LONGEST})")  # fmt: skip
+        help=f"tokens to run (default: the trained length, at most {_LONGEST})")  # fmt: skip
     add("--train-length", type=int, metavar="N",
-        help="trained length of the prediction (default: what config.json says)")  # fmt: skip
+        help="trained length to predict with (default: that of config.json)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
@@ -70,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _predictions(
     loaded: models.Model, found: dict[str, Any], train_length: int | None
 ) -> list[dict[str, Any]]:
-    """Return measured and predicted bands, a dict for each base of the model."""
+    """Return the measured and predicted band for each base of the model."""
     from ..analysis import predicted_band
 
     pairs = found["heatmap"].shape[1]
@@ -94,7 +99,7 @@ def _predictions(
 
 
 def _bases(loaded: models.Model) -> dict[str, float]:
-    """Return the base of each layer type ("": of all layers); empty where no one tells."""
+    """Return the base of each layer type ("" for all layers); empty if it is unknown."""
     from ..hf import rope_config
     from ..hf.rotary import RopeRotation
 

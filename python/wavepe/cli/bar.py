@@ -1,4 +1,4 @@
-"""A bar of how far a command is, in a terminal (needs rich)."""
+"""A progress bar in the terminal (needs rich)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 @contextmanager
 def bar(*, quiet: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Within, `begin(title)` starts a bar on stderr and returns its progress(done, total)."""
+    """Give a function begin(title) that starts a bar on stderr.
+
+    begin returns the bar's progress(done, total). The bar is shown in terminals only.
+    """
     console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
     shown = console.is_terminal and not console.is_dumb_terminal and not quiet
     columns = (

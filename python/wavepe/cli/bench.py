@@ -1,4 +1,4 @@
-"""``wavepe bench``: the benchmarks, which are the folder benchmarks of the repository."""
+"""``wavepe bench``: the benchmarks in the folder benchmarks of the repository."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import ModuleType
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe bench``."""
+    """Add the options of ``wavepe bench``."""
     _runner().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the operators; 1 if an error is over its bound."""
+    """Time the operators; return 1 if a result has a larger error than allowed."""
     return _runner().run(args)
 
 

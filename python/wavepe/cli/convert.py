@@ -1,4 +1,4 @@
-"""``wavepe convert``: a checkpoint under another position encoding."""
+"""``wavepe convert``: a checkpoint folder with another position encoding."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe convert``."""
+    """Add the options of ``wavepe convert``."""
     add = parser.add_argument
     add(
         "source",
         metavar="SOURCE",
-        help="folder of a Llama, Mistral, ...: config.json, weights, tokenizer",
+        help="checkpoint folder of a Llama, Mistral, ... with config.json, weights and tokenizer",
     )
-    add("target", metavar="TARGET", help="the folder to make, new or empty")
+    add("target", metavar="TARGET", help="folder to create; it may exist if it is empty")
     add("encoding", metavar="ENCODING",
-        help="name or name:key=value,key=value, as rope:theta=1e6 or wavelet:scales=8; or of "
-        "layers: '{\"0-3\": \"rope\", \"4\": \"none\"}', those not named keep rope")  # fmt: skip
-    add("--link", action="store_true", help="hard-link the weights instead of copying them: both "
-        "folders then share those files")  # fmt: skip
+        help="the new encoding, written name or name:key=value,key=value, such as rope:theta=1e6 "
+        "or wavelet:scales=8; or encodings for ranges of layers, '{\"0-3\": \"rope\", \"4\": "
+        "\"none\"}', where the other layers keep rope")  # fmt: skip
+    add("--link", action="store_true", help="hard-link the weights instead of copying them, so "
+        "that both folders share the files")  # fmt: skip
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python file (.py) or module that registers encodings or wavelets of your own; "
         "may be repeated")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and say what was done and how to load it."""
+    """Convert the folder, and print what was done and how to load the result."""
     import_all(args.imports)
     require("wavepe convert", torch="torch", transformers="hf")
     from ..hf import convert  # takes seconds
@@ -47,17 +48,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _encoding(given: str) -> Any:
-    """A spec, or the dict of layer ranges that JSON text is."""
+    """Return a spec, or the dict of layer ranges that is given as JSON."""
     if not given.lstrip().startswith("{"):
         return given
     try:
         return json.loads(given, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
-        raise ValueError(f"ENCODING begins as JSON and is none: {error}") from error
+        raise ValueError(f"ENCODING begins with {{ but is not valid JSON: {error}") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The dict, of keys that are given once."""
+    """Return the pairs as a dict; ValueError if a key is given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError(f"ENCODING names layers twice: {', '.join(key for key, _ in pairs)}")
@@ -66,10 +67,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _print(done: Conversion, args: argparse.Namespace) -> None:
     from .._files import some
-    from ..hf.layers import text
+    from ..hf.layers import spec_text
 
     how = "linked" if args.link else "copied"
-    print(f"{done.folder}: {done.model} with {text(done.encoding)}")
+    print(f"{done.folder}: {done.model} with {spec_text(done.encoding)}")
     print(f"{how} from {args.source}: {done.tensors} tensors, {_size(done.bytes)}")
     for what, names in (
         ("new parameters", done.added),
@@ -79,8 +80,8 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
         if names:
             print(f"{what}: {some(names)}")
     auto = "AutoModel" + "".join(done.model.partition("For")[1:])
-    print("load it in Python, where that module registers its encodings:" if args.imports
-        else "load it in Python:")  # fmt: skip
+    print("to load it in Python, after importing the module of --import:" if args.imports
+        else "to load it in Python:")  # fmt: skip
     print(
         "    import transformers, wavepe.hf; "
         f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
@@ -88,7 +89,7 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
 
 
 def _size(count: int) -> str:
-    """Bytes, in the largest unit that leaves a whole one."""
+    """Return a number of bytes in the largest unit in which it is at least 1."""
     size, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]

@@ -1,4 +1,4 @@
-"""Where ``wavepe compare`` trains and evaluates (needs torch)."""
+"""The device on which a command runs models (needs torch)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 from .errors import UsageError
 
-# Each reading of a loss waits for the GPU.
+# Reading a loss waits for the GPU, so losses are read in groups.
 _STEPS_BETWEEN_READS = 16
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device of torch, and how it is worked with.
+    """A device of torch, and how the commands use it.
 
-    `autocast` is the dtype of most products, None for that of the weights. The losses are read
-    every `read_every` steps.
+    `autocast` is the dtype of matrix products, or None for the dtype of the weights. Losses are
+    read every `read_every` steps.
     """
 
     place: torch.device
@@ -30,14 +30,14 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What figures depend on, in words."""
+        """Return a text with the properties that figures depend on."""
         details = [self.gpu, f"autocast to {self._precision}" if self.autocast else None]
         given = ", ".join(filter(None, details))
         return f"{self.place.type} ({given})" if given else self.place.type
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is recorded of it, ready for JSON."""
+        """Return the record of the device for a results file."""
         return {"device": self.place.type, "gpu": self.gpu, "autocast": self._precision}
 
     @property
@@ -45,13 +45,13 @@ class Device:
         return str(self.autocast).removeprefix("torch.") if self.autocast else None
 
     def autocasting(self) -> contextlib.AbstractContextManager:
-        """Within, torch takes products in `autocast`."""
+        """Return a context in which torch computes products in the dtype `autocast`."""
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.place.type, self.autocast)
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the batch there, without waiting for what the device is at."""
+        """Return a copy of the batch on the device, without waiting for the device."""
         if self.place.type == "cuda":
             batch = batch.pin_memory()
         return batch.to(self.place, non_blocking=True)
@@ -62,15 +62,17 @@ CPU = Device(torch.device("cpu"))
 
 @contextlib.contextmanager
 def torch_threads(wanted: int | None) -> Iterator[int]:
-    """torch on `wanted` threads (None: as it is), and no remarks of transformers; gives the number
-    in force."""
+    """Set the number of torch's threads (None: keep it), and silence transformers.
+
+    Gives the number of threads in force.
+    """
     from transformers.utils import logging
 
     before, verbosity = torch.get_num_threads(), logging.get_verbosity()
     if wanted is not None:
         torch.set_num_threads(wanted)
     logging.disable_progress_bar()
-    logging.set_verbosity_error()  # of parameters that an encoding adds or drops, too
+    logging.set_verbosity_error()  # no warnings about parameters that an encoding adds or drops
     try:
         yield torch.get_num_threads()
     finally:
@@ -79,15 +81,15 @@ def torch_threads(wanted: int | None) -> Iterator[int]:
 
 
 def device_named(name: str) -> Device:
-    """Return the device of --device; UsageError where this process has none."""
+    """Return the device of --device; UsageError if this process cannot use it."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CPU
     if not torch.cuda.is_available():
         built = "has no CUDA" if torch.version.cuda is None else f"has CUDA {torch.version.cuda}"
         raise UsageError(
-            "--device cuda: needs a GPU that torch can use, and torch.cuda.is_available() is False "
+            "--device cuda: needs a GPU that torch can use, but torch.cuda.is_available() is False "
             f"(torch {torch.__version__} {built}: torch.version.cuda is {torch.version.cuda}); "
-            "--device cpu computes without one"
+            "--device cpu needs no GPU"
         )
     place = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_name(place)

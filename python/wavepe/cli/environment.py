@@ -1,4 +1,4 @@
-"""What a result was made with: versions and machine."""
+"""The environment of a result: versions and machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import wavepe
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -19,7 +19,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's own name where the system tells it, else its architecture."""
+    """Return the name of the processor; its architecture if the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -32,7 +32,7 @@ def cpu_name() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, machine and kernel variant, ready for JSON."""
+    """Return versions, machine and kernel variant, ready for JSON."""
     packages = {name: version_of(name) for name in ("torch", "transformers", "numpy")}
     return {
         "wavepe": wavepe.__version__,

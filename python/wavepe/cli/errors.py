@@ -1,4 +1,4 @@
-"""What ends a command early, and how: a message on stderr and an exit code."""
+"""Errors that end a command: a message on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 
 from .._runtime import command_for
 
-# More crash the OpenMP runtime, which keeps all of them on one stack (20,000 end the process,
-# 100,000 are a segmentation fault); no machine that we know gains from more.
+# The OpenMP runtime keeps all threads on one stack, and crashes with too many: 20,000 end the
+# process, 100,000 are a segmentation fault. No machine that we know gains from more than this.
 MOST_THREADS = 1024
-# How torch and NumPy say that something is too large; only MemoryError has a type of its own.
+# The messages of torch and NumPy for something too large; only MemoryError has its own type.
 _SIZE = re.compile(r"allocate ([\d.]*\d)\.? (\w+)")
 _TOO_LARGE = re.compile(
     rf"{_SIZE.pattern}|out of memory|integer multiplication overflow"
@@ -20,29 +20,29 @@ _TOO_LARGE = re.compile(
 
 
 class CommandError(Exception):
-    """Ends the command with its message on stderr."""
+    """An error that ends the command with its message on stderr."""
 
     code = 1
 
 
 class UsageError(CommandError):
-    """The command was asked for something it cannot do."""
+    """A wrong argument, file or folder."""
 
     code = 2
 
 
 def thread_count(option: str, value: int) -> int:
-    """Return `value`; UsageError unless this process can start so many threads."""
+    """Return `value`; UsageError if this process cannot start so many threads."""
     if not 1 <= value <= MOST_THREADS:
         raise UsageError(f"{option} {value}: needs 1 to {MOST_THREADS}")
     started = _start_threads(value)
     if started < value:
-        raise UsageError(f"{option} {value}: the system lets this process start {started}")
+        raise UsageError(f"{option} {value}: this process can start at most {started} threads")
     return value
 
 
 def _start_threads(count: int) -> int:
-    """How many of `count` threads start: OpenMP ends the process where one does not."""
+    """Return how many of `count` threads start. OpenMP would end the process if one did not."""
     end = threading.Event()
     threads = [threading.Thread(target=end.wait) for _ in range(count)]
     started = 0
@@ -60,7 +60,7 @@ def _start_threads(count: int) -> int:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What to say of an exception that means that memory did not suffice; None for another one."""
+    """Return the message for an exception that means too little memory; None for others."""
     text = str(error)
     if not (_TOO_LARGE.search(text) or isinstance(error, MemoryError)):
         return None
@@ -70,7 +70,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def require(command: str, **parts: str) -> None:
-    """Raise CommandError unless every part (module=extra) is installed."""
+    """Raise CommandError unless every module is installed; `parts` are module=extra."""
     missing = {name: extra for name, extra in parts.items() if not _found(name)}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
@@ -80,5 +80,5 @@ def require(command: str, **parts: str) -> None:
 def _found(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ValueError:  # a module without a spec, as tests put into sys.modules
+    except ValueError:  # a module without a spec, such as a fake one in tests
         return False

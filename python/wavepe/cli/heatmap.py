@@ -1,4 +1,4 @@
-"""``wavepe heatmap``: attention maps of models side by side, and how far back heads look."""
+"""``wavepe heatmap``: attention weights of models side by side, and how far back heads look."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _TITLE_WIDTH = 34
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe heatmap``."""
+    """Add the options of ``wavepe heatmap``."""
     models.add_arguments(parser, several=True)
     add = parser.add_argument
     add("--length", type=int, metavar="N",
         help=f"tokens to run (default: the trained length, at most {_LENGTH})")  # fmt: skip
-    add("--layer", type=int, metavar="N", help="of this layer alone, from 0 (default: the mean)")
-    add("--head", type=int, metavar="N", help="of this head alone, from 0 (default: the mean)")
+    add("--layer", type=int, metavar="N",
+        help="show this layer only, counted from 0 (default: the mean of all layers)")  # fmt: skip
+    add("--head", type=int, metavar="N",
+        help="show this head only, counted from 0 (default: the mean of all heads)")  # fmt: skip
     add("--threshold", default="1e-3", metavar="X",
-        help="a head's window is 1 + the largest distance whose mean weight is at least this "
-        "(%(default)s)")  # fmt: skip
+        help="smallest mean weight that counts: the window of a head is 1 + the largest distance "
+        "with at least this weight (default: %(default)s)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run each model, print its windows and write the files."""
+    """Run each model, print the windows of its heads and write the files."""
     if args.length is not None:
         integer("--length", args.length, 1)
     for option in ("layer", "head"):
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _measured(
     args: argparse.Namespace, given: str, threshold: float
 ) -> tuple[str, dict[str, Any], np.ndarray, int]:
-    """Return the name of a model, what is recorded of it, its map (n, n) and the map's window."""
+    """Return the name of a model, its record for JSON, its map (n, n) and the map's window."""
     from .text import tokens_for
 
     with models.opened(args, given) as loaded:
@@ -93,7 +95,7 @@ def _measured(
 
 
 def _shown(args: argparse.Namespace, layers: int, heads: int) -> str:
-    """Say what a map is of."""
+    """Return a text that says which layers and heads a map shows."""
     if args.layer is None and args.head is None:
         return f"mean of {layers} layers and {heads} heads"
     layer = f"mean of {layers} layers" if args.layer is None else f"layer {args.layer}"
@@ -101,7 +103,7 @@ def _shown(args: argparse.Namespace, layers: int, heads: int) -> str:
 
 
 def _chosen(option: str, value: int | None, count: int, given: str) -> list[int]:
-    """Return the layers or heads that are asked for."""
+    """Return the indices of the layers or heads that the user asks for."""
     if value is None:
         return list(range(count))
     if value >= count:

@@ -1,4 +1,4 @@
-"""``--import``: code of a user's own that registers encodings or wavelets before specs are read."""
+"""``--import``: a user's own code that registers encodings or wavelets before specs are read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Of each what a run folder remembers it by: its name, a blank, and the beginning of its
-        text's hash.
+        For each import a text that a run folder keeps: the name, a blank, and the beginning of the
+        hash of its source.
 
     Raises
     ------
     UsageError
-        Not found, given twice, or an exception of its own, with the line that raised it.
+        A file or module is not found, is given twice, or raises an exception. The message names
+        the line that raised it.
     """
     found: dict[str, str] = {}
     for name in names:
@@ -48,19 +49,19 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def name_in(remembered: str) -> str:
-    """The name in what `import_all` gave."""
+    """Return the name in a text of `import_all`."""
     return remembered.rpartition(" ")[0]
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"--import {path}: no such file")
-    # A name of ours: a file called as a module that others import would stand in its place.
+    # Our own module name: a file named like another module must not replace that module.
     spec = importlib.util.spec_from_file_location(f"wavepe_import_{path.stem}", path)
     assert spec is not None  # the name ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -82,7 +83,7 @@ def _from_name(name: str) -> ModuleType:
 
 
 def _what_happened(error: BaseException, path: Path | None = None) -> str:
-    """The exception in one line, with the last line of the file that it came through."""
+    """Return the exception in one line, with the last line of the file in its traceback."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     file = None if path is None else path.resolve()
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""``wavepe info``: what this installation has, and what brings the rest."""
+"""``wavepe info``: what is installed, and the commands that install the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._runtime import command_for
 from .environment import cpu_name, version_of
 from .terminal import wrapped
 
-# Optional package -> the extra that brings it.
+# Optional package -> the extra of wavepe that installs it.
 _OPTIONAL = {
     "torch": "torch",
     "transformers": "hf",
@@ -29,12 +29,12 @@ _OPTIONAL = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe info``."""
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    """Add the options of ``wavepe info``."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Print what is installed and what is missing."""
     facts = collect()
     if args.json:
         print(json.dumps(facts, indent=2))
@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
             print(wrapped(f"{key:{width}}{_plain(value)}", indent=width))
     for name, command in facts["missing"].items():
         first, *more = command.splitlines()
-        print(f"{name:{width}}missing: {first}")  # in one line, to be copied
+        print(f"{name:{width}}missing: {first}")  # not wrapped, so that it can be copied
         for line in more:
             print(f"{'':{width}}{line}")
     return 0
 
 
 def collect() -> dict[str, Any]:
-    """Facts by name, ready for JSON; "missing" maps what is not there to the command for it."""
+    """Return facts by name, ready for JSON; "missing" maps packages to install commands."""
     build = dict(wavepe.build_info())
     found = {name: version_of(name) for name in _OPTIONAL}
     missing = {name: command_for(extra) for name, extra in _OPTIONAL.items() if found[name] is None}
@@ -91,7 +91,7 @@ def _cuda() -> str:
 
 
 def _torch_operators() -> str | None:
-    """Why wavepe.ops cannot be imported; None if it can."""
+    """Return why wavepe.ops cannot be imported; None if it can."""
     try:
         import wavepe.ops  # noqa: F401
     except (ImportError, OSError) as error:

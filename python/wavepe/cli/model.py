@@ -1,4 +1,4 @@
-"""The MODEL of the commands that measure one: a local folder in Hugging Face format."""
+"""The argument MODEL of the commands that measure a model: a folder in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LONGEST_REASON = 300
 
 @dataclasses.dataclass
 class Model:
-    """A loaded model, and what reads text for it.
+    """A loaded model and its tokenizer.
 
-    `tokenizer` is None for a model of bytes. `comparison` is the settings.json of the
-    `wavepe compare` that trained it, else None.
+    `tokenizer` is None for a model of bytes. `comparison` holds the settings.json of the
+    `wavepe compare` that trained the model, and is None for other models.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Model:
 
     @property
     def unit(self) -> str:
-        """What a token is."""
+        """Return the name of one token: "byte" or "token"."""
         return "byte" if self.tokenizer is None else "token"
 
     @property
@@ -55,7 +55,7 @@ class Model:
 
     @property
     def trained_length(self) -> int | None:
-        """Before a scaling of RoPE stretched it; None where the configuration does not tell."""
+        """Return the trained length before any RoPE scaling; None if the configuration has none."""
         rope = getattr(self.config, "rope_parameters", None)
         rope = rope or getattr(self.config, "rope_scaling", None) or {}
         before = rope.get("original_max_position_embeddings")
@@ -63,14 +63,14 @@ class Model:
         return int(length) if length else None
 
     def default_lengths(self) -> list[int]:
-        """Return the lengths of its comparison, or multiples of the trained one."""
+        """Return the lengths of the model's comparison, or multiples of its trained length."""
         if self.comparison is not None:
             return list(self.comparison["lengths"])
         first = min(self.trained_length or _FIRST_LENGTH, _FIRST_LENGTH)
         return [first * factor for factor in (1, 2, 4, 8)]
 
     def facts(self, text: str) -> dict[str, Any]:
-        """Return what a result of it is recorded with, ready for JSON."""
+        """Return the record of the model for a results file."""
         import torch
 
         import wavepe.hf
@@ -85,14 +85,14 @@ class Model:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within, what a pass fails by becomes an error of the command."""
+        """Run passes of the model; their exceptions become errors of the command."""
         try:
             with self.device.autocasting():
                 yield
-        except IndexError as error:  # of an embedding of positions
+        except IndexError as error:  # raised by an embedding of positions
             length = getattr(self.config, "max_position_embeddings", None)
             raise CommandError(
-                f"{self.path}: cannot run so many tokens; its positions end at {length}"
+                f"{self.path}: the model cannot run so many tokens; its positions end at {length}"
             ) from error
         except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
             if out_of_memory(error) is not None:
@@ -100,7 +100,7 @@ class Model:
             raise CommandError(f"{self.path}: {one_line(error)}") from error
 
     def set_theta(self, theta: float) -> None:
-        """Change the base of its rotary embedding; CommandError where it has none."""
+        """Change the base of the rotary embedding; CommandError if the model has none."""
         import wavepe.hf
 
         try:
@@ -109,34 +109,36 @@ class Model:
             raise CommandError(f"--theta {theta:g}: {one_line(error)}") from error
 
     def read_with(self, encoding: str) -> Model:
-        """Return the model of the same weights with another encoding (of a wavepe_<family>)."""
+        """Load the model, of a type wavepe_<family>, again with another encoding."""
         model = _load_model(self.path, position_encoding=encoding)
         return dataclasses.replace(self, model=model.to(self.device.place))
 
 
 _FIRST_LENGTH = 512
 LENGTHS_HELP = (
-    "sequence lengths to evaluate (default: those of the comparison that trained the model; else "
-    f"1, 2, 4, 8 times the trained length, or times {_FIRST_LENGTH} where that is longer)"
+    "sequence lengths to evaluate (default: those of the wavepe compare that trained the model; "
+    f"for other models 1, 2, 4 and 8 times the trained length, which counts as {_FIRST_LENGTH} if "
+    "it is longer)"
 )
 
 
 DATA_HELP = (
-    "a text file, or a folder of them (default: the part of the Python standard library's sources "
-    "that wavepe compare holds out)"
+    "a text file, or a folder of text files (default: the sources of Python's standard library, "
+    "the part that wavepe compare does not train on)"
 )
 
 
 def add_arguments(
     parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
 ) -> None:
-    """Add MODEL, where it runs, and --data with its help."""
+    """Add MODEL and the options that all commands on models have; `data` is the help of --data."""
     add = parser.add_argument
     model = (
-        "local folder in Hugging Face format: config.json, weights, tokenizer. Without a tokenizer "
-        "the vocabulary is 256 bytes, as in the checkpoints of wavepe compare"
+        "local folder in Hugging Face format, with config.json, weights and tokenizer. A model "
+        "without a tokenizer reads bytes, and must have a vocabulary of 256, like the checkpoints "
+        "of wavepe compare"
     )
-    # argparse would show MODEL last, where an option of several values would take it for its own
+    # argparse would show MODEL last, where an option of several values would swallow it.
     parser.usage = f"%(prog)s MODEL{' [MODEL ...]' * several} [options]"
     if several:
         add("models", metavar="MODEL", nargs="+", help=model)
@@ -146,29 +148,33 @@ def add_arguments(
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python file (.py) or module that registers encodings or wavelets of your own; "
         "may be repeated")  # fmt: skip
-    add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
-        help="where the model runs; auto is cuda where there is a GPU (%(default)s)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
-    add("--quiet", action="store_true", help="print the table alone")
+    add(
+        "--device",
+        choices=("cpu", "cuda", "auto"),
+        default="cpu",
+        help="device of the model; auto is cuda if there is a GPU (default: %(default)s)",
+    )
+    add("--threads", type=int, metavar="N", help="number of CPU threads (default: that of torch)")
+    add("--quiet", action="store_true", help="print nothing but the table")
 
 
 def need_parts(command: str) -> None:
-    """CommandError unless what every such command needs is installed."""
+    """Raise CommandError unless all packages are installed that commands on models need."""
     require(command, torch="torch", transformers="hf", rich="cli")
 
 
 def check_folder(given: str) -> Path:
-    """Return the path; UsageError where it is no folder of a model."""
+    """Return the path; UsageError unless it is the folder of a model."""
     path = Path(given)
     if not given or not path.exists():
-        raise UsageError(f"MODEL {given!r}: no such folder; needs one with a config.json")
+        raise UsageError(f"MODEL {given!r}: no such folder; needs a folder with a config.json")
     if not path.is_dir():
-        raise UsageError(f"MODEL {given}: is a file; needs the folder that holds config.json")
+        raise UsageError(f"MODEL {given}: is a file; needs the folder with the config.json")
     if not (path / "config.json").is_file():
         found = sorted(path.glob("checkpoints/*/config.json"))
         if is_run([file.name for file in path.iterdir()]) and found:
             raise UsageError(
-                f"MODEL {given}: is the folder of a comparison; needs one of its models, such as "
+                f"MODEL {given}: is the folder of a comparison; give one of its models, such as "
                 f"{found[0].parent}"
             )
         raise UsageError(f"MODEL {given}: holds no config.json")
@@ -177,7 +183,7 @@ def check_folder(given: str) -> Path:
 
 @contextmanager
 def opened(args: argparse.Namespace, given: str) -> Iterator[Model]:
-    """Load the model of `given` for the time of a with block."""
+    """Load the model in the folder `given`, for the time of a with block."""
     import_all(args.imports)
     path = check_folder(given)
     from .device import device_named, torch_threads
@@ -193,13 +199,13 @@ def opened(args: argparse.Namespace, given: str) -> Iterator[Model]:
 def _load_model(path: Path, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    import wavepe.hf  # noqa: F401 (makes the types wavepe_<family> known)
+    import wavepe.hf  # noqa: F401 (registers the types wavepe_<family>)
 
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             path, local_files_only=True, dtype="auto", output_loading_info=True, **options
         )
-    except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
+    except Exception as error:  # raised by transformers, safetensors or torch
         if out_of_memory(error) is not None:
             raise
         raise CommandError(f"cannot load {path}: {one_line(error)}") from error
@@ -217,8 +223,8 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
         size = model.config.get_text_config(decoder=True).vocab_size
         if size != BYTES:
             raise UsageError(
-                f"MODEL {path}: holds no tokenizer; needs its files (tokenizer.json, ...), as only "
-                f"a vocabulary of {BYTES} is read as bytes, and this one has {size}"
+                f"MODEL {path}: holds no tokenizer (tokenizer.json, ...); only a model with a "
+                f"vocabulary of {BYTES} reads bytes, and this one has {size}"
             )
         return None
     from transformers import AutoTokenizer
@@ -230,7 +236,7 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
 
 
 def _comparison(path: Path) -> dict[str, Any] | None:
-    """Return the settings of the comparison that a checkpoint lies in, and its "text_bytes"."""
+    """Return the settings of the comparison that holds a checkpoint, and its "text_bytes"."""
     folder = path.resolve().parent
     found = None
     with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
@@ -245,6 +251,6 @@ def _comparison(path: Path) -> dict[str, Any] | None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error of another library says, in one line."""
+    """Return the message of another library's error in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

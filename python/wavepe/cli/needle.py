@@ -1,9 +1,10 @@
-"""``wavepe needle``: whether a model finds a fact again in a long context."""
+"""``wavepe needle``: does a model find a fact in a long context?"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,36 +15,39 @@ from .numbers import integer, integers, reals
 
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FORMS = {
-    "pairs": "lines key=value, one of which is asked for",
+    "pairs": "lines key=value, and a question for one key",
     "sentence": "a sentence with a secret number, in prose",
-    "statement": "$n=7kq3; in prose, as compare --task needle trains it",
+    "statement": "$n=7kq3; in prose, as in compare --task needle",
 }
-# Of --data, more than any context holds.
+# The most bytes of --data that are read; no context holds so many.
 _HAYSTACK = 1 << 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe needle``."""
-    models.add_arguments(parser, data="a text file, or a folder of them, to hide the fact in "
-        "(default: other pairs, or a few sentences repeated)")  # fmt: skip
+    """Add the options of ``wavepe needle``."""
+    models.add_arguments(parser, data="a text file, or a folder of text files, to hide the fact in "
+        "(default: other pairs, or a few sentences, repeated)")  # fmt: skip
     add = parser.add_argument
     add("--lengths", "--length", nargs="+", metavar="N",
-        help="lengths of the whole context (default: as of wavepe perplexity)")  # fmt: skip
+        help="lengths of the whole context (default: those of wavepe perplexity)")  # fmt: skip
     add("--depths", nargs="+", metavar="X",
-        help="where the fact stands, 0 (beginning) to 1 (end) (0 .25 .5 .75 1)")  # fmt: skip
+        help="positions of the fact in the context, from 0 (beginning) to 1 (end) "
+        "(default: 0 .25 .5 .75 1)")  # fmt: skip
     add("--theta", type=float, metavar="X",
-        help="run the model with this base of its rotary embedding")  # fmt: skip
-    add("--form", choices=tuple(_FORMS), help="what is hidden: "
-        + "; ".join(f"{name}, {text}" for name, text in _FORMS.items())
-        + " (default: pairs for a model of bytes, else sentence)")  # fmt: skip
+        help="run the model with this base (theta) of its rotary embedding")  # fmt: skip
+    add("--form", choices=tuple(_FORMS), help="form of the fact. "
+        + "; ".join(f"{name}: {text}" for name, text in _FORMS.items())
+        + " (default: statement for a model of compare --task needle, pairs for other models of "
+        "bytes, else sentence)")  # fmt: skip
     add("--trials", type=int, default=10, metavar="N",
-        help="facts at each length and depth (%(default)s)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="of the facts (%(default)s)")
+        help="number of facts for each length and depth (default: %(default)s)")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N",
+        help="seed of the generator that draws the facts (default: %(default)s)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hide and ask, print the table and write the files."""
+    """Test the model, print the table and write the files."""
     lengths = integers("--lengths", args.lengths, 1) if args.lengths else None
     depths = reals("--depths", args.depths, 1.0) if args.depths else list(_DEPTHS)
     integer("--trials", args.trials, 1)
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
     with models.opened(args, args.model) as loaded:
         lengths = lengths or loaded.default_lengths()
-        form = args.form or ("pairs" if loaded.tokenizer is None else "sentence")
+        form = args.form or _default_form(loaded.tokenizer, loaded.comparison)
         if args.theta is not None:
             loaded.set_theta(args.theta)
 
@@ -70,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
                 loaded.model, loaded.tokenizer, lengths, depths, form=form, haystack=haystack,
                 trials=args.trials, seed=args.seed, progress=begin("needle"),
             )  # fmt: skip
-        around = args.data or ("other pairs" if form == "pairs" else "a few sentences repeated")
+        around = args.data or ("other pairs" if form == "pairs" else "a few sentences, repeated")
         facts = loaded.facts(f"{form} in {around}")
     theta = "" if args.theta is None else f" with theta={args.theta:g}"
-    title = f"Facts that {loaded.name}{theta} finds again"
+    title = f"Facts that {loaded.name}{theta} finds"
     _print(
         f"{title} ({form}: {_FORMS[form]}; greedy decoding, exact match, {args.trials} trials "
         f"each, in {around}), by depth and length in {loaded.unit}s",
@@ -91,6 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
     outputs.write(args, figures, draw)
     return 0
+
+
+def _default_form(tokenizer: Any, comparison: dict[str, Any] | None) -> str:
+    """Return the form of the test; a model of `compare --task needle` gets that of its training."""
+    if comparison is not None and comparison.get("task") == "needle":
+        return "statement"
+    return "pairs" if tokenizer is None else "sentence"
 
 
 def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""Options that take several numbers, apart from each other by blanks or commas."""
+"""Check options that take numbers, separated by blanks or commas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TOO_MANY = 2**31
 
 
 def integer(option: str, value: int, least: int) -> int:
-    """Return `value`; UsageError where it is below `least`, or no size."""
+    """Return `value`; UsageError if it is below `least` or 2^31 and more."""
     if not least <= value < _TOO_MANY:
         raise UsageError(f"{option} {value}: needs {least} to {_TOO_MANY - 1}")
     return value
 
 
 def integers(option: str, words: Sequence[str], least: int) -> list[int]:
-    """Return the integers of an option, none given twice."""
+    """Return the integers of an option; UsageError if one is wrong or given twice."""
     found = []
     for word in _words(option, words):
         try:
@@ -29,7 +29,10 @@ def integers(option: str, words: Sequence[str], least: int) -> list[int]:
 
 
 def reals(option: str, words: Sequence[str], most: float = math.inf) -> list[float]:
-    """Return the numbers of an option, each finite and from 0 to `most`, none given twice."""
+    """Return the numbers of an option; UsageError if one is wrong or given twice.
+
+    Each must be from 0 to `most`; without `most`, above 0 and finite.
+    """
     found = []
     wanted = "numbers above 0" if most == math.inf else f"numbers from 0 to {most:g}"
     for word in _words(option, words):

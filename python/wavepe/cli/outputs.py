@@ -1,4 +1,4 @@
-"""The files that ``--png`` and ``--json`` name: checked before the work, written whole after it."""
+"""The files of ``--png`` and ``--json``: checked before the work, and written after it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from .errors import CommandError, UsageError, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two options."""
-    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
-    parser.add_argument("--png", metavar="FILE", help="draw them to this file (.png, .pdf, .svg)")
+    """Add the options --json and --png."""
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file, as JSON")
+    parser.add_argument("--png", metavar="FILE",
+        help="draw the figures to this file (.png, .pdf or .svg)")  # fmt: skip
 
 
 def check(args: argparse.Namespace, command: str) -> None:
-    """CommandError for a file that could not be written at the end, after the long work."""
+    """Raise CommandError for a file that cannot be written, before the long work begins."""
     for option in ("json", "png"):
         if getattr(args, option) == "":
-            raise UsageError(f"--{option}: needs the name of a file, got an empty one")
+            raise UsageError(f"--{option}: needs the name of a file, got an empty name")
     if args.json is not None and args.json == args.png:
         raise UsageError(f"--json and --png name the same file, {args.json}")
     if args.json is not None:
@@ -35,7 +36,7 @@ def check(args: argparse.Namespace, command: str) -> None:
 
 
 def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], None]) -> None:
-    """Write the files that are asked for: `figures` as JSON, and what `draw(path)` draws."""
+    """Write the files of --json and --png: `figures` as JSON, and the picture of `draw(path)`."""
     if args.json is not None:
         facts = {**environment(), **figures["environment"]}
         write_json(Path(args.json), {**figures, "environment": facts})
@@ -48,16 +49,16 @@ def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Pat
 
 
 def need_matplotlib(command: str) -> None:
-    """CommandError where matplotlib is missing or cannot be loaded."""
+    """Raise CommandError if matplotlib is missing or cannot be loaded."""
     require(command, matplotlib="plot")
     try:
         import matplotlib.figure  # noqa: F401
-    except ValueError as error:  # of MPLBACKEND
+    except ValueError as error:  # MPLBACKEND has a wrong value
         raise CommandError(f"matplotlib: {error}") from error
 
 
 def check_picture(option: str, path: Path) -> None:
-    """UsageError unless `path` can be written, in a format that matplotlib has."""
+    """Raise UsageError unless `path` can be written, in a format that matplotlib knows."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     if path.suffix[1:].lower() not in FigureCanvasBase.filetypes:
@@ -66,9 +67,9 @@ def check_picture(option: str, path: Path) -> None:
 
 
 def check_file(option: str, path: Path) -> None:
-    """UsageError unless a file can be written there."""
+    """Raise UsageError unless a file can be written to `path`."""
     if path.is_dir():
-        raise UsageError(f"{option} {path}: needs a file, and a folder is there")
+        raise UsageError(f"{option} {path}: needs a file, but this is a folder")
     try:
         if path.exists():
             path.open("ab").close()
@@ -81,7 +82,7 @@ def check_file(option: str, path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value`, arrays as lists, and null for what is not finite."""
+    """Write `value` as JSON: arrays become lists, and numbers that are not finite become null."""
     text = json.dumps(_plain(value), allow_nan=False) + "\n"
     if not _replaceable(path):
         path.write_text(text, "utf-8")
@@ -91,12 +92,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _replaceable(path: Path) -> bool:
-    """Whether a new file may take the place of `path`: not of /dev/stdout, a pipe or a link."""
+    """Return whether a new file may replace `path`, which must not be a device, pipe or link."""
     return not path.is_symlink() and (path.is_file() or not path.exists())
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # NumPy's
+    if hasattr(value, "tolist"):  # an array or scalar of NumPy
         value = value.tolist()
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}

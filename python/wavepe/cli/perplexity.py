@@ -1,4 +1,4 @@
-"""``wavepe perplexity``: perplexity of a model by length, under one of three protocols."""
+"""``wavepe perplexity``: perplexity of a model by sequence length, by one of three protocols."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ from .numbers import integer, integers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe perplexity``."""
+    """Add the options of ``wavepe perplexity``."""
     models.add_arguments(parser)
     add = parser.add_argument
     add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
     add("--protocol", choices=PROTOCOLS, default="whole",
-        help="how a piece of the text is run: whole, in one pass; blocks, in passes of --window "
-        "that do not overlap; sliding, in windows of --window with --stride, every token scored "
-        "once (default: %(default)s)")  # fmt: skip
+        help="how a piece of text is evaluated. whole: in one pass. blocks: in passes of --window "
+        "tokens that do not overlap. sliding: in passes of --window tokens that start every "
+        "--stride tokens, where each token is scored once (default: %(default)s)")  # fmt: skip
     add(
         "--window",
         type=int,
         metavar="N",
-        help="of blocks and sliding (default: the trained length)",
+        help="tokens of a pass, for blocks and sliding (default: the trained length)",
     )
-    add("--stride", type=int, metavar="N", help="of sliding (default: half the window)")
+    add(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="tokens between the starts of two passes, for sliding (default: half the window)",
+    )
     add("--tokens", type=int, metavar="N",
-        help="tokens of the text to evaluate, about (65536)")  # fmt: skip
+        help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print the table and write the files."""
+    """Evaluate the model, print the table and write the files."""
     lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
     for option, least in (("window", 2), ("stride", 1), ("tokens", 1)):
         if getattr(args, option) is not None:
@@ -81,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
 def _check_protocol(args: argparse.Namespace) -> None:
     """Raise UsageError for sizes that the protocol does not use."""
     if args.protocol == "whole" and args.window is not None:
-        raise UsageError("--window: goes with --protocol blocks or sliding, not with whole")
+        raise UsageError("--window: needs --protocol blocks or sliding, got whole")
     if args.protocol != "sliding" and args.stride is not None:
-        raise UsageError(f"--stride: goes with --protocol sliding, not with {args.protocol}")
+        raise UsageError(f"--stride: needs --protocol sliding, got {args.protocol}")
     if None not in (args.window, args.stride) and args.stride > args.window:
         raise UsageError(f"--stride {args.stride}: needs at most the --window, {args.window}")
 
@@ -91,7 +96,10 @@ def _check_protocol(args: argparse.Namespace) -> None:
 def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
     """Return the protocol with its sizes."""
     if args.protocol != "whole" and args.window is None and trained_length is None:
-        raise UsageError("--window: this model's configuration tells no trained length; give one")
+        raise UsageError(
+            f"--protocol {args.protocol}: needs --window N, because the configuration of this "
+            "model names no trained length"
+        )
     found = Protocol.of(args.protocol, args.window, args.stride, trained_length or 0)
     if not found.fits:
         raise UsageError(f"--stride {found.stride}: needs at most the window, {found.window}")

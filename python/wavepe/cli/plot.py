@@ -17,11 +17,11 @@ from .errors import UsageError
 from .imports import import_all
 from .outputs import check_file, check_picture, need_matplotlib, write_json
 
-# Each is a function of wavepe.analysis.plots.
+# Each picture is a function of wavepe.analysis.plots.
 PICTURES = (
     "wavelets", "table", "transform", "absolute", "bias", "decay", "wavelengths", "matrices",
 )  # fmt: skip
-# Where an encoding enters a model -> its picture, for a spec in place of a name.
+# The `entry` of an encoding -> its picture, if the user names an encoding and no picture.
 _OF_ENTRY = {
     "absolute": "absolute",
     "bias": "bias",
@@ -29,40 +29,42 @@ _OF_ENTRY = {
     "rotary": "wavelengths",
     "slope": "bias",
 }
-# Option -> its argument and what it means; a picture has those that its function has.
+# Option -> its arguments for argparse, and its help. A picture has the options of its function.
 _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "encodings": ({"nargs": "+", "metavar": "SPEC"}, "the encodings drawn"),
-    "dim": ({"type": int, "metavar": "N"}, "head size, or size of an absolute vector"),
-    "length": ({"type": int, "metavar": "N"}, "tokens: distances, positions or trained length"),
-    "heads": ({"type": int, "metavar": "N"}, "attention heads"),
-    "position": ({"type": int, "metavar": "N"}, "the position that is rotated"),
-    "theta": ({"type": float, "metavar": "X"}, "the base"),
-    "kind": ({"metavar": "NAME"}, "the mother wavelet"),
-}
+    "encodings": ({"nargs": "+", "metavar": "SPEC"}, "the encodings to draw; defaults"),
+    "dim": ({"type": int, "metavar": "N"}, "head size, or size of an absolute vector; defaults"),
+    "length": ({"type": int, "metavar": "N"},
+               "number of distances or positions, or the trained length; defaults"),
+    "heads": ({"type": int, "metavar": "N"}, "number of attention heads; default"),
+    "position": ({"type": int, "metavar": "N"}, "position of the rotation; default"),
+    "theta": ({"type": float, "metavar": "X"}, "base of the rotation; default"),
+    "kind": ({"metavar": "NAME"}, "mother wavelet; default"),
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe plot``."""
-    lines = [f"{name}: {_says(name)}" for name in PICTURES]
-    parser.epilog = "\n".join(["pictures:", *lines, "all: each of them"])
+    """Add the options of ``wavepe plot``."""
+    lines = [f"{name}: {_summary(name)}" for name in PICTURES]
+    parser.usage = "%(prog)s NAME [options]"  # --encodings would swallow a NAME that comes last
+    parser.epilog = "\n".join(["pictures:", *lines, "all: all of these"])
     add = parser.add_argument
-    add("name", metavar="NAME", help="a picture named below, all, the spec of an encoding, as "
-        "rope:theta=500000, or a mother wavelet, as haar")  # fmt: skip
-    add("--png", metavar="FILE", help="the picture's file; .pdf and .svg are as good (default: "
+    add("name", metavar="NAME", help="one of the pictures below, or all; or the spec of an "
+        "encoding, such as rope:theta=500000; or a mother wavelet, such as haar")  # fmt: skip
+    add("--png", metavar="FILE", help="file of the picture: .png, .pdf or .svg (default: "
         "NAME.png)")  # fmt: skip
-    add("--out", metavar="DIR", help="the folder of NAME.png (default: this one)")
-    add("--json", metavar="FILE", help="keep the numbers that are drawn")
+    add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
+    add("--json", metavar="FILE", help="write the drawn numbers to this file, as JSON")
     for option, (argument, text) in _OPTIONS.items():
         of = [f"{name} {_shown(defaults[option])}" for name in PICTURES
               if option in (defaults := _defaults(name))]  # fmt: skip
-        add(f"--{option}", **argument, help=f"{text} ({'; '.join(of)})")
+        add(f"--{option}", **argument, help=f"{text}: {'; '.join(of)}")
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python file (.py) or module that registers encodings or wavelets of your own; "
         "may be repeated")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything, then draw."""
+    """Check all arguments, then draw."""
     import_all(args.imports)
     names, options = _asked(args)
     for name in names:
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
-    """The pictures to draw, and the options that were given."""
+    """Return the pictures to draw, and the options that the user gave."""
     options = {key: getattr(args, key) for key in _OPTIONS if getattr(args, key) is not None}
     if args.name == "all":
         return list(PICTURES), options
@@ -93,12 +95,15 @@ def _asked(args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
         return [args.name], options
     picture, spec = _picture_of(args.name)
     if "encodings" in options:
-        raise UsageError(f"--encodings: {args.name} is one already; name a picture instead")
+        raise UsageError(
+            f"--encodings: {args.name} names the encoding already; give the name of a picture "
+            "instead"
+        )
     return [picture], {**options, "encodings": [spec]}
 
 
 def _picture_of(name: str) -> tuple[str, str]:
-    """The picture of an encoding or a mother wavelet, and the spec of what it shows."""
+    """Return the picture for an encoding or a mother wavelet, and the spec that it shows."""
     known = wavepe.encodings.known_encodings()
     try:
         encoding = wavepe.encoding(name)
@@ -108,16 +113,16 @@ def _picture_of(name: str) -> tuple[str, str]:
         with suppress(ValueError):
             return "wavelets", str(wavepe.encoding("wavelet", kind=name))
         raise UsageError(
-            f"{name}: no picture, encoding or wavelet; pictures: {', '.join((*PICTURES, 'all'))}; "
-            f"encodings: {', '.join(known)}"
+            f"{name}: is no picture, encoding or wavelet; pictures: "
+            f"{', '.join((*PICTURES, 'all'))}; encodings: {', '.join(known)}"
         ) from None
     if encoding.entry not in _OF_ENTRY:
-        raise UsageError(f"{name}: this encoding adds nothing that could be drawn")
+        raise UsageError(f"{name}: has nothing to draw")
     return _OF_ENTRY[encoding.entry], name
 
 
 def _check_options(asked: str, name: str, options: dict[str, Any]) -> None:
-    """UsageError for an option that the picture does not have."""
+    """Raise UsageError for an option that the picture does not have."""
     known = _defaults(name)
     for option in options:
         if option not in known:
@@ -127,13 +132,13 @@ def _check_options(asked: str, name: str, options: dict[str, Any]) -> None:
 
 
 def _files(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:
-    """Where each picture goes."""
+    """Return the file of each picture."""
     if args.png is not None and (args.out is not None or args.name == "all"):
-        raise UsageError("--png names one file: without --out, and not for all")
+        raise UsageError("--png names one file: give it without --out, and for one picture")
     if args.png is not None:
         check_picture("--png", Path(args.png))
         if args.json is not None and Path(args.json).absolute() == Path(args.png).absolute():
-            raise UsageError(f"--json {args.json}: is the file of --png")
+            raise UsageError(f"--json and --png name the same file, {args.json}")
         return {names[0]: Path(args.png)}
     folder = Path(args.out or ".")
     try:
@@ -148,7 +153,7 @@ def _files(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:
 
 
 def _file_name(name: str) -> str:
-    """A spec as a file's name."""
+    """Return a file name for a spec."""
     return re.sub("[^A-Za-z0-9._]+", "-", name)[:80]
 
 
@@ -157,7 +162,7 @@ def _draw(name: str, file: Path, options: dict[str, Any]) -> dict[str, Any]:
     if "encodings" in given and "encoding" in _parameters(name):
         specs = given.pop("encodings")
         if len(specs) > 1:
-            raise UsageError(f"--encodings {' '.join(specs)}: {name} shows one")
+            raise UsageError(f"--encodings {' '.join(specs)}: {name} shows one encoding")
         (given["encoding"],) = specs
     with new_file(file) as part:
         try:
@@ -167,27 +172,27 @@ def _draw(name: str, file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(name: str) -> dict[str, Any]:
-    """The options of a picture's function, with their defaults."""
+    """Return the options of a picture's function, with their defaults."""
     parameters = inspect.signature(getattr(plots, name)).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "path"}
 
 
 def _defaults(name: str) -> dict[str, Any]:
-    """The options of a picture on the command line, with their defaults."""
+    """Return the options of a picture on the command line, with their defaults."""
     found = _parameters(name)
     return {"encodings" if key == "encoding" else key: value for key, value in found.items()}
 
 
-def _says(name: str) -> str:
-    """The first line of the function's docstring."""
+def _summary(name: str) -> str:
+    """Return the first line of the docstring of a picture's function."""
     line = (getattr(plots, name).__doc__ or "").partition("\n")[0]
     return line.removeprefix("Draw ").rstrip(".")
 
 
 def _shown(default: Any) -> str:
-    """A default in the help; None is a size that the encoding decides."""
+    """Return a default as text for the help; None is a size that depends on the encoding."""
     if default is None:
-        return "as it needs"
+        return "by encoding"
     if isinstance(default, tuple):
         return f"{default[0]} ..." if len(" ".join(default)) > 60 else " ".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,4 +1,4 @@
-"""``wavepe sweep``: perplexity of a trained model when its rotary embedding is changed."""
+"""``wavepe sweep``: perplexity of a trained model with a changed rotary embedding."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe sweep``."""
+    """Add the options of ``wavepe sweep``."""
     models.add_arguments(parser)
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--fraction", nargs="*", metavar="P",
-        help="p-RoPE: rotate this share of the pairs, those that turn fastest, and leave the "
-        "others alone (default: " + " ".join(FRACTIONS) + ")")  # fmt: skip
-    which.add_argument("--theta", nargs="+", metavar="X", help="the bases to run the model with")
+        help="fractions to run the model with: p-RoPE rotates this fraction of the pairs, the "
+        "fastest ones (default: " + " ".join(FRACTIONS) + ")")  # fmt: skip
+    which.add_argument("--theta", nargs="+", metavar="X",
+        help="bases (theta) to run the model with")  # fmt: skip
     add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
-    add("--tokens", type=int, metavar="N", help="tokens of the text to evaluate, about (65536)")
+    add("--tokens", type=int, metavar="N",
+        help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate at each value, print the table and write the files."""
+    """Evaluate the model at each value, print the table and write the files."""
     option = "fraction" if args.theta is None else "theta"
     values = (
         reals("--fraction", args.fraction or FRACTIONS, 1.0)
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     def draw(path: Path) -> None:
         from ..analysis.plots import sweep_curve
 
-        name = {"fraction": "share of the pairs that turn (p)", "theta": "theta"}[option]
+        name = {"fraction": "fraction of the pairs that turn (p)", "theta": "theta"}[option]
         sweep_curve(
             values, found, path, name=name, logarithmic=option == "theta", unit=loaded.unit,
             title=f"{loaded.name}: {option} changed without training",
@@ -96,7 +98,7 @@ def _print(
 
 @contextmanager
 def _changed(loaded: models.Model, option: str, value: float) -> Iterator[models.Model]:
-    """The model with another base, or as p-RoPE."""
+    """Give the model with another base, or with p-RoPE."""
     if option == "theta":
         loaded.set_theta(value)
         yield loaded
@@ -121,13 +123,13 @@ def _changed(loaded: models.Model, option: str, value: float) -> Iterator[models
 
 
 def _with_fraction(spec: object, value: float) -> str:
-    """Return the spec of a rotary encoding with another fraction."""
+    """Return the spec of a rotary encoding, with another fraction."""
     import wavepe
 
     encoding = wavepe.encoding(spec) if isinstance(spec, str) else None
     if not isinstance(encoding, wavepe.encodings.RoPE):
         raise UsageError(
-            f"this model has the position encoding {spec!r}: --fraction needs one with RoPE in all "
-            "layers"
+            f"--fraction needs one with RoPE in all layers, but this model has the position "
+            f"encoding {spec!r}"
         )
     return str(dataclasses.replace(encoding, fraction=value))

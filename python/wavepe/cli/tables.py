@@ -1,6 +1,6 @@
-"""Tables of figures: in the terminal (needs rich) and as Markdown.
+"""Tables of figures, in the terminal (needs rich) and as Markdown.
 
-A row is its label and its cells, which are texts; the best cell of a column ends in a star.
+A row is a label and its cells, which are texts. The best cell of a column ends in a star.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .terminal import GAP, columns, groups
 
 Row = tuple[str, Sequence[str]]
 
-# A label is folded to so many characters, where that puts more columns side by side.
+# Labels may be folded to this many characters, if more columns then fit side by side.
 _LEAST_LABEL = 18
-# With more the numbers of short labels stand far from their names.
+# With wider labels, numbers would be far from short names.
 _MOST_LABEL = 60
 
 
 def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
     """Print a table on stdout: a column of labels under `heading`, then one for each of `headings`.
 
-    Where the terminal is too narrow, labels are folded, then columns go to further tables below;
-    labels of more than three lines are written out below them all.
+    In a narrow terminal, labels are folded first; then further columns go to another table below.
+    A label of more than three lines is written below the tables.
     """
     room = columns()
     names = [name for name, _ in rows]
@@ -59,7 +59,7 @@ def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> No
 
 
 def markdown_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> str:
-    """Return the table in Markdown, the best in bold."""
+    """Return the table as Markdown, with the best cells in bold."""
     lines = [f"| {' | '.join((heading, *headings))} |", "|---|" + "---:|" * len(headings)]
     for name, cells in rows:
         marked = [f"**{cell[:-1]}**" if cell.endswith("*") else cell for cell in cells]
@@ -72,7 +72,7 @@ def _marked(cell: str) -> Text:
 
 
 def _cell(text: str) -> str:
-    """As stdout can print it; a blank for a missing star, so that digits stand below digits."""
+    """Return a cell that stdout can print; a blank replaces a missing star, to align digits."""
     try:
         "±".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

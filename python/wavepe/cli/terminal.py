@@ -1,4 +1,4 @@
-"""What fits into the terminal that stdout is; without one nothing is cut or wrapped."""
+"""Fit text into the terminal; if stdout is not a terminal, nothing is cut or wrapped."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import textwrap
 from collections.abc import Sequence
 
 GAP = 2  # blanks between two columns of a table
-_WIDEST = 1000  # COLUMNS may say anything
+_WIDEST = 1000  # the variable COLUMNS may hold anything
 
 
 def columns() -> int | None:
-    """The width of the terminal; None where stdout is none."""
+    """Return the width of the terminal; None if stdout is not a terminal."""
     return min(shutil.get_terminal_size().columns, _WIDEST) if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """`text`, which is one line, in lines that fit; those after the first are indented."""
+    """Wrap `text`, one line, to the terminal; lines after the first are indented."""
     width = columns()
     if width is None or len(text) <= width:
         return text
@@ -29,7 +29,7 @@ def wrapped(text: str, indent: int = 2) -> str:
 
 
 def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
-    """Columns of these widths in tables that fit beside their labels, at least one in each."""
+    """Group columns of these widths into tables that fit the terminal, at least one in each."""
     starts, used = [0], label
     for column, width in enumerate(widths):
         used += GAP + width

@@ -25,14 +25,14 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids, int64 of shape (n,), and what text they are of."""
+    """Token ids, int64 of shape (n,), and a description of their text."""
 
     ids: torch.Tensor
     description: str
 
 
 def check_data(data: str | None) -> None:
-    """Raise UsageError where --data is not there, before a model is loaded."""
+    """Raise UsageError if --data does not exist, before a model is loaded."""
     if data is not None and not (data and Path(data).exists()):
         raise UsageError(f"--data {data!r}: no such file or folder")
 
@@ -40,11 +40,11 @@ def check_data(data: str | None) -> None:
 def tokens_for(
     model: Model, data: str | None, lengths: Sequence[int], budget: int | None = None
 ) -> Tokens:
-    """Return about `budget` tokens, at least the longest of `lengths`.
+    """Return about `budget` tokens, and at least the longest of `lengths`.
 
-    Of a text that `wavepe compare` trained this model on, they are of the part that it held out;
-    the very bytes that it evaluated, where the lengths are its own and no budget is given. Of
-    another text of `data`, they are its first ones, and no more is read.
+    If `wavepe compare` trained the model on this text, the tokens are from its held-out part. If
+    also the lengths are those of the comparison and there is no budget, they are exactly the bytes
+    that it evaluated. From another text, the function reads the first tokens and no more.
     """
     import torch
 
@@ -62,8 +62,7 @@ def tokens_for(
     ids = _first(model, chunks, wanted)
     if len(ids) < longest:
         raise UsageError(
-            f"text too short: {description} gives {len(ids)} {model.unit}s; needs at least "
-            f"{longest}"
+            f"text too short: {description} has {len(ids)} {model.unit}s; needs at least {longest}"
         )
     ids = evaluation_bytes(ids, lengths, budget)
     description = f"{len(ids)} {model.unit}s of {description}"
@@ -73,9 +72,10 @@ def tokens_for(
 def _held_out(
     model: Model, data: str | None, lengths: Sequence[int], own: bool
 ) -> tuple[bytes, str, Sequence[int]] | None:
-    """Return the held-out text, what it is, and the lengths that choose its bytes.
+    """Return the held-out text, its description, and the lengths that choose its bytes.
 
-    None stands for the whole of `data`. `own`: those of the comparison choose, where they can.
+    None means that `data` is another text. If `own`, the lengths of the comparison choose the
+    bytes, if possible.
     """
     settings = model.comparison
     if settings is None:
@@ -101,23 +101,23 @@ def _held_out(
 
 
 def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
-    """Tell whether reading all of `data` to compare it with the text of training makes sense.
+    """Return whether `data` may be the text of training, so that reading all of it makes sense.
 
-    It does not of a pipe, which can be read once, nor of a text that is far larger.
+    A pipe can be read only once, and a far larger text cannot be it.
     """
     if not (data.is_file() or data.is_dir()):
         return False
     files = [file for _, file in walk(data)] if data.is_dir() else [data]
-    most = 2 * settings.get("text_bytes", math.inf)  # without the validation text
+    most = 2 * settings.get("text_bytes", math.inf)  # text_bytes does not count the validation text
     return sum(file.stat().st_size for file in files) <= most
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield the text of a file, or of the text files of a folder, piece by piece."""
+    """Yield the text of a file, or of the text files in a folder, in pieces."""
     if not path.is_dir():
         for content in _pieces(path):
             if b"\0" in content:
-                raise UsageError(f"--data {path}: needs a text, and this file holds NUL bytes")
+                raise UsageError(f"--data {path}: needs a text, but this file holds NUL bytes")
             yield content
         return
     for _, file in walk(path):
@@ -137,7 +137,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _first(model: Model, chunks: Iterator[bytes], count: int) -> np.ndarray:
-    """Return the first `count` tokens of a text, or all; no more of it is read than needed."""
+    """Return the first `count` tokens of a text, or all of them; do not read more than needed."""
     read = _as_bytes(chunks) if model.tokenizer is None else _tokenized(model.tokenizer, chunks)
     parts, there = [], 0
     for part in read:
@@ -153,7 +153,7 @@ def _as_bytes(chunks: Iterator[bytes]) -> Iterator[np.ndarray]:
 
 
 def _tokenized(tokenizer: Any, chunks: Iterator[bytes]) -> Iterator[np.ndarray]:
-    """Yield tokens of whole lines: a word is not cut, as far as lines are shorter than a chunk."""
+    """Yield tokens of whole lines, so that no word is cut (unless a line exceeds a chunk)."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     for chunk in chunks:
@@ -170,7 +170,7 @@ def _ids(tokenizer: Any, text: str) -> np.ndarray:
 
 
 def text_of(data: str, most: int) -> str:
-    """Return the beginning of the text of --data, `most` bytes about."""
+    """Return the beginning of the text of --data, about `most` bytes."""
     found, size = [], 0
     for chunk in _chunks(Path(data)):
         found.append(chunk)

@@ -1,8 +1,8 @@
-"""fairseq language models with any position encoding: ``--pos-enc SPEC`` on `transformer_lm*`.
+"""Train fairseq language models with any position encoding: ``--pos-enc SPEC``.
 
 The commands ``wavepe-fairseq-train``, ``-eval-lm``, ``-preprocess`` and ``-generate`` are fairseq's
-with this plug-in loaded. Where fairseq's own commands start, they load it by
-``--user-dir $(python -m wavepe.fairseq)``. In Python, `register` does it.
+commands with this plug-in loaded. If fairseq's own commands start in your installation, load the
+plug-in with ``--user-dir $(python -m wavepe.fairseq)``. In Python, call `register`.
 
 Importing this package imports neither torch nor fairseq.
 """
@@ -11,17 +11,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Not called fairseq, and alone in its folder: fairseq imports it as a module of the top level.
+# fairseq imports this folder as a top-level module, so it has a name of its own.
 USER_DIR = str(Path(__file__).parent / "user_dir" / "wavepe_fairseq")
 
 
 def register() -> None:
-    """Let every `transformer_lm*` architecture take ``--pos-enc``; a second call does nothing.
+    """Add ``--pos-enc`` to every `transformer_lm*` architecture of fairseq.
+
+    Call it before fairseq builds its command line or a model. A second call does nothing.
 
     Raises
     ------
     ImportError
-        No fairseq, or no torch; the message says how to get it.
+        fairseq or torch is missing. The message says how to install it.
+
+    Examples
+    --------
+    >>> import wavepe.fairseq
+    >>> wavepe.fairseq.register()  # doctest: +SKIP
     """
     from .model import register as register_now
 

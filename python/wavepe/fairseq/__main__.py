@@ -1,4 +1,4 @@
-"""``python -m wavepe.fairseq``: the folder for fairseq's ``--user-dir``."""
+"""``python -m wavepe.fairseq`` prints the folder for fairseq's ``--user-dir``."""
 
 from . import USER_DIR
 

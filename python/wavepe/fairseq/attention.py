@@ -1,27 +1,27 @@
-"""Self-attention of a decoder layer by `wavepe.ops.attention`."""
+"""Self-attention of a decoder layer, computed by `wavepe.ops.attention`."""
 
 from __future__ import annotations
 
-from . import compat  # noqa: F401 - fairseq cannot be imported before
+from . import compat  # noqa: F401 - it must come before fairseq
 
 import torch  # isort: skip
 from fairseq.modules import MultiheadAttention  # isort: skip
 from torch import Tensor  # isort: skip
 
-from .positions import DecoderPositions, places_of  # isort: skip
+from .positions import DecoderPositions, token_positions  # isort: skip
 
-# Of what stands for the causal mask of queries x keys.
+# Shape of the empty tensor that replaces the causal mask of queries x keys.
 CAUSAL_SHAPE = (0,)
 
 
 class CausalSelfAttention(MultiheadAttention):
-    """fairseq's attention with the decoder's position encoding in it.
+    """fairseq's self-attention with the decoder's position encoding.
 
-    Parameters, their initial values and the cache of incremental decoding are those of
-    `MultiheadAttention`; keys are cached as they were rotated.
+    The parameters, their initial values and the cache of incremental decoding are those of
+    `MultiheadAttention`. The cache holds rotated keys.
     """
 
-    # Set by the layer's decoder; in a tuple, as it is no part of this module.
+    # The decoder sets it. It is in a tuple, so that it does not become a child of this module.
     positions: tuple[DecoderPositions]
 
     def forward(
@@ -37,25 +37,31 @@ class CausalSelfAttention(MultiheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, None]:
-        """Return attention (T, B, C) of each token to itself and to those before it, and None.
+        """Return causal self-attention (T, B, C), and None in place of the weights.
 
-        `query`, `key` and `value` are one tensor (T, B, C). `incremental_state` holds the tokens
-        before these, and is given these. `attn_mask` of `CAUSAL_SHAPE` stands for the causal mask;
-        it is None with `incremental_state`. NotImplementedError where weights are asked for, or
-        another mask or keys of another sequence are given.
+        `query`, `key` and `value` must be the same tensor (T, B, C). `incremental_state` is the
+        cache: it holds the earlier tokens, and this call adds the new ones. Without it,
+        `attn_mask` must have `CAUSAL_SHAPE`, which means the causal mask; with it, None.
+
+        Raises
+        ------
+        NotImplementedError
+            The caller asks for weights, or gives another mask or other keys.
         """
         if need_weights or need_head_weights or before_softmax:
             raise NotImplementedError(
-                "attention by wavepe holds no matrix of weights, so it cannot return them"
+                "with --pos-enc, attention cannot return its weights: call it with "
+                "need_weights=False"
             )
         if key is not query or value is not query or static_kv:
             raise NotImplementedError(
-                "--pos-enc serves self-attention, got keys of another sequence"
+                "--pos-enc needs self-attention, where query, key and value are one tensor; got "
+                "keys or values of another sequence"
             )
         marked = attn_mask is not None and attn_mask.shape == CAUSAL_SHAPE
         if not (marked if incremental_state is None else attn_mask is None):
-            given = "no mask" if attn_mask is None else f"one of {tuple(attn_mask.shape)}"
-            raise NotImplementedError(f"--pos-enc serves a decoder's causal mask, got {given}")
+            given = "no mask" if attn_mask is None else f"a mask {tuple(attn_mask.shape)}"
+            raise NotImplementedError(f"--pos-enc needs the causal mask of a decoder, got {given}")
         q, k, v = (
             projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -63,8 +69,8 @@ class CausalSelfAttention(MultiheadAttention):
         encoding = self.positions[0].attention
         if incremental_state is None:
             padding = key_padding_mask
-            places = None if padding is None else places_of(~padding.bool())
-            q, k = encoding.rotate(q, k, places, None)
+            positions = None if padding is None else token_positions(~padding.bool())
+            q, k = encoding.rotate(q, k, positions, None)
         else:
             cached = self._get_input_buffer(incremental_state)
             before = cached.get("prev_key")
@@ -85,7 +91,7 @@ class CausalSelfAttention(MultiheadAttention):
     def _with_cached(
         self, cached: dict[str, Tensor | None], k: Tensor, v: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and padding of all tokens so far; `cached` holds them from now on."""
+        """Add the new keys, values and padding to `cached`, and return those of all tokens."""
         before, values = cached.get("prev_key"), cached.get("prev_value")
         if before is not None and values is not None:
             k, v = torch.cat([before, k], dim=2), torch.cat([values, v], dim=2)
@@ -96,5 +102,5 @@ class CausalSelfAttention(MultiheadAttention):
         return k, v, mask
 
 
-# By this name --retain-dropout-modules knows the dropout in it.
+# --retain-dropout-modules finds the dropout of this class by this name.
 CausalSelfAttention.__name__ = MultiheadAttention.__name__

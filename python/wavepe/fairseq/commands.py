@@ -1,7 +1,7 @@
 """fairseq's commands with the plug-in loaded.
 
-The plug-in is loaded where this module is imported: processes that fairseq starts import the module
-of the command and nothing else of ours.
+Importing this module loads the plug-in. Processes that fairseq starts import the module of the
+command, and no other module of wavepe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from . import register
 
-# As fairseq's commands have it; it must stand before fairseq is imported.
+# The format of fairseq's commands. It must be set before fairseq is imported.
 logging.basicConfig(
     format="%(asctime)s | %(levelname)s | %(name)s | %(message)s",
     datefmt="%Y-%m-%d %H:%M:%S",
@@ -30,12 +30,12 @@ except ImportError as error:
 
 
 def train() -> None:
-    """Run ``wavepe-fairseq-train``: ``fairseq-train``, for ``--pos-enc``."""
+    """Run ``wavepe-fairseq-train``: ``fairseq-train`` with ``--pos-enc``."""
     _run("train")
 
 
 def eval_lm() -> None:
-    """Run ``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm``, which scores every token or raises."""
+    """Run ``wavepe-fairseq-eval-lm``: ``fairseq-eval-lm`` that raises if it would skip tokens."""
     _run("eval_lm")
 
 

@@ -1,7 +1,7 @@
-"""What fairseq 0.12 needs to run on today's Python, NumPy and torch.
+"""Repairs that let fairseq 0.12 run on today's Python, NumPy and torch.
 
-Importing this module imports fairseq. Each function answers one breakage, and does nothing where
-that has been mended.
+Importing this module imports fairseq. Each function repairs one error, and does nothing if fairseq
+has repaired it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from .. import ops  # noqa: F401 - it says how to get torch
+from .. import ops  # noqa: F401 - its error says how to install torch
 from .._runtime import command_for
 
 import torch  # isort: skip
@@ -37,10 +37,10 @@ def import_fairseq() -> None:
     Raises
     ------
     ImportError
-        It is not installed, or lacks a package of its own.
+        fairseq is not installed, or a package that it needs is missing.
     """
     try:
-        with mutable_defaults():
+        with allow_mutable_defaults():
             importlib.import_module("fairseq")
     except ModuleNotFoundError as error:
         here = error.name != "fairseq"
@@ -49,12 +49,12 @@ def import_fairseq() -> None:
 
 
 @contextlib.contextmanager
-def mutable_defaults() -> Iterator[None]:
-    """Let dataclasses of fairseq and Hydra be defaults of fields, within the block.
+def allow_mutable_defaults() -> Iterator[None]:
+    """Allow dataclasses of fairseq and Hydra as default values of fields, within the block.
 
-    "ValueError: mutable default <class 'fairseq.dataclass.configs.CommonConfig'> for field common
-    is not allowed": from Python 3.11 on a default must be hashable, and a dataclass that compares
-    is not. fairseq 0.12.2 and hydra-core 1.0 use such defaults and never change them.
+    The error: "ValueError: mutable default <class 'fairseq.dataclass.configs.CommonConfig'> for
+    field common is not allowed". From Python 3.11 on, a default must be hashable, and a dataclass
+    with __eq__ is not. fairseq 0.12.2 and hydra-core 1.0 use such defaults and never change them.
     """
     if sys.version_info < (3, 11):
         yield
@@ -76,7 +76,7 @@ def mutable_defaults() -> Iterator[None]:
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Put the decorated function in the place of ``owner.name``, its first argument."""
+    """Replace ``owner.name`` by the decorated function, which gets the original first."""
 
     def replace(function: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -90,21 +90,22 @@ def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
-def numpy_compat() -> None:
-    """Give NumPy 2 the `np.compat.long` of NumPy 1.
+def add_numpy_compat() -> None:
+    """Add the `np.compat.long` of NumPy 1 to NumPy 2.
 
-    "AttributeError: module 'numpy' has no attribute 'compat'": data cut by ``--sample-break-mode
-    eos``, which generation uses, too.
+    The error: "AttributeError: module 'numpy' has no attribute 'compat'", with
+    ``--sample-break-mode eos``, which generation uses too.
     """
     if not hasattr(np, "compat"):
         setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
 
 
-def broadcast_of_objects() -> None:
-    """Let a rank read the configuration that another rank of its own run sends.
+def allow_object_broadcast() -> None:
+    """Let a rank unpickle the configuration that another rank of the same run sends.
 
-    "UnpicklingError: Weights only load failed ... omegaconf.dictconfig.DictConfig": torch 2.6 and
-    later read tensors only, and fairseq broadcasts a checkpoint's objects when ranks resume.
+    The error: "UnpicklingError: Weights only load failed ... omegaconf.dictconfig.DictConfig". From
+    torch 2.6 on, torch.load reads tensors only. fairseq broadcasts other objects of a checkpoint
+    when ranks resume.
     """
     utils = importlib.import_module("fairseq.distributed.utils")
 
@@ -115,19 +116,20 @@ def broadcast_of_objects() -> None:
             return original(*args, **kwargs)
 
 
-def namespaces_in_checkpoints() -> None:
-    """Let torch read the argparse.Namespace in a checkpoint of a translation model.
+def allow_namespaces_in_checkpoints() -> None:
+    """Let torch load the argparse.Namespace in the checkpoint of a translation model.
 
-    "UnpicklingError: ... Unsupported global: GLOBAL argparse.Namespace", from torch 2.6 on.
+    The error, from torch 2.6 on: "UnpicklingError: ... Unsupported global: GLOBAL
+    argparse.Namespace".
     """
     torch.serialization.add_safe_globals([argparse.Namespace])
 
 
-def ddp_without_devices() -> None:
+def allow_ddp_on_cpu() -> None:
     """Let ``--ddp-backend pytorch_ddp``, the default, work on the CPU.
 
-    "ValueError: DistributedDataParallel device_ids and output_device arguments only work with
-    single-device/multiple-device GPU modules or CPU modules, but got device_ids [0]".
+    The error: "ValueError: DistributedDataParallel device_ids and output_device arguments only
+    work with single-device/multiple-device GPU modules or CPU modules, but got device_ids [0]".
     """
     models = importlib.import_module("fairseq.models.distributed_fairseq_model")
 
@@ -138,13 +140,13 @@ def ddp_without_devices() -> None:
         return original(module=module, **options)
 
 
-def processes_without_devices() -> None:
-    """Let ``torchrun`` start processes on the CPU, and refuse what would start none.
+def allow_processes_on_cpu() -> None:
+    """Let ``torchrun`` start processes on the CPU, and raise if fairseq would start none.
 
-    fairseq starts one process per GPU: with none and ``--distributed-world-size`` above 1 it ends
-    at once, with exit code 0 and nothing trained. fairseq-fixed takes the processes of torchrun for
-    strangers, each of which trains alone and writes the same checkpoint, or divides by the number
-    of GPUs.
+    fairseq starts one process for each GPU. Without a GPU and with ``--distributed-world-size``
+    above 1, it ends at once: exit code 0, nothing trained. fairseq-fixed does not see that torchrun
+    started its processes. Either each of them trains alone and writes the same checkpoint, or it
+    divides by the number of GPUs.
     """
     utils = importlib.import_module("fairseq.distributed.utils")
 
@@ -155,7 +157,7 @@ def processes_without_devices() -> None:
 
 
 def _launch(cfg: Any) -> None:
-    """Take the processes of torchrun for what they are."""
+    """Set up a process of torchrun; ValueError if fairseq would start no process."""
     env = os.environ
     launched = all(key in env for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
     if launched and cfg.distributed_init_method is None and int(env["WORLD_SIZE"]) > 1:
@@ -167,14 +169,14 @@ def _launch(cfg: Any) -> None:
     if asked > 1 and not (cfg.distributed_no_spawn or cfg.tpu or torch.cuda.device_count()):
         raise ValueError(
             f"--distributed-world-size {asked}: fairseq starts one process per GPU, and there is "
-            f"none here; start the processes by torchrun --nproc-per-node {asked} --no-python and "
-            "the same command, with --cpu --distributed-backend gloo"
+            f"no GPU here; write torchrun --nproc-per-node {asked} --no-python before the command, "
+            "and add --cpu --distributed-backend gloo"
         )
 
 
 import_fairseq()
-numpy_compat()
-broadcast_of_objects()
-namespaces_in_checkpoints()
-ddp_without_devices()
-processes_without_devices()
+add_numpy_compat()
+allow_object_broadcast()
+allow_namespaces_in_checkpoints()
+allow_ddp_on_cpu()
+allow_processes_on_cpu()

@@ -1,11 +1,11 @@
-"""The decoder of `transformer_lm` with a position encoding of wavepe's."""
+"""The decoder of `transformer_lm` with a position encoding of wavepe."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from . import compat  # noqa: F401 - fairseq cannot be imported before
+from . import compat  # noqa: F401 - it must come before fairseq
 
 from fairseq.distributed import fsdp_wrap  # isort: skip
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder  # isort: skip
@@ -17,7 +17,7 @@ from .attention import CAUSAL_SHAPE, CausalSelfAttention  # isort: skip
 from .options import chosen_encoding  # isort: skip
 from .positions import AbsolutePositions, DecoderPositions  # isort: skip
 
-# No table ends: data is never filtered by the trained length.
+# No encoding has a longest position, so fairseq must not drop long samples.
 MAX_POSITIONS = 1_000_000
 
 
@@ -35,7 +35,8 @@ class DecoderLayer(TransformerDecoderLayerBase):
         ):
             if given:
                 raise ValueError(
-                    f"--pos-enc does not go with {name}: it has an attention of its own"
+                    f"--pos-enc does not go with {name}, which needs another attention: give one "
+                    "of the two"
                 )
         return CausalSelfAttention(
             embed_dim,
@@ -47,12 +48,12 @@ class DecoderLayer(TransformerDecoderLayerBase):
         )
 
 
-# By this name --retain-dropout-modules knows the dropouts in it.
+# --retain-dropout-modules finds the dropouts of this class by this name.
 DecoderLayer.__name__ = TransformerDecoderLayerBase.__name__
 
 
 class Decoder(TransformerDecoder):
-    """fairseq's decoder with the encoding that its options name."""
+    """fairseq's decoder with the position encoding of ``--pos-enc``."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Decoder(TransformerDecoder):
         no_encoder_attn: bool = False,
         output_projection: Any = None,
     ) -> None:
-        args = copy.copy(args)  # what is saved says what was asked for
+        args = copy.copy(args)  # the checkpoint keeps the options as they were given
         args.no_token_positional_embeddings = True
         super().__init__(args, dictionary, embed_tokens, no_encoder_attn, output_projection)
         if self.position_encoding.absolute is not None:
             self.embed_positions = AbsolutePositions(self.position_encoding, self.padding_idx)
 
     def build_decoder_layer(self, args: Any, no_encoder_attn: bool = False) -> Any:
-        """Build a layer as fairseq does, which names its own class."""
+        """Build a `DecoderLayer`, as fairseq's method builds a layer of its own class."""
         cfg = TransformerConfig.from_namespace(args)
         if not hasattr(self, "position_encoding"):
             encoding = chosen_encoding(self.args)
@@ -88,19 +89,19 @@ class Decoder(TransformerDecoder):
     def extract_features(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
         length = self.args.tokens_per_sample
         if self.training and length > self.position_encoding.trained_length:
-            self.position_encoding.set_trained_length(length)  # trained on, with longer samples
+            self.position_encoding.set_trained_length(length)  # training goes on, on longer samples
         return super().extract_features(prev_output_tokens, *args, **kwargs)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """Return what stands for the causal mask of queries x keys, which no layer here needs."""
+        """Return an empty tensor: no layer here needs the causal mask of queries x keys."""
         return tensor.new_empty(CAUSAL_SHAPE)
 
     def max_positions(self) -> int:
-        """Return a length that none exceeds; ``--max-target-positions`` is for tables."""
+        """Return a length that no sample exceeds; ``--max-target-positions`` does not apply."""
         return MAX_POSITIONS
 
 
 def language_model_decoder(args: Any, *rest: Any, **options: Any) -> TransformerDecoder:
-    """Return the decoder of a language model: this one, or without ``--pos-enc`` fairseq's."""
+    """Build the decoder of a language model: `Decoder`, or fairseq's without ``--pos-enc``."""
     decoder = TransformerDecoder if chosen_encoding(args) is None else Decoder
     return decoder(args, *rest, **options)

@@ -1,4 +1,4 @@
-"""``eval-lm`` that refuses to print the perplexity of no tokens, or of a part of them."""
+"""``eval-lm`` that raises if it would evaluate only a part of the tokens, or none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import compat  # fairseq cannot be imported before
+from . import compat  # it must come before fairseq
 
 from fairseq.distributed import utils  # isort: skip
 from fairseq.tasks import FairseqTask  # isort: skip
@@ -14,11 +14,12 @@ from fairseq_cli import eval_lm as command  # isort: skip
 
 
 def refuse_skipped_tokens() -> None:
-    """Let fairseq's command raise where it would leave tokens out.
+    """Let fairseq's ``eval-lm`` raise if it would skip tokens.
 
-    It drops blocks that are longer than the model's positions, says so in a line of its log, and
-    where that is all of them prints "Evaluated 0 tokens" and a perplexity of 1.00. Of several
-    processes, one on each GPU by default, each evaluates its part, and one prints that.
+    fairseq drops blocks that are longer than the model's positions, and says so in one line of its
+    log. If it drops all of them, it prints "Evaluated 0 tokens" and a perplexity of 1.00. With
+    several processes (by default one for each GPU), each evaluates its part of the tokens, and one
+    of them prints the perplexity of its own part.
     """
 
     @compat.wrap(command, "eval_lm")
@@ -33,7 +34,7 @@ def refuse_skipped_tokens() -> None:
 
         results = evaluate(*args, batch_iterator=counted(), **kwargs)
         if tokens == 0:
-            raise ValueError("eval-lm: no token was evaluated: is the --gen-subset empty?")
+            raise ValueError("eval-lm evaluated no tokens: is the data of --gen-subset empty?")
         return results
 
     @compat.wrap(FairseqTask, "filter_indices_by_size")
@@ -45,10 +46,10 @@ def refuse_skipped_tokens() -> None:
             limit = args[0] if args else kwargs.get("max_positions")
             longest = max(int(dataset.num_tokens(index)) for index in set(indices) - set(kept))
             raise ValueError(
-                f"eval-lm: {len(indices) - len(kept)} of {len(indices)} blocks are longer than the "
-                f"{limit} positions of this model (up to {longest} tokens) and would be "
-                "left out: where its positions are fairseq's sinusoidal ones, give "
-                f"--model-overrides \"{{'max_target_positions': {longest}}}\"; else shorter blocks"
+                f"eval-lm would skip {len(indices) - len(kept)} of {len(indices)} blocks, because "
+                f"they have up to {longest} tokens and this model has {limit} positions: give "
+                "shorter blocks, or, if its positions are fairseq's sinusoidal ones, "
+                f"--model-overrides \"{{'max_target_positions': {longest}}}\""
             )
         return kept
 
@@ -58,8 +59,8 @@ def refuse_skipped_tokens() -> None:
         processes = max(processes, cfg.distributed_training.distributed_world_size)
         if processes > 1 or cfg.dataset.num_shards > 1:
             raise ValueError(
-                f"eval-lm: {processes} processes and {cfg.dataset.num_shards} shards would "
-                "evaluate a part of the tokens each: give --distributed-world-size 1, no "
+                f"eval-lm got {processes} processes and {cfg.dataset.num_shards} shards, and each "
+                "would evaluate a part of the tokens: give --distributed-world-size 1, no "
                 "--num-shards, and no torchrun"
             )
         return launch(cfg, *args, **kwargs)

@@ -1,12 +1,12 @@
-"""`transformer_lm` with the options ``--pos-enc`` and its shorthands, put where fairseq looks."""
+"""`transformer_lm` with the option ``--pos-enc`` and its shorthands, in fairseq's registries."""
 
-# fairseq reads the types of the fields, and knows Optional alone.
+# fairseq reads the types of the fields, and understands Optional only.
 # ruff: noqa: UP045
 import argparse
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from . import compat  # noqa: F401 - fairseq cannot be imported before
+from . import compat  # noqa: F401 - it must come before fairseq
 
 from fairseq import models  # isort: skip
 from fairseq.models import transformer_lm  # isort: skip
@@ -21,29 +21,29 @@ NAME = "transformer_lm"
 
 @dataclass
 class WavePELanguageModelConfig(transformer_lm.TransformerLanguageModelConfig):
-    """fairseq's options of a language model, and those of its position encoding."""
+    """fairseq's options for a language model, and the options of its position encoding."""
 
     pos_enc: Optional[str] = field(
         default=None,
         metadata={
-            "help": "position encoding in place of fairseq's: a name or name:key=value,key=value "
-            f"(known: {', '.join(known_encodings())})"
+            "help": "position encoding, written name or name:key=value,key=value; known names: "
+            f"{', '.join(known_encodings())} (default: fairseq's own positions)"
         },
     )
     rope_theta: Optional[float] = field(
-        default=None, metadata={"help": "base of the rotation, for --pos-enc rope"}
+        default=None, metadata={"help": "base of the rotation, with --pos-enc rope"}
     )
     wavelet_kind: Optional[str] = field(
-        default=None, metadata={"help": "mother wavelet, for --pos-enc wavelet"}
+        default=None, metadata={"help": "mother wavelet, with --pos-enc wavelet"}
     )
     wavelet_scales: Optional[str] = field(
         default=None,
-        metadata={"help": "number of scales, or scales written 1+2+8, for --pos-enc wavelet"},
+        metadata={"help": "number of scales, or a list as 1+2+8, with --pos-enc wavelet"},
     )
 
 
 class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
-    """fairseq's language model, whose decoder `register` chooses by ``--pos-enc``."""
+    """fairseq's language model with the decoder that ``--pos-enc`` asks for."""
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -59,7 +59,7 @@ class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
 
 
 def _spec(text: str) -> str:
-    """Check the argument of ``--pos-enc`` while the command line is read."""
+    """Check and normalise the argument of ``--pos-enc``."""
     try:
         return str(encoding(text))
     except ValueError as error:
@@ -67,14 +67,14 @@ def _spec(text: str) -> str:
 
 
 def register() -> None:
-    """Let every architecture of `transformer_lm` take ``--pos-enc``; again does nothing."""
+    """Add ``--pos-enc`` to every architecture of `transformer_lm`; a second call does nothing."""
     if models.MODEL_REGISTRY[NAME] is WavePELanguageModel:
         return
-    # fairseq's own build_model looks its decoder up by this name.
+    # fairseq's build_model creates its decoder by this name.
     transformer_lm.TransformerDecoder = language_model_decoder
     models.MODEL_REGISTRY[NAME] = WavePELanguageModel
     models.MODEL_DATACLASS_REGISTRY[NAME] = WavePELanguageModelConfig
-    # fairseq reads the options from an attribute of this very name; in a class it would be mangled.
+    # fairseq reads the options from an attribute of this name; a class body would mangle the name.
     setattr(WavePELanguageModel, "__dataclass", WavePELanguageModelConfig)
     for arch, name in models.ARCH_MODEL_NAME_REGISTRY.items():
         if name == NAME:

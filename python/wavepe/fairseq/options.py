@@ -1,4 +1,4 @@
-"""The options of the command line that name a position encoding."""
+"""The command line options that choose a position encoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..encodings import Encoding, encoding
 
-# Shorthand -> encoding and its option.
+# Shorthand -> the encoding and the option that it sets.
 SHORTHANDS = {
     "rope_theta": ("rope", "theta"),
     "wavelet_kind": ("wavelet", "kind"),
@@ -16,12 +16,12 @@ SHORTHANDS = {
 
 
 def chosen_encoding(args: Any) -> Encoding | None:
-    """Return the encoding that the options name; None for fairseq's own.
+    """Return the encoding that the options choose; None for fairseq's own positions.
 
     Raises
     ------
     ValueError
-        Unknown encoding or option, one given twice, or a shorthand of another encoding.
+        An encoding or option is unknown or given twice, or a shorthand is of another encoding.
     """
     spec = getattr(args, "pos_enc", None)
     chosen = None if spec is None else encoding(spec)
@@ -32,7 +32,7 @@ def chosen_encoding(args: Any) -> Encoding | None:
         flag = "--" + key.replace("_", "-")
         if chosen is None or chosen.name != name:
             asked = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
-            raise ValueError(f"{flag} {given} goes with --pos-enc {name}, got {asked}")
+            raise ValueError(f"{flag} {given} needs --pos-enc {name}, got {asked}")
         value = getattr(encoding(f"{name}:{option}={given}"), option)
         if chosen.options().get(option, value) != value:
             raise ValueError(f"{flag} {given} and --pos-enc {spec} both give {option}: give one")
@@ -41,7 +41,7 @@ def chosen_encoding(args: Any) -> Encoding | None:
 
 
 def write_out(args: Any) -> None:
-    """Let ``pos_enc`` alone say what the shorthands say, in what the checkpoint keeps."""
+    """Write the shorthands into ``pos_enc``, so that the checkpoint keeps one option."""
     chosen = chosen_encoding(args)
     if chosen is None:
         return

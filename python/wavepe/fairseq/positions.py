@@ -1,4 +1,4 @@
-"""The position encoding of a decoder, one for all layers, and what its checkpoint says of it."""
+"""The position encoding of a decoder, one for all layers, and its record in the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from ..positions.absolute import AbsoluteVectors
 
 
 class DecoderPositions(nn.Module):
-    """An encoding as the layers of one decoder use it; what it learns, all layers share.
+    """The encoding of one decoder; all its layers share the learned parameters.
 
-    Its state names the encoding and the length that the model was trained on, so that a checkpoint
-    is refused by stock fairseq and by a model of another encoding, and options that follow the
-    trained length (``inference_theta=scaled``) are right whatever ``--tokens-per-sample`` an
-    evaluation names.
+    The state dict holds a record of the encoding and of the trained length. So stock fairseq, and
+    a model with another encoding, refuse the checkpoint. And options that depend on the trained
+    length (``inference_theta=scaled``) are right with any ``--tokens-per-sample`` of an evaluation.
 
     Attributes
     ----------
     attention : PositionEncoding
-        What the encoding does in the attention of every layer.
+        The part that acts in the attention of every layer.
     absolute : AbsoluteVectors or None
-        What it adds to the token embeddings.
+        The part that is added to the token embeddings.
     """
 
     record: Tensor
@@ -48,7 +47,10 @@ class DecoderPositions(nn.Module):
         self.set_trained_length(trained_length)
 
     def set_trained_length(self, length: int) -> None:
-        """Set it, and build anew what may follow it; nothing of that is learned."""
+        """Set the trained length, and rebuild the parts that may depend on it.
+
+        None of these parts is learned.
+        """
         self.trained_length = length
         if self.encoding.entry == "rotary":
             self.attention = self._in_attention(self.encoding, length).train(self.training)
@@ -56,7 +58,7 @@ class DecoderPositions(nn.Module):
             self.absolute = AbsoluteVectors(self.encoding, self._sizes[2], length)
         trained = self.encoding.trained_as().to_dict()
         text = json.dumps({"encoding": trained, "trained_length": length})
-        # As numbers that are exact in every dtype, and may be averaged with their like.
+        # Letters as numbers: exact in every dtype, also when equal checkpoints are averaged.
         self.record = torch.tensor([float(ord(letter)) for letter in text]).to(self.record.device)
 
     def _in_attention(self, encoding: Encoding, length: int) -> PositionEncoding:
@@ -68,46 +70,48 @@ class DecoderPositions(nn.Module):
         found = state_dict.get(f"{prefix}record")
         if found is None:
             error_msgs.append(
-                f"this model has the position encoding '{self.encoding}', and the checkpoint was "
-                "trained with fairseq's own positions: leave pos_enc away"
+                f"this model has the position encoding '{self.encoding}', but the checkpoint was "
+                "trained with fairseq's own positions: do not give pos_enc"
             )
             return
         record = json.loads("".join(chr(round(number)) for number in found.tolist()))
         trained = read_encoding(record["encoding"])
         if trained != self.encoding.trained_as():
             error_msgs.append(
-                f"this model has the position encoding '{self.encoding}', and the checkpoint was "
-                f"trained with '{trained}': to train on, give --pos-enc {trained}; elsewhere leave "
-                "pos_enc out of --model-overrides, or change only its options of inference"
+                f"this model has the position encoding '{self.encoding}', but the checkpoint was "
+                f"trained with '{trained}': to continue training, give --pos-enc {trained}; to "
+                "evaluate, leave pos_enc out of --model-overrides, or change only options that "
+                "matter at inference alone"
             )
             return
         self.set_trained_length(record["trained_length"])
 
 
 class AbsolutePositions(nn.Module):
-    """Vectors added to the token embeddings, called as fairseq calls its own.
+    """Vectors for the token embeddings; fairseq calls this module like its own embed_positions.
 
-    A token's position is the number of tokens before it; padding counts as none and gets zeros.
+    The position of a token is the number of tokens before it. Padding does not count, and its
+    vectors are 0.
     """
 
     def __init__(self, positions: DecoderPositions, padding_idx: int) -> None:
         super().__init__()
-        self._positions = (positions,)  # the decoder's, and not a part of this module
+        self._positions = (positions,)  # in a tuple: it is a child of the decoder
         self.padding_idx = padding_idx
 
     def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
-        """Return vectors, float32 (B, L, dim), of the tokens (B, L) of the sequences so far."""
+        """Return vectors, float32 (B, L, dim), for the tokens (B, L) of the sequences so far."""
         (own,) = self._positions
         assert own.absolute is not None
         if own.absolute.follows_length and incremental_state is not None and tokens.shape[1] > 1:
             raise ValueError(
-                f"{own.encoding} depends on the length of the sequence: generation keeps what was "
-                "encoded for a shorter one"
+                f"{own.encoding} depends on the sequence length, but generation keeps the vectors "
+                "of a shorter sequence: generate with another encoding"
             )
         real = tokens != self.padding_idx
-        return own.absolute(places_of(real)).masked_fill(~real[..., None], 0)
+        return own.absolute(token_positions(real)).masked_fill(~real[..., None], 0)
 
 
-def places_of(real: Tensor) -> Tensor:
-    """Return of each token (B, T) the number of real ones before it: padding adds to no length."""
+def token_positions(real: Tensor) -> Tensor:
+    """Return the position of each token (B, T): the number of tokens before it, without padding."""
     return (real.cumsum(1) - 1).clamp(min=0)

@@ -1,10 +1,10 @@
-"""wavepe in models of transformers: swap their position encoding, keep it in checkpoints.
+"""Swap the position encoding of models of transformers, and keep it in their checkpoints.
 
-`patch` changes a live stock model of one of the families and `unpatch` restores it. A patched
-model saves itself as the model type "wavepe_<family>" (`WavePELlamaForCausalLM`,
-`WavePEMistralForCausalLM`, ...), which importing this module makes known to the Auto classes, and
-`convert` turns a stock model's folder into one. `set_theta` and `use_fused_rope` are for stock
-models with rotary embedding too.
+`patch` changes a live model of a supported family, and `unpatch` restores it. A patched model saves
+itself as the model type "wavepe_<family>" (`WavePELlamaForCausalLM`, `WavePEMistralForCausalLM`,
+...). Importing this module registers these types with the Auto classes. `convert` turns the
+checkpoint folder of a stock model into one of these types. `set_theta` and `use_fused_rope` also
+work on stock models with a rotary embedding.
 """
 
 from typing import Any as _Any
@@ -20,7 +20,7 @@ except ImportError as error:
     ) from error
 
 from . import attention as _attention
-from . import model_types as _model_types  # noqa: F401 - it makes the classes
+from . import model_types as _model_types  # noqa: F401 - it creates the classes
 from .config import CONFIGS as _CONFIGS
 from .config import MODELS as _MODELS
 from .conversion import convert

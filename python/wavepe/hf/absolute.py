@@ -1,4 +1,4 @@
-"""Absolute encodings: vectors added to the token embeddings on their way into the model."""
+"""Absolute encodings: vectors that a hook adds to the token embeddings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from .masks import is_packed
 
 
 class AddAbsolute:
-    """Forward pre-hook of a base model, for an encoding with the entry point "absolute".
+    """Forward pre-hook of a base model that adds the vectors of an absolute encoding.
 
-    Positions are `position_ids` where given; else, with a 2-D attention mask over cache and input,
-    the number of attended tokens before each; else cache length + 0..q-1. A family that scales its
-    embeddings [V] has them scaled first: what is added reaches the first layer as it is.
+    The positions are `position_ids` where the caller gives them. Otherwise, with a 2-D attention
+    mask over cache and input, the position of a token is the number of attended tokens before it.
+    Without both, the positions are cache length + 0..q-1.
+
+    Some families multiply their embeddings by a factor. The hook divides the vectors by this
+    factor, so that the first layer gets them unscaled.
     """
 
     steady_name = None  # see `RopeRotation`
@@ -35,7 +38,7 @@ class AddAbsolute:
         return self.vectors.follows_length
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
-        """Name the vectors at these positions, or without them of a sequence of `length`."""
+        """Name the vectors at these positions; without positions, those of `length` tokens."""
         if position_ids is not None and position_ids.numel():
             length = int(position_ids.max()) + 1
         return f"{self.encoding} of {self.vectors.length or length} tokens"
@@ -49,28 +52,28 @@ class AddAbsolute:
         kwargs = dict(zip(self.names, args, strict=False)) | kwargs
         input_ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
         if (input_ids is None) == (embeds is None):
-            return None  # the model says what is wrong
+            return None  # the model raises the error
         if embeds is None:
             embeds = module.get_input_embeddings()(input_ids)
         cache = kwargs.get("past_key_values")
-        seen = 0 if cache is None else cache.get_seq_length()
+        cached = 0 if cache is None else cache.get_seq_length()
         if self.vectors.follows_length and is_packed(kwargs.get("attention_mask")):
             raise ValueError(
-                f"{self.encoding} depends on the length of the sequence, and those packed in a row "
-                "have different ones: give each sequence a row of its own"
+                f"{self.encoding} depends on the sequence length, and this row packs several "
+                "sequences: give each sequence a row of its own"
             )
-        vectors = self._vectors_of(kwargs, embeds, seen) / self.scale
+        vectors = self._vectors_of(kwargs, embeds, cached) / self.scale
         embeds = embeds + vectors.to(embeds.device, embeds.dtype)
         return (), kwargs | {"input_ids": None, "inputs_embeds": embeds}
 
-    def _vectors_of(self, kwargs: dict[str, Any], embeds: Tensor, seen: int | Tensor) -> Tensor:
-        """Return the vectors (1|B, q, dim) of the tokens of this call."""
+    def _vectors_of(self, kwargs: dict[str, Any], embeds: Tensor, cached: int | Tensor) -> Tensor:
+        """Return the vectors (1|B, q, dim) for the tokens of this call."""
         if kwargs.get("position_ids") is not None:
             return self.vectors(kwargs["position_ids"])
         queries, mask = embeds.shape[1], kwargs.get("attention_mask")
-        if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + queries:
+        if mask is not None and mask.ndim == 2 and mask.shape[1] == cached + queries:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -queries:]
             return self.vectors(positions, below=mask.shape[1])
-        if isinstance(seen, Tensor):  # of a static cache
-            return self.vectors(torch.arange(queries, device=embeds.device)[None] + seen)
-        return self.vectors.of_range(seen, seen + queries, embeds.device)
+        if isinstance(cached, Tensor):  # a static cache counts on the device
+            return self.vectors(torch.arange(queries, device=embeds.device)[None] + cached)
+        return self.vectors.of_range(cached, cached + queries, embeds.device)

@@ -1,11 +1,14 @@
 """The attention "wavepe": score = ((q + u).k + (q + v).p_delta) * scaling - slope * |delta|.
 
-Where the family has a softcap c, c * tanh(score / c). `wavepe.ops.attention` computes it for every
-layer, those whose encoding leaves the scores alone too, and holds no tensor of queries x keys; one
-is made only where the caller asks for the weights or brings a mask that is added. (On devices
-without its kernel, layers whose scores are left alone get PyTorch's attention.) Registered with
-transformers as an attention and as a mask of the same name: without the mask transformers would
-hand over none, and padding would be seen.
+A family with a softcap c applies c * tanh(score / c) after that. `wavepe.ops.attention` computes
+every layer, and it holds no tensor of queries x keys. There are two exceptions. Such a tensor is
+built when the caller asks for the weights or gives a mask to be added to the scores. And where the
+device has no kernel for it, a layer whose encoding leaves the scores alone uses PyTorch's
+attention.
+
+transformers knows this function as the attention "wavepe", and `masks.attention_mask` as the mask
+of the same name. Without a registered mask, transformers would pass no mask, and queries would see
+padding.
 """
 
 from __future__ import annotations
@@ -23,15 +26,16 @@ from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
 from ..positions import PositionEncoding
 from . import masks
-from .families import CACHE_NAMES, NAME
-from .layers import text
+from .families import ATTENTION, CACHE_NAMES
+from .layers import spec_text
 from .rotary import Angles, Rotary
 
-NOTHING = PositionEncoding(encoding("none"))
+NO_ENCODING = PositionEncoding(encoding("none"))
 
-# Where `ops.attention` is a kernel; elsewhere PyTorch's serves layers without a score better.
+# On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
+# whose encoding leaves the scores alone.
 FUSED_ON = ("cpu",)
-# Tensors that transformers hands to every attention function, and that do not change the scores.
+# Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
     "position_ids",
     "cache_position",
@@ -40,30 +44,30 @@ IGNORED = (
     "max_length_q",
     "max_length_k",
     "num_items_in_batch",
-    "shift_labels",  # of the loss
+    "shift_labels",  # for the loss
     "token_type_ids",
-    "mm_token_type_ids",  # what they change is in the mask
-    "wavepe_offset",  # of `before_attention`
-    "seq_idx",  # packed sequences once more, for layers of Mamba
+    "mm_token_type_ids",  # the mask holds their effect
+    "wavepe_offset",  # from `before_attention`
+    "seq_idx",  # packed sequences again, for Mamba layers
 )
-# transformers < 5 asks for the places of the queries, not for their number.
+# The argument is the number of queries; transformers < 5 takes their positions instead.
 SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).parameters
 
 
 @dataclass
 class Layer:
-    """What one attention layer holds, as its attribute `wavepe`.
+    """The state that wavepe keeps on an attention layer, as its attribute `wavepe`.
 
     Attributes
     ----------
     names : tuple of str
-        Of the positional arguments of the layer's forward.
+        Names of the positional arguments of the layer's forward.
     score : PositionEncoding, optional
-        What the encoding puts into the scores.
+        The part of the encoding that changes the scores.
     rotation : int, optional
-        Of several rotations that a model's layers have, this layer's.
+        Index of this layer's rotation, if the model has several.
     rotary : Rotary, optional
-        Of a layer that stands alone, outside a model: makes its position embeddings.
+        Module that computes the angles, for a layer that stands alone, outside a model.
     """
 
     names: tuple[str, ...]
@@ -75,22 +79,26 @@ class Layer:
 def before_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add what the attention function of a layer is not told (a forward pre-hook)."""
+    """Add the offset and the angles to the arguments of an attention layer (forward pre-hook)."""
     layer = module.wavepe
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
     if kwargs.get("cache") is not None:
-        raise ValueError("continuous batching pages its cache: attention 'wavepe' does not read it")
+        raise ValueError(
+            "continuous batching uses a paged cache, which the attention 'wavepe' cannot read: "
+            "generate without continuous batching, or load the model with another "
+            "attn_implementation"
+        )
     hidden = kwargs["hidden_states"]
     cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
-    seen: int | Tensor = 0
+    cached: int | Tensor = 0
     if cache is not None:
-        seen, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
-        kwargs["wavepe_offset"] = seen - first
+        cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
+        kwargs["wavepe_offset"] = cached - first
     if layer.rotary is not None:
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
-            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + seen
-        if layer.rotary.training != module.training:  # it is no child, which train() would reach
+            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + cached
+        if layer.rotary.training != module.training:  # no child: module.train() does not reach it
             layer.rotary.train(module.training)
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
     elif layer.rotation is not None:
@@ -98,8 +106,9 @@ def before_attention(
     if not isinstance(kwargs.get("position_embeddings"), Angles):
         raise ValueError(
             f"this {type(module).__name__} has the position encoding "
-            f"{text(module.config.position_encoding)!r}, but another module than wavepe's made its "
-            "angles: leave the model's rotary_emb in place, or wavepe.hf.unpatch(model) first"
+            f"{spec_text(module.config.position_encoding)!r}, but its angles come from a module "
+            "that is not wavepe's: leave the model's rotary_emb in place, or call "
+            "wavepe.hf.unpatch(model) first"
         )
     return (), kwargs
 
@@ -107,7 +116,7 @@ def before_attention(
 def before_layer(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Hand on `output_attentions`, which GPT-NeoX's decoder layer keeps (a forward pre-hook)."""
+    """Pass `output_attentions` on, as GPT-NeoX's decoder layer does not (forward pre-hook)."""
     return args, kwargs | {"wavepe_weights": kwargs.get("output_attentions")}
 
 
@@ -128,13 +137,14 @@ def attention_forward(
     Parameters
     ----------
     module : Module
-        The attention layer; its attribute `wavepe`, where present, is a `Layer`.
+        The attention layer. If it has the attribute `wavepe`, that is a `Layer`.
     query : Tensor (B, H, m, d)
     key, value : Tensor (B, Hk, n, d)
-        H a multiple of Hk.
+        H must be a multiple of Hk.
     attention_mask : Tensor, optional
-        As `masks.attention_mask` makes it, or one of the user's own (B|1, H|1, m, n): bool (True:
-        attend) or float (added), which alone decides what is seen.
+        A mask of `masks.attention_mask`, or a mask of the user's own (B|1, H|1, m, n): bool (True:
+        attend) or float (added to the scores). The user's own mask alone decides which keys a
+        query sees.
     scaling, dropout, sliding_window, softcap
         As the family passes them.
 
@@ -142,10 +152,10 @@ def attention_forward(
     -------
     out : Tensor (B, m, H, d)
     weights : Tensor (B, H, m, n) or None
-        With `output_attentions` only.
+        None unless the caller asks for `output_attentions`.
     """
-    score, attention_mask = _score(module), masks.given_or_none(attention_mask)
-    # transformers records weights for the argument and for the configuration's own switch.
+    score, attention_mask = _score(module), masks.drop_empty(attention_mask)
+    # transformers asks for weights by the argument or by the configuration.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights")
     causal = kwargs.get("is_causal")
@@ -153,7 +163,7 @@ def attention_forward(
     _check_known(kwargs, attention_mask)
     if not causal:
         if score is not None:
-            raise ValueError(f"{score.encoding} needs causal attention here, got is_causal=False")
+            raise ValueError(f"{score.encoding} needs causal attention, got is_causal=False")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -164,81 +174,83 @@ def attention_forward(
     options: dict[str, Any] = {
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
     }  # fmt: skip
-    position = NOTHING if score is None else score
-    seen = masks.read(attention_mask)
-    added = seen.mask is not None and seen.mask.is_floating_point()
+    position = NO_ENCODING if score is None else score
+    parts = masks.mask_parts(attention_mask)
+    added = parts.mask is not None and parts.mask.is_floating_point()
     if weights_wanted or added:
-        mask = masks.visible(attention_mask, queries, keys, offset, query.device, sliding_window)
+        mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
         given = position.arguments(query, keys)
         out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in FUSED_ON:
-        whole = _mask_of_sdpa(query, key, attention_mask, offset, sliding_window)
+        whole = _sdpa_mask(query, key, attention_mask, offset, sliding_window)
         return sdpa_attention_forward(
             module, query, key, value, whole, dropout=dropout, scaling=scaling
         )
-    if seen.segments is not None and seen.segments.shape[1] < keys:
-        # A static cache has room behind the packed sequences that fill it.
-        key, value = (x[:, :, : seen.segments.shape[1]] for x in (key, value))
-    window = sliding_window if seen.causal else None
-    out = position.attend(query, key, value, **seen._asdict(), window=window, **options)
+    if parts.segments is not None and parts.segments.shape[1] < keys:
+        # A static cache has unused room behind the packed sequences.
+        key, value = (x[:, :, : parts.segments.shape[1]] for x in (key, value))
+    window = sliding_window if parts.causal else None
+    out = position.attend(query, key, value, **parts._asdict(), window=window, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
-    """Raise ValueError for what would change the scores and is not known here (sinks, biases)."""
+    """Raise ValueError for arguments that would change the scores: sinks, biases and others."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in IGNORED:
             raise ValueError(
-                f"the attention 'wavepe' does not know the tensor {name!r}: load this model with "
-                "another attn_implementation"
+                f"the attention 'wavepe' does not support the argument {name!r} that this model "
+                "passes: load the model with another attn_implementation"
             )
     ends = kwargs.get("cu_seq_lens_q")
     if mask is None and ends is not None and ends.numel() > 2:
         raise ValueError(
-            "packed sequences by cu_seq_lens_q alone: give position_ids that start again in each, "
-            "or wavepe.hf.patch(model), which reads cu_seq_lens_q"
+            "got packed sequences by cu_seq_lens_q alone: give position_ids that start again in "
+            "each sequence, or call wavepe.hf.patch(model), which reads cu_seq_lens_q"
         )
 
 
 def _check_split(score: PositionEncoding, given: int, heads: int) -> None:
-    """Raise ValueError where tensor parallelism has split heads that the encoding tells apart."""
+    """Raise ValueError if tensor parallelism has split heads whose encodings differ."""
     if score.encoding.learned or score.encoding.entry in ("slope", "bias"):
         raise ValueError(
-            f"{score.encoding} needs all {heads} heads in one process, got {given}: tensor "
-            "parallelism would give heads the numbers of others, or leave what is learned without "
-            "the gradients of the other processes; use FSDP, or an encoding with one constant "
+            f"{score.encoding} needs all {heads} heads in one process, got {given}: with tensor "
+            "parallelism, heads would get the biases of other heads, or learned parameters would "
+            "miss the gradients of other processes; use FSDP, or an encoding with one constant "
             "table for all heads (wavelet, rope)"
         )
 
 
-def _mask_of_sdpa(
+def _sdpa_mask(
     query: Tensor, key: Tensor, mask: Tensor | None, offset: int | Tensor, window: int | None
 ) -> Tensor | None:
-    """Return the mask written out, or None where PyTorch's attention sees causality by itself."""
+    """Return a mask (B|1, 1, m, n), or None if PyTorch's own causal rule is enough."""
     queries, keys = query.shape[2], key.shape[2]
     alone = queries == 1 and isinstance(offset, int) and offset == keys - 1
-    first = isinstance(offset, int) and offset == 0  # with room behind, in a static cache
+    first = isinstance(offset, int) and offset == 0  # a static cache has room behind the keys
     if mask is None and (alone or (first and queries > 1)) and (window is None or keys <= window):
         return None
-    return masks.visible(mask, queries, keys, offset, query.device, window)
+    return masks.full_mask(mask, queries, keys, offset, query.device, window)
 
 
 def _score(module: Any) -> PositionEncoding | None:
-    """Return what the layer adds to its scores.
+    """Return the part of the layer's encoding that changes the scores, or None.
 
-    A layer without an encoding may belong to a model that shares a configuration with others, but
-    not to one whose configuration names an encoding.
+    Raises
+    ------
+    ValueError
+        The configuration names an encoding, and the layer has none.
     """
     layer = getattr(module, "wavepe", None)
     if layer is not None:
         return layer.score
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
-            f"this {type(module).__name__} has no position encoding, and its configuration names "
-            f"{text(module.config.position_encoding)!r}: build the model by its Auto class, "
-            "AutoModelForCausalLM.from_config(config), say"
+            f"the configuration of this {type(module).__name__} names the position encoding "
+            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: build the "
+            "model with its Auto class, such as AutoModelForCausalLM.from_config(config)"
         )
     return None
 
@@ -246,25 +258,25 @@ def _score(module: Any) -> PositionEncoding | None:
 def _cached_tokens(
     cache: Any, layer_idx: int, queries: int, kwargs: dict[str, Any]
 ) -> tuple[int | Tensor, int | Tensor]:
-    """Return the number of tokens before the first query, and of those that a window has dropped.
+    """Return the number of tokens before the first query, and how many of them a window dropped.
 
-    The first is a tensor of no dimensions for a static cache, which counts on in it while the layer
-    runs.
+    For a static cache the first number is a tensor () of its own: the cache goes on counting in
+    its tensor while the layer runs.
     """
-    seen = getattr(cache, "get_query_offset", cache.get_seq_length)(layer_idx)
+    cached = getattr(cache, "get_query_offset", cache.get_seq_length)(layer_idx)
     if SIZES_BY_LENGTH:
         _, first = cache.get_mask_sizes(queries, layer_idx)
     else:
-        places = kwargs.get("cache_position")
-        if places is None:
-            places = torch.arange(queries) + seen
-        elif isinstance(seen, Tensor):  # which does not count keys of zeros
-            seen = places[0]
-        _, first = cache.get_mask_sizes(places, layer_idx)
-    return seen.clone() if isinstance(seen, Tensor) else seen, first
+        positions = kwargs.get("cache_position")
+        if positions is None:
+            positions = torch.arange(queries) + cached
+        elif isinstance(cached, Tensor):  # its count leaves out keys that are 0
+            cached = positions[0]
+        _, first = cache.get_mask_sizes(positions, layer_idx)
+    return cached.clone() if isinstance(cached, Tensor) else cached, first
 
 
 def register() -> None:
-    """Make the attention known to transformers; the mask belongs to it."""
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, masks.attention_mask)
+    """Register the attention and its mask with transformers."""
+    AttentionInterface.register(ATTENTION, attention_forward)
+    AttentionMaskInterface.register(ATTENTION, masks.attention_mask)

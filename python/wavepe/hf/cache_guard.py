@@ -1,4 +1,4 @@
-"""Notes on caches: with which encoding they were filled, and whether with packed sequences."""
+"""Notes on caches: which encoding filled them, and whether they hold packed sequences."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch
 from torch import nn
 from transformers import Cache
 
-from .layers import StoredSpec, text
+from .layers import StoredSpec, spec_text
 
 if TYPE_CHECKING:
     from .absolute import AddAbsolute
     from .rotary import RopeRotation
 
-# Attributes of caches.
+# Attributes that are set on caches.
 ENCODING = "_wavepe_encoding"
 STOCK = "_wavepe_stock"
 PACKED = "_wavepe_packed"
 
 
 class CacheGuard:
-    """Forward hooks of a module that is given a cache: they refuse keys of another encoding.
+    """Forward hooks that refuse a cache whose keys were computed with another encoding.
 
     Attributes
     ----------
     initial : str or None
-        The encoding, with its frequencies, of a cache without a note; None is unknown.
+        Name of the encoding and frequencies that a cache without a note has; None: unknown.
     current : str
-        That of now.
+        Name of the encoding and frequencies that the module has now.
     hint : str
-        What else a refused user can do.
+        Another remedy, which the error message adds.
     """
 
     hint = ""
@@ -53,7 +53,7 @@ class CacheGuard:
         return self.current
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise ValueError where the cache holds keys of another encoding; else note this one."""
+        """Note the encoding on the cache; ValueError if its keys are of another encoding."""
         cache = cache_of(args, kwargs)
         if cache is None or torch.compiler.is_exporting():
             return
@@ -62,7 +62,7 @@ class CacheGuard:
         if then != now and (count := _length(cache)) > 0:
             raise ValueError(
                 f"the {int(count)} cached keys were computed with {then or 'unknown frequencies'}, "
-                f"and this call computes with {now}: start from an empty cache, or pass "
+                f"but this call uses {now}: start from an empty cache, or pass "
                 f"use_cache=False{self.hint}"
             )
         if _is_cache(cache) and getattr(cache, ENCODING, None) != now:
@@ -71,7 +71,7 @@ class CacheGuard:
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Note the encoding on a cache that the module has made itself."""
+        """Note the encoding on a cache that the module has created."""
         if cache_of(args, kwargs) is not None or torch.compiler.is_exporting():
             return
         values = output.values() if isinstance(output, Mapping) else output
@@ -87,9 +87,9 @@ class EncodingGuard(CacheGuard):
     spec : str or dict
         The encoding.
     parts : list of RopeRotation or AddAbsolute
-        What keys depend on beyond the spec, such as the length of the sequence.
+        Parts of the encoding whose keys depend on more than the spec, such as the sequence length.
     names : tuple of str
-        Of the positional arguments of the module that is guarded.
+        Names of the positional arguments of the guarded module.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EncodingGuard(CacheGuard):
         super().__init__(self.encoding((), {}) if steady else None)
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse caches of the stock model, too."""
+        """Refuse the caches of the stock model as well."""
         cache = cache_of(args, kwargs)
         if hasattr(cache, STOCK):
             delattr(cache, STOCK)
@@ -110,7 +110,7 @@ class EncodingGuard(CacheGuard):
         super().before(module, args, kwargs)
 
     def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Name the encoding of this call, and the frequencies that it needs."""
+        """Name the encoding of this call and its frequencies."""
         position_ids, length = None, 1
         if not all(one.steady_name for one in self.parts):
             kwargs = dict(zip(self.names, args, strict=False)) | kwargs
@@ -119,8 +119,8 @@ class EncodingGuard(CacheGuard):
             length = next((x.shape[1] for x in tokens if x is not None), 1)
             length += 0 if cache is None else int(_length(cache))
         found = [one.name(position_ids, length) for one in self.parts]
-        # Of a model with rope alone, the frequencies say all.
-        spec = [] if found and isinstance(self.spec, str) else [text(self.spec)]
+        # The names of rope alone contain the spec.
+        spec = [] if found and isinstance(self.spec, str) else [spec_text(self.spec)]
         return "; ".join(spec + found)
 
 
@@ -131,24 +131,24 @@ def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def mark_stock_caches() -> None:
-    """Mark the caches that are there before a patch: a patched model refuses their keys."""
+    """Mark every cache that exists before a patch: a patched model refuses their keys."""
     for value in gc.get_objects():
         if issubclass(type(value), Cache) and not hasattr(value, ENCODING):
             setattr(value, STOCK, True)
 
 
-def named(label: str, *frequencies: bytes) -> str:
-    """Name frequencies for messages; equal names are equal frequencies."""
+def frequency_name(label: str, *frequencies: bytes) -> str:
+    """Return a name for messages; equal names mean equal frequencies."""
     digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
     return f"{label} (frequencies {digest[:12]})"
 
 
 def _is_cache(value: Any) -> bool:
-    return hasattr(value, "get_seq_length")  # some models have a class of their own
+    return hasattr(value, "get_seq_length")  # some models have their own cache class
 
 
 def _length(cache: Any) -> Any:
-    """Return the number of tokens in a cache, or in the tuples that transformers < 5 takes too."""
+    """Return the number of tokens in a cache, or in the tuples that transformers < 5 also takes."""
     if _is_cache(cache):
         return cache.get_seq_length()
     return cache[0][0].shape[-2] if cache else 0

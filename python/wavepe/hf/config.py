@@ -1,7 +1,7 @@
 """Configurations of the model types wavepe_<family>, and of patched stock models.
 
-The configuration of a patched model is the stock model's in memory and a wavepe_<family>'s on disk:
-saved as a stock model's, it would come back with RoPE, without an error.
+In memory, a patched model has the configuration class of its family. On disk, it has the model type
+wavepe_<family>: a stock class would load a stock type with RoPE, and raise no error.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import rope_config
-from .families import NAME, SUPPORTED, TYPE_PREFIX, is_stock
+from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock
 from .layers import Choice, StoredSpec
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
-# A stock class that reads the file asks for this attention, which nobody has registered: its error
-# shows this text. RoPE instead would be silent.
-# transformers < 5 overwrites the first key, and takes the second as it is.
+# A stock class that reads the file asks for an attention of this name. There is none, so its error
+# message shows this text. Without it, the class would use RoPE and say nothing.
+# transformers < 5 overwrites the first key and keeps the second.
 UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
 ON_DISK = {"attn_implementation": UNKNOWN, "_attn_implementation": UNKNOWN}
 
 CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
-MODELS: dict[str, Any] = {}  # name of a class -> the class; model_types.py fills it
+MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
 
 
-class GivesWeights:
-    """Lets `output_attentions` be set, which transformers ties to the attention "eager"."""
+class OutputsAttentions:
+    """Allow `output_attentions`, which transformers allows for the attention "eager" only."""
 
     _output_attentions: bool | None
 
@@ -46,7 +46,7 @@ class GivesWeights:
         self._output_attentions = value
 
     def validate(self) -> None:
-        """Check all else as transformers does before it saves."""
+        """Check the other fields as transformers does before it saves."""
         asked, self._output_attentions = self._output_attentions, False
         try:
             super().validate()  # type: ignore[misc]
@@ -54,8 +54,8 @@ class GivesWeights:
             self._output_attentions = asked
 
 
-class EncodedConfig(GivesWeights):
-    """What makes a stock configuration one of a type wavepe_<family>."""
+class EncodedConfig(OutputsAttentions):
+    """Mixin that turns a stock configuration class into that of a type wavepe_<family>."""
 
     stock: Any
     model_type: Any
@@ -63,14 +63,14 @@ class EncodedConfig(GivesWeights):
     def __setattr__(self, key: str, value: Any) -> None:
         # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
         if key == "position_encoding":
-            value = Choice(value).written()
+            value = Choice(value).stored()
         super().__setattr__(key, value)
 
     if hasattr(PretrainedConfig, "__post_init__"):  # dataclasses, later than transformers 5.0
 
         def __post_init__(self, **kwargs: Any) -> None:
             parent: Any = super()
-            parent.__post_init__(**{"attn_implementation": NAME, **_checked(kwargs)})
+            parent.__post_init__(**{"attn_implementation": ATTENTION, **_checked(kwargs)})
 
     else:
 
@@ -79,100 +79,108 @@ class EncodedConfig(GivesWeights):
             given = kwargs.pop("rope_parameters", None)
             if given:
                 kwargs |= rope_config.for_init(self.stock.model_type, given)
-            super().__init__(**{"attn_implementation": NAME, **_checked(kwargs)})
+            super().__init__(**{"attn_implementation": ATTENTION, **_checked(kwargs)})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build as transformers does; ValueError for the configuration of another family."""
+        """Build a configuration as transformers does; ValueError for that of another family."""
         own, stock = cls.model_type, cls.stock.model_type
         kind = config_dict.get("model_type", own)
         if kind not in (own, stock):
             raise ValueError(
-                f"a {own} is read from the files of a {stock} or a {own}, got model_type {kind!r}: "
-                "load it with its own class, then wavepe.hf.patch(model)"
+                f"a {own} can be read from the files of a {stock} or a {own}, got model_type "
+                f"{kind!r}: load it with its own class, then call wavepe.hf.patch(model)"
             )
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        tell_peft()
+        fill_peft_tables()
         return {**super().to_dict(), **ON_DISK}  # type: ignore[misc]
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Raise TypeError for `position_encoding` misspelt, which transformers would keep unread."""
+    """Drop what a file says to stock classes; TypeError if `position_encoding` is misspelt.
+
+    transformers would keep a misspelt argument and never read it.
+    """
     for key in given:
         if difflib.get_close_matches(key, ["position_encoding"], cutoff=0.8):
             raise TypeError(f"unknown argument {key!r}, did you mean 'position_encoding'?")
-    stock = {"_attn_implementation"}  # what a file says to stock classes
+    for_stock_classes = {"_attn_implementation"}
     if given.get("attn_implementation") == UNKNOWN:
-        stock.add("attn_implementation")
-    return {key: value for key, value in given.items() if key not in stock}
+        for_stock_classes.add("attn_implementation")
+    return {key: value for key, value in given.items() if key not in for_stock_classes}
 
 
-class PatchedConfig(GivesWeights):
-    """What makes a stock configuration that of a patched model."""
+class PatchedConfig(OutputsAttentions):
+    """Mixin that turns a stock configuration class into that of a patched model."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Save as transformers does; ValueError for a class that has no counterpart here."""
+        """Save as transformers does; ValueError for a model class that wavepe.hf cannot load."""
         config: Any = self
         for name in config.architectures or ():
             if CLASS_PREFIX + name not in MODELS:
                 raise ValueError(
-                    f"a patched {name} cannot be saved with its position encoding: no "
-                    f"{CLASS_PREFIX + name} could read it; wavepe.hf.unpatch(model) first"
+                    f"a patched {name} cannot be saved with its position encoding, because there "
+                    f"is no class {CLASS_PREFIX + name} to load it: call wavepe.hf.unpatch(model) "
+                    "first"
                 )
         super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        tell_peft()
+        fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
         names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
         own = TYPE_PREFIX + output["model_type"]
         return {**output, "model_type": own, **ON_DISK, "architectures": names or None}
 
 
-def patched_config(stock: PretrainedConfig, written: StoredSpec) -> PretrainedConfig:
+def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedConfig:
     """Return a copy of `stock` for one patched model.
 
-    It is a copy, because models built from one configuration share it: set there, the encoding
-    would reach the others. TypeError for a class derived from a family's, which would lose its own
-    fields when it is saved.
+    Models that are built from one configuration share it. In a copy, the encoding does not reach
+    the other models.
+
+    Raises
+    ------
+    TypeError
+        The class is derived from a family's class: saving would lose its additional fields.
     """
     if not is_stock(stock):
         raise TypeError(
-            "a model that is patched needs a configuration of transformers' own class, got "
+            "patch needs a model whose configuration has a class of transformers, got "
             f"{type(stock).__name__}, which could not be saved with the encoding"
         )
     config: Any = copy.deepcopy(stock)
     config.__class__ = globals()[PATCHED_PREFIX + type(stock).__name__]
-    config.position_encoding = written
-    config._attn_implementation = NAME
+    config.position_encoding = stored
+    config._attn_implementation = ATTENTION
     return config
 
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
-    """Give `stock` what was changed in the copy since (a resized vocabulary, say)."""
+    """Write later changes of the copy to `stock`, such as a resized vocabulary."""
     own = ["position_encoding", "_attn_implementation_internal"]
-    if stock._attn_implementation != "eager":  # which alone gives weights
+    if stock._attn_implementation != "eager":  # the only stock attention that returns weights
         own.append("_output_attentions")
     for key, value in vars(config).items():
         if key not in own:
             stock.__dict__[key] = value
 
 
-# PEFT's modules with tables by model_type: default target modules, weights that are stored fused.
+# Modules of PEFT with tables by model_type: default target modules, and weights stored fused.
 PEFT_TABLES = {"peft.utils.constants", "peft.utils.transformers_weight_conversion"}
-_told: set[str] = set()
+_filled: set[str] = set()
 
 
-def tell_peft() -> None:
-    """Copy what PEFT's tables say of a family to its type here, where PEFT is imported.
+def fill_peft_tables() -> None:
+    """Add the types wavepe_<family> to PEFT's tables, if PEFT is imported.
 
-    PEFT takes the model_type from `to_dict()`, which calls this. So it comes in time whichever of
-    PEFT, wavepe and the model was there first.
+    PEFT takes the model_type from `to_dict()`, and `to_dict` calls this function. So the tables are
+    filled in time, in whatever order PEFT, wavepe and the model are imported.
     """
-    for name in (PEFT_TABLES - _told) & sys.modules.keys():
-        _told.add(name)
+    for name in (PEFT_TABLES - _filled) & sys.modules.keys():
+        _filled.add(name)
         tables = [x for x in vars(sys.modules[name]).values() if isinstance(x, dict)]
         for table, (kind, config) in itertools.product(tables, CONFIGS.items()):
             if config.stock.model_type in table:
@@ -186,15 +194,15 @@ def _config_class(stock: Any) -> Any:
     return _derived(
         CLASS_PREFIX + stock.__name__,
         (EncodedConfig, stock),
-        f"""A {stock.__name__} with a position encoding.
+        f"""Configure a {stock.__name__.removesuffix("Config")} with a position encoding.
 
     Parameters
     ----------
     position_encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it, or for hybrids a dict of layer ranges,
-        ``{{"0-3": "rope", "4": "none"}}``, as `wavepe.hf.patch` takes it; kept as specs. The
-        default, "rope", is the encoding of the stock model: base and scaling are those of
-        `rope_parameters`. The trained length that an encoding may need is
+        One encoding, in any form that `wavepe.encoding` takes. Or a dict of layer ranges, as
+        `wavepe.hf.patch` takes it: ``{{"0-3": "rope", "4": "none"}}``. The attribute holds specs.
+        The default "rope" is the encoding of the stock model: its base and scaling are those of
+        `rope_parameters`. An encoding that depends on the trained length takes it from
         `max_position_embeddings`.
     **kwargs
         As for `transformers.{stock.__name__}`.
@@ -202,7 +210,7 @@ def _config_class(stock: Any) -> Any:
     Raises
     ------
     ValueError, TypeError
-        Where `wavepe.encoding` does.
+        `wavepe.encoding` does not accept the encoding.
     """,
         model_type=TYPE_PREFIX + stock.model_type,
         stock=stock,
@@ -215,17 +223,17 @@ def _patched_class(stock: Any) -> Any:
     return _derived(
         PATCHED_PREFIX + stock.__name__,
         (PatchedConfig, stock),
-        f"The configuration of a patched {stock.__name__.removesuffix('Config')}.",
+        f"Configuration of a patched {stock.__name__.removesuffix('Config')}.",
         position_encoding="rope",
         __annotations__={"position_encoding": str | dict},
     )
 
 
 def _derived(name: str, bases: tuple[Any, ...], doc: str, **body: Any) -> Any:
-    """Make a class that pickle finds here."""
-    made = type(name, bases, {"__module__": __name__, "__doc__": doc, **body})
-    globals()[name] = made
-    return made
+    """Create a class, and put it where pickle looks for it."""
+    cls = type(name, bases, {"__module__": __name__, "__doc__": doc, **body})
+    globals()[name] = cls
+    return cls
 
 
 for _kind in SUPPORTED:

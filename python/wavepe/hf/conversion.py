@@ -1,7 +1,7 @@
 """Convert a checkpoint folder to one of the type wavepe_<family>, without loading its weights.
 
-A wavepe_llama has a Llama's tensors under a Llama's names. So the files of weights are copied, and
-config.json is edited. An encoding that is trained adds one shard with its parameters.
+A wavepe_llama has the same tensors as a Llama, under the same names. So this module copies the
+weight files and edits config.json. A learned encoding adds one shard with its parameters.
 """
 
 from __future__ import annotations
@@ -24,39 +24,41 @@ from .._files import new_folder, some
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import SUPPORTED, TYPE_PREFIX, decoder
 from .layers import Choice, Spec, StoredSpec
-from .learned import MODULE
+from .learned import MODULE_NAME
 from .model_types import stored_as_named
 
-# In the order in which from_pretrained looks for them, each alone or as the index of its shards.
+# from_pretrained looks for these names in this order, each as one file or as an index of shards.
 WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
 INDEX = ".index.json"
-# Weights in other formats and states of a training, which belong to the model as it was.
+# Weights in other formats, and training states: they belong to the source model alone.
 OTHER_WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", INDEX,
 )  # fmt: skip
-# Old checkpoints of Llama and GPT-NeoX have buffers that no model reads any more.
+# Old checkpoints of Llama and GPT-NeoX hold buffers that no model reads any more.
 UNREAD = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` made: its return value.
+    """Describe a new checkpoint: the return value of `convert`.
 
     Attributes
     ----------
     folder : Path
-        The new checkpoint.
+        Folder of the new checkpoint.
     encoding : str or dict
-        Its position encoding, as a spec or a spec for each range of layers.
+        Its position encoding: a spec, or a spec for each range of layers.
     model : str
-        The class that loads it.
+        Name of the class that loads it.
     tensors, bytes : int
-        How many tensors the checkpoint has, and their size.
-    added, dropped : tuple of str
-        Parameters of the new encoding, and tensors that only the former one had.
+        Number of tensors in the checkpoint, and their size in bytes.
+    added : tuple of str
+        Names of the new encoding's parameters.
+    dropped : tuple of str
+        Names of tensors that the new model does not have: parameters of the former encoding, and
+        buffers that no model reads.
     left_out : tuple of str
-        Files of the source that are not in the new folder: weights in other forms, states of a
-        training.
+        Files of the source that were not copied: weights in other formats, training states.
     """
 
     folder: Path
@@ -77,42 +79,46 @@ def convert(
     link: bool = False,
     **options: Any,
 ) -> Conversion:
-    """Write the checkpoint of a model anew under another position encoding.
+    """Write a copy of a checkpoint folder whose model has another position encoding.
 
-    The weights are copied, never loaded: memory does not grow with the model. Whatever else the
-    folder holds (tokenizer, generation settings) comes along. The target appears at the end, whole.
+    The new folder loads with `AutoModelForCausalLM.from_pretrained`, once `wavepe.hf` is imported.
+    The weights are copied and never loaded, so the memory in use does not depend on the size of the
+    model. Tokenizer and generation settings are copied too. The target folder appears when it is
+    complete.
 
     Parameters
     ----------
     source_folder : path
-        config.json of a family that `patch` takes, or of its type wavepe_<family>, and its weights:
-        safetensors or pytorch_model files, one or sharded.
+        Folder with a config.json and weights. The model is of a family that `patch` takes, or of
+        its type wavepe_<family>. The weights are safetensors or pytorch_model files, sharded or
+        not.
     target_folder : path
-        A new folder, or an empty one.
+        Folder to create. It may exist if it is empty.
     encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it, or a dict of layer ranges as `wavepe.hf.patch` takes it. A
-        "rope" without theta keeps the model's own base, and without a type its scaling too;
-        layers that a dict does not name rotate so. Parameters of an encoding that is trained begin
-        at their initial values, in float32.
+        The new encoding, in any form that `wavepe.encoding` takes. Or a dict of layer ranges, as
+        `wavepe.hf.patch` takes it; layers that it does not name keep the model's RoPE. A "rope"
+        without theta keeps the base of the model, and without a type its scaling too. The
+        parameters of a learned encoding start at their initial values, in float32.
     link : bool
-        Hard-link files of weights instead of copying them. Both folders then share them: what
-        writes one in place changes the other.
+        Hard-link the weight files instead of copying them. Both folders then share these files: a
+        program that changes one in place changes both.
     **options
         Options of the encoding.
 
     Returns
     -------
     Conversion
+        Names, sizes and encoding of the new checkpoint.
 
     Raises
     ------
     ValueError
-        A folder, a family of models, a checkpoint or an encoding that cannot be served, found
-        before anything is written.
+        The folder, the model family, the checkpoint or the encoding cannot be converted. Nothing
+        has been written.
     TypeError
-        Where `wavepe.encoding` raises it.
+        The encoding has a type that `wavepe.encoding` does not accept.
     OSError
-        From the system: no room, no permission, no hard links there. Nothing is left behind.
+        The system cannot write: no space, no permission, no hard links. Nothing is left behind.
 
     Examples
     --------
@@ -126,7 +132,7 @@ def convert(
     model = _empty_model(source, config, chosen)
     files = _read_weights(source)
     stored = {name: x for held in files.values() for name, x in held.items()}
-    dropped = {name for name in stored if MODULE in name.split(".") or name.endswith(UNREAD)}
+    dropped = {name for name in stored if MODULE_NAME in name.split(".") or name.endswith(UNREAD)}
     added = _initial_parameters(model)
     tensors = {name: x for name, x in stored.items() if name not in dropped} | added
     _check_fit(source, model, tensors)
@@ -139,7 +145,7 @@ def convert(
         _write_weights(source, part, files, dropped, added, link)
     return Conversion(
         folder=Path(target_folder),
-        encoding=chosen.written(),
+        encoding=chosen.stored(),
         model=type(model).__name__,
         tensors=len(tensors),
         bytes=sum(x.nbytes for x in tensors.values()),
@@ -151,18 +157,23 @@ def convert(
 
 def _check_target(target: Path) -> None:
     if target == Path.cwd() or os.path.ismount(target):
-        raise ValueError(f"the target cannot be the current folder or a mount point, got {target}")
+        raise ValueError(
+            f"the target must not be the current folder or a mount point, got {target}"
+        )
     if target.exists() and any(target.iterdir()):
-        raise ValueError(f"the target must be a new or an empty folder: {target} is not empty")
+        raise ValueError(f"the target must be a new or an empty folder, but {target} is not empty")
 
 
 def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
-    """Return config.json of the source, edited; ValueError for a model that is not supported."""
+    """Return the edited config.json of the source; ValueError for an unsupported model."""
     if (source / "adapter_config.json").exists():
-        raise ValueError(f"{source} holds an adapter: merge it into its model and save that first")
+        raise ValueError(
+            f"{source} holds an adapter: merge it into its model first, and convert the saved model"
+        )
     if not (source / CONFIG_NAME).is_file():
         raise ValueError(
-            f"{source} has no {CONFIG_NAME}: needs a model's folder (download one of the Hub first)"
+            f"{source} has no {CONFIG_NAME}: the source must be a local checkpoint folder "
+            "(download a model of the Hub first)"
         )
     config = _read_json(source / CONFIG_NAME)
     kind = str(config.get("model_type")).removeprefix(TYPE_PREFIX)
@@ -170,11 +181,16 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
     if own not in CONFIGS:
         raise ValueError(f"{source} has model_type {kind!r}, needs one of {', '.join(SUPPORTED)}")
     if config.get("quantization_config"):
-        raise ValueError(f"{source} is quantised: convert its original, then quantise the result")
+        raise ValueError(
+            f"{source} is quantised: convert the model before quantisation, and quantise the result"
+        )
     if any("Tokenizer" not in key for key in config.get("auto_map") or ()):
-        raise ValueError(f"{source} has code of its own (auto_map), which cannot be converted")
+        raise ValueError(f"{source} has custom code (auto_map): convert cannot convert code")
     if config.get("transformers_weights"):
-        raise ValueError(f"{source} names its own weights (transformers_weights): unsupported")
+        raise ValueError(
+            f"{source} names its weight files by transformers_weights: convert supports "
+            f"{' and '.join(WEIGHTS)} only"
+        )
     known = [name for name, model in MODELS.items() if model.config_class is CONFIGS[own]]
     causal = [name for name in known if name.endswith("ForCausalLM")]
     name = CLASS_PREFIX + (config.get("architectures") or causal)[0].removeprefix(CLASS_PREFIX)
@@ -183,38 +199,38 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
         raise ValueError(
             f"{source} is a {name.removeprefix(CLASS_PREFIX)}, needs one of {', '.join(stock)}"
         )
-    if config["model_type"] == own and config.get("position_encoding") == chosen.written():
+    if config["model_type"] == own and config.get("position_encoding") == chosen.stored():
         raise ValueError(f"{source} has the position encoding {str(chosen)!r} already")
     return {
         **config,
         "model_type": own,
         "architectures": [name],
-        "position_encoding": chosen.written(),
+        "position_encoding": chosen.stored(),
         **ON_DISK,
     }
 
 
 def _empty_model(source: Path, config: dict[str, Any], chosen: Choice) -> Any:
-    """Build the new model on the meta device; ValueError where the encoding does not fit it."""
+    """Build the new model on the meta device; ValueError if the encoding does not fit."""
     try:
-        with torch.device("meta"):  # a copy, because transformers rewrites scalings in place
-            made = CONFIGS[config["model_type"]].from_dict(copy.deepcopy(config))
-            model = MODELS[config["architectures"][0]](made)
-            model.tie_weights()  # transformers 5.0 leaves that out on the meta device
+        with torch.device("meta"):  # copied, because transformers changes scalings in place
+            model_config = CONFIGS[config["model_type"]].from_dict(copy.deepcopy(config))
+            model = MODELS[config["architectures"][0]](model_config)
+            model.tie_weights()  # transformers 5.0 does not do it on the meta device
             return model
-    except Exception as error:  # of the encoding, of transformers' own checks and assumptions
+    except Exception as error:  # raised by the encoding, or by transformers' own checks
         raise ValueError(f"{chosen} and {source / CONFIG_NAME} do not fit: {error}") from error
 
 
 def _initial_parameters(model: Any) -> dict[str, Tensor]:
-    """Return the parameters of an encoding that is trained, under their names in a checkpoint."""
-    own = [name for name in model.state_dict() if MODULE in name.split(".")]
-    initial = getattr(decoder(model), MODULE).initial() if own else {}
+    """Return the parameters of a learned encoding, by their names in a checkpoint."""
+    own = [name for name in model.state_dict() if MODULE_NAME in name.split(".")]
+    initial = getattr(decoder(model), MODULE_NAME).initial() if own else {}
     return {name: initial[name.rpartition(".")[2]].float() for name in own}
 
 
 def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each file of weights."""
+    """Return the tensors of each weight file."""
     for single in WEIGHTS:
         if (source / single).is_file():
             return {single: _mapped(source / single)}
@@ -229,13 +245,13 @@ def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def _mapped(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, memory-mapped: values stay on disk until they are used."""
+    """Return the memory-mapped tensors of a file: values stay on disk until they are used."""
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # of safetensors, zipfile, pickle, torch
-        # torch hides the reason behind the advice to run what the file holds.
+    except Exception as error:  # raised by safetensors, zipfile, pickle or torch
+        # torch's own message advises to run the code in the file, and hides the reason.
         reason = error.__context__ or error
         raise ValueError(
             f"{path} cannot be read as weights (was it downloaded in full?): {reason}"
@@ -243,18 +259,18 @@ def _mapped(path: Path) -> dict[str, Tensor]:
 
 
 def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
-    """Raise ValueError unless the tensors are those of the model."""
+    """Raise ValueError unless names and shapes of the tensors are those of the model."""
     if not stored_as_named(model):
         return
-    wanted = model.state_dict()
-    needed = dict(model.named_parameters())  # a tensor that is tied to another one is not
+    expected = model.state_dict()
+    needed = dict(model.named_parameters())  # does not list a tied tensor twice
     misfits = {
         "missing": sorted(needed.keys() - tensors.keys()),
-        "unknown": sorted(tensors.keys() - wanted.keys()),
+        "unknown": sorted(tensors.keys() - expected.keys()),
         "of another shape": [
-            f"{name} {tuple(x.shape)} instead of {tuple(wanted[name].shape)}"
+            f"{name} {tuple(x.shape)} instead of {tuple(expected[name].shape)}"
             for name, x in tensors.items()
-            if name in wanted and x.shape != wanted[name].shape
+            if name in expected and x.shape != expected[name].shape
         ],
     }
     if any(misfits.values()):
@@ -263,9 +279,9 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the files that are copied beside the weights, and of those that are not.
+    """Return the names of the other files: those to be copied, and those to be left out.
 
-    Hidden folders, and folders that are checkpoints themselves, are passed over.
+    Hidden folders are ignored, and so are folders that are checkpoints themselves.
     """
     own = {CONFIG_NAME, *weights, *(single + INDEX for single in WEIGHTS)}
     copied: set[str] = set()
@@ -284,7 +300,7 @@ def _other_files(source: Path, weights: Iterable[str]) -> tuple[list[str], list[
 
 
 def _raise(error: OSError) -> None:
-    raise error  # os.walk would pass over a folder that it cannot read
+    raise error  # os.walk would skip a folder that it cannot read
 
 
 def _write_weights(
@@ -295,25 +311,25 @@ def _write_weights(
     added: dict[str, Tensor],
     link: bool,
 ) -> None:
-    """Copy or link the files of weights; write anew those that lose tensors; add a shard."""
+    """Copy or link the weight files, rewrite those that lose tensors, and add the new shard."""
     single = SAFE_WEIGHTS_NAME if next(iter(files)).endswith(".safetensors") else WEIGHTS_NAME
     stem, suffix = os.path.splitext(single)
     tensors = dict(added)
     weight_map: dict[str, str] = {}
     for file, held in files.items():
         kept = {name: x for name, x in held.items() if name not in dropped}
-        # Beside a single file from_pretrained reads no index, so that one becomes a shard.
+        # from_pretrained ignores an index beside a single file, so that file becomes a shard.
         name = f"{stem}-00001-of-00001{suffix}" if file == single and added else file
         if kept and len(kept) < len(held):
             _save(part / name, kept)
-        elif kept and link:  # to the file itself: folders of the Hub's cache hold symbolic links
+        elif kept and link:  # resolved: folders of the Hub's cache hold symbolic links
             os.link((source / file).resolve(), part / name)
         elif kept:
             shutil.copy(source / file, part / name)
         tensors |= kept
         weight_map |= dict.fromkeys(kept, name)
     if added:
-        name = f"{stem}-{MODULE.replace('_', '-')}{suffix}"
+        name = f"{stem}-{MODULE_NAME.replace('_', '-')}{suffix}"
         _save(part / name, added)
         weight_map |= dict.fromkeys(added, name)
     if single not in weight_map.values():
@@ -327,10 +343,10 @@ def _write_weights(
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
     if path.suffix == ".safetensors":
         safetensors.torch.save_file(tensors, path, {"format": "pt"})
-        # Since safetensors 0.8 only the owner may read what it writes.
+        # safetensors 0.8 and later write files that only the owner may read.
         shutil.copymode(path.with_name(CONFIG_NAME), path)
     else:
-        with path.open("wb") as file:  # with a path, torch's errors do not tell the system's
+        with path.open("wb") as file:  # given a path, torch would hide the system's error
             torch.save(tensors, file)
 
 

@@ -1,8 +1,8 @@
-"""Families of models: which can be patched, and where each keeps what the patch has to touch.
+"""The model families that can be patched, and the names of the parts that a patch changes.
 
-All are decoders whose attention goes through transformers' attention interface and whose rotary
-module rotates pairs (i, i + h). They differ in names, in the width that is rotated, in windows and
-softcaps (these reach the attention function by themselves), and in layers without positions.
+All of them are decoders that call transformers' attention interface and whose rotary module rotates
+pairs (i, i + h). They differ in names, in the number of rotated dims, in layers without positions,
+and in windows and softcaps, which transformers passes to the attention function.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
-NAME = "wavepe"  # of the attention and of its mask, registered with transformers
-TYPE_PREFIX = "wavepe_"  # of model types whose checkpoints keep the encoding
+ATTENTION = "wavepe"  # transformers knows the attention and its mask by this name
+TYPE_PREFIX = "wavepe_"  # the model types whose checkpoints keep the encoding begin so
 
-# Names of the cache among the arguments of an attention layer (GPT-NeoX has the second).
+# Names that an attention layer's argument for the cache may have (GPT-NeoX has the second).
 CACHE_NAMES = ("past_key_values", "layer_past")
 
-# By model_type what a patch leaves as it is; each has tests of its own.
+# model_type -> what a patch does not change. Each family has tests.
 SUPPORTED = {
     "llama": "",
     "mistral": "the sliding window",
@@ -31,23 +31,31 @@ SUPPORTED = {
     "smollm3": "its layers without positions keep none",
     "gemma2": "soft cap and scaling of the scores, a window in every second layer",
     "gemma3_text": "windows by layer type; a bare rope takes the base of each type",
-    "phi3": "a bare rope turns the share of each head that the model turns",
+    "phi3": "a bare rope rotates the same part of each head as the model",
     "olmo2": "norms of queries and keys",
-    "gpt_neox": "a bare rope turns the share of each head that the model turns",
+    "gpt_neox": "a bare rope rotates the same part of each head as the model",
     "granite": "scaling of the scores and of the embeddings",
     "mixtral": "the sliding window; the experts",
     "qwen2_moe": "the experts",
     "qwen3_moe": "norms of queries and keys; the experts",
     "olmoe": "norms of queries and keys; the experts",
 }
-if not TRANSFORMERS_5:  # there the attention of these does not go through the interface
+if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
-# Those that can rotate a part of a head's dims.
+# Families that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox")
 
 
 def supported_families() -> dict[str, str]:
-    """Return the model types that `patch` takes, each with what stays as the family has it.
+    """Return the model types that `patch` takes, and what a patch leaves unchanged in each.
+
+    The list depends on the installed version of transformers.
+
+    Returns
+    -------
+    dict of str to str
+        model_type of transformers, such as "llama", -> the features of the family that stay as they
+        are; an empty text if there are none beyond the weights.
 
     Examples
     --------
@@ -59,12 +67,12 @@ def supported_families() -> dict[str, str]:
 
 
 def decoder(model: nn.Module) -> Any:
-    """Return the base model in `model`, of a family that can be patched.
+    """Return the base model of `model`.
 
     Raises
     ------
     TypeError
-        Anything else; the message names what was given and why it cannot be patched.
+        `model` is of no family that can be patched. The message says why.
     """
     supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
     if not isinstance(model, PreTrainedModel):
@@ -72,9 +80,9 @@ def decoder(model: nn.Module) -> Any:
         if isinstance(model, nn.Module):
             modules = model.named_modules()
             inside = [name for name, part in modules if isinstance(part, PreTrainedModel)]
-            advice = "there is no model of transformers in it"
+            advice = "it contains no model of transformers"
             if inside:
-                advice = f"pass the model inside of it, model.{inside[0]}"
+                advice = f"pass the model inside it, model.{inside[0]}"
         raise TypeError(f"{supported}; got {type(model).__name__}: {advice}")
     base, config = model.base_model, model.config
     if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
@@ -86,38 +94,38 @@ def decoder(model: nn.Module) -> Any:
     if kind not in SUPPORTED:
         raise TypeError(f"{supported}; got a {name}: {_why_not(base, config)}")
     if getattr(config, "use_bidirectional_attention", False):
-        raise TypeError(f"{supported}, causal ones; this {name} looks in both directions")
+        raise TypeError(f"{supported}, if they are causal; this {name} attends in both directions")
     try:
         found = attentions(base)
     except AttributeError:
         found = []
     if not found or not all(map(_uses_interface, found)) or not hasattr(base, "rotary_emb"):
         raise TypeError(
-            f"{supported}; this {name} is built in another way than its family: its attention "
-            "layers must call transformers' attention interface, and rotary_emb make its angles"
+            f"{supported}; this {name} is not built like its family: its attention layers must "
+            "call transformers' attention interface, and its rotary_emb must compute the angles"
         )
     return base
 
 
 def family(config: Any) -> str:
-    """Return the model_type in transformers: of a wavepe_llama, llama."""
+    """Return the model_type in transformers: "llama" for a wavepe_llama."""
     return config.model_type.removeprefix(TYPE_PREFIX)
 
 
 def _why_not(base: nn.Module, config: Any) -> str:
-    """Say what stands in the way, as far as can be seen from outside."""
+    """Return the reason why a model of an unknown family cannot be patched."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
     if not any(name.startswith("rotary") for name in names):
-        return "it has no rotary module to take the place of"
+        return "it has no rotary module to replace"
     if not any(map(_uses_interface, base.modules())):
-        return "its attention does not go through transformers' attention interface"
-    return "this family is not tested here, and what differs in it would go unseen"
+        return "its attention layers do not call transformers' attention interface"
+    return "wavepe does not test this family, and could not see what is different in it"
 
 
 def names_in_forward(module: nn.Module) -> tuple[str, ...]:
-    """Return the globals and attributes that the forward of the module's class names."""
+    """Return the names of globals and attributes in the code of the class's forward."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return () if code is None else code.co_names
 
@@ -127,7 +135,7 @@ def _uses_interface(module: nn.Module) -> bool:
 
 
 def is_stock(config: Any) -> bool:
-    """Return whether a configuration is of transformers' own class for its model_type."""
+    """Return whether the class of a configuration is transformers' own for its model_type."""
     kind = config.model_type
     return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] is type(config)
 
@@ -142,7 +150,7 @@ def attentions(base: Any) -> list[Any]:
 
 
 def slots(base: Any) -> list[Slot | None]:
-    """Return what rotates each layer; None for a layer that the family leaves without positions."""
+    """Return the slot that rotates each layer; None for layers that the family does not rotate."""
     config, layers = base.config, attentions(base)
     if hasattr(base, "rotary_emb_local"):  # Gemma 3 in transformers < 5
         names = ("rotary_emb", "rotary_emb_local")
@@ -153,7 +161,7 @@ def slots(base: Any) -> list[Slot | None]:
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
-    """Return how many dims of a head the family rotates, from the first on."""
+    """Return the number of dims that the family rotates: the first ones of each head."""
     if family(config) not in PARTIAL:
         return head_dim
     name = "inv_freq" if slot.layer_type is None else f"{slot.layer_type}_inv_freq"
@@ -178,16 +186,16 @@ def embedding_scale(base: Any) -> float:
     return 1.0
 
 
-# From transformers 5.0 to 5.18 at least, it forgets the tokens along with the keys.
-FORGETS = TRANSFORMERS_5 and (
+# transformers 5.0 to 5.18, at least, then forgets the tokens as well as the keys.
+FORGETS_TOKENS = TRANSFORMERS_5 and (
     "next_sequence_length" not in Phi3ForCausalLM.prepare_inputs_for_generation.__code__.co_consts
 )
 
 
-def starts_anew_after(config: Any) -> int:
-    """Return the length beyond which `generate` computes all keys again; 0 where it never does.
+def recomputes_keys_after(config: Any) -> int:
+    """Return the length after which `generate` computes all keys again; 0 if it never does.
 
-    Phi-3 does, since its frequencies change there.
+    Phi-3 does so, because its frequencies change at that length.
     """
     if family(config) != "phi3" or not (TRANSFORMERS_5 or config.rope_scaling):
         return 0

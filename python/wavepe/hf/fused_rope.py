@@ -1,4 +1,4 @@
-"""wavepe's rotation kernel in the attention layers of stock models with rotary embedding."""
+"""`use_fused_rope`: wavepe's rotation kernel in the attention layers of stock models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import _checks, ops
 from .families import names_in_forward
-from .layers import text
+from .layers import spec_text
 from .rotary import RopeRotation, Rotary, StockRotation
 
 M = TypeVar("M", bound=nn.Module)
@@ -25,32 +25,35 @@ _numbers = itertools.count()
 
 
 def use_fused_rope(model: M, enabled: bool = True) -> M:
-    """Let a stock model rotate queries and keys with `wavepe.ops.rope_qk`, in one call.
+    """Rotate the queries and keys of a stock model with one call of `wavepe.ops.rope_qk`.
 
-    Cosines and sines remain those of the model's rotary module, so results differ by rounding
-    only; weights, caches and checkpoints are untouched. Compiled forms of the model follow.
+    The model's own rotary module still computes cosines and sines, so results differ by rounding
+    alone. Weights, caches and checkpoints do not change. Compiled forms of the model use the new
+    rotation too.
 
     Parameters
     ----------
     model : nn.Module
         A model of transformers whose attention layers call `apply_rotary_pos_emb(q, k, cos, sin)`,
-        or a wrapper of one: Llama, Mistral, Qwen, Gemma, Phi, OLMo, GPT-NeoX, Cohere, GLM and most
-        others; pairs in halves or interleaved, whole heads or a part of them.
+        or a wrapper of one. Llama, Mistral, Qwen, Gemma, Phi, OLMo, GPT-NeoX, Cohere, GLM and most
+        others do. The pairs may be halves (i, i + h) or interleaved (2i, 2i + 1), and may cover
+        whole heads or a part of them.
     enabled : bool
-        False gives the layers back what they had.
+        True puts the fused rotation in; False takes it out again.
 
     Returns
     -------
-    The model. Copies and pickles are fused too; `save_pretrained` writes the stock model.
+    nn.Module
+        `model` itself. Copies and pickles are fused too; `save_pretrained` writes a stock model.
 
     Raises
     ------
     TypeError
-        Not a model.
+        `model` is not a module, or `enabled` is not a bool.
     ValueError
-        No layer calls `apply_rotary_pos_emb`, the family has another form of it or a second one, a
-        layer has a forward of its own already (a hook of accelerate), or `wavepe.hf.patch` has
-        given the model an encoding that does not rotate. The model is as it was.
+        No layer calls `apply_rotary_pos_emb`, or a layer calls another form of it or a second such
+        function. A layer has its own forward already, such as a hook of accelerate. Or the model
+        was patched with an encoding that does not rotate. The model is unchanged.
 
     Examples
     --------
@@ -78,14 +81,14 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
         isinstance(rotation, RopeRotation | StockRotation) for rotation in rotations
     ):
         raise ValueError(
-            f"this model has the position encoding {text(rotaries[0].spec)!r}, which is not "
+            f"this model has the position encoding {spec_text(rotaries[0].spec)!r}, which is not "
             "rotary: there is nothing to rotate"
         )
     layers = [module for module in model.modules() if APPLY in names_in_forward(module)]
     if not layers:
         raise ValueError(
-            f"use_fused_rope finds no layer in this {type(model).__name__} that calls {APPLY}: its "
-            "family rotates in another way, or not at all"
+            f"no layer of this {type(model).__name__} calls {APPLY}: its family rotates in another "
+            "way, or not at all"
         )
     layers = [layer for layer in layers if not isinstance(layer, Fused)]
     for layer in layers:
@@ -93,25 +96,25 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
     stocks: list[Any] = [type(layer) for layer in layers]
     classes = [_fused_class(stock) for stock in stocks]
     for layer, fused in zip(layers, classes, strict=True):
-        layer.__dict__.pop("forward", None)  # the class's own, which hooks of accelerate left
+        layer.__dict__.pop("forward", None)  # equals the class's; a hook of accelerate left it
         layer.__class__ = fused
     return model
 
 
 def _check(layer: nn.Module) -> None:
-    """Raise ValueError where a layer cannot be fused."""
+    """Raise ValueError if a layer cannot be fused."""
     stock = type(layer)
     own = layer.__dict__.get("forward")
     if own is not None and getattr(own, "__func__", None) is not stock.forward:
         raise ValueError(
-            f"this {stock.__name__} has a forward of its own, as hooks of accelerate are: "
+            f"this {stock.__name__} has its own forward, such as a hook of accelerate: call "
             "use_fused_rope first, then dispatch the model"
         )
     others = {name for name in names_in_forward(layer) if name.startswith("apply_")} - {APPLY}
     if others:
         raise ValueError(
-            f"{stock.__name__} rotates by {', '.join(sorted(others))} beside {APPLY}: a fused form "
-            "of it would be used in part only"
+            f"{stock.__name__} rotates with {', '.join(sorted(others))} as well as {APPLY}, and "
+            "only the latter has a fused form"
         )
 
 
@@ -119,7 +122,7 @@ def _check(layer: nn.Module) -> None:
 
 
 class Fused:
-    """A base of the classes that `_fused_class` makes."""
+    """Base class of the classes that `_fused_class` creates."""
 
     stock: Any
 
@@ -134,11 +137,12 @@ def _rebuild(stock: Any) -> Any:
 
 @functools.cache
 def _fused_class(stock: Any) -> Any:
-    """Return a subclass of an attention layer's class, for that family and no other model of it.
+    """Return a subclass of an attention layer's class that calls the fused rotation.
 
     A layer calls `apply_rotary_pos_emb` as a global of its modelling file. The subclass has the
-    same forward with other globals. They belong to a module of their own that can be imported:
-    torch.compile reads the globals of a function from the module that they name.
+    same forward, with other globals. These globals belong to a new module that can be imported,
+    because torch.compile reads the globals of a function from the module that they name. Other
+    models of the same family keep the stock class.
     """
     forward: Any = inspect.unwrap(stock.forward)
     name = f"wavepe_fused_rope_{next(_numbers)}"
@@ -154,18 +158,20 @@ def _fused_class(stock: Any) -> Any:
     return type(stock.__name__, (Fused, stock), body)
 
 
-# ---------------------------------------------------------------- what a family's function does
+# ---------------------------------------------------------------- the function of a family
 
 
 class _Layout(NamedTuple):
-    """How a family holds its pairs and its angles.
+    """Order of the pairs and form of the angles in a family.
 
     Attributes
     ----------
     interleaved : bool
-        Pairs are (2i, 2i+1), else (i, i + h).
-    widen, narrow : callable
-        Of one value a pair, (..., h), the table that the family's rotary module makes, and back.
+        Whether pairs are (2i, 2i + 1); else they are (i, i + h).
+    widen : callable
+        Turns one value for each pair, (..., h), into a table of the family's rotary module.
+    narrow : callable
+        The inverse of `widen`.
     """
 
     interleaved: bool
@@ -193,22 +199,22 @@ LAYOUTS = [
 
 
 def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a function that does what `apply(q, k, cos, sin)` does, in one call.
+    """Return a function with the results of `apply(q, k, cos, sin)` that calls one operator.
 
-    What that is, is found by trying it out: families differ in the order of the pairs, in the form
-    of the angles, and in whether queries keep their dtype where it is lower than that of the angles
-    (autocast).
+    Families differ in the order of the pairs and in the form of the angles. They also differ in
+    the dtype of the result if the angles have a higher precision than the queries (autocast). This
+    function calls `apply` on small tensors to learn which case it is.
 
     Raises
     ------
     ValueError
-        It is no rotation of pairs that is known here.
+        `apply` is not a rotation of pairs in a known layout.
     """
     layout = next((layout for layout in LAYOUTS if _agrees(layout, apply)), None)
     if layout is None:
         raise ValueError(
-            f"{apply.__module__}.{APPLY} is not a rotation of pairs (i, i + h) or (2i, 2i + 1) by "
-            "(q, k, cos, sin): there is no fused form of it"
+            f"{apply.__module__}.{APPLY} has no fused form: it does not rotate pairs (i, i + h) or "
+            "(2i, 2i + 1) given (q, k, cos, sin)"
         )
     interleaved, narrow = layout.interleaved, layout.narrow
     q, k, pairs = _sample()
@@ -229,7 +235,7 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
 
 
 def _sample() -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), none like another."""
+    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), all values distinct."""
     with torch.device("cpu"), torch.inference_mode(False):
         q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
         return q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
@@ -239,9 +245,9 @@ def _sample() -> tuple[Tensor, Tensor, Tensor]:
 def _agrees(layout: _Layout, apply: Callable[..., Any]) -> bool:
     q, k, angles = _sample()
     cos, sin = angles.cos(), angles.sin()
-    wanted = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
+    expected = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
     try:
         got = apply(q, k, layout.widen(cos), layout.widen(sin))
-        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, wanted, strict=True))
-    except Exception:  # whatever a foreign function does with arguments that it does not take
+        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected, strict=True))
+    except Exception:  # an unknown function may raise anything for these arguments
         return False

@@ -1,4 +1,4 @@
-"""Putting encodings into one model, and taking them out."""
+"""Install encodings in one model, and remove them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .absolute import AddAbsolute
 from .attention import Layer, before_attention, before_layer
 from .cache_guard import EncodingGuard
 from .config import EncodedConfig, patched_config, return_changes
-from .layers import Choice, StoredSpec, text
-from .learned import LearnedOf, attach, detach
+from .layers import Choice, StoredSpec, spec_text
+from .learned import SharedLearned, attach, detach
 from .packing import FindPacked
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
@@ -27,21 +27,22 @@ from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
 
 @dataclass
 class Parts:
-    """What the encodings put into a model; made in full before the model is touched."""
+    """The parts that encodings add to a model; all are built before the model is changed."""
 
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
     learned: Learned | None = None
-    # What keys depend on beyond the spec: bases of the model, the length of the sequence.
-    noted: list[RopeRotation | AddAbsolute] = field(default_factory=list)
+    # Parts whose keys depend on more than the spec: on the model's base or the sequence length.
+    cache_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
 
 
 @dataclass
 class Installed:
-    """What a base model remembers of its encoding, as its attribute `_wavepe`.
+    """The record that a base model keeps of its encoding, as its attribute `_wavepe`.
 
-    `stock` is the configuration before a patch; None for a wavepe_<family>, which has no way back.
+    `stock` is the configuration before the patch. It is None for a wavepe_<family>, which cannot be
+    unpatched. `length_parts` holds the parts that depend on the sequence length.
     """
 
     spec: StoredSpec
@@ -49,16 +50,16 @@ class Installed:
     stock: PretrainedConfig | None
     config: PretrainedConfig
     hooks: list[RemovableHandle] = field(default_factory=list)
-    follows: list[RopeRotation | AddAbsolute] = field(default_factory=list)  # the length
+    length_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A layer that was taken out of the model leaves handles that torch could not read back.
+        # torch cannot unpickle the handle of a layer that was removed from the model.
         alive = [hook for hook in self.hooks if hook.hooks_dict_ref() is not None]
         return {**self.__dict__, "hooks": alive}
 
 
 def installed(base: nn.Module) -> Installed | None:
-    """Return what is installed in `base`, or None."""
+    """Return the record of the encoding in `base`, or None."""
     return base.__dict__.get("_wavepe")
 
 
@@ -66,12 +67,12 @@ def installed(base: nn.Module) -> Installed | None:
 
 
 class _Builder:
-    """Makes the parts for a model of this configuration.
+    """Builds the parts for a model with this configuration.
 
     Parameters
     ----------
     owner : Module
-        The base model, or a layer that stands alone: it will hold what is learned.
+        The base model, or a layer that stands alone. It will hold the learned parameters.
     """
 
     def __init__(self, config: PretrainedConfig, head_dim: int, owner: nn.Module) -> None:
@@ -79,13 +80,16 @@ class _Builder:
         self.heads = config.num_attention_heads
         self.parts = Parts()
         self.scores: dict[str, PositionEncoding | None] = {}
-        # By slot the different rotations of its layers: a spec, "" for none, None for the family's.
+        # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
         self.rotations: dict[Slot, list[str | None]] = {}
 
     def layer(
         self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
     ) -> Layer:
-        """Build what a layer needs of `encoding`, None for its own; slot None does not rotate."""
+        """Build the parts of `encoding` for one layer.
+
+        Without an encoding, the layer keeps its own. Without a slot, it does not rotate.
+        """
         layer = Layer(families.argument_names(attention))
         if encoding is not None:
             layer.score = self.score(encoding)
@@ -93,7 +97,7 @@ class _Builder:
         own = encoding is None and slot is not None
         slot = Slot() if slot is None else slot
         if own and rope_config.follows_length(self.config, slot):
-            # The family's module would not say with which frequencies a cache was filled.
+            # The family's module cannot tell which frequencies filled a cache; ours can.
             rope, own = read_encoding("rope"), False
         key = None if own else "" if rope is None else str(rope)
         found = self.rotations.setdefault(slot, [])
@@ -103,7 +107,7 @@ class _Builder:
             rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
-                self.parts.noted.append(rotation)
+                self.parts.cache_parts.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
@@ -111,12 +115,12 @@ class _Builder:
         return layer
 
     def score(self, encoding: Encoding) -> PositionEncoding | None:
-        """Return what `encoding` puts into the scores; layers of one encoding share it.
+        """Return the part of `encoding` that changes the scores; layers of one encoding share it.
 
         Raises
         ------
         ValueError
-            Where the encoding does not fit the model (head size, number of heads).
+            The encoding does not fit the head size or the number of heads.
         """
         spec = str(encoding)
         if spec not in self.scores:
@@ -128,37 +132,39 @@ class _Builder:
                 )
             if isinstance(found, Learned):
                 self.parts.learned = found
-                found = LearnedOf(found, self.owner)
+                found = SharedLearned(found, self.owner)
             self.scores[spec] = found
         return self.scores[spec]
 
 
 def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
-    """Build all that the encodings need in a base model, under its new configuration.
+    """Build all parts of the encodings for a base model with its new configuration.
 
     Raises
     ------
     ValueError
-        Where an encoding does not fit the model (head size, number of heads, rope type, layers).
+        An encoding does not fit the head size, the number of heads, the rope type or the layers.
     """
     builder = _Builder(config, families.head_dim(base), base)
     attentions, slots = families.attentions(base), families.slots(base)
     chosen = choice.by_layer(len(attentions))
     for index, (attention, slot, one) in enumerate(zip(attentions, slots, chosen, strict=True)):
-        if slot is None:  # a layer that the family leaves without positions
+        if slot is None:  # the family gives this layer no positions
             if choice.everywhere is not None:
                 one = None
             elif one is not None and one.entry == "rotary":
-                raise ValueError(f"layer {index} of this model does not rotate: {one} has no place")
+                raise ValueError(
+                    f"layer {index} of this model does not rotate, so it cannot have {one}"
+                )
         stock = getattr(base, (slot or Slot()).module)
         builder.parts.layers.append(builder.layer(attention, slot, one, stock))
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
-            layer.rotation = None  # all layers have the same
+            layer.rotation = None  # all layers rotate alike
     if choice.everywhere is not None and choice.everywhere.entry == "absolute":
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
         if builder.parts.absolute.follows_length:
-            builder.parts.noted.append(builder.parts.absolute)
+            builder.parts.cache_parts.append(builder.parts.absolute)
     return builder.parts
 
 
@@ -170,9 +176,9 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     if parts.absolute is not None:
         record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
     names = families.argument_names(base)
-    record.follows = [part for part in parts.noted if part.follows_length]
-    record.hooks += EncodingGuard(record.spec, parts.noted, names).attach(base)
-    # Before the others: it finds positions that vectors are then made of.
+    record.length_parts = [part for part in parts.cache_parts if part.follows_length]
+    record.hooks += EncodingGuard(record.spec, parts.cache_parts, names).attach(base)
+    # It runs before the other hooks, which use the positions that it finds.
     record.hooks.append(
         base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
     )
@@ -189,38 +195,39 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
 
 
 def install_patch(model: nn.Module, choice: Choice) -> None:
-    """Install the encodings in a stock model, under a configuration of its own.
+    """Install the encodings in a stock model, and give the model its own configuration.
 
     Raises
     ------
     TypeError
-        Not of a family that can be patched, or with another configuration class than its family's.
+        The model is of no family that can be patched, or its configuration class is not that of
+        its family.
     ValueError
-        An encoding is installed already, or this one does not fit.
+        The model has an encoding of wavepe already, or this one does not fit.
     """
     base = families.decoder(model)
     config = base.config
     if isinstance(config, EncodedConfig):
         raise ValueError(
             f"this is a {config.model_type} with the position encoding "
-            f"{text(config.position_encoding)!r}: load it with another by "
+            f"{spec_text(config.position_encoding)!r}: to load it with another one, call "
             "from_pretrained(folder, position_encoding=...)"
         )
     if (present := installed(base)) is not None:
         raise ValueError(
-            f"this model is patched with {text(present.spec)!r} already: "
+            f"this model is patched with {spec_text(present.spec)!r} already: call "
             "wavepe.hf.unpatch(model) first"
         )
-    own = patched_config(config, choice.written())
+    own = patched_config(config, choice.stored())
     parts = make_parts(choice, base, own)
     for layer in families.attentions(base):
         release_attention(layer)
     replace_config(model, config, own)
-    _attach(base, parts, Installed(choice.written(), type(model).__name__, config, own))
+    _attach(base, parts, Installed(choice.stored(), type(model).__name__, config, own))
 
 
 def adopt(model: nn.Module) -> None:
-    """Let a head built around a patched LlamaModel share its configuration."""
+    """Give a head around a patched LlamaModel the configuration of that model."""
     base: Any = model.base_model
     present: Any = installed(base)
     replace_config(model, present.stock, present.config)
@@ -235,7 +242,7 @@ def install_own(model: nn.Module) -> None:
     config = base.config
     choice = Choice(config.position_encoding)
     parts = make_parts(choice, base, config)
-    _attach(base, parts, Installed(choice.written(), type(model).__name__, None, config))
+    _attach(base, parts, Installed(choice.stored(), type(model).__name__, None, config))
 
 
 def uninstall(model: nn.Module) -> None:
@@ -253,11 +260,12 @@ def uninstall(model: nn.Module) -> None:
     if present.stock is None:
         raise ValueError(
             f"this is a {present.config.model_type} with the position encoding "
-            f"{text(present.spec)!r}: it has no other one to go back to"
+            f"{spec_text(present.spec)!r}: it was not patched, so there is nothing to restore"
         )
     if present.owner != type(model).__name__:
         raise ValueError(
-            f"this {type(model).__name__} was patched as part of a {present.owner}: unpatch that"
+            f"this {type(model).__name__} was patched as part of a {present.owner}: unpatch that "
+            "model"
         )
     for hook in present.hooks:
         hook.remove()
@@ -273,7 +281,7 @@ def uninstall(model: nn.Module) -> None:
 
 
 def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfig) -> None:
-    """Let every part of the model that holds `old` hold `new`."""
+    """Replace `old` by `new` in every module that holds it."""
     for module in model.modules():
         if module.__dict__.get("config") is old:
             module.config = new
@@ -283,9 +291,9 @@ def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfi
 
 
 def install_attention(attention: LlamaAttention, choice: Choice) -> None:
-    """Install an encoding in a layer that stands alone: it rotates, or not, by itself."""
+    """Install an encoding in a layer that stands alone; the layer computes its own angles."""
     stock = attention.config
-    own = patched_config(stock, choice.written())
+    own = patched_config(stock, choice.stored())
     builder = _Builder(own, attention.head_dim, attention)
     rotary = LlamaRotaryEmbedding(config=stock)
     layer = builder.layer(attention, Slot(), choice.everywhere, rotary)
@@ -294,14 +302,14 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     attention.wavepe = layer
     if builder.parts.learned is not None:
         attach(attention, builder.parts.learned)
-    spec = choice.written()
+    spec = choice.stored()
     hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
-    hooks += EncodingGuard(spec, builder.parts.noted, layer.names).attach(attention)
+    hooks += EncodingGuard(spec, builder.parts.cache_parts, layer.names).attach(attention)
     attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 
 
 def release_attention(attention: Any) -> None:
-    """Undo `install_attention`, where it was done: the layer is part of a model now."""
+    """Undo `install_attention` in a layer that is part of a model now."""
     present = attention.__dict__.pop("_wavepe", None)
     if present is not None:
         for hook in present.hooks:

@@ -1,4 +1,4 @@
-"""Which encoding each layer of a model gets: one for all, or hybrids by ranges of layers."""
+"""The encoding of each layer of a model: one for all layers, or a hybrid by ranges of layers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 
 Spec = str | Mapping[str, Any] | Encoding
-# As a configuration and a file hold it: a spec, or a spec for each range of layers.
+# The form in configurations and files: a spec, or a spec for each range of layers.
 StoredSpec = str | dict[str, str]
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class Choice:
-    """The encodings of a model's layers, read once from what the user gave.
+    """The encodings that a user chose for the layers of a model.
 
     Attributes
     ----------
     everywhere : Encoding or None
-        One encoding for all layers that have positions; None for a hybrid.
+        The encoding of all layers that have positions; None for a hybrid.
     ranges : dict of (int, int) to Encoding
-        Of a hybrid: first and last layer. Layers that it does not name keep their own.
+        For a hybrid: first and last layer -> encoding. Other layers keep their own encoding.
     """
 
     def __init__(self, spec: Spec, **options: Any) -> None:
@@ -35,12 +35,12 @@ class Choice:
             return
         if options:
             raise ValueError(
-                f"options ({', '.join(options)}) cannot be given beside a dict of layer ranges: "
-                "write them into its specs"
+                f"options ({', '.join(options)}) do not go with a dict of layer ranges: write them "
+                "into the specs of the dict"
             )
         assert isinstance(spec, Mapping)
         if not spec:
-            raise ValueError("a dict of encodings names at least one layer, got {}")
+            raise ValueError("a dict of encodings must name at least one layer, got {}")
         for key, value in spec.items():
             place = _layer_range(key)
             if place in self.ranges:
@@ -49,34 +49,35 @@ class Choice:
         for one in self.encodings:
             if one.entry == "absolute":
                 raise ValueError(
-                    f"{one} is absolute: it is added to the token embeddings, before the first "
-                    "layer, so it cannot differ by layer"
+                    f"{one} is an absolute encoding: it is added to the token embeddings before "
+                    "the first layer, so it cannot differ by layer"
                 )
         learned = {str(one) for one in self.encodings if one.learned}
         if len(learned) > 1:
             raise ValueError(
-                f"one learned encoding in a model at most, got {' and '.join(sorted(learned))}"
+                "a model can have at most one learned encoding, got "
+                f"{' and '.join(sorted(learned))}"
             )
 
     @property
     def encodings(self) -> list[Encoding]:
-        """Return the encodings that are named, each once."""
+        """Return the different encodings of the choice."""
         named = [self.everywhere] if self.everywhere is not None else self.ranges.values()
         return list({str(one): one for one in named}.values())
 
-    def written(self) -> StoredSpec:
-        """Return the specs as a configuration keeps them."""
+    def stored(self) -> StoredSpec:
+        """Return the specs in the form that configurations store."""
         if self.everywhere is not None:
             return str(self.everywhere)
         return {_written_range(key): str(value) for key, value in self.ranges.items()}
 
     def by_layer(self, layers: int) -> list[Encoding | None]:
-        """Return the encoding of each layer; None where a hybrid does not name it.
+        """Return the encoding of each layer; None for layers that a hybrid does not name.
 
         Raises
         ------
         ValueError
-            Ranges that overlap, or reach beyond the last layer.
+            Ranges overlap, or reach beyond the last layer.
         """
         if self.everywhere is not None:
             return [self.everywhere] * layers
@@ -84,26 +85,29 @@ class Choice:
         for (first, last), one in self.ranges.items():
             name = _written_range((first, last))
             if last >= layers:
-                raise ValueError(f"layers {name} of a model that has the layers 0-{layers - 1}")
+                raise ValueError(
+                    f"got encodings for the layers {name}, but this model has the layers "
+                    f"0-{layers - 1}"
+                )
             if any(present is not None for present in found[first : last + 1]):
                 raise ValueError(f"layers {name} are named twice: ranges must not overlap")
             found[first : last + 1] = [one] * (last + 1 - first)
         return found
 
     def __str__(self) -> str:
-        return text(self.written())
+        return spec_text(self.stored())
 
 
 def is_hybrid(spec: Any) -> bool:
-    """Return whether this is a dict of layer ranges rather than one encoding as a dict."""
+    """Return whether `spec` is a dict of layer ranges, not the dict of one encoding."""
     return isinstance(spec, Mapping) and "name" not in spec
 
 
-def text(written: StoredSpec) -> str:
-    """Write a spec or a hybrid on one line, for messages."""
-    if isinstance(written, str):
-        return written
-    return "; ".join(f"{key}: {value}" for key, value in written.items())
+def spec_text(stored: StoredSpec) -> str:
+    """Write a spec, or the specs of a hybrid, on one line."""
+    if isinstance(stored, str):
+        return stored
+    return "; ".join(f"{key}: {value}" for key, value in stored.items())
 
 
 def _layer_range(key: Any) -> tuple[int, int]:
@@ -113,7 +117,7 @@ def _layer_range(key: Any) -> tuple[int, int]:
     first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
     if last < first:
         raise ValueError(
-            f"a dict of encodings names layers, as '4' or '0-3', first before last; got {key!r}"
+            f"a dict of encodings names layers as '4' or '0-3', the first one first; got {key!r}"
         )
     return first, last
 

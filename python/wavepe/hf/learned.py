@@ -1,4 +1,4 @@
-"""Encodings that are trained: their parameters as a module of the model."""
+"""Learned encodings: a module of the model holds their parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 try:
     from transformers.initialization import copy_
-except ImportError:  # transformers < 5 calls _init_weights for what a checkpoint lacks only
+except ImportError:  # transformers < 5 calls _init_weights only for what a checkpoint lacks
 
     @torch.no_grad()
     def copy_(tensor: Tensor, other: Tensor) -> Tensor:
@@ -19,25 +19,25 @@ except ImportError:  # transformers < 5 calls _init_weights for what a checkpoin
 
 from ..positions import Cached, Learned, PositionEncoding
 
-# Of the module in the model (model.position_encoding.scale, ...).
-MODULE = "position_encoding"
+# Name of the module in the model (model.position_encoding.scale, ...).
+MODULE_NAME = "position_encoding"
 
 
-class LearnedOf(PositionEncoding):
-    """The learned encoding of a model, as its layers use it: one set of parameters for all.
+class SharedLearned(PositionEncoding):
+    """The learned encoding of a model, as each layer uses it: all layers share the parameters.
 
-    It is asked for by name, for a wrapper (of PEFT, say) may have taken its place. A layer that is
-    pickled alone leaves its model behind; see `_Initial`.
+    The layers look the module up by its name in the model, because a wrapper, of PEFT for example,
+    may have replaced it. A layer that is pickled alone loses its model; see `_InitWeights`.
     """
 
     owner: Any = None
 
     def __init__(self, table: Learned, owner: nn.Module) -> None:
         super().__init__(table.encoding)
-        self.__dict__["owner"] = owner  # no child: the layer that holds this is a part of it
+        self.__dict__["owner"] = owner  # not as a child: the owner contains this layer
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LearnedOf:
-        """Copy it with its model; of a layer that is copied alone, the model stays the same."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedLearned:
+        """Copy it together with its model; a layer that is copied alone keeps the old model."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         for name, value in self.__dict__.items():
@@ -49,33 +49,36 @@ class LearnedOf(PositionEncoding):
         return {name: value for name, value in self.__dict__.items() if name != "owner"}
 
     def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        """Return the arguments that the shared module gives."""
+        """Return the arguments of `ops.attention`, from the shared module."""
         if self.owner is None:
             raise ValueError(
                 f"this layer was saved without its model, which holds the parameters of "
-                f"{self.encoding}: save the model"
+                f"{self.encoding}: save the whole model"
             )
-        return getattr(self.owner, MODULE)(q, keys)
+        return getattr(self.owner, MODULE_NAME)(q, keys)
 
 
 def attach(owner: Any, table: Learned) -> None:
-    """Make `table` part of the model (or of a layer that stands alone)."""
+    """Make `table` a module of the model, or of a layer that stands alone."""
     first = next(owner.parameters())
-    if not first.is_meta:  # then from_pretrained puts it where it belongs
+    if not first.is_meta:  # else from_pretrained chooses device and dtype
         table.to(first.device, first.dtype)
-    setattr(owner, MODULE, table)
-    # Loading fills what the checkpoint lacks by this method of the model, which knows no table.
-    owner._init_weights = _Initial(owner)
+    setattr(owner, MODULE_NAME, table)
+    # Loading initialises what a checkpoint lacks by this method, which does not know our module.
+    owner._init_weights = _InitWeights(owner)
 
 
 def detach(owner: nn.Module) -> None:
-    """Undo `attach`, where it was done."""
-    if owner._modules.pop(MODULE, None) is not None:
+    """Undo `attach`, if it was done."""
+    if owner._modules.pop(MODULE_NAME, None) is not None:
         del owner._init_weights
 
 
-class _Initial:
-    """A model's own way to initialise weights; unpickled, it gives the layers their model back."""
+class _InitWeights:
+    """Replacement for a model's `_init_weights` that also initialises learned encodings.
+
+    When the model is unpickled, it gives the layers their model back.
+    """
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -90,7 +93,7 @@ class _Initial:
     def __getstate__(self) -> dict[str, Any]:
         layers = [vars(module).get("wavepe") for module in self.owner.modules()]
         scores = [layer.score for layer in layers if layer is not None]
-        return {"owner": self.owner, "scores": [x for x in scores if isinstance(x, LearnedOf)]}
+        return {"owner": self.owner, "scores": [x for x in scores if isinstance(x, SharedLearned)]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner = state["owner"]
@@ -99,22 +102,23 @@ class _Initial:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return a model's parameters for an optimizer: what an encoding learns takes no weight decay.
+    """Return two parameter groups for an optimizer, one with weight decay and one without.
 
-    Biases and the weights of norms take none either. The optimizer that a Trainer makes by itself
-    decays what an encoding learns.
+    The parameters of a learned encoding take no weight decay: decay would pull scales, shifts and
+    biases to 0. Other parameters of one dimension (biases, weights of norms) take none either. The
+    optimizer that transformers' Trainer creates does decay the parameters of an encoding.
 
     Parameters
     ----------
     model : nn.Module
-        A patched model or one of a type wavepe_<family>, or a wrapper of one.
+        A patched model, a model of a type wavepe_<family>, or a wrapper of one.
     weight_decay : float
-        Of the other parameters.
+        Weight decay of all other parameters.
 
     Returns
     -------
     list of dict
-        Two groups, as ``torch.optim.AdamW`` takes them.
+        Two groups with the keys "params" and "weight_decay", as ``torch.optim.AdamW`` takes them.
 
     Examples
     --------

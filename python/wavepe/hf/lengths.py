@@ -1,7 +1,7 @@
-"""Encodings that follow the length of the sequence, in models that write one token after another.
+"""Encodings that depend on the sequence length, in models that generate token by token.
 
-Such an encoding has other frequencies or vectors for each length, and keys in a cache keep those of
-the length at which they were computed.
+Such an encoding has different frequencies or vectors at each length. The keys in a cache keep those
+of the length at which they were computed, so they do not fit a longer sequence.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from . import families
 from .install import installed
 
 M = TypeVar("M", bound=nn.Module)
-METHOD = "_prepare_cache_for_generation"
+GENERATE_HOOK = "_prepare_cache_for_generation"  # `generate` calls it before its first token
 
 
 def fix_length(model: M, length: int | None) -> M:
-    """Let an encoding that follows the length be that of `length` tokens in every call.
+    """Fix the length that an encoding uses, so that `generate` can use a cache.
 
-    Frequencies (``rope`` with ``inference_theta=scaled``, ``type=dynamic``, ``type=longrope``) and
-    vectors (``normalised``, ``sinusoidal`` with ``theta=length`` or ``reversed=true``) are then the
-    same for all tokens that `generate` writes, so that a cache works. Other encodings stay as they
-    are. It is not saved with the model, and ends with `unpatch`.
+    Some encodings depend on the sequence length: ``rope`` with ``inference_theta=scaled``,
+    ``type=dynamic`` or ``type=longrope``, ``normalised``, and ``sinusoidal`` with ``theta=length``
+    or ``reversed=true``. After this call, every pass uses the frequencies or vectors of `length`
+    tokens. Other encodings do not change. The length is not saved with the model, and `unpatch`
+    removes it.
 
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A patched model, or a wavepe_<family>.
+        A patched model, or a model of a type wavepe_<family>.
     length : int or None
-        Prompt and new tokens together. A longer sequence takes the same frequencies. None lets
-        the encoding follow the length of each call again.
+        Number of tokens, prompt and new ones together. Longer sequences use it too. None makes the
+        encoding follow the length of each call again.
 
     Returns
     -------
-    The model. It refuses a cache that was filled with other frequencies.
+    transformers.PreTrainedModel
+        `model` itself. It refuses a cache that was filled with other frequencies.
 
     Raises
     ------
     TypeError
-        Not a model of a family that `patch` takes.
+        `model` is not a model of a family that `patch` takes, or `length` is not an integer.
     ValueError
-        A length below 1, or a stock model.
+        `length` is below 1, or `model` is a stock model.
 
     Examples
     --------
@@ -62,74 +64,75 @@ def fix_length(model: M, length: int | None) -> M:
     present = installed(families.decoder(model))
     if present is None:
         raise ValueError(
-            f"fix_length needs a model with a position encoding of wavepe, and this "
-            f"{type(model).__name__} has its own: wavepe.hf.patch(model) first"
+            f"fix_length needs a model with a position encoding of wavepe, but this "
+            f"{type(model).__name__} is a stock model: call wavepe.hf.patch(model) first"
         )
     if length is not None:
         length = _checks.integer("length", length, 1)
-    for follower in present.follows:
+    for follower in present.length_parts:
         follower.fix(length)
     return model
 
 
 class LengthCheck:
-    """In the place of a method that `generate` calls before its first token.
+    """Replacement for the method `GENERATE_HOOK` of a model that raises if its cache would not fit.
 
-    A generation that would outgrow its keys stops there, not after half of its tokens.
+    `generate` calls it before the first token, so it fails at once and not halfway.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise ValueError where the keys of the prompt would not fit the last token."""
-        method = getattr(type(self.model), METHOD)
+        """Raise ValueError if the keys of the prompt would not fit the last token."""
+        method = getattr(type(self.model), GENERATE_HOOK)
         given = inspect.signature(method).bind(self.model, *args, **kwargs).arguments
         config, inputs = given["generation_config"], given["model_kwargs"]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         if config.use_cache and (mask is not None or positions is not None):
-            if mask is None:  # it had no zeros, and transformers has dropped it
+            if mask is None:  # the mask had no zeros, and transformers dropped it
                 longest = columns = int(positions.max()) + 1
             else:
                 longest, columns = int(mask.sum(1).max()), mask.shape[1]
             first = min(longest, config.prefill_chunk_size or longest)
             last = given["max_cache_length"] - (columns - longest)
-            if last >= longest:  # else the ids go on from a cache, and the whole is not known here
+            if last >= longest:  # else the ids continue a cache, and the whole length is unknown
                 self.check(first, longest, last)
         return method(self.model, *args, **kwargs)
 
     def check(self, first: int, prompt: int, last: int) -> None:
-        """Check the lengths of the longest row: first call, prompt, last call."""
+        """Check the lengths of the longest row at the first call, the prompt and the last call."""
         base = families.decoder(self.model)
-        anew = families.starts_anew_after(base.config)
+        recomputed = families.recomputes_keys_after(base.config)
         spans = [(first, last)]
-        if prompt <= anew < last:
-            if families.FORGETS:
+        if prompt <= recomputed < last:
+            if families.FORGETS_TOKENS:
                 raise ValueError(
-                    f"transformers {transformers.__version__} forgets all earlier tokens where a "
-                    f"Phi-3 passes {anew} tokens (original_max_position_embeddings), stock or "
-                    "patched: pass use_cache=False, ask for fewer tokens, or upgrade transformers"
+                    f"transformers {transformers.__version__} forgets all earlier tokens when a "
+                    f"Phi-3, stock or patched, exceeds {recomputed} tokens "
+                    "(original_max_position_embeddings): pass use_cache=False, ask for fewer "
+                    "tokens, or upgrade transformers"
                 )
-            spans = [(first, anew), (anew + 1, last)]
+            spans = [(first, recomputed), (recomputed + 1, last)]
         for part in _following(base):
             if any(part.name(None, start) != part.name(None, end) for start, end in spans):
-                whole = last + 1  # the last token is written, and not read
+                whole = last + 1  # the last new token is not read again
                 raise ValueError(
-                    f"{part.encoding} follows the length of the sequence: cached keys of the "
-                    f"{prompt} tokens of the prompt would not fit at {whole} tokens, which this "
-                    f"generation may reach. Call wavepe.hf.fix_length(model, {whole}) first, ask "
-                    "for fewer tokens, or pass use_cache=False"
+                    f"{part.encoding} depends on the sequence length: this generation may reach "
+                    f"{whole} tokens, where the cached keys of the {prompt} tokens of the prompt "
+                    f"would not fit. Call wavepe.hf.fix_length(model, {whole}) first, ask for "
+                    "fewer tokens, or pass use_cache=False"
                 )
 
 
 def _following(base: Any) -> list[Any]:
     present: Any = installed(base)
-    return present.follows
+    return present.length_parts
 
 
 def check_lengths(model: nn.Module) -> None:
-    """Let a model that generates check lengths before, where its encoding follows them."""
+    """Install `LengthCheck` if the model's keys depend on the sequence length."""
     base = families.decoder(model)
-    needed = _following(base) or families.starts_anew_after(base.config)
-    if needed and hasattr(type(model), METHOD):
-        model.__dict__[METHOD] = LengthCheck(model)
+    needed = _following(base) or families.recomputes_keys_after(base.config)
+    if needed and hasattr(type(model), GENERATE_HOOK):
+        model.__dict__[GENERATE_HOOK] = LengthCheck(model)

@@ -1,8 +1,8 @@
-"""Packed sequences: several in one row, none of which sees another.
+"""Packed sequences: several sequences in one row, none of which sees another.
 
-transformers finds them by positions that start again, but only without a cache and without a mask,
-and a model in evaluation mode makes a cache. This hook of the base model finds them in any case,
-and by the keyword cu_seq_lens_q that collators make for flash attention.
+transformers finds them where the positions start again, but only if there is no cache and no mask.
+A model in evaluation mode creates a cache. The hook of this module finds them in all cases. It also
+reads the keyword cu_seq_lens_q, which collators for flash attention pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .cache_guard import PACKED
 
 
 class FindPacked:
-    """Forward pre-hook of a base model: masks for packed sequences, instead of silence."""
+    """Forward pre-hook of a base model that adds the mask of packed sequences."""
 
     def __init__(self, base: nn.Module) -> None:
         self.names = families.argument_names(base)
@@ -30,57 +30,57 @@ class FindPacked:
         tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
-            return None  # the model says what is wrong, or the mask says what is seen
+            return None  # the model raises the error, or the mask alone decides
         if cache is not None and hasattr(cache, PACKED):
             if cache.get_seq_length() > 0:
                 raise ValueError(
-                    "the cache holds packed sequences, and what follows belongs to none of them: "
-                    "generate from one sequence a row"
+                    "the cache holds packed sequences, and new tokens would belong to none of "
+                    "them: to generate, give each sequence its own row"
                 )
-            delattr(cache, PACKED)  # it was emptied since
+            delattr(cache, PACKED)  # the cache was emptied since
         compiling = torch.compiler.is_compiling()
         given = (mask, cache, kwargs.get("position_ids"), kwargs.get("cu_seq_lens_q"))
-        if masks.waits(tokens.device) and not compiling and all(x is None for x in given):
+        if masks.reading_waits(tokens.device) and not compiling and all(x is None for x in given):
             return (), kwargs | {"attention_mask": masks.nothing_hidden(tokens.device)}
-        # A cache of packed sequences must be known for one.
+        # A cache with packed sequences must be marked.
         cached = cache is not None or (kwargs.get("use_cache") is not False and not module.training)
-        look = masks.may_look(tokens.device, module.config) or (cached and not compiling)
-        begins = self._begins(kwargs, tokens, mask, cache, look)
+        read = masks.may_read_values(tokens.device, module.config) or (cached and not compiling)
+        begins = self._begins(kwargs, tokens, mask, cache, read)
         if begins is None:
             return None
         padding = None if mask is None else mask[:, : tokens.shape[1]]
-        if not look:
-            # What a tensor holds decides nothing here: all is numbered, be it one sequence.
+        if not read:
+            # Nothing may depend on values, so a row of one sequence gets a mask too.
             if cache is not None:
                 return None
-            return (), kwargs | {"attention_mask": masks.numbered(begins, padding, look)}
+            return (), kwargs | {"attention_mask": masks.segment_mask(begins, padding, read)}
         if cache is not None and cache.get_seq_length() > 0:
             starts = begins[:, 1:].any(0).nonzero().flatten() + 1
             raise ValueError(
-                f"packed sequences, new ones at {starts[:8].tolist()}, cannot follow the "
+                f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
                 f"{int(cache.get_seq_length())} tokens of a cache: pass use_cache=False"
             )
         if cache is not None:
             setattr(cache, PACKED, True)
         elif kwargs.get("use_cache") is not True:
-            kwargs["use_cache"] = False  # it could not be continued
+            kwargs["use_cache"] = False  # packed sequences cannot be continued
         else:
             raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-        return (), kwargs | {"attention_mask": masks.numbered(begins, padding, look)}
+        return (), kwargs | {"attention_mask": masks.segment_mask(begins, padding, read)}
 
     def _begins(
-        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any, look: bool
+        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any, read: bool
     ) -> Tensor | None:
-        """Find where sequences begin, (B, n); None where it is known that there is one a row."""
+        """Return a bool tensor (B, n), True where sequences begin; None if no row is packed."""
         rows, length = tokens.shape[:2]
         if kwargs.get("cu_seq_lens_q") is not None:
-            begins = _from_lengths(kwargs, rows, length, tokens.device, look)
-            if look and not begins[:, 1:].any():
+            begins = _from_lengths(kwargs, rows, length, tokens.device, read)
+            if read and not begins[:, 1:].any():
                 return None
             if kwargs.get("position_ids") is None:
-                place = torch.arange(length, device=tokens.device)
-                start = torch.where(begins[0], place, 0).cummax(0).values
-                kwargs["position_ids"] = (place - start)[None]
+                index = torch.arange(length, device=tokens.device)
+                start = torch.where(begins[0], index, 0).cummax(0).values
+                kwargs["position_ids"] = (index - start)[None]
             return begins
         positions = kwargs.get("position_ids")
         if positions is None or length < 2:
@@ -97,40 +97,44 @@ class FindPacked:
                 return None
             real = mask[:, first : first + length].bool().to(tokens.device)
         begins = _restarts(positions, real)
-        return None if look and not begins[:, 1:].any() else begins
+        return None if read and not begins[:, 1:].any() else begins
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor:
-    """Find tokens whose position is not beyond that of the token before, past padding, (B, n).
+    """Return a bool tensor (B, n): does the position fall or stay the same after the last token?
 
-    A gap begins no sequence: positions may be drawn at random, or tokens have been left out.
+    Padding is skipped. A gap in the positions does not begin a sequence: positions may be drawn at
+    random, or tokens may be left out.
     """
-    place = torch.arange(real.shape[1], device=real.device).expand_as(real)
-    last = torch.where(real, place, -1).cummax(-1).values
+    index = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    last = torch.where(real, index, -1).cummax(-1).values
     before = torch.cat((torch.full_like(last[:, :1], -1), last[:, :-1]), -1)
     step = positions - positions.gather(-1, before.clamp(min=0))
     return real & (before >= 0) & (step <= 0)
 
 
 def _from_lengths(
-    kwargs: dict[str, Any], rows: int, length: int, device: torch.device, look: bool
+    kwargs: dict[str, Any], rows: int, length: int, device: torch.device, read: bool
 ) -> Tensor:
-    """Read the keyword cu_seq_lens_q: 0, and the end of each sequence of the one row.
+    """Return a bool tensor (1, n), True where sequences begin, from the keyword cu_seq_lens_q.
 
-    What it holds is checked where one may `look`.
+    It holds 0 and the end of each sequence of the only row. Its values are checked if `read`.
     """
     ends, same = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
     if not isinstance(ends, Tensor):
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(ends).__name__}")
     if rows != 1:
-        raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows}")
-    if look:
+        raise ValueError(f"cu_seq_lens_q needs one row of packed sequences, got {rows} rows")
+    if read:
         if same is not None and not torch.equal(ends, same):
-            raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ: keys of a cache are packed")
+            raise ValueError(
+                "cu_seq_lens_q and cu_seq_lens_k must be equal: packed sequences cannot follow the "
+                "keys of a cache"
+            )
         given = ends.tolist()
         if ends.ndim != 1 or given[:1] != [0] or given[-1] != length or given != sorted(given):
             raise ValueError(
-                f"cu_seq_lens_q must go up from 0 to the number of tokens {length}, got {given}"
+                f"cu_seq_lens_q must rise from 0 to the number of tokens, {length}; got {given}"
             )
-    place = torch.arange(length, device=device)
-    return torch.isin(place, ends.to(device))[None]
+    index = torch.arange(length, device=device)
+    return torch.isin(index, ends.to(device))[None]

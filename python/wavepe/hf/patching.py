@@ -1,4 +1,4 @@
-"""Swapping the position encoding of one model, or of all Llamas that are made for a while."""
+"""Swap the position encoding of one model, or of all Llamas created from now on."""
 
 from __future__ import annotations
 
@@ -21,48 +21,56 @@ from .cache_guard import mark_stock_caches
 from .config import EncodedConfig
 from .install import adopt, install_attention, install_patch, installed, uninstall
 from .layers import Choice, Spec
-from .lengths import METHOD, check_lengths
+from .lengths import GENERATE_HOOK, check_lengths
 
 M = TypeVar("M", bound=nn.Module)
 
-# What patch_llama replaced; empty where it is not in force.
+# The methods that patch_llama has replaced; empty if it is not in force.
 _replaced: dict[str, Callable[..., None]] = {}
 
 
 def patch(model: M, encoding: Spec, **options: Any) -> M:
-    """Swap the position encoding of a live model; its weights are untouched.
+    """Swap the position encoding of a live model, and leave its weights as they are.
+
+    With another kind of encoding, a pretrained model must be trained further before its output is
+    good again. `unpatch` restores the old encoding.
 
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A decoder of the Llama family, or a model on one: Llama, Mistral, Qwen2, Qwen3, SmolLM3,
-        Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite, Mixtral, Qwen2-MoE, Qwen3-MoE,
-        OLMoE. Patched in place. Patch the outermost model, the one that will be saved.
+        A causal decoder of a supported family, or a model with a head around one: Llama, Mistral,
+        Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite, Mixtral,
+        Qwen2-MoE, Qwen3-MoE, OLMoE. It is changed in place. Give the outermost model, the one that
+        will be saved.
     encoding : str, dict or Encoding
-        As `wavepe.encoding` reads it. A "rope" without theta takes the model's own base, and
-        without a type its scaling too. A dict of layer ranges makes a hybrid,
+        One encoding, in any form that `wavepe.encoding` takes. A "rope" without theta uses the base
+        of the model, and without a type its scaling too. A dict of layer ranges makes a hybrid,
         ``{"0-3": "rope", "4": "none"}``: layers that it does not name keep their own encoding.
-        Layers that the family leaves without positions (SmolLM3) keep none, unless named.
+        Layers that the family leaves without positions (SmolLM3) keep none, unless the dict names
+        them.
     **options
         Options of the encoding.
 
     Returns
     -------
-    The model.
+    transformers.PreTrainedModel
+        `model` itself.
 
     Raises
     ------
     TypeError
-        Another family, or not a model; the message says why it cannot be patched.
+        `model` is not a model of a supported family. The message says why it cannot be patched.
     ValueError
-        An unknown encoding or layer range, one that does not fit the model, a model patched
-        already, parameters on the meta device, or a learned encoding for sharded parameters.
+        The encoding or a layer range is unknown or does not fit the model; the model is patched
+        already; parameters are on the meta device; or the encoding is learned and the parameters
+        are sharded.
 
     Notes
     -----
-    A patched model saves itself as the type wavepe_<family> (wavepe_llama, wavepe_mistral, ...). A
-    patched model raises when its attention implementation is switched away from "wavepe". A head
-    around a model that was patched inside of it does not know, and saves a stock model.
+    `save_pretrained` of a patched model writes the type wavepe_<family> (wavepe_llama,
+    wavepe_mistral, ...). A patched model raises if its attention implementation is switched away
+    from "wavepe". If you patch a decoder and put a head around it later, the head does not know of
+    the patch and saves a stock model.
 
     Examples
     --------
@@ -82,13 +90,13 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
-                f"parameter {name} is on the meta device: patch the model first, then offload or "
-                "dispatch it"
+                f"parameter {name} is on the meta device, and patch needs real parameters: patch "
+                "the model first, then offload or dispatch it"
             )
         if _is_sharded(parameter) and any(e.learned for e in chosen.encodings):
             raise ValueError(
-                f"parameter {name} is a DTensor, and those of {chosen} would belong to no mesh: "
-                "patch the model first, then shard it"
+                f"parameter {name} is a DTensor, but the parameters of {chosen} would be plain "
+                "tensors: patch the model first, then shard it"
             )
     install_patch(model, chosen)
     check_lengths(model)
@@ -105,31 +113,73 @@ def _is_sharded(parameter: nn.Parameter) -> bool:
 
 
 def unpatch(model: M) -> M:
-    """Take the encoding out again: the model is bit for bit what it was before `patch`.
+    """Undo `patch`: the model computes bit for bit what it computed before.
+
+    Weights that were trained in between keep their new values. The parameters of a learned encoding
+    are removed.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model that was given to `patch`. It is changed in place.
 
     Returns
     -------
-    The model.
+    transformers.PreTrainedModel
+        `model` itself.
 
     Raises
     ------
+    TypeError
+        `model` is not a model of a supported family.
     ValueError
-        The model is not patched, or was patched as part of a larger one.
+        The model is not patched, or it was patched as part of a larger model.
     """
     uninstall(model)
-    model.__dict__.pop(METHOD, None)
+    model.__dict__.pop(GENERATE_HOOK, None)
     return model
 
 
 @contextmanager
 def patched(model: M, encoding: Spec, **options: Any) -> Iterator[M]:
-    """Patch a model for the time of a with block, which may end by an exception; see `patch`."""
+    """Patch a model for the time of a with block.
+
+    The model is restored at the end of the block, also after an exception.
+
+    Parameters
+    ----------
+    model, encoding, **options
+        As for `patch`.
+
+    Yields
+    ------
+    transformers.PreTrainedModel
+        `model` itself, patched.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `patch`.
+
+    Examples
+    --------
+    >>> import torch, wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    ...     num_attention_heads=2))
+    >>> with wavepe.hf.patched(model, "alibi"):
+    ...     wavepe.hf.encoding_of(model)
+    'alibi'
+    >>> wavepe.hf.encoding_of(model) is None
+    True
+    """
     patch(model, encoding, **options)
     record = installed(families.decoder(model))
     try:
         yield model
     finally:
-        if installed(families.decoder(model)) is record:  # not if the block has unpatched it
+        if installed(families.decoder(model)) is record:  # else the block has unpatched it
             unpatch(model)
 
 
@@ -139,12 +189,18 @@ def encoding_of(model: nn.Module) -> str | dict[str, str] | None:
     Parameters
     ----------
     model : nn.Module
-        A patched model, one of a type wavepe_<family>, or a wrapper of one.
+        A patched model, a model of a type wavepe_<family>, or a wrapper of one.
 
     Returns
     -------
     str, dict or None
-        A spec; of a hybrid, a spec for each range of layers; None for a stock model.
+        The spec of the encoding. For a hybrid, a dict with a spec for each range of layers. None
+        for a stock model.
+
+    Raises
+    ------
+    TypeError
+        `model` is not a module.
 
     Examples
     --------
@@ -160,29 +216,45 @@ def encoding_of(model: nn.Module) -> str | dict[str, str] | None:
 
 
 def patch_llama(encoding: Spec, **options: Any) -> None:
-    """Give the encoding to every stock Llama made or loaded until `unpatch_llama`.
+    """Patch every stock Llama that is created or loaded until `unpatch_llama`.
 
-    Models made in between keep it afterwards (`unpatch(model)` takes it out of one). Those made
-    before, and those of the type wavepe_llama, are not concerned. A `LlamaAttention` made alone
-    rotates by itself, or not at all, whatever position embeddings it is given.
+    Use it where other code creates the model. The models keep the encoding after `unpatch_llama`;
+    `unpatch(model)` removes it from one of them. Models that exist already do not change, nor do
+    models of the type wavepe_llama. A `LlamaAttention` that is created alone computes its own
+    angles and ignores the position embeddings that the caller gives.
 
     Parameters
     ----------
     encoding, **options
-        As for `patch`.
+        As for `patch`, but one encoding for all layers.
 
     Raises
     ------
     ValueError
-        An unknown encoding, or `patch_llama` is in force already. What does not fit a model, and
-        a model with another configuration class than LlamaConfig (TypeError), is found as it is
-        made.
+        The encoding is unknown, or `patch_llama` is in force already. An encoding that does not fit
+        a model is reported when the model is created. So is a configuration class other than
+        LlamaConfig (TypeError).
+
+    Examples
+    --------
+    >>> import wavepe.hf
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> wavepe.hf.patch_llama("alibi")
+    >>> model = LlamaModel(LlamaConfig(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    ...     num_attention_heads=2))
+    >>> wavepe.hf.unpatch_llama()
+    >>> wavepe.hf.encoding_of(model)
+    'alibi'
     """
     chosen = Choice(encoding, **options)
     if chosen.everywhere is None:
-        raise ValueError("patch_llama takes one encoding for all layers; patch(model) takes a dict")
+        raise ValueError(
+            "patch_llama takes one encoding for all layers, got a dict of layer ranges: call "
+            "wavepe.hf.patch(model, ...) for a hybrid"
+        )
     if _replaced:
-        raise ValueError("patch_llama is in force already: wavepe.hf.unpatch_llama() first")
+        raise ValueError("patch_llama is in force already: call wavepe.hf.unpatch_llama() first")
     make_attention, finish_model = LlamaAttention.__init__, LlamaPreTrainedModel.post_init
     _replaced.update(make_attention=make_attention, finish_model=finish_model)
 
@@ -206,7 +278,7 @@ def patch_llama(encoding: Spec, **options: Any) -> None:
 
 
 def unpatch_llama() -> None:
-    """End `patch_llama`: Llamas made from now on are stock again.
+    """End `patch_llama`: Llamas that are created from now on are stock models again.
 
     Raises
     ------
@@ -216,5 +288,5 @@ def unpatch_llama() -> None:
     if not _replaced:
         raise ValueError("patch_llama is not in force: there is nothing to undo")
     LlamaAttention.__init__ = _replaced["make_attention"]
-    del LlamaPreTrainedModel.post_init  # it is inherited
+    del LlamaPreTrainedModel.post_init  # the class inherits its own
     _replaced.clear()

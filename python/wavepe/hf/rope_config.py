@@ -1,7 +1,8 @@
-"""A model's rope configuration, read and written as either version of transformers has it.
+"""Read and write the rope configuration of a model, in the form of transformers 4 or 5.
 
-transformers 5 has `config.rope_parameters`, for some families a dict for each layer type. Versions
-before have `config.rope_theta` and `config.rope_scaling`, Gemma 3 also `rope_local_base_freq`.
+transformers 5 has `config.rope_parameters`; some families have one dict for each layer type in it.
+transformers 4 has `config.rope_theta` and `config.rope_scaling`, and for Gemma 3 also
+`rope_local_base_freq`.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from ..encodings.spec import write_value
 TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
 
 Bases = dict[str, float]
-# What GPT-NeoX calls them, before transformers 5.
+# GPT-NeoX has other names for them before transformers 5.
 NEOX = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 ALL_LAYERS = ""  # the layer type of a model with one base for all layers
 
 
 class Slot(NamedTuple):
-    """What rotates a layer: a module of the base model, and its layer type where it has several."""
+    """The module of the base model that rotates a layer, and its layer type if it has several."""
 
     module: str = "rotary_emb"
     layer_type: str | None = None
 
 
 def has_layer_types(config: Any) -> bool:
-    """Return whether each layer type has rope parameters of its own, in transformers 5."""
+    """Return whether each layer type has its own rope parameters (transformers 5)."""
     given = getattr(config, "rope_parameters", None) or {}
     return any(isinstance(value, Mapping) for value in given.values())
 
 
 def parameters(config: Any, slot: Slot) -> dict[str, Any]:
-    """Return base and scaling of a slot, as transformers 5 writes them."""
+    """Return base and scaling of a slot, in the form of transformers 5."""
     if TRANSFORMERS_5:
         given = config.rope_parameters
         return dict(given if slot.layer_type is None else given[slot.layer_type])
     if slot.module == "rotary_emb_local":
         return {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
     given = {"rope_theta": config.rope_theta} | (getattr(config, "rope_scaling", None) or {})
-    kind = given.pop("type", "default")  # its old name, which some families keep (Phi-3)
+    kind = given.pop("type", "default")  # the old name of rope_type, which Phi-3 still uses
     if given.setdefault("rope_type", kind) == "longrope":
-        # The length is read from the configuration only, and where it is there, the factor is not.
+        # transformers reads this length from the configuration alone, and then ignores the factor.
         given.pop("original_max_position_embeddings", None)
         original = getattr(config, "original_max_position_embeddings", None)
         if original is not None:
@@ -56,18 +57,19 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
 
 
 def follows_length(config: Any, slot: Slot) -> bool:
-    """Tell whether the frequencies of a model's own layers follow the length of the sequence."""
+    """Return whether the model's own frequencies depend on the sequence length."""
     kind = parameters(config, slot).get("rope_type", "default")
     return kind in ROPE_TYPES and ROPE_TYPES[kind].follows_length
 
 
 def for_init(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters`, as transformers 5 writes them, as arguments of a configuration.
+    """Turn `rope_parameters` of transformers 5 into arguments of a stock configuration class.
 
-    Of a stock model_type, where configurations are no dataclasses: in transformers 4 and 5.0.
+    transformers 4 and 5.0 need this: their configurations are not dataclasses.
     """
     names = NEOX if kind == "gpt_neox" else {}
-    if TRANSFORMERS_5:  # 5.0 overwrites GPT-NeoX's share of a head, unless it has the old name
+    if TRANSFORMERS_5:
+        # 5.0 overwrites GPT-NeoX's partial_rotary_factor, unless it is given as rotary_pct.
         return {"rope_parameters": given} | {
             names[key]: given[key] for key in names if key in given
         }
@@ -81,7 +83,7 @@ def for_init(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_local_layers(config: Any) -> Any:
-    """Return a copy for the second rotary module of Gemma 3, before transformers 5."""
+    """Return a copy of the configuration for Gemma 3's second rotary module (transformers 4)."""
     config = copy.deepcopy(config)
     config.rope_theta = config.rope_local_base_freq
     config.rope_scaling = {"rope_type": "default"}
@@ -89,7 +91,7 @@ def of_local_layers(config: Any) -> Any:
 
 
 def bases(config: Any) -> Bases:
-    """Return the base of each layer type; the key is `ALL_LAYERS` where there is one for all."""
+    """Return the base of each layer type; one base for all layers has the key `ALL_LAYERS`."""
     if has_layer_types(config):
         given = config.rope_parameters.items()
         return {key: value["rope_theta"] for key, value in given if isinstance(value, Mapping)}
@@ -102,12 +104,12 @@ def bases(config: Any) -> Bases:
 
 
 def write_bases(config: Any, new: Bases) -> None:
-    """Let a configuration have other bases.
+    """Write new bases into a configuration.
 
     Raises
     ------
     ValueError
-        It would lose them in a file.
+        The configuration would not keep them in a file.
     """
     if has_layer_types(config):
         given = config.rope_parameters
@@ -124,11 +126,11 @@ def write_bases(config: Any, new: Bases) -> None:
             config.rotary_emb_base = new[ALL_LAYERS]
     if bases(type(config).from_dict(config.to_dict())) != new:
         raise ValueError(
-            f"a {type(config).__name__} with the base {describe(new)} comes back from a file with "
-            "another one"
+            f"a {type(config).__name__} cannot keep the base {describe(new)}: a saved and loaded "
+            "configuration would have another one"
         )
 
 
 def describe(given: Bases) -> str:
-    """Write bases for messages: ``theta=10000``, ``full_attention theta=1e6, ...``."""
+    """Write bases on one line: ``theta=10000``, ``full_attention theta=1e6, ...``."""
     return ", ".join(f"{key} theta={write_value(base)}".lstrip() for key, base in given.items())

@@ -1,4 +1,4 @@
-"""Modules that take the place of a model's rotary embedding."""
+"""Modules that replace the rotary embedding of a model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, Rotation
 from . import families, rope_config
-from .cache_guard import named
-from .families import NAME
-from .layers import StoredSpec, text
+from .cache_guard import frequency_name
+from .families import ATTENTION
+from .layers import StoredSpec, spec_text
 from .rope_config import Slot
 
-ALL = "all"
+ALL_TYPES = "all"
 
 
 class Angles(NamedTuple):
-    """cos and sin (1|B, q, rotated dims), each half of the last axis the pairs.
+    """cos and sin of the angles, each (1|B, q, rotated dims); both halves hold one value a pair.
 
-    A type of its own shows an attention layer that they come from here.
+    By this type an attention layer knows that the angles come from wavepe.
     """
 
     cos: Tensor
@@ -35,17 +35,19 @@ class Angles(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """In the place of a rotary module: guards the model, keeps the stock module for the way back.
+    """Replacement for the rotary module of a model.
 
-    It runs once per forward pass of the model, whatever the encoding, so it is the place to see
-    that the model still is what it was made to be. The stock module is a child, so that it moves
-    with the model; it has no entries in the state dict.
+    It computes the angles of all layers, and keeps the stock module so that `unpatch` can restore
+    it. It runs once in each forward pass, whatever the encoding, so it also checks that the
+    configuration has not changed. The stock module is a child, so it moves with the model; it adds
+    nothing to the state dict.
 
     Attributes
     ----------
     rotations : ModuleDict of ModuleList
-        By layer type (`ALL` where the family has one for all), the different rotations of the
-        layers. Where there are several, each layer picks its own from what `forward` returns.
+        Layer type -> the different rotations of its layers. The key is `ALL_TYPES` if the family
+        has no layer types. If there are several rotations, `forward` returns one result for each,
+        and each layer takes its own.
     """
 
     def __init__(self, stock: nn.Module, config: PretrainedConfig) -> None:
@@ -57,39 +59,40 @@ class Rotary(nn.Module):
 
     def add(self, slot: Slot, rotation: nn.Module) -> None:
         """Add another rotation for layers of this slot."""
-        key = slot.layer_type or ALL
+        key = slot.layer_type or ALL_TYPES
         if key not in self.rotations:
             self.rotations[key] = nn.ModuleList()
         cast(nn.ModuleList, self.rotations[key]).append(rotation)
-        self.train(self.stock.training)  # a model that is patched may be in either mode
+        self.train(self.stock.training)  # the model may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return `Angles` in x's dtype, or a tuple of them where the layers differ."""
-        if self.config._attn_implementation != NAME:
+        """Return `Angles` in the dtype of x, or a tuple of them if the layers differ."""
+        if self.config._attn_implementation != ATTENTION:
             raise ValueError(
-                f"this model has the position encoding {text(self.spec)!r}, which needs "
-                f"attn_implementation={NAME!r}, got {self.config._attn_implementation!r}: "
-                f"call model.set_attn_implementation({NAME!r}), or wavepe.hf.unpatch(model) first"
+                f"the position encoding {spec_text(self.spec)!r} of this model needs "
+                f"attn_implementation={ATTENTION!r}, got {self.config._attn_implementation!r}: "
+                f"call model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) "
+                "first"
             )
         if self.config.position_encoding != self.spec:
             raise ValueError(
-                f"config.position_encoding was changed from {text(self.spec)!r} to "
-                f"{text(self.config.position_encoding)!r} on a live model, which has no effect: "
-                "give it to from_pretrained, or patch a stock model with it"
+                f"config.position_encoding of a live model was changed from "
+                f"{spec_text(self.spec)!r} to {spec_text(self.config.position_encoding)!r}, which "
+                "has no effect: give it to from_pretrained, or patch a stock model with it"
             )
-        rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL])
+        rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL_TYPES])
         found = [rotation(x, position_ids) for rotation in rotations]
         return found[0] if len(found) == 1 else tuple(found)
 
 
 class StockRotation(nn.Module):
-    """The family's own rotation, for layers that a hybrid does not name."""
+    """Rotation of the family's own module, for layers that a hybrid does not name."""
 
     stock: Any
 
     def __init__(self, stock: nn.Module, slot: Slot) -> None:
         super().__init__()
-        self.__dict__["stock"] = stock  # a child of `Rotary`, not of this one too
+        self.__dict__["stock"] = stock  # not as a child: it is a child of `Rotary`
         self.slot = slot
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
@@ -99,7 +102,7 @@ class StockRotation(nn.Module):
 
 
 class IdentityRotation(nn.Module):
-    """The rotation by nothing, for all encodings that are not rotary."""
+    """Rotation by 0, for all encodings that are not rotary."""
 
     def __init__(self, dims: int) -> None:
         super().__init__()
@@ -111,19 +114,20 @@ class IdentityRotation(nn.Module):
 
 
 class RopeRotation(nn.Module):
-    """RoPE with the encoding's frequencies, and exact angles at any position [R].
+    """RoPE [R] with the frequencies of the encoding, and exact angles at any position.
 
-    Frequencies that follow the length are those of the longest row of the batch, whatever was
-    computed before. An encoding without a base of its own takes the model's.
+    Frequencies that depend on the length are those for the longest row of the batch; earlier calls
+    do not matter. An encoding without a base takes the base of the model.
     """
 
     def __init__(self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding) -> None:
         super().__init__()
-        rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
+        rope = cast(RoPE, encoding)  # `register_encoding` demands this of a user's own class
         if rope.interleaved:
             raise ValueError(
-                f"{encoding}: a {type(config).__name__.removesuffix('Config')} rotates the pairs "
-                "(i, i + d/2); interleaved=true is for models with the pairs (2i, 2i+1)"
+                f"{encoding}: interleaved=true is for models that rotate the pairs (2i, 2i+1), "
+                f"but a {type(config).__name__.removesuffix('Config')} rotates the pairs "
+                "(i, i + d/2)"
             )
         self.config, self.slot = config, slot
         self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
@@ -132,18 +136,18 @@ class RopeRotation(nn.Module):
         pairs = self.rotation.pairs
         if 2 * pairs != dims:
             raise ValueError(
-                f"{self.encoding} rotates {2 * pairs} of {dims} dims, and the "
-                "pairs (i, i + d/2) of this model need them all: fraction or type=proportional "
-                "leaves pairs of the whole head alone"
+                f"{self.encoding} rotates {2 * pairs} of {dims} dims, but the pairs (i, i + d/2) "
+                "of this model need all of them: to leave pairs of the whole head unrotated, give "
+                "fraction or type=proportional"
             )
-        # By which a cache is marked; None where the frequencies follow the length or the mode.
+        # Name that marks caches; None if the frequencies depend on the length or on the mode.
         self.steady_name: str | None = None
         if not self.rotation.changes:
             self.steady_name = self._name(str(self.encoding), None, 1)
 
     def name(self, position_ids: Tensor | None, length: int) -> str:
-        """Name the rotation at these positions, or without them of a sequence of `length`."""
-        label = f"{self.encoding} as the length or the mode asks"
+        """Name the rotation at these positions; without positions, that of `length` tokens."""
+        label = f"{self.encoding} for this length or mode"
         return self.steady_name or self._name(label, position_ids, length)
 
     @property
@@ -155,7 +159,7 @@ class RopeRotation(nn.Module):
 
     def _name(self, label: str, position_ids: Tensor | None, length: int) -> str:
         found = self.rotation.needed(length, position_ids, self.training)
-        return named(label, found.array.tobytes(), repr(found.factor).encode())
+        return frequency_name(label, found.array.tobytes(), repr(found.factor).encode())
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
         if self.config.max_position_embeddings != self.rotation.trained_length:
@@ -168,13 +172,13 @@ class RopeRotation(nn.Module):
 
     @torch.compiler.assume_constant_result
     def _check_trained_length(self, changed: int) -> None:
-        """Raise ValueError where a model of this trained length would rotate otherwise."""
+        """Raise ValueError if the changed trained length would change the angles."""
         before, after = self.rotation, Rotation(self.encoding, self.dims, changed)
         lengths = (SHORT, before.trained_length or SHORT, changed, LONG)
         if any(before.at(length, False) != after.at(length, False) for length in lengths):
             raise ValueError(
-                f"config.max_position_embeddings was changed from {before.trained_length} to "
-                f"{changed} on a live model, and {self.encoding} depends on it: give it to "
+                f"config.max_position_embeddings of a live model was changed from "
+                f"{before.trained_length} to {changed}, and {self.encoding} depends on it: call "
                 f"from_pretrained(folder, max_position_embeddings={changed}), or unpatch the model "
                 "and patch it again"
             )
@@ -182,22 +186,22 @@ class RopeRotation(nn.Module):
 
 
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
-    """Add the model's base to `encoding`, and where it names no type, the model's scaling."""
+    """Add the model's base to `encoding`; if `encoding` has no type, add the scaling too."""
     parameters = rope_config.parameters(config, slot)
-    given, doubts = standard_parameters(parameters, config.max_position_embeddings)
+    given, problems = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
     if families.family(config) in families.PARTIAL and kind != "proportional":
-        # The width that is rotated is known, and the frequencies are those of all of its dims.
+        # `dims` is the rotated part already, and the frequencies are those of all its dims.
         given.pop("partial_rotary_factor", None)
     if encoding.type is not None or kind == "default":
         return encoding
-    for doubt in doubts:
-        warnings.warn(f"rope_parameters of the model: {doubt}", stacklevel=2)
+    for problem in problems:
+        warnings.warn(f"rope_parameters of the model: {problem}", stacklevel=2)
     try:
         return dataclasses.replace(encoding, type=kind, **given)
     except ValueError as error:
         raise ValueError(
-            f"{encoding} on a model with rope_type {kind!r}, whose scaling it takes over: {error}; "
-            "give theta= or type= for an encoding of its own"
+            f"{encoding} takes the scaling of this model, rope_type {kind!r}, and does not fit it: "
+            f"{error}; give theta= or type= to choose another scaling"
         ) from None

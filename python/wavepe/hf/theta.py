@@ -1,7 +1,7 @@
-"""Another base for the rotary embedding of a live model, for inference at other lengths.
+"""`set_theta`: another base for the rotary embedding of a live model.
 
-Setting the field of the configuration has no effect on a model that is in memory, and keys in a
-cache keep the old rotation: `set_theta` does all that has to be done.
+Setting the base in the configuration does not change a model in memory. And the keys in a cache
+keep the old rotation. `set_theta` changes the rotary modules and guards the caches as well.
 """
 
 from __future__ import annotations
@@ -20,45 +20,53 @@ from transformers import PreTrainedModel
 from .. import _checks
 from ..encodings import encoding as read_encoding
 from . import rope_config
-from .cache_guard import CacheGuard, named
-from .layers import text
+from .cache_guard import CacheGuard, frequency_name
+from .layers import spec_text
 from .rope_config import ALL_LAYERS, Bases
 from .rotary import RopeRotation, Rotary
 
 M = TypeVar("M", bound=nn.Module)
-GUARD = "_wavepe_guard"  # of the module that uses a stock rotary module
+GUARD = "_wavepe_guard"  # attribute of the module that uses a stock rotary module
 
 
 def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
-    """Change the base of the rotary embedding of a live model; type and scaling stay.
+    """Change the base (theta) of the rotary embedding of a live model.
 
-    The model is then what one built from the new configuration would be: its compiled forms follow,
-    and `save_pretrained` keeps the base. It refuses a cache whose keys were rotated with another
-    base.
+    A larger base at inference lets some models read longer texts than they were trained on. Rope
+    type and scaling stay. The model then equals one that is built from the new configuration:
+    compiled forms use the new base, and `save_pretrained` keeps it. The model refuses a cache whose
+    keys were rotated with another base.
 
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A causal model with rotary embedding, or a wrapper of one; its weights are untouched. Pass
-        the outermost model, the one that will be saved. A model that `patch` gave a "rope", or a
-        wavepe_<family>, keeps the base in its spec: as `inference_theta` where that is a number,
-        else as `theta`.
+        A causal model with a rotary embedding, of any family, or a wrapper of one. Its weights do
+        not change. Give the outermost model, the one that will be saved. A patched model with a
+        "rope", or a wavepe_<family>, keeps the base in its spec: as `inference_theta` if that is a
+        number, else as `theta`.
     theta : float or dict
-        The base, above 0. A model that rotates its layer types with different bases (Gemma 3:
-        "full_attention" and "sliding_attention") takes a dict of those to be changed.
+        The base, above 0. If the layer types of a model have different bases (Gemma 3:
+        "full_attention" and "sliding_attention"), a dict with those to change.
 
     Returns
     -------
-    The model. Its configuration is a copy: other models may share the old one.
+    transformers.PreTrainedModel
+        `model` itself. It gets a copy of its configuration, because other models may share the
+        old one.
 
     Raises
     ------
     TypeError
-        Not a model, or `theta` is not a number.
+        `model` is not a module, or `theta` is not a number.
     ValueError
-        A base that is not finite and above 0, or gives no finite frequencies; a number for a model
-        with different bases; parameters on the meta device; a model without rotary embedding, or
-        whose configuration cannot hold the base. The model is as it was.
+        The base is not finite and above 0, or gives no finite frequencies; `theta` is a number, but
+        the layer types have different bases, or a dict that does not fit them; parameters are on
+        the meta device; the model has no rotary embedding; or its configuration cannot hold the
+        base. The model is unchanged.
+
+    References
+    ----------
+    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
 
     Examples
     --------
@@ -69,15 +77,15 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     ...     num_attention_heads=2))
     >>> model = wavepe.hf.set_theta(model, 500000.0)
     >>> round(model.model.rotary_emb.inv_freq[-1].item(), 9)
-    4.543e-06
+    1.0313e-05
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"set_theta needs a model of transformers, got {type(model).__name__}")
-    places = _rotating(model)
+    places = _rotary_places(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
-                f"parameter {name} is on the meta device: set_theta first, then offload or "
+                f"parameter {name} is on the meta device: call set_theta first, then offload or "
                 "dispatch the model"
             )
     old = places[0].module.config
@@ -87,21 +95,21 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     fresh = [_rebuilt(place, new) for place in places]
     if new.to_dict() == old.to_dict() and all(map(_same, places, fresh)):
         return model
-    # A patched model has its guard already.
+    # A patched model has a guard already.
     stock = [place for place in places if not isinstance(place.module, RopeRotation)]
     before = [_name(place) for place in stock]
     copies.replace(model)
-    for place, made in zip(places, fresh, strict=True):
-        _take_over(place.module, made)
+    for place, built in zip(places, fresh, strict=True):
+        _copy_state(place.module, built)
     _guard_caches(stock, before)
     return model
 
 
-# ---------------------------------------------------------------- what rotates
+# ---------------------------------------------------------------- where a model rotates
 
 
 class _Place(NamedTuple):
-    """A rotary module, and the module whose forward uses it and is given the cache."""
+    """A rotary module, and its owner: the module whose forward uses it and gets the cache."""
 
     name: str
     module: Any
@@ -109,45 +117,45 @@ class _Place(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Return whether this is Gemma 3's module for windows, before transformers 5."""
+        """Return whether this is Gemma 3's module for layers with a window (transformers 4)."""
         return self.name.endswith("rotary_emb_local")
 
 
-def _rotating(model: nn.Module) -> list[_Place]:
-    """Find the rotary modules of the text layers; ValueError where none has a base to set."""
-    found = list(_all_rotating(model, "", None))
+def _rotary_places(model: nn.Module) -> list[_Place]:
+    """Find the rotary modules of the text layers; ValueError if their base cannot be set."""
+    found = list(_find_places(model, "", None))
     encodings = {p.module.encoding for p in found if isinstance(p.module, RopeRotation)}
     if len(encodings) > 1:
         raise ValueError(
             f"the layers of this model have different encodings, {', '.join(map(str, encodings))}: "
-            "wavepe.hf.unpatch(model), and patch it with the theta that each should have"
+            "call wavepe.hf.unpatch(model), and patch it with the theta that each should have"
         )
     models = list(_models(model))
     configs = {id(p.module.config): p.module.config for p in found if not p.local}
-    if models and len(configs) > 1:  # a text model with parts for pictures and sound
+    if models and len(configs) > 1:  # a text model with parts for images and sound
         of_text = models[0].config.get_text_config(decoder=True)
         configs = {key: config for key, config in configs.items() if config is of_text}
     if not configs:
         raise ValueError(
-            f"set_theta finds no rotary embedding in this {type(model).__name__}: it needs a "
-            "causal model of transformers with a rotary module that reads its base from the "
-            "configuration"
+            f"this {type(model).__name__} has no rotary embedding whose base can be set: set_theta "
+            "needs a causal model of transformers with a rotary module that reads its base from "
+            "the configuration"
         )
     key, config = next(iter(configs.items()))
     coder = any(getattr(part.config, "is_encoder_decoder", False) for part in models)
     if coder or all(id(part.config) != key for part in models):
         raise ValueError(
-            f"set_theta cannot set the base of a {type(model).__name__}: "
-            "it is not in the configuration of one causal model"
+            f"set_theta cannot set the base of a {type(model).__name__}: the base must be in the "
+            "configuration of one causal model"
         )
     return [place for place in found if place.local or place.module.config is config]
 
 
-def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
-    """Find rotary modules, but for the stock module that one of ours keeps for the way back."""
+def _find_places(module: nn.Module, name: str, owner: nn.Module | None) -> Iterator[_Place]:
+    """Find the rotary modules in use; the stock modules that a `Rotary` keeps are not."""
     owner_or_self = module if owner is None else owner
     if isinstance(module, Rotary):
-        for rotation in _rotated(module):
+        for rotation in _rope_rotations(module):
             yield _Place(name, rotation, owner_or_self)
         return
     if (
@@ -157,18 +165,18 @@ def _all_rotating(module: nn.Module, name: str, owner: nn.Module | None) -> Iter
     ):
         yield _Place(name, module, owner_or_self)
         return
-    if not isinstance(module, nn.ModuleDict | nn.ModuleList):  # these have no forward
+    if not isinstance(module, nn.ModuleDict | nn.ModuleList):  # these two have no forward
         owner = module
     for key, child in module.named_children():
-        yield from _all_rotating(child, f"{name}.{key}", owner)
+        yield from _find_places(child, f"{name}.{key}", owner)
 
 
-def _rotated(rotary: Rotary) -> list[RopeRotation]:
-    """Return the rotations of a patched model; ValueError where theta is not one for all."""
+def _rope_rotations(rotary: Rotary) -> list[RopeRotation]:
+    """Return the rotations of a patched model; ValueError if they have no common theta."""
     if not isinstance(rotary.spec, str):
         raise ValueError(
-            f"this model has the position encodings {text(rotary.spec)!r}, by layer: unpatch it, "
-            "and patch it with the theta that each should have"
+            f"this model is a hybrid with the position encodings {spec_text(rotary.spec)!r}: "
+            "unpatch it, and patch it with the theta that each layer should have"
         )
     found = [module for module in rotary.modules() if isinstance(module, RopeRotation)]
     if not found:
@@ -187,27 +195,27 @@ def _models(model: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -> None:
-    """Write the base into `config`: in its spec where the encoding is one of ours."""
+    """Write the base into `config`; if the model is patched, into its spec."""
     if not isinstance(rotary, RopeRotation):
-        rope_config.write_bases(config, _wanted(theta, rope_config.bases(config)))
+        rope_config.write_bases(config, _new_bases(theta, rope_config.bases(config)))
         return
     encoding: Any = rotary.encoding
     follows = encoding.inference_theta in (None, "scaled")
     key = "theta" if follows else "inference_theta"
-    base = _wanted(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
-    if base != getattr(encoding, key):  # else the spec stays as short as it was
+    base = _new_bases(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
+    if base != getattr(encoding, key):  # else the spec stays short
         config.position_encoding = str(dataclasses.replace(encoding, **{key: base}))
 
 
-def _wanted(theta: float | Mapping[str, float], present: Bases) -> Bases:
-    """Return the bases that the user asks for, all of them."""
+def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
+    """Return the new base of every layer type."""
     now = rope_config.describe(present)
     if not isinstance(theta, Mapping):
         base = _checks.positive("theta", theta)
         if len(set(present.values())) > 1:
             raise ValueError(
-                f"the layer types of this model have different bases, {now}: give a dict of those "
-                "to be changed"
+                f"the layer types of this model have different bases, {now}: give a dict with "
+                f"those to change, got {theta!r}"
             )
         return dict.fromkeys(present, base)
     if ALL_LAYERS in present:
@@ -216,12 +224,14 @@ def _wanted(theta: float | Mapping[str, float], present: Bases) -> Bases:
         )
     unknown = [key for key in theta if key not in present]
     if unknown or not theta:
-        raise ValueError(f"the bases of this model are {now}; got {dict(theta)!r}")
+        raise ValueError(
+            f"theta must be a dict with some of the bases of this model, {now}; got {dict(theta)!r}"
+        )
     return present | {key: _checks.positive(f"theta[{key!r}]", theta[key]) for key in theta}
 
 
 class _ConfigCopies:
-    """Copies of a model's configurations: other models may share them, and not the base."""
+    """Copies of a model's configurations: other models may share the old ones."""
 
     def __init__(self, model: nn.Module) -> None:
         self.memo: dict[int, Any] = {}
@@ -233,7 +243,7 @@ class _ConfigCopies:
         return self.memo[id(config)]
 
     def replace(self, model: nn.Module) -> None:
-        """Let every part of the model hold the copies."""
+        """Replace the configurations by their copies in every module of the model."""
         for module in model.modules():
             for key, value in vars(module).items():
                 if id(value) in self.held:
@@ -250,7 +260,7 @@ class _ConfigCopies:
 
 
 def _rebuilt(place: _Place, config: Any) -> Any:
-    """Build the rotary module that a model of `config` would have."""
+    """Build the rotary module of a model with the configuration `config`."""
     module = place.module
     if place.local:
         config = rope_config.of_local_layers(config)
@@ -266,12 +276,12 @@ def _rebuilt(place: _Place, config: Any) -> Any:
                 rotation = RopeRotation(config, module.slot, module.dims, encoding)
                 rotation.fix(module.rotation.length)
                 return rotation
-            made = type(module)(config=config, **given)
+            built = type(module)(config=config, **given)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
-        raise ValueError(f"this theta gives no frequencies: {error}") from error
-    if not all(frequencies.isfinite().all() for frequencies in _frequencies(made)):
-        raise ValueError("this theta gives no finite frequencies")
-    return made
+        raise ValueError(f"theta must give finite frequencies: {error}") from error
+    if not all(frequencies.isfinite().all() for frequencies in _frequencies(built)):
+        raise ValueError("theta must give finite frequencies, and this one does not")
+    return built
 
 
 def _frequencies(module: Any) -> list[Tensor]:
@@ -282,23 +292,23 @@ def _frequencies(module: Any) -> list[Tensor]:
     return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
 
 
-def _same(place: _Place, made: Any) -> bool:
-    """Return whether the model rotates with these frequencies, whatever its configuration says."""
-    pairs = zip(_frequencies(place.module), _frequencies(made), strict=True)
+def _same(place: _Place, built: Any) -> bool:
+    """Return whether the live module has the same frequencies as the new one."""
+    pairs = zip(_frequencies(place.module), _frequencies(built), strict=True)
     return all(torch.equal(live.cpu(), new.to(live.dtype)) for live, new in pairs)
 
 
-def _take_over(module: Any, made: Any) -> None:
-    """Give the live module the state of a new one; hooks and wrappers of its own stay."""
-    for key, value in {**vars(made), **dict(made.named_buffers(recurse=False))}.items():
+def _copy_state(module: Any, built: Any) -> None:
+    """Copy the state of a new module to the live one, which keeps its hooks and wrappers."""
+    for key, value in {**vars(built), **dict(built.named_buffers(recurse=False))}.items():
         if key.startswith("_") or key == "training":
             continue
         live = getattr(module, key, None)
         if isinstance(value, Tensor) and isinstance(live, Tensor):
             value = value.to(live.device, live.dtype)
         setattr(module, key, value)
-    # What a forward pass over a long sequence has left there.
-    for key in [key for key in vars(module) if key not in vars(made)]:
+    # A forward pass over a long sequence may have left these.
+    for key in [key for key in vars(module) if key not in vars(built)]:
         if key.endswith(("long_inv_freq", "max_seq_len_cached")):
             delattr(module, key)
 
@@ -307,9 +317,9 @@ def _take_over(module: Any, made: Any) -> None:
 
 
 def _guard_caches(places: list[_Place], before: list[str]) -> None:
-    """Let the modules that use stock rotary modules refuse keys of other frequencies.
+    """Add guards to the owners of stock rotary modules: they refuse keys of other frequencies.
 
-    `before` names those of each place before the change.
+    `before` holds the names of the frequencies of each place before the change.
     """
     added = False
     for owner in {id(place.owner): place.owner for place in places}.values():
@@ -321,7 +331,7 @@ def _guard_caches(places: list[_Place], before: list[str]) -> None:
             added = True
         guard.current = "; ".join(_name(places[i]) for i in own)
     if added and "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # what was compiled does not look for new hooks
+        torch.compiler.reset()  # compiled code would not call the new hooks
 
 
 def _name(place: _Place) -> str:
@@ -329,4 +339,4 @@ def _name(place: _Place) -> str:
     held = [
         frequencies.double().cpu().numpy().tobytes() for frequencies in _frequencies(place.module)
     ]
-    return named(rope_config.describe(rope_config.bases(place.module.config)), *held)
+    return frequency_name(rope_config.describe(rope_config.bases(place.module.config)), *held)

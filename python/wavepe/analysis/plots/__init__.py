@@ -1,6 +1,7 @@
-"""Pictures of encodings and of what the analyses return (needs matplotlib, of the extra "plot").
+"""Draw encodings and the results of the analyses (needs matplotlib, from the extra "plot").
 
-The functions write a picture to a file. Those of encodings return the numbers that they draw.
+Each function writes a picture to a file. The functions for encodings also return the numbers that
+they draw.
 """
 
 from ._absolute import absolute

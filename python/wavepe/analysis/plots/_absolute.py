@@ -19,28 +19,31 @@ def absolute(
 ) -> dict[str, Any]:
     """Draw the vectors of absolute encodings, position by position.
 
+    Each encoding gets a panel: positions from top to bottom, dimensions from left to right.
+
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     encodings : spec or list of specs
-        Absolute encodings, six at most.
+        Absolute encodings, at most six.
     dim : int
-        Size of the token embedding.
+        Size of the token embedding, at most 1024.
     length : int
-        Sequence length.
+        Sequence length, from 2 to 4096.
 
     Returns
     -------
     dict
-        What is drawn: "panels", a list of encoding and values (length, dim).
+        The drawn numbers: "panels", a list of dicts with "encoding" (str) and "values", an array
+        (length, dim).
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong spec or size.
+        A spec or a size is wrong.
     """
     need_matplotlib()
     found = _parts.encodings_of(
@@ -58,7 +61,7 @@ def absolute(
         axes = figure.add_subplot(1, len(panels), number + 1)
         values = panel["values"]
         low, high = float(values.min()), float(values.max())
-        # Values of both signs get a white zero.
+        # If there are values of both signs, 0 is white.
         limits = {"cmap": "PuOr_r", "vmin": -high, "vmax": high} if low < 0 else {"cmap": "Greys"}
         image = axes.imshow(values, aspect="auto", interpolation="nearest", **limits)
         figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")

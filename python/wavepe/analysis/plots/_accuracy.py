@@ -1,4 +1,4 @@
-"""Share of right answers, encoding by length."""
+"""Picture of the share of right answers, by encoding and length."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def accuracy_grid(
     train_length: int,
     title: str = "",
 ) -> None:
-    """Draw the share of right answers to the file `path`: a row an encoding, a column a length.
+    """Draw a table of the share of right answers: encodings by sequence length.
+
+    A cell shows the mean over the seeds, and with several seeds the lowest and the highest share.
 
     Parameters
     ----------
-    values : mapping
-        encoding -> for each of `lengths` the shares, 0 to 1, of its seeds. A cell shows their mean
-        and, of several, the lowest and the highest.
+    values : mapping of str to sequence
+        Encoding -> one list for each of `lengths`, with the share of each seed, from 0 to 1.
     lengths : sequence of int
-        Of the evaluated sequences.
+        Lengths of the evaluated sequences in bytes.
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     train_length : int
-        The trained length; a line stands behind it.
+        The trained length in bytes. A line separates longer lengths.
     title : str, optional
         Text above the picture.
 
@@ -42,7 +43,10 @@ def accuracy_grid(
     ImportError
         matplotlib is missing.
     ValueError
-        Nothing to draw, or a row without a value for every length.
+        There is nothing to draw, a row does not have a cell for every length, or a share is
+        outside 0..1.
+    TypeError
+        An argument has a wrong type.
     """
     train_length = _checks.integer("train_length", train_length, 1)
     lengths = _checks.real_array("lengths", lengths).ravel().tolist()
@@ -50,7 +54,7 @@ def accuracy_grid(
     if not isinstance(values, Mapping):
         raise TypeError(f"values must be a mapping, got {type(values).__name__}")
     if not values or not lengths:
-        raise ValueError("values and lengths must not be empty")
+        raise ValueError("values and lengths must not be empty, got none")
     values = {str(name): _shares(str(name), cells, len(lengths)) for name, cells in values.items()}
     figure = new_figure(2.4 + 1.1 * len(lengths), 1.4 + 0.42 * len(values))
     axes = figure.subplots()
@@ -70,7 +74,7 @@ def accuracy_grid(
     axes.set_xticks(range(len(lengths)), [f"{n}\n({n / train_length:.3g}x)" for n in lengths])
     axes.set_yticks(range(len(values)), shortened(values, _LABEL_WIDTH)[0], fontsize="small")
     for label in axes.get_yticklabels():
-        label.set_parse_math(False)  # a $ in a name is a dollar
+        label.set_parse_math(False)  # a $ in a name does not begin a formula
     axes.set_xlabel("sequence length at evaluation (bytes)")
     figure.colorbar(image, ax=axes, label="share of right answers", format="{x:.0%}", pad=0.02)
     if title:
@@ -79,10 +83,12 @@ def accuracy_grid(
 
 
 def _shares(name: str, cells: Sequence[Sequence[float]], count: int) -> list[list[float]]:
-    """The cells of a row, each a list of shares."""
+    """Return the cells of a row, each a list of shares."""
     if isinstance(cells, str) or not isinstance(cells, Sequence) or len(cells) != count:
-        raise ValueError(f"values of {name!r} need a list of shares for each of {count} lengths")
+        raise ValueError(
+            f"values[{name!r}] must hold a list of shares for each of the {count} lengths"
+        )
     found = [_checks.real_array(name, cell).ravel().tolist() for cell in cells]
     if not all(found):
-        raise ValueError(f"values of {name!r} hold an empty cell")
+        raise ValueError(f"values[{name!r}] must hold at least one share for each length")
     return [[_checks.share(name, share) for share in cell] for cell in found]

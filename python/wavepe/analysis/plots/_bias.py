@@ -1,4 +1,4 @@
-"""Picture of encodings that add a number by distance and head."""
+"""Picture of encodings that add a number to the score, by distance and head."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ def bias(
 ) -> dict[str, Any]:
     """Draw what slopes and biases add to the score, by distance and head.
 
-    Learned ones show their initial values.
+    Each encoding gets a panel with one line for each head. Learned encodings show their initial
+    values.
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     encodings : spec or list of specs
-        Encodings with slopes or biases: alibi, t5, kerple, sandwich; six at most.
+        Encodings with slopes or biases (alibi, t5, kerple, sandwich), at most six.
     heads : int
-        Number of heads.
+        Number of heads, at most 32.
     length : int
-        Distances 0..length-1.
+        Number of distances, 0..length-1; from 2 to 65536.
 
     Returns
     -------
     dict
-        What is drawn: "distance" and "panels", a list of encoding and bias (heads, length).
+        The drawn numbers: "distance", an int array (length,), and "panels", a list of dicts with
+        "encoding" (str) and "bias", an array (heads, length).
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong spec or size.
+        A spec or a size is wrong.
     """
     need_matplotlib()
     found = _parts.encodings_of(
@@ -77,7 +79,7 @@ def bias(
 
 
 def _values(encoding: Encoding, length: int, heads: int) -> np.ndarray:
-    """(heads, length), by distance."""
+    """Return the bias of each head and distance, (heads, length)."""
     if encoding.entry == "slope":
         return -encoding.slopes(heads)[:, None] * np.arange(length)
     values, first, beyond = encoding.bias(length, heads)

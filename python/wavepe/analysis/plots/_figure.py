@@ -1,4 +1,4 @@
-"""What every picture shares: the figure, its file and its colours."""
+"""Shared by all pictures: figure, file and colours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..._runtime import command_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with every kind of colour blindness, dark ones first.
+# Okabe and Ito's colours, dark ones first: readers with colour blindness can tell them apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
@@ -58,7 +58,7 @@ def _shaded(colour: str, shade: float) -> str:
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of `width` x `height` inches.
 
-    It belongs to no window and no pyplot, so that threads and notebooks do not meet.
+    It is not registered with pyplot, so figures of other threads and of notebooks do not change.
     """
     need_matplotlib()
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def need_matplotlib() -> None:
-    """Raise ImportError with the command that brings matplotlib, where it is missing."""
+    """Raise ImportError with the command that installs matplotlib, if it is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -75,5 +75,5 @@ def need_matplotlib() -> None:
 
 
 def save(figure: Figure, path: str | PathLike[str], dpi: int = 150) -> None:
-    """Write the figure to `path`, whose ending names the format."""
+    """Write the figure to `path`; the ending of the name is the format."""
     figure.savefig(path, dpi=dpi)

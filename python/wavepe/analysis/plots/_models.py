@@ -1,4 +1,4 @@
-"""Pictures of what was measured on a model."""
+"""Pictures of measurements on a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._figure import COLOURS, LINES, MARKERS, need_matplotlib, new_figure, save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Weights below this are one colour.
+# All weights below this have one colour.
 _FAINTEST = 1e-4
 _PANEL, _PANELS_IN_A_ROW = 3.4, 4
 _MOST_CELLS_WITH_TEXT = 200
@@ -31,16 +31,18 @@ def band_heatmap(
     predicted: float | None = None,
     title: str = "",
 ) -> None:
-    """Draw the norms of pairs, positions below each other, to the file `path` [F].
+    """Draw the norms of rotary pairs by position, with the measured and the predicted band.
 
     Parameters
     ----------
-    heatmap : array (positions, pairs)
+    heatmap : array (positions, pairs) of real numbers
         The "heatmap" of `wavepe.analysis.measured_band`.
     path : path
-        The picture's file; its ending names the format.
-    measured, predicted : float, optional
-        The mean measured band, and j* of `wavepe.analysis.predicted_band`: each a vertical line.
+        File to write. Its ending names the format: .png, .pdf or .svg.
+    measured : float, optional
+        Index of a pair for a solid line: the mean of the measured bands.
+    predicted : float, optional
+        Index of a pair for a dashed line: j* of `wavepe.analysis.predicted_band`.
     title : str, optional
         Text above the picture.
 
@@ -48,8 +50,14 @@ def band_heatmap(
     ------
     ImportError
         matplotlib is missing.
-    ValueError, TypeError
-        No array of two dimensions, or an argument of another type.
+    ValueError
+        `heatmap` does not have two dimensions, or a number is not finite.
+    TypeError
+        An argument has a wrong type.
+
+    References
+    ----------
+    Oka et al., "Frequency Bands in RoPE", ICLR 2026.
     """
     need_matplotlib()
     norms = _matrix("heatmap", heatmap)
@@ -62,7 +70,7 @@ def band_heatmap(
     # A predicted band can lie outside the head.
     axes.set_xlim(-0.5, max(norms.shape[1] - 0.5, *(at + 0.5 for at in places.values()), 0.0))
     for (name, at), style in zip(places.items(), ("-", "--"), strict=False):
-        for width, colour in ((3.2, "black"), (1.6, "white")):  # seen on light and on dark
+        for width, colour in ((3.2, "black"), (1.6, "white")):  # visible on light and on dark
             axes.axvline(at, color=colour, linewidth=width, linestyle=style)
         axes.plot([], [], color="black", linestyle=style, label=f"{name} {at:.1f}")
     axes.set_xlabel("pair (0 turns fastest)")
@@ -80,23 +88,26 @@ def attention_maps(
     *,
     titles: Sequence[str] | None = None,
 ) -> None:
-    """Draw attention weights side by side on one logarithmic scale, to the file `path` [W].
+    """Draw attention weights side by side, on one logarithmic scale.
 
     Parameters
     ----------
-    maps : sequence of arrays (n, n)
-        Weights [query, key]. Those below 1e-4 have the darkest colour, those that are 0 none.
+    maps : sequence of arrays (n, n) of real numbers
+        Weights [query, key]. Weights below 1e-4 get the darkest colour; weights of 0 stay grey.
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     titles : sequence of str, optional
-        Text above each panel.
+        Text above each panel, one for each map.
 
     Raises
     ------
     ImportError
         matplotlib is missing.
-    ValueError, TypeError
-        No maps, other shapes, another number of titles, or an argument of another type.
+    ValueError
+        There are no maps, a map does not have two dimensions, or the number of titles is not that
+        of the maps.
+    TypeError
+        An argument has a wrong type.
     """
     need_matplotlib()
     from matplotlib.colors import LogNorm
@@ -105,12 +116,14 @@ def attention_maps(
         raise TypeError(f"maps must be a list of arrays, got {type(maps).__name__}")
     panels = [_matrix("maps", one) for one in maps]
     if not panels:
-        raise ValueError("maps is empty: needs at least one")
+        raise ValueError("maps must hold at least one map, got none")
     names = [""] * len(panels) if titles is None else titles
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"titles must be a list of strings, got {type(names).__name__}")
     if len(names) != len(panels):
-        raise ValueError(f"titles holds {len(names)}: needs one for each of {len(panels)} maps")
+        raise ValueError(
+            f"titles must hold one text for each of the {len(panels)} maps, got {len(names)}"
+        )
     for name in names:
         _check_title(name)
     columns = min(len(panels), _PANELS_IN_A_ROW)
@@ -118,7 +131,7 @@ def attention_maps(
     lines = 1 + max(name.count("\n") for name in names)
     height = rows * (_PANEL + 0.2 * lines) + 0.3
     figure = new_figure(max(columns * _PANEL, 4.0) + 1.0, height)
-    figure.set_layout_engine("compressed")  # panels are square: none of their room is left over
+    figure.set_layout_engine("compressed")  # no empty space between the square panels
     grid = figure.subplots(rows, columns, squeeze=False)
     norm = LogNorm(_FAINTEST, 1.0)
     for number, axes in enumerate(grid.flat):
@@ -148,16 +161,18 @@ def needle_grid(
     depths: Sequence[float],
     title: str = "",
 ) -> None:
-    """Draw how often a fact was found, by length and depth, to the file `path`.
+    """Draw how often a model found a fact, by length of the context and depth in it.
 
     Parameters
     ----------
-    grid : array (lengths, depths)
+    grid : array (lengths, depths) of real numbers
         Shares from 0 to 1, as `wavepe.analysis.needle` returns them.
     path : path
-        The picture's file; its ending names the format.
-    lengths, depths : sequence
-        What the rows and columns of `grid` are.
+        File to write. Its ending names the format: .png, .pdf or .svg.
+    lengths : sequence of int
+        Length of each row of `grid`.
+    depths : sequence of float
+        Depth of each column of `grid`.
     title : str, optional
         Text above the picture.
 
@@ -165,16 +180,18 @@ def needle_grid(
     ------
     ImportError
         matplotlib is missing.
-    ValueError, TypeError
-        Sizes that do not go together, or an argument of another type.
+    ValueError
+        The shape of `grid` does not fit `lengths` and `depths`.
+    TypeError
+        An argument has a wrong type.
     """
     need_matplotlib()
     rates = _matrix("grid", grid)
     columns, rows = _row("lengths", lengths), _row("depths", depths)
     if rates.shape != (len(columns), len(rows)):
         raise ValueError(
-            f"grid has shape {rates.shape}: needs ({len(columns)}, {len(rows)}) for these lengths "
-            "and depths"
+            f"grid must have shape ({len(columns)}, {len(rows)}) for these lengths and depths, got "
+            f"{rates.shape}"
         )
     _check_title(title)
     figure = new_figure(max(4.6, 0.7 * len(columns) + 2.2), max(3.2, 0.42 * len(rows) + 1.4))
@@ -205,22 +222,22 @@ def sweep_curve(
     unit: str = "token",
     title: str = "",
 ) -> None:
-    """Draw perplexity over an option of the encoding, a line for each length, to the file `path`.
+    """Draw perplexity over the values of an option, with a line for each length.
 
     Parameters
     ----------
     values : sequence of float
-        Of the option.
-    perplexity : mapping of length to sequence of float
-        One perplexity for each value.
+        Values of the option.
+    perplexity : mapping of int to sequence of float
+        Sequence length -> one perplexity for each of `values`.
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     name : str
-        What is varied, below the picture.
+        Name of the option, written below the picture.
     logarithmic : bool
-        Whether the values stand on a logarithmic axis.
+        Whether the axis of the values is logarithmic.
     unit : str
-        What perplexity is counted per.
+        Unit of the perplexity: "token" or "byte".
     title : str, optional
         Text above the picture.
 
@@ -228,8 +245,10 @@ def sweep_curve(
     ------
     ImportError
         matplotlib is missing.
-    ValueError, TypeError
-        Sizes that do not go together, or an argument of another type.
+    ValueError
+        A line does not have one perplexity for each value.
+    TypeError
+        An argument has a wrong type.
     """
     need_matplotlib()
     places = _row("values", values)
@@ -239,8 +258,8 @@ def sweep_curve(
     for length, line in lines.items():
         if len(line) != len(places):
             raise ValueError(
-                f"perplexity at {length} holds {len(line)}: needs one for each of {len(places)} "
-                "values"
+                f"perplexity[{length}] must hold one number for each of the {len(places)} values, "
+                f"got {len(line)}"
             )
     for text in (name, unit, title):
         _check_title(text)
@@ -270,14 +289,16 @@ def sweep_curve(
 def _matrix(name: str, value: ArrayLike) -> np.ndarray:
     array = _checks.real_array(name, value)
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"{name} has shape {array.shape}: needs two dimensions, none of them 0")
+        raise ValueError(
+            f"{name} must have two dimensions, none of them 0, got shape {array.shape}"
+        )
     return array.astype(np.float64)
 
 
 def _row(name: str, value: ArrayLike) -> np.ndarray:
     array = _checks.real_array(name, value)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name} has shape {array.shape}: needs one dimension, not 0")
+        raise ValueError(f"{name} must have one dimension, not 0, got shape {array.shape}")
     return array.astype(np.float64)
 
 

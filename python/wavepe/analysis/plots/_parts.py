@@ -1,4 +1,4 @@
-"""What the pictures of encodings share: checked arguments, colours, and marks on axes."""
+"""Shared by the pictures of encodings: checks of arguments, colours, marks on axes."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
 Path = str | PathLike[str]
 Specs = str | Encoding | Sequence[str | Encoding]
 
-# More is no picture: panels and lines, tokens along an axis, numbers of a vector, heads.
+# The largest numbers that a picture can show: panels or lines, tokens, dims, heads.
 MOST_ENCODINGS, MOST_TOKENS, MOST_DIMS, MOST_HEADS = 6, 1 << 16, 1024, 32
-DPI = 96  # fine lines make large files
-_LINES = 3  # of a spec that is written out
+DPI = 96  # more would make large files
+_LINES = 3  # the most lines of a written spec
 
 
 def encodings_of(specs: Specs, needed: str, fits: Any) -> list[Encoding]:
     """Return the encodings of one spec or several; ValueError unless each `fits`.
 
-    `needed` says in words which do.
+    `needed` describes in words the encodings that fit.
     """
     if isinstance(specs, (str, Encoding)):
         specs = [specs]
     if not isinstance(specs, Sequence):
         raise TypeError(f"encodings must be a spec or a list of specs, got {specs!r}")
     if not 1 <= len(specs) <= MOST_ENCODINGS:
-        raise ValueError(f"encodings: needs 1 to {MOST_ENCODINGS}, got {len(specs)}")
+        raise ValueError(f"encodings must hold 1 to {MOST_ENCODINGS} specs, got {len(specs)}")
     found = [wavepe.encoding(spec) for spec in specs]
     for encoding in found:
         if not fits(encoding):
-            raise ValueError(f"encoding {encoding}: this picture needs {needed}")
+            raise ValueError(f"this picture needs {needed}, got the encoding {encoding}")
     return found
 
 
 def encoding_of(spec: str | Encoding, needed: str, fits: Any) -> Encoding:
-    """Return the encoding of one spec, as `encodings_of`."""
+    """Return the encoding of one spec; see `encodings_of`."""
     if not isinstance(spec, (str, Encoding)):
         raise TypeError(f"encoding must be a spec or an encoding, got {spec!r}")
     return encodings_of(spec, needed, fits)[0]
 
 
 def size(name: str, value: int, least: int, most: int) -> int:
-    """Return `value`, an integer from `least` to `most`."""
+    """Return `value`; an error unless it is an integer from `least` to `most`."""
     value = _checks.integer(name, value, least)
     if value > most:
         raise ValueError(f"{name} must be at most {most} for a picture, got {value}")
@@ -61,25 +61,25 @@ def size(name: str, value: int, least: int, most: int) -> int:
 
 
 def shades(count: int) -> list[Any]:
-    """Return `count` colours from dark to light, for lines that have an order."""
+    """Return `count` colours from dark to light, for lines in an order."""
     from matplotlib import colormaps
 
     return list(colormaps["viridis"](np.linspace(0, 0.88, count)))
 
 
 def name_of(spec: str, width: int) -> str:
-    """Return the spec in three lines of `width` characters at most."""
+    """Return the spec in at most three lines of `width` characters."""
     lines = fold(spec, width)
     return "\n".join(lines if len(lines) <= _LINES else [*lines[:_LINES], "..."])
 
 
 def title(axes: Axes, text: str) -> None:
-    """Put a spec or a few words above a panel; a $ in it is a dollar."""
+    """Put a spec or a few words above a panel; a $ does not begin a formula."""
     axes.set_title(text, fontsize="medium", loc="left", parse_math=False)
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the names of the lines below the picture, where specs of any length find room."""
+    """Put the names of the lines below the picture, which has room for specs of any length."""
     handles, labels = axes.get_legend_handles_labels()
     legend = figure.legend(
         handles, labels, loc="outside lower center", frameon=False, fontsize="small",
@@ -90,7 +90,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def legend_beside(panels: Sequence[Axes], heading: str) -> None:
-    """Put the names of the lines at the right of the last panel, or of each where they differ."""
+    """Put the names of the lines beside the last panel, or beside each panel if they differ."""
     names = [axes.get_legend_handles_labels()[1] for axes in panels]
     for axes in panels if any(found != names[0] for found in names) else panels[-1:]:
         axes.legend(
@@ -99,7 +99,7 @@ def legend_beside(panels: Sequence[Axes], heading: str) -> None:
 
 
 def hide_future(axes: Axes, first: float, named: bool) -> None:
-    """Shade the distances below 0, and say why where `named`."""
+    """Shade the distances below 0; if `named`, write why."""
     axes.axvspan(first, 0, color="0.92", linewidth=0, zorder=0)
     axes.axvline(0, color="0.5", linewidth=0.8, zorder=1)
     if named:
@@ -108,5 +108,5 @@ def hide_future(axes: Axes, first: float, named: bool) -> None:
 
 
 def ticks(count: int, most: int) -> list[int]:
-    """Return at most `most` places from 0 to count - 1, evenly spread, both ends among them."""
+    """Return at most `most` indices from 0 to count - 1, evenly spread, with both ends."""
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})

@@ -1,4 +1,4 @@
-"""Perplexity over sequence length."""
+"""Picture of perplexity over sequence length."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-# Inches of the picture, and of a line of small text; characters of it that fit into the legend,
-# and below the picture.
+# Size of the picture, and height of a line of small text, in inches.
 _WIDTH, _HEIGHT, _LINE = 9.0, 4.8, 0.16
+# Characters of small text that fit into the legend, and below the picture.
 _LEGEND_WIDTH, _NOTE_WIDTH = 28, 130
 
 
@@ -31,39 +31,47 @@ def perplexity_by_length(
     title: str = "",
     unit: str = "byte",
 ) -> None:
-    """Draw perplexity over sequence length, one line per encoding, to the file `path`.
+    """Draw perplexity over sequence length, with one line for each encoding.
 
-    Encodings of more than three lines in the legend are written out below the picture, which grows
-    with the legend and with what stands below.
+    With several seeds, the line is their mean, with a band from the lowest to the highest. A spec
+    that takes more than three lines in the legend is written below the picture. The picture grows
+    with the legend and with this text.
 
     Parameters
     ----------
     runs : sequence of mappings
-        The "runs" of a results.json: "encoding", "seed", "perplexity" {length: value}. Several
-        seeds of an encoding become their mean, with a band from the lowest to the highest.
+        The "runs" of a results.json of ``wavepe compare``. Each has "encoding" (str), "seed" (int)
+        and "perplexity", a mapping of length to value.
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     train_length : int
-        The trained length, marked by a vertical line.
+        The trained length. A vertical line marks it.
     title : str, optional
         Text above the picture.
     unit : str
-        What lengths are counted in, and perplexity per.
+        Unit of the lengths and of the perplexity: "byte" or "token".
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError
-        `runs` is empty, or the length is below 1.
+        `runs` is empty, or `train_length` is below 1.
     TypeError
-        An argument of another type.
+        An argument has a wrong type.
+
+    Examples
+    --------
+    >>> from wavepe.analysis.plots import perplexity_by_length
+    >>> runs = [{"encoding": "rope", "seed": 0, "perplexity": {"128": 3.4, "256": 4.9}},
+    ...         {"encoding": "alibi", "seed": 0, "perplexity": {"128": 3.6, "256": 3.5}}]
+    >>> perplexity_by_length(runs, "perplexity.png", train_length=128)  # doctest: +SKIP
     """
     need_matplotlib()
     if not isinstance(runs, Sequence) or not all(isinstance(run, Mapping) for run in runs):
         raise TypeError(f"runs must be a list of mappings, got {type(runs).__name__}")
     if not runs:
-        raise ValueError("runs is empty: needs at least one")
+        raise ValueError("runs must hold at least one run, got none")
     train_length = _checks.integer("train_length", train_length, 1)
     if not isinstance(title, str):
         raise TypeError(f"title must be a string, got {title!r}")
@@ -88,12 +96,12 @@ def perplexity_by_length(
     axes.set_ylabel(f"perplexity per {unit}")
     if title:
         axes.set_title(title, fontsize="medium", loc="left")
-    lines.sort(key=_last, reverse=True)  # the legend in the order of the line ends
+    lines.sort(key=_last, reverse=True)  # the legend has the order of the ends of the lines
     legend = figure.legend(
         handles=lines, loc="outside right upper", frameon=False, fontsize="small"
     )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a $ in a name is a dollar
+        text.set_parse_math(False)  # a $ in a name does not begin a formula
     if below:
         figure.supxlabel(below, x=0.01, ha="left", fontsize="x-small", parse_math=False)
     save(figure, path)
@@ -106,7 +114,7 @@ def _last(line: Any) -> float:
 def _draw_line(
     axes: Axes, look: Mapping[str, Any], label: str, by_length: Mapping[int, list[float]]
 ) -> Line2D:
-    """The mean over seeds, with a band from the lowest to the highest."""
+    """Draw the mean over the seeds, with a band from the lowest to the highest."""
     lengths = sorted(by_length)
     (line,) = axes.plot(
         lengths,
@@ -121,7 +129,7 @@ def _draw_line(
 
 
 def _mark_length(axes: Axes, length: int, *, last: bool) -> None:
-    """Draw the line, and its name on the side that has room."""
+    """Draw the line of the trained length, and its name on the side with room."""
     axes.axvline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.5, zorder=1)
     axes.annotate(
         "trained length " if last else " trained length",
@@ -135,7 +143,7 @@ def _mark_length(axes: Axes, length: int, *, last: bool) -> None:
 
 
 def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
-    """Both axes logarithmic, with plain numbers; x shows the lengths alone."""
+    """Make both axes logarithmic with plain numbers; the x axis shows the lengths only."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -150,7 +158,7 @@ def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def _tick_labels(lengths: Sequence[int]) -> list[str]:
-    """The lengths as text; none where it would run into the text at its left."""
+    """Return the lengths as texts; empty where one would overlap the text at its left."""
     apart = 0.07 * math.log(lengths[-1] / lengths[0])
     labels, last = [], 0
     for length in lengths:
@@ -161,7 +169,7 @@ def _tick_labels(lengths: Sequence[int]) -> list[str]:
 
 
 def _by_encoding(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[float]]]:
-    """encoding -> length -> one value per seed."""
+    """Return a dict: encoding -> length -> one value for each seed."""
     table: dict[str, dict[int, list[float]]] = {}
     for run in runs:
         by_length = table.setdefault(run["encoding"], defaultdict(list))

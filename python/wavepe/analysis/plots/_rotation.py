@@ -1,4 +1,4 @@
-"""Pictures of rotations: decay with distance, wavelengths of pairs, matrices of a position."""
+"""Pictures of rotations: decay with distance, wavelengths of pairs, matrices of one position."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ def decay(
 ) -> dict[str, Any]:
     """Draw how the dot product of two positions falls with their distance.
 
-    Of `sinusoidal` it is that of the vectors of positions 0 and distance. Of `rope` it is that of a
-    query and a key of ones, rotated to these positions: the mean over pairs of
-    cos(distance * frequency). Both are divided by their value at distance 0.
+    For `sinusoidal`, it is the dot product of the vectors of positions 0 and distance. For `rope`,
+    it is the dot product of a query and a key of ones that are rotated to these positions: the mean
+    over the pairs of cos(distance * frequency). Both are divided by their value at distance 0.
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     encodings : spec or list of specs
-        Encodings `sinusoidal` or `rope`, six at most.
+        Encodings `sinusoidal` or `rope`, at most six.
     dim : int
-        Head size (of `sinusoidal` the size of the vectors), even.
+        Head size, or size of the vectors of `sinusoidal`; even, at most 1024.
     length : int
-        Distances 0..length-1; also the trained length, for types of rope that need one.
+        Number of distances, 0..length-1; from 2 to 65536. It is also the trained length, for types
+        of rope that need one.
 
     Returns
     -------
     dict
-        What is drawn: "distance" and "lines", a list of encoding and product.
+        The drawn numbers: "distance", an int array (length,), and "lines", a list of dicts with
+        "encoding" (str) and "product", an array (length,).
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong spec or size.
+        A spec or a size is wrong.
     """
     need_matplotlib()
     found = _parts.encodings_of(
@@ -70,7 +72,7 @@ def decay(
     axes = figure.subplots()
     looks = line_looks([line["encoding"] for line in lines])
     for look, encoding, line in zip(looks, found, lines, strict=True):
-        # A sinusoid lies under the rope of its base: a band, so that both are seen.
+        # A sinusoid covers the rope of its base. Drawn as a wide band, both are visible.
         band = encoding.entry == "absolute"
         axes.plot(distance[1:], line["product"][1:], color=look["color"],
             linewidth=5 if band else 1.1, alpha=0.5 if band else 1,
@@ -90,7 +92,7 @@ def decay(
 
 
 def _vectors(encoding: Encoding, positions: np.ndarray, dim: int) -> np.ndarray:
-    """What the encoding makes of ones at each position, (positions, dim)."""
+    """Return the vectors of an absolute encoding, or rotated vectors of ones, (positions, dim)."""
     length = len(positions)
     if encoding.entry == "absolute":
         return encoding.absolute(positions, dim, length=length)
@@ -107,33 +109,35 @@ def wavelengths(
 ) -> dict[str, Any]:
     """Draw the wavelength of each pair of RoPE against the trained length.
 
-    A wavelength is the number of tokens in which a pair turns once. Pairs above the trained length
-    never complete a turn in training. A star marks the pair of which theory predicts the band of
-    large keys (`wavepe.analysis.predicted_band`), for encodings with a plain base.
+    The wavelength of a pair is the number of tokens in which it turns once. A pair with a
+    wavelength above the trained length never completes a turn in training. For encodings with a
+    plain base, a star marks the predicted band, the pair at which keys should be largest (see
+    `wavepe.analysis.predicted_band`).
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     encodings : spec or list of specs
-        Encodings `rope` with any base and scaling, six at most.
+        Encodings `rope` with any base and scaling, at most six.
     dim : int
-        Head size, even.
+        Head size, even, at most 1024.
     length : int
-        Trained length, also that of the sequence.
+        Trained length in tokens; the sequence has the same length.
 
     Returns
     -------
     dict
-        What is drawn: "trained_length" and "lines", a list of encoding, wavelength (pairs,), which
-        is infinite for pairs that do not turn, and predicted_band (None where none is predicted).
+        The drawn numbers: "trained_length" (int) and "lines", a list of dicts with "encoding"
+        (str), "wavelength", an array (pairs,) that is infinite for pairs that do not turn, and
+        "predicted_band" (float, or None if theory predicts none).
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong spec or size.
+        A spec or a size is wrong.
     """
     need_matplotlib()
     found: list[Any] = _parts.encodings_of(
@@ -184,7 +188,7 @@ def wavelengths(
 
 
 def _band(encoding: RoPE, dim: int, length: int) -> float | None:
-    """The predicted pair of a plain base; None where only some pairs turn, or turn otherwise."""
+    """Return the predicted pair of an encoding with a plain base; None for other encodings."""
     theta = DEFAULT_THETA if encoding.theta is None else encoding.theta
     plain = type(encoding) is RoPE and set(encoding.options()) <= {"theta", "interleaved"}
     return predicted_band(dim, theta, length) if plain and theta > 1 else None
@@ -201,31 +205,40 @@ def _mark_band(axes: Any, line: dict[str, Any], colour: str) -> None:
 def matrices(
     path: _parts.Path, *, position: int = 8, dim: int = 16, theta: float = 100.0
 ) -> dict[str, Any]:
-    """Draw the rotation of one position, the same made of wavelets, and the dropped one.
+    """Draw the rotation of one position, its form made of wavelets, and the multi-scale form.
+
+    The first two are equal: RoPE is a wavelet transform along the head. The authors of the third
+    dropped it; see `wavepe.analysis.multiscale_rope_matrix`.
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     position : int
-        From 0.
+        The position, from 0 on.
     dim : int
-        Head size, even.
+        Head size, even, at most 256.
     theta : float
         The base, at least 1.
 
     Returns
     -------
     dict
-        What is drawn: "rotation", "wavelets" and "multiscale", (dim, dim) each: `rope_matrix`,
-        `rope_wavelet_matrix` and `multiscale_rope_matrix` of wavepe.analysis.
+        The drawn numbers: "rotation", "wavelets" and "multiscale", float64 arrays (dim, dim). They
+        are the results of `rope_matrix`, `rope_wavelet_matrix` and `multiscale_rope_matrix` of
+        wavepe.analysis.
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong size, position or base.
+        A size, the position or the base is wrong.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
     """
     need_matplotlib()
     dim = _parts.size("dim", dim, 2, 256)

@@ -1,4 +1,4 @@
-"""Pictures of wavelets: over distance, over scales and shifts, as a table, as a transform."""
+"""Pictures of wavelets: by distance, scale and shift, as a table, and of their transform."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SPECS = tuple(
     f"wavelet:kind={kind},scales=4,min_scale=4" for kind in ("ricker", "gaussian", "morlet", "haar")
 )
-_LINES = 4  # at most so many scales, or shifts, in a panel
+_LINES = 4  # the largest number of scales, or shifts, in a panel
 
 
 def wavelets(
@@ -30,34 +30,36 @@ def wavelets(
     dim: int | None = None,
     length: int = 64,
 ) -> dict[str, Any]:
-    """Draw wavelets over the distance of two tokens, by scale and by shift.
+    """Draw wavelets over the distance of two tokens, for several scales and shifts.
 
-    The upper panels show each encoding at several scales, with shift 0. The lower ones show the
-    first encoding with several shifts, literal and mirrored, at its smallest scale from 4 on.
+    The upper panels show each encoding at several scales, with shift 0. The lower panels show the
+    first encoding at several shifts, literal and mirrored. Their scale is the smallest one that is
+    at least 4.
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     encodings : spec or list of specs
-        Encodings `wavelet`, six at most.
+        Encodings `wavelet`, at most six.
     dim : int, optional
-        Head size; by default 64, or the nearest that the number of scales divides.
+        Head size, at most 1024. By default the largest multiple of the number of scales up to 64.
     length : int
-        The largest distance drawn.
+        The largest distance, from 2 to 65536.
 
     Returns
     -------
     dict
-        What is drawn: "distance", "scales" (a list of encoding, scale, p) and "shifts" (a list of
-        mirrored, scale, shift, p).
+        The drawn numbers: "distance", an int array (2 length + 1,); "scales", a list of dicts with
+        "encoding" (str), "scale" (float) and "p", an array like "distance"; and "shifts", a list of
+        dicts with "mirrored" (bool), "scale", "shift" (floats) and "p".
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong spec or size.
+        A spec or a size is wrong.
     """
     need_matplotlib()
     found: list[Any] = _parts.encodings_of(
@@ -101,7 +103,7 @@ def wavelets(
 
 
 def _head_size(encoding: Encoding, dim: int | None, usual: int) -> int:
-    """`dim`, or about `usual` where it is None: a multiple of the number of scales."""
+    """Return `dim`; for None, the largest multiple of the number of scales up to `usual`."""
     if dim is None:
         scales = getattr(encoding, "scales", 1)
         count = len(scales) if isinstance(scales, tuple) else scales
@@ -110,17 +112,17 @@ def _head_size(encoding: Encoding, dim: int | None, usual: int) -> int:
 
 
 def _by_scale(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
-    """The columns of shift 0, at most _LINES of them."""
+    """Return the columns with shift 0, at most _LINES of them."""
     scale, shift = encoding.grid(dim)
     p, *_ = encoding.table(length + 1, dim, causal=False)
     return [
         {"encoding": str(encoding), "scale": scale[column], "p": p[:, column]}
-        for column in _some(np.flatnonzero(shift == 0), scale)
+        for column in _spread_columns(np.flatnonzero(shift == 0), scale)
     ]
 
 
 def _by_shift(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
-    """The columns of a scale that is small but no mere spike, at most _LINES of them."""
+    """Return the columns of the smallest scale from 4 on, at most _LINES of them."""
     scale, shift = encoding.grid(dim)
     p, *_ = encoding.table(length + 1, dim, causal=False)
     drawn = min(scale[scale >= 4], default=scale.max())
@@ -131,12 +133,12 @@ def _by_shift(encoding: Wavelet, dim: int, length: int) -> list[dict[str, Any]]:
             "shift": shift[column],
             "p": p[:, column],
         }
-        for column in _some(np.flatnonzero(scale == drawn), shift)
+        for column in _spread_columns(np.flatnonzero(scale == drawn), shift)
     ]
 
 
-def _some(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Columns of at most _LINES different values, in their order."""
+def _spread_columns(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return columns with at most _LINES different values, evenly spread, in rising order."""
     _, firsts = np.unique(values[columns], return_index=True)
     return columns[firsts[_parts.ticks(len(firsts), _LINES)]]
 
@@ -146,7 +148,7 @@ def _draw(
 ) -> None:
     _parts.hide_future(axes, distance[0], named)
     for row, colour in zip(rows, _parts.shades(len(rows)), strict=True):
-        # the first on top: of scales it is the narrowest
+        # The first line is on top: it has the narrowest scale.
         axes.plot(distance, row["p"], color=colour, label=f"{row[label]:g}", linewidth=1.4,
             zorder=3 - row[label] / (1 + rows[-1][label]))  # fmt: skip
     axes.set_xlim(distance[0], distance[-1])
@@ -161,35 +163,37 @@ def table(
     dim: int | None = None,
     length: int = 256,
 ) -> dict[str, Any]:
-    """Draw the table of a relative encoding: all columns over distance, and some over L x L.
+    """Draw the table of a relative encoding, and the scores that three of its columns give.
 
-    The map shows p(distance) for each column of the head. Beside it stand the squares that three
-    columns make of it: what is added to the scores (before the division by sqrt(d)) for queries
-    that are 1 in that column and 0 elsewhere.
+    The map at the left shows p(distance) for each column of the head. Each square at the right is
+    for one column: it shows the number that is added to the score of query and key (before the
+    division by sqrt(d)) if the query is 1 in this column and 0 in the others.
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     encoding : spec
-        A relative encoding: wavelet, shaw or transformer_xl. Learned ones show initial values.
+        A relative encoding: wavelet, shaw or transformer_xl. Learned encodings show their initial
+        values.
     dim : int, optional
-        Head size; by default 128, or the nearest that the number of scales divides.
+        Head size, at most 1024. By default the largest multiple of the number of scales up to 128.
     length : int
-        Sequence length L.
+        Sequence length L, from 2 to 2048.
 
     Returns
     -------
     dict
-        What is drawn: "encoding", "p" (L, dim) by distance, and "squares", a list of column and
-        bias (L, L), None where a causal mask hides the key.
+        The drawn numbers: "encoding" (str), "p", an array (L, dim) by distance, and "squares", a
+        list of dicts with "column" (int) and "bias", an array (L, L) that is NaN where a causal
+        mask hides the key.
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        A wrong spec or size.
+        A spec or a size is wrong.
     """
     need_matplotlib()
     chosen = _parts.encoding_of(
@@ -236,7 +240,7 @@ def table(
 
 
 def _mark_scales(axes: Axes, encoding: Encoding, dim: int) -> None:
-    """Name the scale of each block of columns above the map."""
+    """Write the scale of each block of columns on the axis of the map."""
     if not isinstance(encoding, Wavelet):
         return
     scale, shift = encoding.grid(dim)
@@ -256,31 +260,37 @@ def _column_name(encoding: Encoding, dim: int, column: int) -> str:
 
 
 def transform(path: _parts.Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
-    """Draw the wavelet transform of a signal: where it lies, and how wide it is.
+    """Draw the wavelet transform of a signal with a narrow bump, a wide bump and a fast wave.
 
-    The signal has a narrow bump, a wide one and a fast wave. W(a, b) is large where a wavelet of
-    scale a at the shift b looks like the signal.
+    W(a, b) is large if the wavelet of scale a at shift b looks like the signal. So the transform
+    shows where each part of the signal is, and how wide it is.
 
     Parameters
     ----------
     path : path
-        The picture's file; its ending names the format.
+        File to write. Its ending names the format: .png, .pdf or .svg.
     kind : str
         The mother wavelet: ricker, gaussian, morlet, haar or a registered one.
     length : int
-        Samples of the signal.
+        Number of samples of the signal, from 16 to 2048.
 
     Returns
     -------
     dict
-        What is drawn: "signal" (length,), "scale" (scales,), and "W" (scales, length) by shift.
+        The drawn numbers: "signal", an array (length,), "scale", an array (scales,), and "W", an
+        array (scales, length) by scale and shift.
 
     Raises
     ------
     ImportError
         matplotlib is missing.
     ValueError, TypeError
-        An unknown kind or a wrong size.
+        `kind` is unknown, or `length` is wrong.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
     """
     need_matplotlib()
     length = _parts.size("length", length, 16, 2048)

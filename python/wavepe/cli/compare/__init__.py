@@ -1,4 +1,4 @@
-"""``wavepe compare``: train one small Llama per encoding, evaluate each beyond its length."""
+"""``wavepe compare``: train one small Llama per encoding, and evaluate it on longer text."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from .tasks import TASKS
 if TYPE_CHECKING:
     from ..device import Device
 
-# Training states kept so often that a kill costs little, so seldom that they cost nothing.
+# How often training states are saved: a killed training loses little, and saving takes little time.
 _SAVES_PER_TRAINING = 20
 _MOST_STEPS_BETWEEN_SAVES = 200
 
-# Measured on models of this size: a second thread gains a quarter on an idle machine, and costs a
-# factor of 2 to 20 where another process keeps one of two cores busy (threads wait by spinning).
+# Measured on models of this size: a second thread is a quarter faster on an idle machine. But if
+# another process uses one of two cores, it is 2 to 20 times slower, because threads spin.
 _THREADS = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``wavepe compare``. None means that a preset or DEFAULTS decide."""
+    """Add the options of ``wavepe compare``; None means that a preset or DEFAULTS decide."""
     parser.epilog = "presets:\n" + "\n".join(f"  {n:10}{p.text}" for n, p in PRESETS.items())
     add, default, tiny = parser.add_argument, DEFAULTS, MODELS["tiny"]
     add("--encodings", nargs="+", metavar="SPEC",
-        help="the rows: name or name:key=value,key=value; TRAINED/SPEC reads (or, with "
-        "--finetune, trains on) with SPEC a model trained as TRAINED, as in "
-        "rope/rope:type=yarn,factor=scaled (default: "
-        + " ".join(default_rows(default["train_length"])) + "); names: "
+        help="the rows of the table, each an encoding: name or name:key=value,key=value. "
+        "TRAINED/SPEC, such as rope/rope:type=yarn,factor=scaled, takes the model that was trained "
+        "with TRAINED and evaluates it with SPEC (--finetune also trains it further with SPEC) "
+        "(default: " + " ".join(default_rows(default["train_length"])) + "); names: "
         + " ".join(known_encodings()))  # fmt: skip
     add(
         "--preset",
         choices=PRESETS,
         metavar="NAME",
-        help="a comparison of the papers, listed below; other options win over it",
+        help="a ready comparison, listed below; options that you give replace those of the preset",
     )
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python file (.py) or module that registers encodings or wavelets of your own; "
@@ -52,52 +52,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lengths", nargs="+", metavar="N",
         help="sequence lengths to evaluate (default: 1, 2, 4, 8 times --train-length)")  # fmt: skip
     add("--protocols", nargs="+", metavar="NAME",
-        help="how perplexity is measured: whole, blocks[:WINDOW], sliding[:WINDOW[/STRIDE]]; a "
-        "window is the trained length, a stride half the window (default: whole)")  # fmt: skip
+        help="how perplexity is measured: whole, blocks[:WINDOW] or sliding[:WINDOW[/STRIDE]], "
+        "where WINDOW is the trained length and STRIDE half the window if you leave them out "
+        "(default: whole)")  # fmt: skip
     add("--task", choices=TASKS, metavar="NAME",
-        help="train and evaluate on a task of retrieval instead of plain text: "
+        help="train and evaluate on a retrieval task instead of plain text: "
         + ", ".join(TASKS))  # fmt: skip
     add("--finetune", type=int, metavar="LENGTH",
-        help="go on training on sequences of LENGTH, each row with its own encoding, and "
-        "evaluate before and after")  # fmt: skip
+        help="train each model further, on sequences of LENGTH bytes and with the encoding of its "
+        "row, and evaluate before and after")  # fmt: skip
     add("--finetune-steps", type=int, metavar="N",
         help="steps of --finetune (default: a tenth of --steps)")  # fmt: skip
-    add("--data", metavar="PATH", help="a text file, or a folder of them (default: the Python "
-        "standard library's sources)")  # fmt: skip
+    add("--data", metavar="PATH", help="a text file, or a folder of text files (default: the "
+        "sources of Python's standard library)")  # fmt: skip
     add("--split", choices=SPLITS,
-        help="which held-out text to evaluate on; choose hyper-parameters on validation, and "
-        "take figures from test (default: test)")  # fmt: skip
+        help="the held-out text to evaluate on: validation to choose hyper-parameters, test for "
+        "the final figures (default: test)")  # fmt: skip
     add("--model", choices=MODELS, metavar="NAME",
-        help=f"size: {', '.join(MODELS)}; the options below change a part of it "
-        f"(default: {default['model']})")  # fmt: skip
-    add("--layers", type=int, metavar="N", help=f"layers ({tiny['layers']})")
-    add("--heads", type=int, metavar="N", help=f"attention heads ({tiny['heads']})")
-    add("--head-dim", type=int, metavar="N", help=f"head size ({tiny['head_dim']})")
-    add("--batch", type=int, metavar="N", help=f"sequences per step ({tiny['batch']})")
-    add("--lr", type=float, metavar="X", help=f"learning rate ({tiny['lr']})")
-    add("--train-length", type=int, metavar="N", help=f"trained length ({default['train_length']})")
-    add("--steps", type=int, metavar="N", help=f"training steps ({default['steps']})")
-    add("--seeds", type=int, metavar="N", help=f"trainings per encoding ({default['seeds']})")
-    add("--eval-bytes", type=int, metavar="N",
-        help=f"held-out bytes to evaluate on, about ({default['eval_bytes']})")  # fmt: skip
-    add("--keep", type=int, metavar="N", help="checkpoints to keep on the way, evenly spread (0)")
-    add("--bands", action="store_true", default=None,
-        help="measure the frequency band of rotary models, at each checkpoint too")  # fmt: skip
+        help=f"size of the models: {', '.join(MODELS)}; --layers, --heads, --head-dim, --batch and "
+        f"--lr change parts of it (default: {default['model']})")  # fmt: skip
+    add("--layers", type=int, metavar="N", help=f"number of layers (tiny: {tiny['layers']})")
+    add("--heads", type=int, metavar="N", help=f"number of attention heads (tiny: {tiny['heads']})")
+    add("--head-dim", type=int, metavar="N", help=f"head size (tiny: {tiny['head_dim']})")
+    add("--batch", type=int, metavar="N", help=f"sequences in a step (tiny: {tiny['batch']})")
+    add("--lr", type=float, metavar="X", help=f"learning rate (tiny: {tiny['lr']})")
+    add("--train-length", type=int, metavar="N",
+        help=f"bytes of a training sequence (default: {default['train_length']})")  # fmt: skip
+    add("--steps", type=int, metavar="N", help=f"training steps (default: {default['steps']})")
+    add(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help=f"trainings of each encoding, with different seeds (default: {default['seeds']})",
+    )
+    add(
+        "--eval-bytes",
+        type=int,
+        metavar="N",
+        help=f"approximate number of held-out bytes to evaluate (default: {default['eval_bytes']})",
+    )
+    add(
+        "--keep",
+        type=int,
+        metavar="N",
+        help="number of checkpoints to keep during a training, evenly spread (default: 0)",
+    )
+    add(
+        "--bands",
+        action="store_true",
+        default=None,
+        help="measure the frequency bands of rotary models, also at the checkpoints of --keep",
+    )
     add("--out", metavar="DIR", help="folder of the results (default: runs/compare-XXXXXXXX, "
-        "named after the settings)")  # fmt: skip
-    add("--jobs", type=int, default=1, metavar="N",
-        help="trainings at a time, each in a process of its own (%(default)s)")  # fmt: skip
+        "where the X depend on the settings)")  # fmt: skip
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of trainings at the same time, each in its own process (default: %(default)s)",
+    )
     add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
-        help="what trains and evaluates; cuda takes products in bfloat16, auto is cuda where there "
-        "is a GPU (default: %(default)s)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help=f"CPU threads of a job (default: {_THREADS})")
+        help="device that trains and evaluates; cuda multiplies matrices in bfloat16, auto is cuda "
+        "if there is a GPU (default: %(default)s)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help=f"CPU threads of each job (default: {_THREADS})")
     add("--save-every", type=int, metavar="N",
-        help="training steps between the states a killed run resumes from")  # fmt: skip
-    add("--quiet", action="store_true", help="print the table alone")
+        help="training steps between two saved states; a killed run resumes from the last one "
+        f"(default: a 20th of --steps, at most {_MOST_STEPS_BETWEEN_SAVES})")  # fmt: skip
+    add("--quiet", action="store_true", help="print nothing but the tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything, then train, evaluate and report."""
+    """Check all arguments, then train, evaluate and report."""
     parts = comparisons(args, _import(args))
     for option in ("threads", "save_every", "jobs"):
         value = getattr(args, option)
@@ -112,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out == "":
         raise UsageError("--out: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
-    need_matplotlib("wavepe compare")  # a wrong MPLBACKEND, after hours of training otherwise
+    need_matplotlib("wavepe compare")  # now, and not after hours of training
     from ..device import device_named
 
     try:
@@ -120,14 +146,14 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         if error.errno in OF_THE_DISK and error.filename is not None:
             raise CommandError(
-                f"{error.filename}: {error.strerror}; to go on, give the same command again"
+                f"{error.filename}: {error.strerror}; to continue, give the same command again"
             ) from error
         raise
     return 0
 
 
 def _import(args: argparse.Namespace) -> tuple[str, ...]:
-    """Run the files of --import; UsageError where the folder was begun with another."""
+    """Run the files of --import; UsageError if the folder was begun with another one."""
     imports = import_all(args.imports)
     begun = RunFolder(Path(args.out)).recorded("imports", list) if args.out else None
     for name in map(name_in, map(str, begun or ())):

@@ -1,4 +1,4 @@
-"""One comparison: which trainings it takes, and what each of them comes to."""
+"""One comparison: its trainings and their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = dict[str, Any]
 
 
 class Listener(Protocol):
-    """Who is told how far a model is: `progress.ModelReport`, or a worker's pipe to it."""
+    """Receives the progress of a model: a `progress.ModelReport`, or a worker's pipe to one."""
 
     def stage(self, after: int) -> None: ...
     def starts_at(self, step: int) -> None: ...
@@ -41,7 +41,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """One training, and the rows that are read from it."""
+    """One training, and the rows that are evaluated with it."""
 
     spec: str
     seed: int
@@ -53,13 +53,13 @@ class Model:
 
     @property
     def trainings(self) -> list[str]:
-        """The names of the training and of those that may go on from it."""
+        """Return the names of this training and of the trainings that continue it."""
         return list(dict.fromkeys([self.spec, *(row.continued for row in self.rows)]))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every process of a comparison needs to know."""
+    """The data that every process of a comparison needs."""
 
     settings: Settings
     folder: RunFolder
@@ -69,7 +69,7 @@ class Work:
 
 
 def models_of(settings: Settings) -> list[Model]:
-    """The trainings: rows whose encodings train alike share one."""
+    """Return the trainings; rows whose encodings train alike share one."""
     rows: dict[str, list[Row]] = {}
     for row in settings.rows:
         rows.setdefault(str(row.trained), []).append(row)
@@ -81,7 +81,7 @@ def models_of(settings: Settings) -> list[Model]:
 
 
 class Comparison:
-    """Runs what is missing in the folder, in order, and keeps results.json up to date."""
+    """Runs the missing trainings and evaluations in order, and keeps results.json up to date."""
 
     def __init__(self, work: Work, text: Text) -> None:
         self.work, self.settings, self.text = work, work.settings, text
@@ -94,25 +94,25 @@ class Comparison:
             whole = [run["perplexity"][str(n)] for run in before["runs"] for n in lengths]
             same = before["environment"].get("run", folder.run) == folder.run
             self.variants = set(before["environment"].get("variants", ())) | {wavepe.variant()}
-            # Of rows from before there were others: the CPU.
+            # Old results do not name their device: it was the CPU.
             used = before["environment"].get("devices", ["cpu"] if self.done else [])
             self.devices = {*used, work.device.label}
             if not (same and all(isinstance(value, float) for value in whole)):
                 raise TypeError
         except (KeyError, TypeError, AttributeError):
             raise UsageError(
-                f"{folder.results} is not of this comparison: remove it, or give another --out"
+                f"{folder.results} belongs to another comparison: remove it, or give another --out"
             ) from None
         self.models = models_of(self.settings)
         for model in self.models:
             if folder.trained(model.spec, model.seed) is None:
-                for row in model.rows:  # of a model that is gone, or was another's
+                for row in model.rows:  # their model is gone
                     self.done.pop((row.name, model.seed), None)
 
     def run(self, jobs: int, imports: Iterable[str], quiet: bool, part: str = "") -> Result:
-        """Train and evaluate; returns what results.json holds at the end.
+        """Train and evaluate; return the content of results.json at the end.
 
-        `part` names the comparison among several.
+        `part` is the name of this comparison, if there are several.
         """
         from .jobs import run_jobs
         from .progress import Report
@@ -136,7 +136,7 @@ class Comparison:
         return results
 
     def missing(self, model: Model) -> list[Row]:
-        """The rows of the model that have no result yet."""
+        """Return the rows of the model that have no result yet."""
         return [row for row in model.rows if (row.name, model.seed) not in self.done]
 
     def keep(self, result: Result) -> None:
@@ -182,7 +182,7 @@ class Comparison:
 
 
 class Runner:
-    """Trains and evaluates models, in this process."""
+    """Trains and evaluates models in this process."""
 
     def __init__(self, work: Work, text: Text) -> None:
         self.work, self.settings, self.text = work, work.settings, text
@@ -192,7 +192,7 @@ class Runner:
     def run(
         self, model: Model, rows: list[Row], listener: Listener, keep: Callable[[Result], None]
     ) -> None:
-        """Train the model where it is not there; evaluate `rows` and give each to `keep`."""
+        """Train the model unless it exists; evaluate `rows`, and pass each result to `keep`."""
         listener.stage(0)
         checkpoint, facts = self._trained(model.spec, model.seed, listener)
         for number, row in enumerate(model.rows):
@@ -214,14 +214,14 @@ class Runner:
             listener.note(f"{row.name}: perplexity at {numbers}, in {seconds:.0f} s")
 
     def _trained(
-        self, spec: str, seed: int, listener: Listener, begun: Path | None = None
+        self, spec: str, seed: int, listener: Listener, base: Path | None = None
     ) -> tuple[Path, dict[str, Any]]:
-        """The model's checkpoint and its training.json, trained now if it was not before.
+        """Return the checkpoint of a training and its training.json; train now if it is missing.
 
-        With `begun`, a checkpoint, that training goes on on longer text.
+        With the checkpoint `base`, that training continues on longer text.
         """
         name, found = model_name(spec, seed), self.folder.trained(spec, seed)
-        plan = plan_of(self.settings, spec, seed, begun)
+        plan = plan_of(self.settings, spec, seed, base)
         if found is not None:
             self.folder.discard_training(name)
             listener.starts_at(plan.steps)
@@ -249,14 +249,14 @@ class Runner:
         return self.folder.checkpoint(name), facts
 
     def _elsewhere(self, facts: dict[str, Any]) -> str:
-        """A remark on a model that was trained on another device; empty for others."""
+        """Return a remark if the model was trained on another device; else an empty text."""
         devices, label = facts.get("devices", ["cpu"]), self.work.device.label
         if devices == [label]:
             return ""
         return f", on {' and '.join(devices)}: figures may differ from those of {label}"
 
     def _evaluated(self, checkpoint: Path, row: Row, listener: Listener) -> Result:
-        """What is measured of the checkpoint, read as the row says."""
+        """Return the measurements of the checkpoint with the encoding of the row."""
         from .evaluation import evaluate
 
         listener.evaluating(row.name)

@@ -1,4 +1,4 @@
-"""The text of ``wavepe compare``: which bytes train, which are held out, and how they are drawn."""
+"""The text of ``wavepe compare``: its split into training and held-out bytes, and the batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..errors import UsageError
 from .folder import is_run
 
 SPLITS = ("test", "validation")
-# Of the text, for each of them.
+# The fraction of the text in each split.
 HELD_OUT_SHARE = 0.05
-# Folders of the standard library that hold other people's code, or tests: repetitive tables mostly.
+# Folders of the standard library with other packages, or with tests, which are mostly tables.
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes to train on and bytes held out to evaluate on, both uint8 of shape (n,)."""
+    """Bytes for training and held-out bytes for evaluation, both uint8 of shape (n,)."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -36,23 +36,24 @@ class Text:
 def load_text(path: str | None, longest: int, train_length: int, split: str = "test") -> Text:
     """Read and split the text at `path`: a file, a folder, or None for the standard library.
 
-    Test and validation text are both held out; `split` says which one is evaluated on. Several
-    files are split by file, one file by place (its end is the test text). Needs `train_length` + 1
-    bytes to train on and `longest` held-out bytes, else UsageError.
+    Test and validation text are both held out; `split` names the one to evaluate on. Several files
+    are split by file. One file is split by position, with the test text at its end. UsageError if
+    there are fewer than `train_length` + 1 bytes to train on, or than `longest` held-out bytes.
     """
     if path is None:
         files, description = _standard_library()
     else:
         if not path:
-            raise UsageError("--data: needs a file or a folder, got an empty name")
+            raise UsageError("--data: needs the name of a file or a folder, got an empty name")
         files, description = _read(Path(path))
-    parts = _split_by_file(files, longest) if len(files) > 1 else _cut(files, longest)
+    parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)
     size = sum(map(len, files.values()))
     train, held_out = parts["train"], parts[split]
     if len(train) <= train_length or len(held_out) < longest:
         raise UsageError(
-            f"text too short: {description}, {size} bytes, give {len(train)} to train on and "
-            f"{len(held_out)} held out ({split}); needs at least {train_length + 1} and {longest}"
+            f"text too short: {description} has {size} bytes, which gives {len(train)} to train "
+            f"on and {len(held_out)} held out ({split}); needs at least {train_length + 1} and "
+            f"{longest}"
         )
     digest = hashlib.sha256()
     for part in (train, held_out):
@@ -67,10 +68,10 @@ def load_text(path: str | None, longest: int, train_length: int, split: str = "t
 
 
 def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -> np.ndarray:
-    """The batch of training step `step`: int64 of shape (batch, length + 1).
+    """Return the batch of the training step `step`, int64 (batch, length + 1).
 
-    It follows from its arguments alone, so every encoding sees the same batches and a resumed
-    training needs no generator state.
+    It depends on the arguments alone. So all encodings get the same batches, and a resumed training
+    needs no generator state.
     """
     generator = np.random.default_rng([seed, step])
     starts = generator.integers(0, len(train) - length, size=(batch, 1))
@@ -78,11 +79,11 @@ def batch_at(train: np.ndarray, step: int, seed: int, batch: int, length: int) -
 
 
 def evaluation_bytes(held_out: np.ndarray, lengths: Sequence[int], budget: int) -> np.ndarray:
-    """About `budget` held-out bytes that cut into whole pieces of every length.
+    """Return about `budget` held-out bytes that can be cut into whole pieces of every length.
 
-    Blocks of the lengths' least common multiple, evenly spread over the held-out text, so that
-    every length scores the same bytes but those that begin a piece. Where that multiple is out of
-    reach, a stretch from the beginning, whose remainders differ with the length.
+    They are blocks of the least common multiple of the lengths, evenly spread over the held-out
+    text. So every length scores the same bytes, except those that begin a piece. If the multiple
+    is too large, they are the beginning of the text, and each length drops another remainder.
     """
     block = math.lcm(*lengths)
     if block > min(len(held_out), max(budget, max(lengths))):
@@ -106,11 +107,11 @@ def _standard_library() -> tuple[dict[str, bytes], str]:
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], str]:
-    if path.is_file() or path.is_fifo():  # as /dev/stdin can be
+    if path.is_file() or path.is_fifo():  # /dev/stdin can be either
         content = _bytes(path)
         if b"\0" in content:
             raise UsageError(
-                f"--data {path}: needs a text, and byte {content.index(0)} of this file is NUL"
+                f"--data {path}: needs a text, but byte {content.index(0)} of this file is NUL"
             )
         return {path.name: content}, str(path)
     if not path.is_dir():
@@ -124,10 +125,10 @@ def _read(path: Path) -> tuple[dict[str, bytes], str]:
 
 
 def walk(root: Path) -> list[tuple[str, Path]]:
-    """(name below root, path) of every regular file, sorted by name.
+    """Return (name below root, path) of every regular file, sorted by name.
 
-    Hidden files are passed over, and so are the folders of comparisons, which may lie in the data:
-    read again, they would change the text.
+    Hidden files are skipped. So are folders of comparisons, which may lie in the data: they grow,
+    and would change the text.
     """
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_unreadable):
@@ -154,10 +155,10 @@ def _unreadable(error: OSError) -> NoReturn:
 
 
 def _split_by_file(files: dict[str, bytes], longest: int) -> dict[str, bytes]:
-    """Hold out files in the order of their names' hashes until the share is reached, for the test
-    text first, then for validation.
+    """Hold out files until each split has its share: first for test, then for validation.
 
-    A file larger than the whole share stays in training, unless every file is.
+    The files are taken in the order of the hashes of their names. A file that is larger than the
+    whole share stays in training, unless all files are.
     """
     share = max(math.ceil(HELD_OUT_SHARE * sum(map(len, files.values()))), longest)
     ranked = sorted(files, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
@@ -179,8 +180,8 @@ def _split_by_file(files: dict[str, bytes], longest: int) -> dict[str, bytes]:
     return {"train": b"".join(files[name] for name in files if name in kept), **parts}
 
 
-def _cut(files: dict[str, bytes], longest: int) -> dict[str, bytes]:
-    """Hold out the end of the only file, and for validation what stands before it."""
+def _split_one_file(files: dict[str, bytes], longest: int) -> dict[str, bytes]:
+    """Hold out the end of the only file for test, and the part before it for validation."""
     (content,) = files.values()
     share = max(math.ceil(HELD_OUT_SHARE * len(content)), longest)
     rest, test = content[:-share], content[-share:]

@@ -1,4 +1,4 @@
-"""What is measured of a trained model (needs torch and transformers)."""
+"""Measurements on a trained model (needs torch and transformers)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .settings import Settings
 from .tasks import TASKS
 from .training import load_model
 
-# Examples of a task at each length, at least, and those of one pass.
+# The smallest number of examples of a task at each length, and the tokens of one pass.
 _EXAMPLES, _TOKENS = 128, 1 << 13
-# Pieces of the trained length that a band is measured on.
+# Number of pieces, each of the trained length, for measuring a band.
 _PIECES = 8
-# Apart from those of training, which begin with the model's seed and a step.
+# Seeds of evaluation begin with this; seeds of training begin with the model's seed.
 _EVALUATION = 1 << 40
 
 
@@ -36,17 +36,24 @@ def evaluate(
     device: Device = CPU,
     kept: Mapping[int, Path] | None = None,
 ) -> dict[str, Any]:
-    """Measure the saved model, read with the encoding `spec`, on the held-out bytes `tokens`.
+    """Measure the saved model with the encoding `spec` on the held-out bytes `tokens`.
+
+    Parameters
+    ----------
+    kept : mapping of int to Path, optional
+        Step -> checkpoint of the training, for "bands".
 
     Returns
     -------
-    "perplexity" : {length: per byte, or per byte of a task's answers}
-        By the first protocol of the settings.
-    "protocols" : {protocol: {length: ...}}
-        By all of them, where there are several.
-    "accuracy" : {length: share of a task's questions that are answered}
-    "bands" : see `_bands`
-        Where the settings ask for it and the encoding is rotary; `kept` are checkpoints by step.
+    dict
+        "perplexity": {length: perplexity per byte, or per byte of a task's answers}, by the first
+        protocol of the settings.
+
+        "protocols": {protocol: {length: perplexity}}, if the settings name several.
+
+        "accuracy": {length: share of right answers}, for a task.
+
+        "bands": see `_bands`, if the settings ask for it and the encoding is rotary.
     """
     model = load_model(folder, spec).to(device.place)
     with device.autocasting():
@@ -71,8 +78,10 @@ def evaluate(
 def _answers(
     model: torch.nn.Module, text: np.ndarray, settings: Settings, device: Device
 ) -> dict[str, Any]:
-    """Perplexity of the answers' bytes, and the share of answers of which every byte is the most
-    probable one, as greedy decoding would write it."""
+    """Return the perplexity of the bytes of the answers, and the share of right answers.
+
+    An answer is right if greedy decoding gives it: each of its bytes is the most probable one.
+    """
     result: dict[str, dict[str, float]] = {"perplexity": {}, "accuracy": {}}
     model.eval()
     for length in settings.lengths:
@@ -106,7 +115,7 @@ def _bands(
     device: Device,
     kept: Mapping[int, Path],
 ) -> dict[str, Any]:
-    """The predicted band, and the measured one of keys at the end and at each kept step [F]."""
+    """Return the predicted band, and the measured band of keys at the end and at kept steps [F]."""
     theta = getattr(wavepe.encoding(spec), "theta", None) or DEFAULT_THETA
     return {
         "predicted": predicted_band(settings.head_dim, theta, settings.train_length),
@@ -119,7 +128,7 @@ def _bands(
 
 
 def _band(model: torch.nn.Module, tokens: torch.Tensor, settings: Settings) -> float:
-    """The mean over pieces of the trained length."""
+    """Return the mean band over pieces of the trained length."""
     from wavepe.analysis import measured_band
 
     length = settings.train_length

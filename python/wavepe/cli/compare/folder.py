@@ -1,13 +1,13 @@
-"""The folder of one comparison: what is in it, and how it stays whole when the process dies.
+"""The folder of one comparison: its files, which stay complete if the process dies.
 
-    settings.json                    the settings it was begun with; others are refused
+    settings.json                    the settings; a run with other settings is refused
     results.json                     rewritten after each row
-    checkpoints/NAME/                a trained model in Hugging Face format, plus training.json
-    checkpoints/NAME-stepN/          one on the way, without it
-    training/NAME.pt                 the model now in training
+    checkpoints/NAME/                a trained model in Hugging Face format, and training.json
+    checkpoints/NAME-stepN/          a checkpoint during training, without training.json
+    training/NAME.pt                 the state of a training that is not finished
     perplexity.png, report.md, ...   written at the end
 
-Whatever is written appears at once under its name: under another name first, then renamed.
+Each file and folder is written under another name first, and then renamed. So it is never partial.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .settings import differences, digest
 _SETTINGS = "settings.json"
 _LOCK = ".lock"
 _RESULTS = "results.json"
-_LONGEST = 80  # characters of a spec in a name; file systems allow 255 bytes
+_LONGEST = 80  # the most characters of a spec in a name; file systems allow 255 bytes
 
 
 class RunFolder:
@@ -40,19 +40,19 @@ class RunFolder:
         self.picture = path / "perplexity.png"
         self.report = path / "report.md"
         self._settings = path / _SETTINGS
-        self.lock: IO[str] | None = None  # while it is opened
-        self.run = run  # names the settings, once the folder is opened
+        self.lock: IO[str] | None = None  # not None while the folder is opened
+        self.run = run  # the digest of the settings, once the folder is opened
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
-        """Hold the folder for this process; UsageError if it cannot serve these settings."""
+        """Lock the folder for this process; UsageError if it belongs to other settings."""
         self._check()
         try:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                lock = open(self.path / _LOCK, "a")  # noqa: SIM115 (held as long as the folder)
+                lock = open(self.path / _LOCK, "a")  # noqa: SIM115 (closed below)
         except (FileExistsError, NotADirectoryError):
-            raise UsageError(f"--out {self.path}: needs a folder, and a file is there") from None
+            raise UsageError(f"--out {self.path}: needs a folder, but this is a file") from None
         except PermissionError as error:
             raise UsageError(f"--out {self.path}: {error.strerror}") from None
         self.run = digest(manifest)
@@ -70,44 +70,46 @@ class RunFolder:
             yield
 
     def _check(self) -> None:
-        """UsageError where it can be none of ours. What it holds stays as it is."""
+        """Raise UsageError if the folder cannot be that of a comparison; change nothing in it."""
         try:
             str(self.path).encode()
-        except UnicodeEncodeError:  # safetensors opens no other
+        except UnicodeEncodeError:  # safetensors needs names in UTF-8
             raise UsageError(f"--out {self.path}: needs a name in UTF-8") from None
         known = self.read(self._settings)
         if (self.path / _LOCK).is_symlink() or _size(self.path / _LOCK):
-            raise UsageError(f"--out {self.path}: its {_LOCK} is not of a comparison")
+            raise UsageError(
+                f"--out {self.path}: its {_LOCK} is not of a comparison: give another --out"
+            )
         if known is not None:
             if not (isinstance(known, dict) and {"encodings", "text_sha256"} <= known.keys()):
                 raise UsageError(
                     f"--out {self.path}: its {_SETTINGS} is not of a comparison: give another --out"
                 )
         elif self.path.is_dir():
-            begun = (_LOCK, part_of(self._settings).name)  # killed before it had settings
+            begun = (_LOCK, part_of(self._settings).name)  # a run killed at once leaves these
             others = sorted(p.name for p in self.path.iterdir() if p.name not in begun)
             if others:
                 raise UsageError(
-                    f"--out {self.path} holds other files ({some(others)}) and no comparison: "
+                    f"--out {self.path} holds no comparison but other files ({some(others)}): "
                     "give a new or an empty folder"
                 )
 
     def recorded(self, key: str, kind: type) -> Any:
-        """One of the settings the folder was begun with; None where there is none of this kind."""
+        """Return a setting of the folder; None if it is missing or of another type."""
         known = self.read(self._settings)
         value = known.get(key) if isinstance(known, dict) else None
         return value if isinstance(value, kind) else None
 
     def checkpoint(self, name: str) -> Path:
-        """Where the trained model `name` is, once it is finished."""
+        """Return the folder of the trained model `name`; it exists when the model is finished."""
         return self.path / "checkpoints" / name
 
     def training(self, name: str) -> Path:
-        """Where the state of `name`'s training is while it runs."""
+        """Return the file for the training state of `name`."""
         return self.path / "training" / f"{name}.pt"
 
     def trained(self, spec: str, seed: int) -> tuple[Path, dict[str, Any]] | None:
-        """The finished model trained as `spec` with `seed` and its training.json, or None."""
+        """Return the finished model of `spec` and `seed`, and its training.json; else None."""
         path = self.checkpoint(model_name(spec, seed))
         if not path.is_dir():
             return None
@@ -118,33 +120,33 @@ class RunFolder:
             return path, facts
         says = f"{facts.get('spec')} with seed {facts.get('seed')}"
         raise UsageError(
-            f"{path} should hold the model trained as {spec} with seed {seed}, and its "
+            f"{path} should hold the model trained as {spec} with seed {seed}, but its "
             f"training.json says {says}{'' if ours else ', of another comparison'}: "
             "remove that folder, or give another --out"
         )
 
     def finish(self, name: str, save: Callable[[Path], None]) -> None:
-        """Let `save` fill the folder of the trained model `name`, and drop its training state."""
+        """Save the trained model `name` with `save(folder)`, and delete its training state."""
         with new_folder(self.checkpoint(name)) as unfinished:
             save(unfinished)
         self.discard_training(name)
 
     def keep(self, name: str, save: Callable[[Path], None]) -> None:
-        """Let `save` fill the checkpoint `name`, unless a process that was killed had done it."""
+        """Save the checkpoint `name` with `save(folder)`, unless a killed process has done so."""
         if not self.checkpoint(name).is_dir():
             with new_folder(self.checkpoint(name)) as unfinished:
                 save(unfinished)
 
     def kept(self, name: str) -> dict[int, Path]:
-        """The checkpoints on the way to the trained model `name`, by their step."""
+        """Return the kept checkpoints of the training `name`: step -> folder."""
         found = self.path.glob(f"checkpoints/{glob.escape(name)}-step*")
         steps = {path.name.rpartition("-step")[2]: path for path in found}
         return {int(step): steps[step] for step in sorted(steps, key=int) if step.isdecimal()}
 
     def discard_training(self, name: str) -> None:
-        """Drop the training state of a finished model."""
+        """Delete the training state of a finished model."""
         state = self.training(name)
-        part = part_of(state)  # of a process that was killed
+        part = part_of(state)  # a killed process may have left it
         with writing(state, part):
             for path in (state, part):
                 path.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ class RunFolder:
 
     @staticmethod
     def read(path: Path) -> Any:
-        """The JSON at `path`, or None if there is none."""
+        """Return the content of the JSON file `path`; None if there is no such file."""
         try:
             return json.loads(path.read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -163,22 +165,22 @@ class RunFolder:
 
     @staticmethod
     def write_json(path: Path, value: Any) -> None:
-        """Write `value` to `path` at once."""
+        """Write `value` to `path` as JSON."""
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        with new_file(path) as part:  # what is not UTF-8 in file names becomes an escape of JSON's
+        with new_file(path) as part:  # file names may not be UTF-8: such bytes become JSON escapes
             part.write_text(text, "utf-8", "backslashreplace")
 
 
 def is_run(names: Collection[str]) -> bool:
-    """Whether a folder with files of these names holds a comparison, or a copy of one."""
+    """Return whether a folder with files of these names is that of a comparison, or a copy."""
     return _SETTINGS in names and (_LOCK in names or _RESULTS in names)
 
 
 def model_name(spec: str, seed: int) -> str:
-    """The folder of the model trained as `spec` with `seed`: no other spec's, and no longer than
-    file systems allow.
+    """Return the folder name of the model trained as `spec` with `seed`.
 
-    Readable parts joined by "-" tell the spec; else the beginning of its hash does.
+    It is unique for each spec, and short enough for file systems. It consists of readable parts of
+    the spec, joined by "-". If they are not enough to tell specs apart, a hash follows.
     """
     name = re.sub("[^A-Za-z0-9._]+", "-", spec)[:_LONGEST]
     if len(spec) > _LONGEST or not re.fullmatch("[a-z0-9._]+([:=,][a-z0-9._]+)*", spec):
@@ -191,12 +193,15 @@ def _size(path: Path) -> int:
 
 
 def _lock(file: Any, path: Path) -> None:
-    """One process a folder: two would overwrite each other's training. Ends with the process."""
+    """Lock the folder until this process ends; two would overwrite each other's files."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # this system has no such locks
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UsageError(f"--out {path}: another wavepe compare is at work there") from None
+        raise UsageError(
+            f"--out {path}: another wavepe compare is using this folder; wait for it, or give "
+            "another --out"
+        ) from None

@@ -1,9 +1,11 @@
-"""Several trainings at a time, each in a process of its own.
+"""Several trainings at a time, each in a worker: a process of its own.
 
-A worker takes the numbers of models, one at a time, and answers with lines of JSON: what it would
-have told its listener, the results of rows, and how it ended. It belongs to a process group of its
-own: Ctrl-C reaches this process alone, which asks each worker once to save and stop. A worker whose
-parent is gone ends by itself, and holds the folder's lock until then.
+This process sends a worker the number of a model. The worker answers with lines of JSON: the calls
+of its listener, the results of rows, and how it ended. Then it gets the next model.
+
+Each worker has its own process group, so Ctrl-C reaches this process alone. This process then asks
+each worker to save its state and to stop. A worker holds the lock of the folder as long as it
+lives. When this process is killed, the workers' stdin ends: they save after the step and stop.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
     from .data import Text
     from .progress import ModelReport, Report
 
-# It imports from where this process does: -m would look into the current folder first.
+# The worker gets the import path of this process; with -m it would search the current folder first.
 _WORKER = (
     "import sys; sys.path[:] = sys.argv[1:]; "
     f"from {__package__}.worker import main; sys.exit(main())"
 )
-_TOLD = ("stage", "starts_at", "step", "evaluating", "note")
+_EVENTS = ("stage", "starts_at", "step", "evaluating", "note")
 
 
 def run_jobs(comparison: Comparison, jobs: int, imports: list[str], report: Report) -> None:
@@ -67,12 +69,12 @@ def run_jobs(comparison: Comparison, jobs: int, imports: list[str], report: Repo
 
 
 def _stop(workers: list[_Worker]) -> None:
-    """Let every worker save and end; a second Ctrl-C ends them at once."""
+    """Let every worker save its state and end; a second Ctrl-C kills them."""
     try:
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
-            while os.read(worker.output.fileno(), 1 << 16):  # so that none waits for a reader
+            while os.read(worker.output.fileno(), 1 << 16):  # read on, so that no worker blocks
                 pass
             worker.process.wait()
     except BaseException:
@@ -82,13 +84,13 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A process that trains and evaluates, and what it is at."""
+    """A process that trains and evaluates, and the report of its current model."""
 
     def __init__(self, comparison: Comparison, imports: list[str], text: IO[bytes]) -> None:
         self.comparison = comparison
         work = comparison.work
         lock = comparison.folder.lock
-        keys = [handle.fileno() for handle in (text, lock) if handle is not None]
+        files = [handle.fileno() for handle in (text, lock) if handle is not None]
         first = {
             "settings": asdict(work.settings),
             "path": os.fspath(work.folder.path.absolute()),
@@ -101,7 +103,7 @@ class _Worker:
         }
         self.process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, *sys.path],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=keys, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=files, start_new_session=True,
         )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -111,21 +113,24 @@ class _Worker:
         self._name, self._unread = "", b""
 
     def take(self, number: int, model: Model, report: Report) -> None:
-        """Give it the next model."""
+        """Send the worker its next model."""
         rows = [row.name for row in self.comparison.missing(model)]
         self._name = model.rows[0].name
         self._report = report.model(number, self._name)
         self._send({"model": number, "rows": rows})
 
     def listen(self) -> bool:
-        """Take what it says, which must be something; whether it is done with its model."""
+        """Read the worker's lines, and act on them; return whether its model is done.
+
+        The worker must have written something, or ended.
+        """
         said = os.read(self.output.fileno(), 1 << 16)
         if not said:
             code = self.process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise CommandError(
-                f"{self._name}: the process of this training ended with {how}; what was finished "
-                "is kept: to go on, give the same command again"
+                f"{self._name}: the process of this training ended with {how}; finished work is "
+                "kept: to continue, give the same command again"
             )
         *lines, self._unread = (self._unread + said).split(b"\n")
         done = False
@@ -137,31 +142,31 @@ class _Worker:
                 raise OSError(*value)
             if kind == "result":
                 self.comparison.keep(value)
-            elif kind in _TOLD:
+            elif kind in _EVENTS:
                 getattr(self._report, kind)(*value)
-            done = kind == "done"  # the last line until it has another model
+            done = kind == "done"  # the last line of a model
         return done
 
     def finish(self) -> None:
-        """No more models: let it end."""
+        """Tell the worker that there are no more models, and wait until it ends."""
         self.input.close()
         self.process.wait()
 
     def close(self) -> None:
-        """Close the pipes of a process that has ended."""
+        """Close the pipes of an ended process."""
         for pipe in (self.input, self.output):
-            with suppress(BrokenPipeError):  # of what it did not read
+            with suppress(BrokenPipeError):  # the worker did not read everything
                 pipe.close()
 
     def _send(self, value: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # `listen` says how it ended
+        with suppress(BrokenPipeError):  # `listen` will report how the worker ended
             self.input.write(json.dumps(value).encode() + b"\n")
             self.input.flush()
 
 
 @contextmanager
 def _text_file(text: Text) -> Iterator[IO[bytes]]:
-    """The bytes of the text in a file without a name, which every worker maps."""
+    """Give a file without a name that holds the bytes of the text; every worker maps it."""
     with tempfile.TemporaryFile() as file:
         with writing(Path(tempfile.gettempdir(), "the text, for --jobs")):
             file.write(text.train.data)

@@ -1,4 +1,4 @@
-"""What one training is to do, from the settings of its comparison."""
+"""The plan of one training, from the settings of its comparison."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` steps on `batch` sequences of `length` each.
+    """The plan of a training: `steps` steps with `batch` sequences of `length`.
 
-    `name` is the training's, SPEC or TRAINED/SPEC; `spec` the encoding. It begins with fresh
-    weights or, with `begun`, goes on from that checkpoint. `drawn` batches were drawn before.
+    `name` is SPEC or TRAINED/SPEC, and `spec` is the encoding. The training starts with new
+    weights, or continues from the checkpoint `base`, after `batches_before` batches. The model is
+    kept after each of `kept_steps`.
     """
 
     name: str
@@ -22,19 +23,22 @@ class Plan:
     length: int
     batch: int
     steps: int
-    begun: Path | None = None
-    drawn: int = 0
+    base: Path | None = None
+    batches_before: int = 0
     kept_steps: tuple[int, ...] = ()
 
 
-def plan_of(settings: Settings, name: str, seed: int, begun: Path | None = None) -> Plan:
-    """The plan of the training `name`; that which goes on sees as many tokens a step."""
+def plan_of(settings: Settings, name: str, seed: int, base: Path | None = None) -> Plan:
+    """Return the plan of the training `name`.
+
+    A training that continues from `base` sees as many tokens in a step as the first one.
+    """
     spec = name.rpartition("/")[2]
-    if begun is None:
+    if base is None:
         parts, steps = settings.keep + 1, settings.steps
         kept = tuple(sorted({steps * part // parts for part in range(1, parts)} - {0, steps}))
         size = (settings.train_length, settings.batch)
         return Plan(name, spec, seed, *size, steps, kept_steps=kept)
     batch = max(1, settings.batch * settings.train_length // settings.finetune)
     more = settings.finetune_steps
-    return Plan(name, spec, seed, settings.finetune, batch, more, begun, settings.steps)
+    return Plan(name, spec, seed, settings.finetune, batch, more, base, settings.steps)

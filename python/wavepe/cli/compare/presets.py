@@ -1,7 +1,7 @@
-"""What ``wavepe compare`` knows by name: sizes of models, and the comparisons of the papers.
+"""The model sizes and presets of ``wavepe compare``.
 
-[W] is Oka et al., ICLR 2025, arXiv 2502.02004; [F] Oka et al., "Frequency Bands in RoPE", ICLR
-2026. A preset gives options values; those given on the command line win.
+A preset gives values to options. Options on the command line replace those of the preset. [W] is
+Oka et al., ICLR 2025, arXiv 2502.02004. [F] is Oka et al., "Frequency Bands in RoPE", ICLR 2026.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def default_rows(train_length: int) -> list[str]:
-    """The rows of a comparison that names none."""
+    """Return the rows of a comparison without --encodings."""
     return [
         "none",
         "sinusoidal",
@@ -24,8 +24,8 @@ def default_rows(train_length: int) -> list[str]:
     ]
 
 
-# Values of the options that neither the command line nor a preset gives. The rows may be a function
-# of the trained length, here and in presets.
+# Values of options that are neither on the command line nor in a preset. Here and in presets, the
+# rows may be a function of the trained length.
 DEFAULTS: dict[str, Any] = {
     "encodings": default_rows,
     "model": "tiny",
@@ -45,9 +45,9 @@ DEFAULTS: dict[str, Any] = {
 DEFAULT_FACTORS = (1, 2, 4, 8)
 FACTORS_TO_16 = (1, 2, 4, 8, 16)
 
-# Sizes by name. The learning rate and the batch of "tiny" were chosen by short runs, those of the
-# others follow common practice for their size. Parameters are counted without the embedding. Heads
-# of a multiple of 6 take the six scales that a trained length of 128 allows.
+# Short runs chose learning rate and batch of "tiny"; those of the others are common for their
+# size. The parameter counts exclude the embedding. Head sizes are multiples of 6, because a trained
+# length of 128 allows six scales.
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "heads": 4, "head_dim": 24, "batch": 8, "lr": 3e-3},  # 0.2 M
     "small": {"layers": 4, "heads": 4, "head_dim": 48, "batch": 8, "lr": 2e-3},  # 1.8 M
@@ -59,10 +59,10 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """Options by name, and what several comparisons of one grid differ in.
+    """Values of options; a grid consists of several comparisons.
 
-    `factors` are the lengths, in trained lengths. Of `parts`, each is a folder and its own options;
-    `by` is the option that tells them apart.
+    `factors` are the evaluated lengths, as multiples of the trained length. `parts` maps a folder
+    to the options of one comparison of a grid, and `by` is the option in which they differ.
     """
 
     text: str
@@ -82,7 +82,7 @@ _WAVELETS = (
     "wavelet:kind=haar,scales=6",
     "wavelet:kind=haar,scales=6,fixed_scale=true",
 )
-# At their best: each at the factor by which the length is longer, besides the raised base of [F].
+# RoPE with each scaling at its best: the factor is that of the length. The first is that of [F].
 _RIVALS = (
     "rope/rope:inference_theta=scaled",
     "rope/rope:type=linear,factor=scaled",
@@ -112,7 +112,7 @@ def _main(length: int) -> list[str]:
     ]
 
 
-# METHODS 1, for heads of 128: scales x shifts.
+# The scale sets of METHODS 1, for heads of 128.
 _SCALE_SETS = (
     "scales=8",
     "scales=8,min_scale=2",
@@ -140,7 +140,7 @@ def _grid(length: int) -> dict[str, Any]:
 
 
 def _raised(length: int) -> list[str]:
-    """Base `length` and 10000, each raised by the length's factor, and 10000 by fixed factors."""
+    """Return rows with base `length` or 10000, raised by the length's or by fixed factors."""
     rows = [f"rope:theta={length}", "rope", f"rope:theta={length},inference_theta=scaled",
             "rope:inference_theta=scaled"]  # fmt: skip
     for theta in (length, 10000):
@@ -151,17 +151,17 @@ def _raised(length: int) -> list[str]:
 
 PRESETS: dict[str, Preset] = {
     "wavelet": Preset(
-        "the main table of the wavelet paper [W], with rivals at their best",
+        "the main table of the wavelet paper (Oka et al. 2025), with rivals at their best",
         {"encodings": _main, "seeds": 3, "protocols": _PROTOCOLS, "eval_bytes": 32768},
         FACTORS_TO_16,
     ),
     "kinds": Preset(
-        "kinds of wavelets [W], literal and mirrored",
+        "kinds of wavelets, literal and mirrored",
         {"encodings": _WAVELETS, "seeds": 3},
         FACTORS_TO_16,
     ),
     "scales": Preset(
-        "the scale sets of [W] for heads of 128, literal and mirrored, trained on 512 bytes",
+        "the scale sets of the wavelet paper for heads of 128, trained on 512 bytes",
         {
             "encodings": [
                 f"wavelet:{scales}{sign}"
@@ -176,7 +176,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "families": Preset(
-        "discrete wavelets of PyWavelets [W] at levels 1 to 6, beside Ricker",
+        "discrete wavelets of PyWavelets at levels 1 to 6, beside Ricker",
         {
             "encodings": [
                 "wavelet:scales=6",
@@ -187,18 +187,18 @@ PRESETS: dict[str, Preset] = {
         FACTORS_TO_16,
     ),
     "bands": Preset(
-        "frequency bands [F]: a grid of trained lengths and bases, bands measured on the way",
+        "frequency bands (Oka et al. 2026) for a grid of trained lengths and bases",
         {"seeds": 3, "bands": True, "keep": 4},
         parts={f"length-{length}": _grid(length) for length in (64, 128, 256, 512)},
         by="train_length",
     ),
     "theta": Preset(
-        "base = trained length [F], raised at inference, with controls for factor and base",
+        "base = trained length (Oka et al. 2026), raised at inference, with controls",
         {"encodings": _raised, "seeds": 3},
         FACTORS_TO_16,
     ),
     "finetune": Preset(
-        "training continued on texts of 512 bytes by YaRN, other scalings, and other encodings",
+        "further training on 512 bytes with YaRN, other scalings and other encodings",
         {
             "encodings": [
                 "rope",
@@ -215,7 +215,7 @@ PRESETS: dict[str, Preset] = {
         FACTORS_TO_16,
     ),
     "tasks": Preset(
-        "whether far tokens are used: three tasks of retrieval",
+        "three retrieval tasks, which need far tokens",
         {
             "encodings": [
                 "none",

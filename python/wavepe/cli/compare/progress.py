@@ -1,4 +1,4 @@
-"""How far a comparison is: a bar in a terminal, a few lines anywhere else (needs rich)."""
+"""The progress of a comparison: a bar in a terminal, else a few lines (needs rich)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-# Lines per model where there is no terminal.
+# Progress lines for each model if there is no terminal.
 _LINES = 4
-# Columns of a terminal that has room for the bar, the loss and the time taken as well.
+# A terminal with this many columns also has room for the bar, the loss and the time taken.
 _WIDE = 76
 
 
 class Report:
-    """Shows on stderr how far models are, one after the other or several at a time.
+    """Shows the progress of models on stderr, one after the other or several at a time.
 
-    `steps` holds the training steps of each model; `part` names their comparison among several.
+    `steps` holds the training steps of each model. `part` is the name of the comparison, if there
+    are several.
     """
 
     def __init__(self, steps: Sequence[int], *, quiet: bool, part: str = "") -> None:
-        # emoji would turn the ":x:" of a spec or a path into a picture
+        # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self.bar = terminal and not quiet
@@ -60,67 +61,67 @@ class Report:
         self._progress.stop()
 
     def model(self, number: int, title: str) -> ModelReport:
-        """Model `number` (from 0) is next; tell what it returns how far the model is."""
+        """Begin the model `number` (from 0); return the object that receives its progress."""
         report = ModelReport(self, number, title)
         report.describe(title)
         return report
 
     def note(self, text: str) -> None:
-        """A line that stays. No reader of stderr is no reason to end a training."""
+        """Print a line that stays. A closed stderr does not end the training."""
         with suppress(OSError):
             self._console.print(text, markup=False, soft_wrap=True)
 
     def describe(self, place: str, text: str, short: str) -> None:
-        """What is being done, cut so that the numbers have room; `short` for a narrow terminal."""
+        """Show the current work, cut to leave room for the numbers; `short` if it is narrow."""
         text, width = f"{place} {text if self._wide else short}", self._console.width
         most = max(16, width // 3 if self._wide else width // 2)
         text = text if len(text) <= most else text[: most - 3] + "..."
         self._progress.update(self._task, description=text, visible=True)
 
     def advance(self, loss: str, left: str) -> None:
-        """The bar as far as the pace is."""
+        """Move the bar to the number of finished steps."""
         if self.bar:
             self._progress.update(self._task, completed=self.pace.done, loss=loss, left=left)
 
 
 class ModelReport:
-    """How far one model is."""
+    """Receives the progress of one model."""
 
     def __init__(self, report: Report, number: int, title: str) -> None:
         self._report, self._number, self._title = report, number, title
         self._before = 0  # steps of the stages before this one
 
     def stage(self, after: int) -> None:
-        """A training begins that comes after so many steps of the model."""
+        """Begin a training that comes after `after` steps of the same model."""
         self._before = after
 
     def starts_at(self, step: int) -> None:
-        """`step` steps of the training were taken by an earlier call."""
+        """Say that an earlier call has done `step` steps of the training."""
         self._report.pace.skip_to(self._number, self._before + step)
         self._report.advance("", "")
 
     def evaluating(self, spec: str) -> None:
-        """The row `spec` is being evaluated."""
+        """Say that the row `spec` is being evaluated."""
         self._report.describe(self._place(), f"evaluating {spec}", spec)
 
     def step(self, step: int, loss: float) -> None:
-        """`step` steps of the training are done, the last of them just now."""
+        """Say that `step` steps of the training are done."""
         pace, steps = self._report.pace, self._report.steps[self._number]
         before = pace.of[self._number]
         done = self._before + step
         pace.advance_to(self._number, done)
         left = f"{_clock(pace.left())} left"
         self._report.advance(f"loss {loss:.3f}", left)
-        # the last step's line is the row's own
+        # After the last step, the row prints a line of its own.
         if not self._report.bar and done < steps and _passes_mark(before, done, steps):
             self.note(f"{self._title}: step {done} of {steps}, loss {loss:.3f}, {left}")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._report.note(f"{self._place()} {text}")
 
     def describe(self, text: str) -> None:
-        """What is being done."""
+        """Show the current work."""
         self._report.describe(self._place(), text, text)
 
     def _place(self) -> str:
@@ -129,7 +130,7 @@ class ModelReport:
 
 
 class _Pace:
-    """Steps done, and the time left judged by those of this session alone."""
+    """The number of finished steps, and the time left, estimated from this session alone."""
 
     def __init__(self, totals: Sequence[int]) -> None:
         self.total = sum(totals)
@@ -142,15 +143,17 @@ class _Pace:
         return sum(self.of)
 
     def advance_to(self, number: int, done: int) -> None:
-        """The steps of model `number` up to `done` were taken now; the first ones warm up and are
-        not judged by."""
+        """Count the steps of the model `number` up to `done`.
+
+        The first ones warm up, and do not count in the estimate.
+        """
         if self._began is None:
             self._began = time.monotonic()
             self._skipped += done - self.of[number]
         self.of[number] = done
 
     def skip_to(self, number: int, done: int) -> None:
-        """The steps of model `number` up to `done` took no time of this session."""
+        """Count the steps of the model `number` up to `done` as done in an earlier session."""
         self._skipped += done - self.of[number]
         self.of[number] = done
 
@@ -162,7 +165,7 @@ class _Pace:
 
 
 def _passes_mark(before: int, step: int, steps: int) -> bool:
-    """Whether one of the _LINES marks lies in the steps after `before` up to `step`."""
+    """Return whether one of the _LINES marks is passed between the steps `before` and `step`."""
     return step * _LINES // steps > before * _LINES // steps
 
 

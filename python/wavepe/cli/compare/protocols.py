@@ -1,4 +1,4 @@
-"""How perplexity is measured: a protocol of METHODS 6, with its window and stride."""
+"""A protocol for perplexity (METHODS 6), with its window and stride."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Protocol:
-    """whole, blocks:WINDOW, or sliding:WINDOW/STRIDE."""
+    """A protocol, written whole, blocks:WINDOW or sliding:WINDOW/STRIDE."""
 
     name: str
     window: int | None = None
@@ -20,7 +20,7 @@ class Protocol:
 
     @classmethod
     def parse(cls, text: str, train_length: int) -> Protocol:
-        """Read it; `of` says what stands for a size that is not given."""
+        """Read a protocol from text; `of` fills in sizes that are not given."""
         name, _, sizes = text.partition(":")
         first, slash, second = sizes.partition("/")
         if name not in PROTOCOLS:
@@ -39,8 +39,10 @@ class Protocol:
 
     @classmethod
     def of(cls, name: str, window: int | None, stride: int | None, train_length: int) -> Protocol:
-        """The protocol with the sizes that it uses; a window that is not given is the trained
-        length, a stride half the window."""
+        """Return the protocol with the sizes that it uses.
+
+        The default window is the trained length, and the default stride half the window.
+        """
         if name == "whole":
             return cls(name)
         window = train_length if window is None else window
@@ -50,7 +52,7 @@ class Protocol:
 
     @property
     def fits(self) -> bool:
-        """Whether the windows leave no token out."""
+        """Return whether the windows cover all tokens."""
         return self.window is None or self.stride is None or self.stride <= self.window
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ class Protocol:
 
     @property
     def text(self) -> str:
-        """In words, for a title."""
+        """Return the protocol in words, for a title."""
         if self.name == "whole":
             return "whole sequence"
         if self.name == "blocks":
@@ -68,12 +70,12 @@ class Protocol:
 
     @property
     def used(self) -> dict[str, Any]:
-        """The options that it uses."""
+        """Return the options that the protocol uses."""
         return {key: value for key, value in self.options.items() if value is not None}
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of `wavepe.analysis.perplexity`."""
+        """Return the arguments for `wavepe.analysis.perplexity`."""
         return {"protocol": self.name, "window": self.window, "stride": self.stride}
 
 

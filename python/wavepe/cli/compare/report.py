@@ -1,4 +1,4 @@
-"""What a comparison shows at its end: tables in the terminal, report.md, and pictures."""
+"""The report of a comparison: tables in the terminal, report.md, and pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEST = " (* best of its column)"
 
 @dataclass(frozen=True)
 class Section:
-    """A table, and the picture of it."""
+    """A table and its picture."""
 
     title: str
     headings: list[str]
@@ -30,12 +30,12 @@ class Section:
     draw: Callable[[Path], None] | None = None
 
     def markdown(self, place: str) -> str:
-        """As a section of report.md; `place` is the folder of the picture."""
+        """Return the section for report.md; `place` is the folder of the picture."""
         text = f"## {self.title}\n\n{markdown_rows('encoding', self.headings, self.rows)}"
         return f"{text}\n![{self.title}]({place}{self.picture})\n" if self.draw else text
 
     def show(self) -> None:
-        """On stdout."""
+        """Print the table on stdout."""
         starred = any(cell.endswith("*") for _, cells in self.rows for cell in cells)
         print(wrapped(self.title + _BEST * starred, indent=0))
         print_rows("encoding", self.headings, self.rows)
@@ -70,7 +70,7 @@ def report(
 
 
 def sections(runs: Runs, settings: Settings) -> list[Section]:
-    """What there is to show of these runs."""
+    """Return the sections of the report for these runs."""
     length, found = settings.train_length, []
     if settings.task:
         found.append(_accuracy(runs, settings))
@@ -91,24 +91,24 @@ def sections(runs: Runs, settings: Settings) -> list[Section]:
 
 
 def title(train_length: int, protocol: str = "whole", task: str = "") -> str:
-    """What the numbers of a table of perplexity are."""
+    """Return the title of a table of perplexity."""
     what = f"the answers of task {task}" if task else "held-out text"
     how = Protocol.parse(protocol, train_length).text
     return f"Perplexity per byte of {what}, {how}, trained on {train_length} bytes"
 
 
 def console_table(runs: Runs, lengths: Sequence[int], train_length: int) -> None:
-    """Print the table of perplexity alone."""
+    """Print the table of perplexity, without a title."""
     print_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
 
 
 def markdown_table(runs: Runs, lengths: Sequence[int], train_length: int) -> str:
-    """The table of perplexity in Markdown, the best in bold."""
+    """Return the table of perplexity as Markdown, with the best values in bold."""
     return markdown_rows("encoding", headings(lengths, train_length), rows_of(runs, lengths))
 
 
 def headings(lengths: Sequence[int], train_length: int) -> list[str]:
-    """One heading per length: "256 (2x)"."""
+    """Return one heading for each length, such as "256 (2x)"."""
     heads = []
     for length in lengths:
         factor = length / train_length
@@ -118,15 +118,15 @@ def headings(lengths: Sequence[int], train_length: int) -> list[str]:
 
 
 def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, list[str]]]:
-    """(encoding, one cell per length), seeds joined, the best of each column starred, ties too.
+    """Return rows (encoding, one cell for each length); the best cells of a column have a star.
 
-    A cell is the perplexity, or what `keys` lead to in a run: its mean and standard deviation over
-    several seeds. Of "accuracy" the highest is the best.
+    A cell is the perplexity, or the value that `keys` lead to in a run. With several seeds, it is
+    the mean and the standard deviation. For "accuracy" the highest value is the best.
     """
     keys = keys or ("perplexity",)
     best = max if keys[-1] == "accuracy" else min
     values = _values(runs, lengths, keys)
-    means = {  # as they are printed
+    means = {  # rounded as they are printed
         name: [round(statistics.fmean(cell), 2) for cell in cells] for name, cells in values.items()
     }
     bests = [best(column) for column in zip(*means.values(), strict=True)]
@@ -143,9 +143,9 @@ def rows_of(runs: Runs, lengths: Sequence[int], *keys: str) -> list[tuple[str, l
 
 
 def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds of each encoding, for results.json.
+    """Return mean and spread over the seeds of each encoding, for results.json.
 
-    "std" is the sample's standard deviation, None for one seed.
+    "std" is the standard deviation of the sample; None for one seed.
     """
     found: dict[str, dict[str, Any]] = {}
     for key in ("perplexity", "accuracy"):
@@ -165,16 +165,16 @@ def summary_of(runs: Runs, lengths: Sequence[int]) -> list[dict[str, Any]]:
 def _values(
     runs: Runs, lengths: Sequence[int], keys: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    """encoding -> for each length one value per seed."""
+    """Return a dict: encoding -> for each length, one value for each seed."""
     values: dict[str, list[list[float]]] = {}
     for run in runs:
         cells = values.setdefault(run["encoding"], [[] for _ in lengths])
         for cell, length in zip(cells, lengths, strict=True):
-            cell.append(_reach(run, keys)[str(length)])
+            cell.append(_lookup(run, keys)[str(length)])
     return values
 
 
-def _reach(run: Any, keys: Sequence[str]) -> Any:
+def _lookup(run: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         run = run[key]
     return run
@@ -184,7 +184,7 @@ def _perplexity(runs: Runs, settings: Settings, heading: str, picture: str, *key
     from wavepe.analysis.plots import perplexity_by_length
 
     lengths, length = settings.lengths, settings.train_length
-    drawn = [{**run, "perplexity": _reach(run, keys)} for run in runs]
+    drawn = [{**run, "perplexity": _lookup(run, keys)} for run in runs]
 
     def draw(path: Path) -> None:
         perplexity_by_length(drawn, path, train_length=length, title=heading)
@@ -207,9 +207,9 @@ def _accuracy(runs: Runs, settings: Settings) -> Section:
 
 
 def _bands(runs: Runs, settings: Settings) -> Section:
-    """Predicted and measured band of the rotary rows, on the way and at the end."""
+    """Return the table of predicted and measured bands, during training and at the end."""
     length = settings.train_length
-    by_name: dict[str, list[dict[str, float]]] = {}  # of each row and seed: heading -> band
+    by_name: dict[str, list[dict[str, float]]] = {}  # row -> for each seed, heading -> band
     predicted = {}
     for run in runs:
         if "bands" not in run:
@@ -239,7 +239,7 @@ def _bands(runs: Runs, settings: Settings) -> Section:
 
 
 def _facts(results: Mapping[str, Any]) -> str:
-    """What was compared, in two lines."""
+    """Return two lines that say what was compared."""
     environment = results["environment"]
     settings, data = environment["settings"], environment["data"]
     seeds = settings["seeds"]
@@ -256,10 +256,10 @@ def _facts(results: Mapping[str, Any]) -> str:
 
 
 def mean_and_spread(cell: Sequence[float]) -> str:
-    """The mean, and of several values the sample's standard deviation."""
+    """Return the mean as text, and for several values also their standard deviation."""
     text = _plain(statistics.fmean(cell))
     return text if len(cell) == 1 else f"{text} ±{_plain(statistics.stdev(cell))}"
 
 
 def _plain(value: float) -> str:
-    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"  # a training that went astray
+    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"  # a training that failed

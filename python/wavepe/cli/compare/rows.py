@@ -1,4 +1,4 @@
-"""A row of a comparison: what is trained, and the encoding that it is read with."""
+"""A row of a comparison: the encoding of the training, and that of the evaluation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from wavepe.encodings import Encoding
 
 from ..errors import UsageError
 
-# No name, option or value of an encoding holds it.
+# Names, options and values of encodings never contain it.
 _READ_AS = "/"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table, written SPEC, or TRAINED/SPEC where the training was another's.
+    """One row of the table, written SPEC, or TRAINED/SPEC to evaluate another row's training.
 
-    `trained` is the encoding of the training, without what matters at inference alone; `read` the
-    one of the evaluation, and of the training on longer text where there is one.
+    `trained` is the encoding of the training, without options that matter at inference only.
+    `read` is the encoding of the evaluation, and of any training on longer text.
     """
 
     name: str
@@ -27,12 +27,12 @@ class Row:
 
     @property
     def continued(self) -> str:
-        """The name of the training that goes on, from the trained one."""
+        """Return the name of the training on longer text."""
         return f"{self.trained}{_READ_AS}{self.read.trained_as()}"
 
     @classmethod
     def parse(cls, text: str) -> Row:
-        """Read what the user wrote; UsageError where it names no encoding."""
+        """Read a row from text; UsageError if an encoding is wrong."""
         first, slash, second = text.partition(_READ_AS)
         try:
             trained = wavepe.encoding(first)

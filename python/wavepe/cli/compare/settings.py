@@ -1,4 +1,4 @@
-"""The settings of ``wavepe compare``: checked before anything runs."""
+"""The settings of ``wavepe compare``, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .tasks import TASKS
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides the figures, besides the text and the number of threads.
+    """All values that decide the figures, except the text and the number of threads.
 
-    `encodings` are the names of the rows; `finetune` is the length on which the training goes on,
-    0 for none; `keep` the number of checkpoints kept on the way.
+    `encodings` are the names of the rows. `finetune` is the length of further training, or 0 for
+    none. `keep` is the number of checkpoints that are kept during a training.
     """
 
     encodings: tuple[str, ...]
@@ -62,32 +62,37 @@ class Settings:
         return tuple(map(Row.parse, self.encodings))
 
     def manifest(self, text_sha256: str) -> dict[str, Any]:
-        """What a run folder keeps to recognise its own settings, as JSON gives it back."""
+        """Return the content of settings.json, by which a folder recognises its comparison."""
         settings = asdict(self)
-        if not self.imports:  # as folders of comparisons without them have it
+        if not self.imports:  # folders of earlier comparisons do not have this key
             del settings["imports"]
         return json.loads(json.dumps({**settings, "text_sha256": text_sha256}))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Settings:
-        """The settings whose `asdict` went through JSON."""
+        """Return the settings from their `asdict` that was stored as JSON."""
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**plain)
 
 
 def comparisons(args: argparse.Namespace, imports: tuple[str, ...] = ()) -> dict[str, Settings]:
-    """The settings of each comparison that is asked for, by its folder within --out.
+    """Return the settings of each comparison, by its folder within --out.
 
-    Without a preset, and with most of them, that is one, and its folder is --out itself ("").
-    UsageError names the first argument that is wrong.
+    Without a preset, and with most presets, there is one comparison. Its folder is --out itself,
+    written "".
+
+    Raises
+    ------
+    UsageError
+        An argument is wrong. The message names the first one.
     """
     if args.preset is None:
         return {"": settings_from(args, imports)}
     preset = PRESETS[args.preset]
     if preset.by and getattr(args, preset.by) is not None:
         raise UsageError(
-            f"--{preset.by.replace('_', '-')}: --preset {args.preset} compares several, a folder "
-            f"for each ({' '.join(preset.parts)}); give one of the two options"
+            f"--{preset.by.replace('_', '-')}: --preset {args.preset} compares several values of "
+            f"it, each in its own folder ({' '.join(preset.parts)}); give one of the two options"
         )
     return {
         name: settings_from(args, imports, {**preset.options, **options}, preset.factors)
@@ -101,11 +106,16 @@ def settings_from(
     preset: Mapping[str, Any] = MappingProxyType({}),
     factors: Sequence[int] = DEFAULT_FACTORS,
 ) -> Settings:
-    """The parsed arguments as Settings; UsageError names the first one that is wrong.
+    """Return the parsed arguments as Settings.
 
-    An option that was not given takes its value from `preset`, from the model's size, or from
-    DEFAULTS, the first that has it. `factors` are the lengths in trained lengths. `imports` are
-    what `import_all` gave for the files that were imported.
+    An option that was not given takes its value from `preset`, else from the model size, else from
+    DEFAULTS. `factors` are the evaluated lengths as multiples of the trained length. `imports` is
+    the result of `import_all`.
+
+    Raises
+    ------
+    UsageError
+        An argument is wrong. The message names the first one.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = MODELS[{**DEFAULTS, **preset, **given}["model"]]
@@ -134,21 +144,21 @@ def settings_from(
         split=chosen["split"],
         bands=chosen["bands"],
         **count,
-        **_continued(chosen, count["steps"]),
+        **_finetune_settings(chosen, count["steps"]),
     )
     if settings.task:
         _check_task(settings)
     if settings.bands:
         _check_bands(settings)
     for row in settings.rows:
-        _try(row, settings)
+        _check_fit(row, settings)
     return settings
 
 
 def hints(settings: Settings) -> list[str]:
-    """What the user may want to know before the training: scales that are too large to be learned.
+    """Return warnings that the user should read before the training.
 
-    [W] finds that the largest scale should be at most a quarter of the trained length.
+    The largest scale of a wavelet should be at most a quarter of the trained length [W].
     """
     found = []
     for row in settings.rows:
@@ -158,18 +168,18 @@ def hints(settings: Settings) -> list[str]:
         if largest > settings.train_length / 4:
             found.append(
                 f"{row.name}: the largest scale is {largest:g}, above a quarter of the trained "
-                f"length ({settings.train_length / 4:g}): its wavelets are seen in part only"
+                f"length ({settings.train_length / 4:g}): training sees only a part of its wavelets"
             )
     return found
 
 
 def digest(manifest: dict[str, Any]) -> str:
-    """Eight hexadecimal digits that name a manifest."""
+    """Return eight hexadecimal digits that identify a manifest."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The settings two manifests differ in, in words."""
+    """Return a text with the settings in which two manifests differ."""
     words = []
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
@@ -188,8 +198,8 @@ _LEAST = {
 }  # fmt: skip
 
 
-def _continued(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The length of the training that goes on, and its steps: a tenth, where none are given."""
+def _finetune_settings(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return length and steps of the further training; the default is a tenth of the steps."""
     if not chosen["finetune"]:
         if chosen["finetune_steps"] is not None:
             raise UsageError("--finetune-steps: needs --finetune LENGTH")
@@ -206,8 +216,8 @@ def _continued(chosen: Mapping[str, Any], steps: int) -> dict[str, Any]:
 def _check_task(settings: Settings) -> None:
     if settings.protocols != ("whole",):
         raise UsageError(
-            f"--task {settings.task} goes with --protocols whole alone: a question is read with "
-            f"all that stands before it; got {' '.join(settings.protocols)}"
+            f"--task {settings.task} needs --protocols whole, because a question needs all text "
+            f"before it; got {' '.join(settings.protocols)}"
         )
     if settings.bands:
         raise UsageError("--task and --bands: give one of them")
@@ -217,15 +227,15 @@ def _check_task(settings: Settings) -> None:
 def _check_bands(settings: Settings) -> None:
     rotary = [row.read for row in settings.rows if row.read.entry == "rotary"]
     if not rotary:
-        raise UsageError("--bands: needs a row that is read with a rotary encoding")
+        raise UsageError("--bands: needs a row that is evaluated with a rotary encoding")
     for encoding in rotary:
         theta = getattr(encoding, "theta", None)
         if theta is not None and theta <= 1:
             raise UsageError(f"--bands: needs bases above 1, got {encoding}")
     if max(settings.lengths) < settings.train_length:
         raise UsageError(
-            f"--bands: is measured on {settings.train_length} bytes, the trained length; needs one "
-            "of --lengths to be as long"
+            f"--bands: needs one of --lengths to be at least the trained length, "
+            f"{settings.train_length}, on which bands are measured"
         )
 
 
@@ -252,21 +262,24 @@ def _no_duplicates(option: str, values: Iterable[Any]) -> None:
         seen.add(value)
 
 
-def _try(row: Row, settings: Settings) -> None:
-    """Ask the encodings for the numbers they will be asked for, so that a misfit shows now."""
+def _check_fit(row: Row, settings: Settings) -> None:
+    """Compute small parts of the encodings, so that errors show before the training."""
     longest = max(settings.train_length, settings.finetune, *settings.lengths)
     try:
-        _ask(row.trained, settings, settings.train_length)
-        _ask(row.read, settings, longest)
+        _compute_ends(row.trained, settings, settings.train_length)
+        _compute_ends(row.read, settings, longest)
         if _learned(row.trained, settings) != _learned(row.read, settings) and not (
             settings.finetune
         ):
-            raise ValueError("what is trained has other learned parameters than what is read")
+            raise ValueError(
+                "the encodings of training and evaluation must have the same learned parameters "
+                "(or give --finetune)"
+            )
     except (ValueError, TypeError) as error:
         raise UsageError(f"--encodings {row.name}: {error}") from None
 
 
-def _ask(encoding: Encoding, settings: Settings, longest: int) -> None:
+def _compute_ends(encoding: Encoding, settings: Settings, longest: int) -> None:
     ends = np.array([0, longest - 1])
     around = {"length": longest, "trained_length": settings.train_length}
     if encoding.entry == "absolute":
@@ -274,7 +287,9 @@ def _ask(encoding: Encoding, settings: Settings, longest: int) -> None:
     elif encoding.entry == "rotary":
         encoding.rope_table(ends, settings.head_dim, **around)
     elif encoding.entry == "relative":
-        encoding.table(2, settings.head_dim)  # the head size decides; the whole may be large
+        encoding.table(
+            2, settings.head_dim
+        )  # errors depend on the head size; the whole table may be large
     elif encoding.entry == "slope":
         encoding.slopes(settings.heads)
     elif encoding.entry == "bias":
@@ -282,7 +297,7 @@ def _ask(encoding: Encoding, settings: Settings, longest: int) -> None:
 
 
 def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:
-    """The shape of each learned parameter, by name."""
+    """Return the shape of each learned parameter, by name."""
     if not encoding.learned:
         return {}
     initial = encoding.parameters(settings.head_dim, settings.heads)

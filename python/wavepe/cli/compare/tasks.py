@@ -1,14 +1,14 @@
-"""Tasks that only far tokens solve, made of the models' own alphabet, after RULER.
+"""Retrieval tasks that need far tokens, for models of bytes, after RULER.
 
-Hsieh et al., arXiv 2404.06654. A sequence is text with statements such as ``$k=7q;`` strewn over
-it, and ends in questions, statements whose right side the model has to write:
+RULER is Hsieh et al., 2024, arXiv 2404.06654. A sequence is text with statements such as ``$k=7q;``
+at random places. It ends with questions: statements whose right side the model must write.
 
     needle      one statement, at any depth
-    keys        eight statements with different keys; each is asked for
-    tracking    two chains of three variables, ``$a=7q;`` ``$b=$a;`` ``$c=$b;``, of which the ends
-                are asked for
+    keys        eight statements with different keys, and a question for each
+    tracking    two chains of three variables, ``$a=7q;`` ``$b=$a;`` ``$c=$b;``, and a question for
+                the last variable of each
 
-The number of statements is the same at every length, so that a longer sequence differs in distance
+The number of statements is the same at every length. So a longer sequence differs in the distances
 alone.
 """
 
@@ -29,14 +29,14 @@ _VALUES = np.frombuffer(STATEMENT_SIGNS.encode(), np.uint8)
 
 
 class Examples(NamedTuple):
-    """Sequences, and which of their tokens are answers: of question 1, 2, ...; 0 for the others."""
+    """Sequences, and for each token the number of the question that it answers; 0 for others."""
 
     tokens: np.ndarray  # int64 (count, length)
     questions: np.ndarray  # int64 (count, length)
 
 
 class _Drawn(NamedTuple):
-    """Statements in the order in which they must stand, and (question, answer) pairs."""
+    """Statements, which may need to keep their order, and (question, answer) pairs."""
 
     statements: list[bytes]
     questions: list[tuple[bytes, bytes]]
@@ -45,21 +45,21 @@ class _Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """`draw` makes the statements of one example, and `least` bytes hold them."""
+    """A task: `draw` draws the statements of one example, which needs at least `least` bytes."""
 
     name: str
     draw: Callable[[np.random.Generator], _Drawn]
     least: int
 
     def check(self, length: int) -> None:
-        """UsageError where a sequence of `length` has no room."""
+        """Raise UsageError if the task does not fit a sequence of `length`."""
         if length < self.least:
             raise UsageError(
-                f"--task {self.name}: needs lengths from {self.least} on, got {length}"
+                f"--task {self.name}: needs lengths of at least {self.least}, got {length}"
             )
 
     def examples(self, text: np.ndarray, seed: list[int], count: int, length: int) -> Examples:
-        """Draw `count` sequences of `length` bytes, the hay from `text`; `seed` decides."""
+        """Draw `count` sequences of `length` bytes, around pieces of `text`, from `seed` alone."""
         generator = np.random.default_rng(seed)
         tokens = np.empty((count, length), np.int64)
         questions = np.zeros((count, length), np.int64)
@@ -92,7 +92,7 @@ class Task:
         for number, (question, answer) in enumerate(drawn.questions, 1):
             parts.append(np.frombuffer(question + answer, np.uint8))
             at += len(question)
-            questions[at : at + len(answer) - 1] = number  # the mark at its end says nothing
+            questions[at : at + len(answer) - 1] = number  # the ; at its end does not count
             at += len(answer)
         tokens[:] = np.concatenate(parts)
 
@@ -128,7 +128,7 @@ def _tracking(generator: np.random.Generator) -> _Drawn:
             b"$" + third + b"=$" + second + b";",
         ]
         questions.append((b"$" + third + b"=", value + b";"))
-    # The chains are interleaved at random, each in its own order.
+    # The chains are mixed at random, but each keeps its own order.
     of_chain = generator.permutation([0, 0, 0, 1, 1, 1])
     steps = [iter(statements[:3]), iter(statements[3:])]
     return _Drawn([next(steps[chain]) for chain in of_chain], questions, False)

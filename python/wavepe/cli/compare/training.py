@@ -28,17 +28,17 @@ from .settings import Settings
 from .tasks import TASKS
 
 VOCABULARY = 256
-# Small models train faster from more than transformers' 0.02; with less than this, the token
-# embeddings are long drowned by what an absolute encoding adds to them.
+# Small models train faster with more than transformers' 0.02. With less than this, the vectors of
+# an absolute encoding would be much larger than the token embeddings for a long time.
 INITIAL_SPREAD = 0.06
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
 WARM_UP_SHARE = 0.1
 LAST_RATE_SHARE = 0.05
-# In a task's loss, of the text between its statements.
+# Weight of the text between the statements in the loss of a task.
 TEXT_WEIGHT = 1.0
-# Weight of the newest step in the loss that is shown.
+# Weight of the newest step in the running mean of the loss.
 LOSS_MEMORY = 0.02
 
 
@@ -48,17 +48,17 @@ _WITH_STATE = ("model", "optimizer")
 
 @dataclass
 class State:
-    """A training under way; `loss` is a running mean in nats per byte.
+    """The state of a training; `loss` is a running mean in nats per byte.
 
-    `variants` are those of the kernels it ran on, and `devices` what it ran on: others round
-    differently.
+    `variants` (of kernels) and `devices` list all that the training ran on, because results of
+    others differ by rounding.
     """
 
     model: Any  # a Hugging Face model
     optimizer: torch.optim.Optimizer
     spec: str = ""
     seed: int = 0
-    run: str = ""  # names the settings of the comparison
+    run: str = ""  # the digest of the comparison's settings
     step: int = 0
     seconds: float = 0.0
     loss: float = math.log(VOCABULARY)
@@ -68,26 +68,26 @@ class State:
     def save(self, path: Path) -> None:
         content = {name: getattr(self, name) for name in _PLAIN}
         content |= {name: getattr(self, name).state_dict() for name in _WITH_STATE}
-        # Into an open file: with a path, torch's errors do not tell the system's.
+        # An open file, because torch hides the system's errors if it is given a path.
         with new_file(path) as part, part.open("wb") as file:
             torch.save(content, file)
 
     def load(self, path: Path) -> None:
-        # To the CPU, whatever it was saved on: load_state_dict copies from there.
+        # load_state_dict copies from the CPU to the device.
         content = torch.load(path, map_location="cpu", weights_only=True)
         if (content.get("spec"), content.get("seed")) != (self.spec, self.seed):
             raise ValueError(f"it is of {content.get('spec')} with seed {content.get('seed')}")
         if content.get("run") != self.run:
-            raise ValueError("it is of another comparison")
+            raise ValueError("it belongs to another comparison")
         for name in _WITH_STATE:
             getattr(self, name).load_state_dict(content[name])
-        content.setdefault("devices", [CPU.label])  # of a state from before there were others
+        content.setdefault("devices", [CPU.label])  # old states do not have this key
         for name in _PLAIN:
             setattr(self, name, content[name])
 
 
 def new_model(spec: str, seed: int, settings: Settings) -> torch.nn.Module:
-    """An untrained Llama whose position encoding is `spec`; weights follow from `seed` alone."""
+    """Return an untrained Llama with the encoding `spec`; its weights depend on `seed` alone."""
     config = wavepe.hf.WavePELlamaConfig(
         position_encoding=spec,
         vocab_size=VOCABULARY,
@@ -109,7 +109,7 @@ def new_model(spec: str, seed: int, settings: Settings) -> torch.nn.Module:
 
 
 def check_rows(settings: Settings) -> None:
-    """UsageError where a Llama of these settings cannot have the encoding of a row."""
+    """Raise UsageError if a Llama with these settings cannot have the encoding of a row."""
     for row in settings.rows:
         try:
             with torch.device("meta"):
@@ -130,17 +130,17 @@ def train(
     device: Device = CPU,
     keep: Callable[[Any, int], None] | None = None,
 ) -> State:
-    """Train from the beginning, or from `saved` where that exists, to the last step.
+    """Train to the last step, from the beginning or from the state `saved` if it exists.
 
-    `run` names the comparison's settings: a state of another one is refused. `keep` is given the
-    model at the plan's kept steps.
+    `run` is the digest of the comparison's settings; a state of another comparison is refused.
+    `keep(model, step)` is called at the kept steps of the plan.
 
-    The state is saved every `save_every` steps. Ctrl-C, SIGTERM and SIGHUP save after the step
-    under way and raise KeyboardInterrupt. Nothing is saved before the losses up to it are read and
-    found finite.
+    The state is saved every `save_every` steps. After Ctrl-C, SIGTERM or SIGHUP, the function
+    finishes the step, saves the state and raises KeyboardInterrupt. Before each save, it checks
+    that all losses up to this step are finite.
     """
-    # the same weights on every device
-    model = (_continued(plan) if plan.begun else new_model(plan.spec, plan.seed, settings)).to(
+    # Created on the CPU, so that the weights are the same on every device.
+    model = (_continued(plan) if plan.base else new_model(plan.spec, plan.seed, settings)).to(
         device.place
     )
     state = State(
@@ -150,7 +150,9 @@ def train(
         try:
             state.load(saved)
         except Exception as error:
-            raise CommandError(f"cannot resume from {saved} ({error}): delete it") from error
+            raise CommandError(
+                f"cannot resume from {saved} ({error}): delete this file to train from the start"
+            ) from error
     report.starts_at(state.step)
     if state.step:
         report.note(f"{plan.name}: resumes at step {state.step}")
@@ -168,12 +170,12 @@ def train(
             kept = state.step in plan.kept_steps
             due = state.step % save_every == 0 and not last
             if last or due or kept or state.step % device.read_every == 0:
-                _read(state, unread, report)
+                _read_losses(state, unread, report)
             if kept and keep is not None:
                 keep(state.model, state.step)
             state.seconds += time.perf_counter() - began
             if noted or due:
-                _read(state, unread, report)
+                _read_losses(state, unread, report)
                 state.save(saved)
             if noted:
                 noted[0]()
@@ -181,15 +183,15 @@ def train(
 
 
 def _continued(plan: Plan) -> torch.nn.Module:
-    """The model of the checkpoint from which the plan goes on, with the plan's encoding."""
-    assert plan.begun is not None
+    """Return the model of the checkpoint that the plan continues, with the plan's encoding."""
+    assert plan.base is not None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)  # for what a learned encoding adds
-        return load_model(plan.begun, plan.spec)
+        torch.manual_seed(plan.seed)  # for new parameters of a learned encoding
+        return load_model(plan.base, plan.spec)
 
 
 def load_model(folder: Path, spec: str) -> torch.nn.Module:
-    """The saved model, read with the encoding `spec`; CommandError where it is damaged."""
+    """Load the saved model with the encoding `spec`; CommandError if it is damaged."""
     try:
         model, found = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(
             folder, position_encoding=spec, output_loading_info=True
@@ -197,40 +199,42 @@ def load_model(folder: Path, spec: str) -> torch.nn.Module:
         if lost := [key for key in found["missing_keys"] if ".position_encoding." not in key]:
             raise ValueError(f"its files lack {some(sorted(lost))}")
         return model
-    except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
+    except Exception as error:  # raised by transformers, safetensors or torch
         raise CommandError(
-            f"cannot load {folder} ({error}): remove that folder, and it is trained again"
+            f"cannot load {folder} ({error}): remove this folder to train the model again"
         ) from error
 
 
 def _note_changes(state: State, report: Listener, device: Device) -> None:
-    """Say, and keep, on what a training goes on that began on something else."""
+    """Report and record if a training continues with another variant or on another device."""
     if wavepe.variant() not in state.variants:
         report.note(
-            f"{state.spec}: began with variant {' and '.join(state.variants)}, goes on with "
+            f"{state.spec}: began with variant {' and '.join(state.variants)}, continues with "
             f"{wavepe.variant()}: figures may differ in their last digits"
         )
         state.variants.append(wavepe.variant())
     if device.label not in state.devices:
         report.note(
-            f"{state.spec}: began on {' and '.join(state.devices)}, goes on with {device.label}: "
+            f"{state.spec}: began on {' and '.join(state.devices)}, continues on {device.label}: "
             "figures may differ"
         )
         state.devices.append(device.label)
 
 
 class Batch(NamedTuple):
-    """Tokens (batch, length + 1), each to be predicted by those before it; of a task, with a mark
-    on those that are asked for, bool (batch, length)."""
+    """Tokens (batch, length + 1), and for a task, which of them are answers, bool (batch, length).
+
+    The model predicts each token from those before it.
+    """
 
     tokens: torch.Tensor
     asked: torch.Tensor | None
 
 
 def _batch(plan: Plan, settings: Settings, text: np.ndarray, step: int) -> Batch:
-    """The batch of a step: it follows from the seed and the step alone."""
+    """Return the batch of a step; it depends on the seed and the step alone."""
     if not settings.task:
-        step += plan.drawn
+        step += plan.batches_before
         return Batch(
             torch.from_numpy(batch_at(text, step, plan.seed, plan.batch, plan.length)), None
         )
@@ -239,7 +243,7 @@ def _batch(plan: Plan, settings: Settings, text: np.ndarray, step: int) -> Batch
 
 
 def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torch.Tensor:
-    """Take a step; returns its loss and the norm of its gradient, on the device."""
+    """Do one step; return its loss and the norm of its gradient, on the device."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     tokens = device.put(batch.tokens)
@@ -259,10 +263,10 @@ def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torc
     return torch.stack((loss.detach(), norm))
 
 
-def _read(state: State, unread: list[torch.Tensor], report: Listener) -> None:
-    """Take what `_train_step` returned since the last call into the running mean.
+def _read_losses(state: State, unread: list[torch.Tensor], report: Listener) -> None:
+    """Add the results of `_train_step` since the last call to the running mean.
 
-    CommandError where it is not finite: then the weights are not, either.
+    CommandError if one is not finite, because the weights are not finite either.
     """
     if not unread:
         return
@@ -278,7 +282,7 @@ def _read(state: State, unread: list[torch.Tensor], report: Listener) -> None:
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Share of the full learning rate: linear warm-up, then a cosine to LAST_RATE_SHARE."""
+    """Return the learning rate as a fraction: linear warm-up, then a cosine to LAST_RATE_SHARE."""
     warm_up = max(1, round(WARM_UP_SHARE * steps))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -287,7 +291,7 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _optimizer(model: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW; decays matrices only."""
+    """Return AdamW with weight decay for matrices only."""
     parameters = list(model.parameters())
     return torch.optim.AdamW(
         [
@@ -301,17 +305,19 @@ def _optimizer(model: torch.nn.Module, settings: Settings) -> torch.optim.Optimi
 
 
 def _intermediate(hidden: int) -> int:
-    """Llama's 8/3 of the hidden size, rounded up to a multiple of 32."""
+    """Return 8/3 of the hidden size, as in Llama, rounded up to a multiple of 32."""
     return -(-8 * hidden // 96) * 32
 
 
 @contextmanager
 def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
-    """Within, the first Ctrl-C, SIGTERM or SIGHUP only fills the list, with what it would have
-    done; a second one does it at once."""
+    """Give a list that receives the action of the first Ctrl-C, SIGTERM or SIGHUP.
+
+    The signal does nothing else. A second one acts at once.
+    """
     noted: list[Callable[[], Any]] = []
     before: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *ENDING)}
-    ours = {  # others are ignored, or not our affair
+    ours = {  # not signals that are ignored, or that other code handles
         number: handler
         for number, handler in before.items()
         if handler in (signal.default_int_handler, unwind)

@@ -1,4 +1,4 @@
-"""What ``--user-dir`` names: fairseq imports this folder before it reads its arguments."""
+"""The folder for ``--user-dir``: fairseq imports it before it reads its arguments."""
 
 from wavepe.fairseq import register
 
