@@ -219,7 +219,10 @@ def test_trained_as():
         ("rope:type=yarn,factor=2+3", "rope factor must be a number"),
         ("rope:type=longrope,short_factor=1,long_factor=2", "short_factor must be a list"),
         ("rope:type=longrope,short_factor=1+0,long_factor=2+3", r"short_factor\[1\] must be above"),
-        ("rope:type=longrope,short_factor=1+2,long_factor=2+", "one value a pair each, got 2 and"),
+        (
+            "rope:type=longrope,short_factor=1+2,long_factor=2+",
+            "one value per pair, got 2 and 1",
+        ),
         ("rope:type=llama3,factor=8,low_freq_factor=4,high_freq_factor=4", "must be above low"),
         ("rope:partial_rotary_factor=1.5", "partial_rotary_factor must be a number from 0 to 1"),
         ("rope:fraction=0.5,type=default", "fraction=0.5 goes without type"),
@@ -245,7 +248,7 @@ def test_lengths_that_a_type_needs():
         with pytest.raises(ValueError, match="trained_length of an encoding"):
             encoding.rope_table(np.arange(4), 8)
         encoding.rope_table(np.arange(4), 8, trained_length=100)
-    with pytest.raises(ValueError, match="4 of them"):
+    with pytest.raises(ValueError, match="4 for head size 8"):
         RoPE(type="longrope", short_factor=[1, 2], long_factor=[1, 2]).rope_table(
             [0], 8, trained_length=100
         )

@@ -141,8 +141,8 @@ def test_names(register, name):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        (None, TypeError, "text"),
-        (3, TypeError, "text"),
+        (None, TypeError, "must be a string"),
+        (3, TypeError, "must be a string"),
         ("", ValueError, "blank"),
         ("two words", ValueError, "blank"),
         ("a:b", ValueError, "blank"),
@@ -420,7 +420,7 @@ def test_a_checkpoint_of_a_wavelet_that_is_not_registered(register, hf, tmp_path
 
 def test_a_derivative_that_is_not_psi_s_is_refused():
     for wrong in (lambda u: 5.0 + 0 * u, lambda u: np.exp(-(u**2))):
-        with pytest.raises(ValueError, match=r"derivative is not that of psi: at u = "):
+        with pytest.raises(ValueError, match=r"derivative must be the derivative of psi: at u = "):
             wavepe.register_wavelet("mistaken", lambda u: 2 * np.exp(-(u**2)), derivative=wrong)
     # corners and steps are no mistake
     hat = {

@@ -112,7 +112,7 @@ def needle(
             "bytes"
         )
     sizes = [check_integer("lengths", length, 1) for length in _several("lengths", lengths)]
-    places = [_checks.share("depths", depth) for depth in _several("depths", depths)]
+    places = [_checks.zero_to_one("depths", depth) for depth in _several("depths", depths)]
     form = ("pairs" if tokenizer is None else "sentence") if form is None else form
     _checks.choice("form", form, FORMS)
     trials = check_integer("trials", trials, 1)

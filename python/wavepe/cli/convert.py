@@ -65,7 +65,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _print(done: Conversion, args: argparse.Namespace) -> None:
-    from .._files import some
+    from .._files import leading_names
     from ..hf.layers import text
 
     how = "linked" if args.link else "copied"
@@ -77,7 +77,7 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
         ("files left out", done.left_out),
     ):
         if names:
-            print(f"{what}: {some(names)}")
+            print(f"{what}: {leading_names(names)}")
     auto = "AutoModel" + "".join(done.model.partition("For")[1:])
     print("load it in Python, where that module registers its encodings:" if args.imports
         else "load it in Python:")  # fmt: skip

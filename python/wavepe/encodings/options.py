@@ -95,9 +95,9 @@ def integer(least: int, most: int = 1 << 20) -> Check:
     return check
 
 
-def share(label: str, value: Any) -> float:
+def zero_to_one(label: str, value: Any) -> float:
     """Check for a number from 0 to 1, both included."""
-    return _checks.share(label, value)
+    return _checks.zero_to_one(label, value)
 
 
 def items(label: str, value: Any) -> tuple[Any, ...]:

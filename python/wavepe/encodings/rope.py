@@ -21,7 +21,7 @@ from .._rope_frequencies import (
     rope_frequencies,
 )
 from .base import Encoding, register_encoding, sequence_length
-from .options import flag, one_of, option, positive, share
+from .options import flag, one_of, option, positive, zero_to_one
 
 # Types of which factor 1 is no scaling.
 _SCALED_FACTORS = ("linear", "yarn")
@@ -70,7 +70,7 @@ class RoPE(Encoding):
     inference_only = ("inference_theta",)
 
     theta: float | None = option(None, positive())
-    fraction: float = option(1.0, share)
+    fraction: float = option(1.0, zero_to_one)
     interleaved: bool = False
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES))

@@ -184,7 +184,7 @@ class RopeRotation(nn.Module):
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """Add the model's base to `encoding`, and where it names no type, the model's scaling."""
     parameters = rope_config.parameters(config, slot)
-    given, doubts = standard_parameters(parameters, config.max_position_embeddings)
+    given, cautions = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
     if families.family(config) in families.PARTIAL and kind != "proportional":
@@ -192,8 +192,8 @@ def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
         given.pop("partial_rotary_factor", None)
     if encoding.type is not None or kind == "default":
         return encoding
-    for doubt in doubts:
-        warnings.warn(f"rope_parameters of the model: {doubt}", stacklevel=2)
+    for caution in cautions:
+        warnings.warn(f"rope_parameters of the model: {caution}", stacklevel=2)
     try:
         return dataclasses.replace(encoding, type=kind, **given)
     except ValueError as error:

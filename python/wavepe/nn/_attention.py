@@ -82,7 +82,7 @@ class Attention(nn.Module):
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
         self.causal = _checks.flag("causal", causal)
-        self.dropout = _checks.share("dropout", dropout)
+        self.dropout = _checks.zero_to_one("dropout", dropout)
         if trained_length is not None:
             trained_length = _checks.integer("trained_length", trained_length, 1)
         self.position_encoding = position_encoding(

@@ -174,7 +174,7 @@ class Rotary(nn.Module):
 
     def _set(self, theta: float | None, scaling: Mapping[str, Any] | None) -> None:
         """Set base and scaling; nothing changes where they are refused."""
-        given, doubts = standard_parameters(scaling, self.max_length)
+        given, cautions = standard_parameters(scaling, self.max_length)
         theta, kind = base_of(theta, given.pop("rope_theta", None)), given.pop("rope_type")
         if self.fraction != 1 and not set(scaling or ()) <= {"rope_theta"}:
             raise ValueError(
@@ -182,8 +182,8 @@ class Rotary(nn.Module):
                 "rotated: give one"
             )
         rope = RoPE(theta, self.fraction, type=None if kind == "default" else kind, **given)
-        for doubt in doubts:
-            warnings.warn(doubt, stacklevel=3)
+        for caution in cautions:
+            warnings.warn(caution, stacklevel=3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once is enough
             label = f"theta={write_value(theta)}"

@@ -18,7 +18,7 @@ import torch
 
 import wavepe.hf
 
-from ..._files import ENDING, new_file, some, unwind
+from ..._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interrupt
 from ..device import CPU, Device
 from ..errors import CommandError, UsageError
 from .comparison import Listener
@@ -195,7 +195,7 @@ def load_model(folder: Path, spec: str) -> torch.nn.Module:
             folder, position_encoding=spec, output_loading_info=True
         )
         if lost := [key for key in found["missing_keys"] if ".position_encoding." not in key]:
-            raise ValueError(f"its files lack {some(sorted(lost))}")
+            raise ValueError(f"its files lack {leading_names(sorted(lost))}")
         return model
     except Exception as error:  # of transformers, safetensors, torch: they know what is damaged
         raise CommandError(
@@ -310,11 +310,11 @@ def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
     """Within, the first Ctrl-C, SIGTERM or SIGHUP only fills the list, with what it would have
     done; a second one does it at once."""
     noted: list[Callable[[], Any]] = []
-    before: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *ENDING)}
+    before: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *TERMINATION_SIGNALS)}
     ours = {  # others are ignored, or not our affair
         number: handler
         for number, handler in before.items()
-        if handler in (signal.default_int_handler, unwind)
+        if handler in (signal.default_int_handler, raise_interrupt)
     }
 
     def note(number: int, frame: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..._files import unwinding
+from ..._files import interrupt_on_signals
 from ..errors import CommandError, out_of_memory
 from ..imports import import_all
 from .data import Text
@@ -38,7 +38,7 @@ def main() -> int:
     pipe = Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what libraries print must not mix with the lines for the parent
     try:
-        with unwinding():
+        with interrupt_on_signals():
             _work(pipe)
     except KeyboardInterrupt:
         return 130
