@@ -1,6 +1,5 @@
 """wavepe.register_wavelet: a kind of a user's own in NumPy, torch, specs and models."""
 
-import doctest
 import functools
 import math
 
@@ -222,12 +221,6 @@ def test_unknown_kinds_list_what_there_is(register):
         wavepe.wavelet_table(3, [1.0], [0.0], kind="mexican")
     with pytest.raises(ValueError, match=f"unknown wavelet kind 'mexican'; known: {words}"):
         wavepe.encoding("wavelet:kind=mexican")
-
-
-def test_the_example_in_the_docs():
-    result = doctest.testmod(_wavelet_registered)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 # ------------------------------------------------------------------ torch

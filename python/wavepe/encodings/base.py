@@ -76,7 +76,13 @@ class Encoding:
         return write_spec(self.name, self.options())
 
     def options(self) -> dict[str, Value]:
-        """Return the options that differ from their defaults, in the order of the class."""
+        """Return the options that differ from their defaults.
+
+        Returns
+        -------
+        options : dict of str to value
+            In the order of the class. Lists are tuples.
+        """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             field.name: values[field.name]
@@ -85,7 +91,13 @@ class Encoding:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON: "version", "name" and the options that differ from defaults."""
+        """Return the encoding as a dict for JSON, which `from_dict` reads.
+
+        Returns
+        -------
+        data : dict
+            "version", "name" and the options that differ from their defaults.
+        """
         options = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in self.options().items()
@@ -100,6 +112,10 @@ class Encoding:
         ----------
         data : mapping
             "name" and options. "version" may be missing.
+
+        Returns
+        -------
+        encoding : Encoding
 
         Raises
         ------
@@ -119,6 +135,10 @@ class Encoding:
         """Return the encoding as training sees it, with inference-only options at their defaults.
 
         Two encodings with equal `trained_as()` can use one checkpoint.
+
+        Returns
+        -------
+        encoding : Encoding
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{key: defaults[key] for key in self.inference_only})
@@ -369,9 +389,17 @@ class Encoding:
         self._raise_not_learned("learned_bias", "no bias")
 
     def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return u and v, each (heads, head_dim), of a score (q + u).k + (q + v).p.
+        """Return what a learned encoding adds to the queries: score = (q + u).k + (q + v).p.
 
-        Return None if the encoding adds nothing to the queries.
+        Parameters
+        ----------
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+
+        Returns
+        -------
+        biases : tuple of Tensor or None
+            u and v, each (heads, head_dim). None if the encoding adds nothing to the queries.
         """
         return None
 

@@ -68,6 +68,8 @@ class RoPE(Encoding):
 
     Raises
     ------
+    TypeError
+        If an option has a wrong type.
     ValueError
         If a parameter of the type is missing, if the type does not know a parameter, if a value is
         wrong, or if `fraction` is given beside `type` or `partial_rotary_factor`.

@@ -35,6 +35,13 @@ class T5(Encoding):
     max_distance : int
         Where the last bucket ends. It must be above half of `buckets`.
 
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
     References
     ----------
     Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text

@@ -62,6 +62,8 @@ class Wavelet(Encoding):
 
     Raises
     ------
+    TypeError
+        If an option has a wrong type.
     ValueError
         If an option has a wrong value, or if options contradict each other.
 
