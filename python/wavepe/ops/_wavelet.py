@@ -183,7 +183,7 @@ def _sampled_backward(
     check(grad.shape == shape, f"grad must be {shape}, got {tuple(grad.shape)}")
     wavelet = registered(kind)
     if wavelet is None:
-        check(False, f"kind must be a registered wavelet, got {kind!r}, which is none (any more)")
+        check(False, f"kind {kind!r} must be a registered wavelet, but is not registered (any more)")
     with _numpy_errors_as_torch():
         (grad_p,) = _float64(grad)
         arrays = _arrays(offsets, scale, shift, mirrored)
