@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import full_precision, names_memory, wide
+from ._common import full_precision, report_out_of_memory, wide
 from ._relative_table import RelativeTable
 
 _LIMIT = 1 << 61  # beyond any key; sums of a few of these numbers do not overflow
 _LOW = 0xFFFFFFFF
 
 
-@names_memory("attention")
+@report_out_of_memory("attention")
 def composed(
     q: Tensor,
     k: Tensor,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._attention_checks import Arguments
 from ._attention_composed import _along, _bias_of, _clamped, _default_scale, _delta, _visible
-from ._common import names_memory, wide
+from ._common import report_out_of_memory, wide
 
 
 def can_mask(softcap: float | None, dropout_p: float, return_lse: bool) -> bool:
@@ -24,7 +24,7 @@ def can_mask(softcap: float | None, dropout_p: float, return_lse: bool) -> bool:
     return softcap is None and dropout_p == 0 and not return_lse
 
 
-@names_memory("attention")
+@report_out_of_memory("attention")
 def masked(call: Arguments) -> Tensor:
     """Return ``wavepe.ops.attention`` of checked arguments for which `can_mask` is true.
 

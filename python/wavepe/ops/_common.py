@@ -39,7 +39,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def names_memory(name: str) -> Callable[[F], F]:
+def report_out_of_memory(name: str) -> Callable[[F], F]:
     """Decorate a function so that its out-of-memory errors are RuntimeErrors with `name`."""
 
     def decorate(function: F) -> F:

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ._common import check, check_device, check_dtype, check_tensors, names_memory, wide
+from ._common import check, check_device, check_dtype, check_tensors, report_out_of_memory, wide
 
 _MOST_PARTS = 2**20  # an expanded tensor could claim to hold 2^60 parts
 
 
-@names_memory("merge_attention")
+@report_out_of_memory("merge_attention")
 def merge_attention(
     outs: Iterable[Tensor] | Tensor, lses: Iterable[Tensor] | Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from ._common import (
     check_dtype,
     check_tensors,
     integer,
-    names_memory,
     register_autograd,
+    report_out_of_memory,
 )
 from ._torch_private import transformed
 
@@ -26,7 +26,7 @@ _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.defa
 _REAL = (torch.float32, torch.float64)
 
 
-@names_memory("relative_bias")
+@report_out_of_memory("relative_bias")
 def relative_bias(
     q: Tensor, p: Tensor, keys: int, *, first: int = 0, beyond: str = "zero"
 ) -> Tensor:
@@ -157,7 +157,7 @@ def _setup_bias(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(q, p)
 
 
-@names_memory("the gradient of relative_bias")
+@report_out_of_memory("the gradient of relative_bias")
 def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, p = ctx.saved_tensors
     g = _UNSKEW(grad, p.shape[-2], ctx.first, ctx.beyond)

@@ -22,7 +22,15 @@ from torch import Tensor
 from .. import _checks
 from .._relative_bias import BEYOND
 from ._attention_gpu.zones import block_zones
-from ._common import FLOATS, check, check_choice, check_dtype, in_new_thread, integer, names_memory
+from ._common import (
+    FLOATS,
+    check,
+    check_choice,
+    check_dtype,
+    in_new_thread,
+    integer,
+    report_out_of_memory,
+)
 
 NEAR = 64  # rows with |delta| below this are one zone; this split takes a third of the work
 # Tolerances are relative to the typical size of a row.
@@ -120,7 +128,7 @@ class RelativeTable:
     _zones: _Zones
     _names: dict[tuple[torch.dtype, torch.device], str]
 
-    @names_memory("relative_table")
+    @report_out_of_memory("relative_table")
     @np.errstate(all="ignore")  # scaling may underflow the smallest values
     def __init__(self, p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> None:
         values = _values(p)

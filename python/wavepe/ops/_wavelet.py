@@ -20,16 +20,16 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
-    names_memory,
     not_differentiable,
     register_autograd,
+    report_out_of_memory,
 )
 from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
 
 
-@names_memory("wavelet_table")
+@report_out_of_memory("wavelet_table")
 def wavelet_table(
     offsets: int | Tensor,
     scale: Tensor,
@@ -183,7 +183,7 @@ def _sampled_backward(
     check(grad.shape == shape, f"grad must be {shape}, got {tuple(grad.shape)}")
     wavelet = registered(kind)
     if wavelet is None:
-        check(False, f"kind {kind!r} must be a registered wavelet, but is not registered (any more)")
+        check(False, f"kind {kind!r} must be a registered wavelet, but is none (any more)")
     with _numpy_errors_as_torch():
         (grad_p,) = _float64(grad)
         arrays = _arrays(offsets, scale, shift, mirrored)
