@@ -18,8 +18,8 @@ try:
     from .. import _torch  # noqa: F401 - registers torch.ops.wavepe
 except ImportError as error:
     raise ImportError(
-        "this wavepe has no torch operators, because it was built without torch or for an older "
-        "torch: install torch, then build wavepe again: " + BUILD_AGAIN
+        "this wavepe was built without torch or for an older torch, so it has no torch operators: "
+        "install torch, then build wavepe again: " + BUILD_AGAIN
     ) from error
 
 from ._attention import attention
