@@ -261,7 +261,7 @@ def test_it_prints_what_it_is():
         ((32, 4), {"head_dim": 0}, ValueError, "head_dim"),
         ((32, 4), {"encoding": "wavelet:scales=3"}, ValueError, "3"),
         ((24, 8), {"encoding": "rope"}, ValueError, "3[^_]*$"),
-        ((32, 4), {"encoding": "rope:type=yarn,factor=4"}, ValueError, r"\(max_length of SelfAtt"),
+        ((32, 4), {"encoding": "rope:type=yarn,factor=4"}, ValueError, "SelfAttention calls it"),
         ((24, 8), {"encoding": "transformer_xl"}, ValueError, "head_dim must be even"),
         ((32, 4), {"encoding": "wavelets"}, ValueError, "did you mean 'wavelet'"),
         ((32, 4), {"encoding": None}, TypeError, "encoding"),
