@@ -120,7 +120,7 @@ def torch():
 @pytest.fixture
 def small_pieces(monkeypatch):
     """NumPy's functions use threads for small arrays, too."""
-    monkeypatch.setattr(_threads, "PIECE", 16)
+    monkeypatch.setattr(_threads, "LEAST_ELEMENTS", 16)
     yield
     wavepe.set_num_threads(1)
 

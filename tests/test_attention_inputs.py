@@ -106,7 +106,9 @@ def test_table_without_rows(variant):
             wavepe.attention(**given, p=p, beyond="edge")
     for bias in (np.zeros(0), np.zeros((4, 0))):
         assert_same_bits(wavepe.attention(**given, bias=bias), wavepe.attention(**given))
-        with pytest.raises(ValueError, match=r'bias_beyond="edge" needs .* one number, bias has'):
+        with pytest.raises(
+            ValueError, match=r'bias_beyond="edge" needs .* one number, got bias with none'
+        ):
             wavepe.attention(**given, bias=bias, bias_beyond="edge")
 
 
@@ -331,7 +333,7 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
     [
         (ValueError, r"head size, .*q .* 8\), k .* 7\)", {"k": K[..., :7]}),
         (ValueError, r"head size, .*p float32 \(9, 7\)", {"p": np.ones((9, 7), "f4")}),
-        (ValueError, r"as many keys, .* 5, 8\), v .* 4, 6\)", {"v": V[:, :, :4]}),
+        (ValueError, r"same number of keys, .* 5, 8\), v .* 4, 6\)", {"v": V[:, :, :4]}),
         (ValueError, r"q has 3 heads, .* multiple of the 2 ", {"q": Q[:, :3]}),
         (ValueError, r"q has 4 heads, .* multiple of the 0 ", {"k": K[:, :0], "v": V[:, :0]}),
         (ValueError, r"of k, v \(2, 2\) and \(3,\)", {"v": np.ones((3, 5, 6), "f4")}),
@@ -339,7 +341,7 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
         (ValueError, r"of q, p \(2, 4\) and \(3,\)", {"p": np.ones((3, 9, 8), "f4")}),
         (ValueError, r"of q, slopes \(2, 4\) and \(3,\)", {"slopes": np.ones(3)}),
         (ValueError, r"of q, bias \(2, 4\) and \(3,\)", {"bias": np.ones((3, 9))}),
-        (ValueError, r"bias must be \(w,\) or \(\.\.\., H, w\), got \(\)", {"bias": 1.0}),
+        (ValueError, r"bias must be \(w,\) or \(\.\.\., H, w\), got shape \(\)", {"bias": 1.0}),
         (ValueError, "unknown bias_beyond 'wrap'", {"bias": np.ones(3), "bias_beyond": "wrap"}),
         (TypeError, "bias must hold real", {"bias": np.ones(4, complex)}),
         (TypeError, "bias_first", {"bias_first": 0.5}),

@@ -119,7 +119,7 @@ def test_numpy_attention_takes_it(variant, spec):
     [
         ("t5:buckets=1", "t5 buckets must be at least 2, got 1"),
         ("t5:buckets=3000000000", "t5 buckets must be at most"),
-        ("t5:max_distance=16", "above half of the buckets, 16, got 16"),
+        ("t5:max_distance=16", "above 16, half of the buckets; got 16"),
         ("kerple:kind=linear", "'linear'"),
         ("sandwich:dim=3", "sandwich dim must be even"),
         ("sandwich:dim=0", "sandwich dim must be at least 2"),

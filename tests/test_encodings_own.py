@@ -1,7 +1,6 @@
 """Encodings of a user's own: the register, its checks, and the examples of the docs."""
 
 import dataclasses
-import doctest
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from wavepe.encodings import (
     ALiBi,
     Encoding,
     RoPE,
-    base,
     known_encodings,
     option,
     register_encoding,
@@ -193,10 +191,3 @@ def test_unfit_own_class(own, make, error, message):
     with pytest.raises(error, match=message):
         register_encoding(make())
     assert known_encodings() == before
-
-
-@pytest.mark.parametrize("module", [wavepe.encodings, base])
-def test_examples_in_the_docs(own, module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0

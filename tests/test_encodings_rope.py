@@ -153,7 +153,7 @@ def test_inference_theta_replaces_the_base():
     got = scaled.rope_table(np.arange(300), 8, trained_length=100)
     want = RoPE(theta=1500, type="linear", factor=2).rope_table(np.arange(300), 8)
     np.testing.assert_array_equal(got, want)
-    with pytest.raises(ValueError, match="both raise the base"):
+    with pytest.raises(ValueError, match="each raises the base"):
         RoPE(type="dynamic", factor=2, inference_theta="scaled")
 
 
@@ -175,7 +175,7 @@ def test_a_scaled_factor_follows_the_length(kind, original):
         np.testing.assert_array_equal(found, expected)
         assert factor == expected_factor
     assert encoding.follows_length
-    with pytest.raises(ValueError, match="needs length="):
+    with pytest.raises(ValueError, match="needs length, a number"):
         encoding.frequencies(16, trained_length=128)
 
 
@@ -215,16 +215,19 @@ def test_trained_as():
         ("rope:type=linear,factor=true", "rope factor must be a number"),
         ("rope:type=yarn,factor=2,truncate=1", "rope truncate must be true or false"),
         ("rope:type=dynamic,factor=scaled", "factor=scaled needs type=linear or yarn, got dynamic"),
-        ("rope:type=linear,factor=scaled,inference_theta=scaled", "give one"),
+        ("rope:type=linear,factor=scaled,inference_theta=scaled", "give one of"),
         ("rope:type=yarn,factor=2+3", "rope factor must be a number"),
         ("rope:type=longrope,short_factor=1,long_factor=2", "short_factor must be a list"),
         ("rope:type=longrope,short_factor=1+0,long_factor=2+3", r"short_factor\[1\] must be above"),
-        ("rope:type=longrope,short_factor=1+2,long_factor=2+", "one value a pair each, got 2 and"),
+        (
+            "rope:type=longrope,short_factor=1+2,long_factor=2+",
+            "one value per pair, got 2 and 1",
+        ),
         ("rope:type=llama3,factor=8,low_freq_factor=4,high_freq_factor=4", "must be above low"),
         ("rope:partial_rotary_factor=1.5", "partial_rotary_factor must be a number from 0 to 1"),
-        ("rope:fraction=0.5,type=default", "fraction=0.5 goes without type"),
-        ("rope:fraction=0.5,type=linear,factor=2", "fraction=0.5 goes without type"),
-        ("rope:fraction=0.5,partial_rotary_factor=1", "goes without partial_rotary_factor"),
+        ("rope:fraction=0.5,type=default", "fraction=0.5 cannot be combined with type"),
+        ("rope:fraction=0.5,type=linear,factor=2", "fraction=0.5 cannot be combined with type"),
+        ("rope:fraction=0.5,partial_rotary_factor=1", "combined with partial_rotary_factor"),
         ("rope:rope_type=linear,factor=2", "unknown option 'rope_type'"),
         ("rope:rope_theta=100", "unknown option 'rope_theta'"),
     ],
@@ -245,7 +248,7 @@ def test_lengths_that_a_type_needs():
         with pytest.raises(ValueError, match="trained_length of an encoding"):
             encoding.rope_table(np.arange(4), 8)
         encoding.rope_table(np.arange(4), 8, trained_length=100)
-    with pytest.raises(ValueError, match="4 of them"):
+    with pytest.raises(ValueError, match="4 for head size 8"):
         RoPE(type="longrope", short_factor=[1, 2], long_factor=[1, 2]).rope_table(
             [0], 8, trained_length=100
         )

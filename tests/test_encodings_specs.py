@@ -161,8 +161,8 @@ def test_malformed_spec(text, message):
         ("wavelet:scales=1+x", "scales must be a number"),
         ("wavelet:min_scale=0", "min_scale must be above 0"),
         ("wavelet:scales=2000", "must be finite in float64"),
-        ("wavelet:scales=1+2,min_scale=2", "min_scale and fixed_scale go with a number of scales"),
-        ("wavelet:scales=1+2,fixed_scale=true", "go with a number of scales"),
+        ("wavelet:scales=1+2,min_scale=2", "min_scale and fixed_scale need a number of scales"),
+        ("wavelet:scales=1+2,fixed_scale=true", "need a number of scales"),
     ],
 )
 def test_wrong_value_in_spec(text, needs):

@@ -203,7 +203,7 @@ def test_only_relative_encodings_learn(monkeypatch):
 
     forget_registrations(monkeypatch)
     register_encoding(Learned)
-    with pytest.raises(ValueError, match="only relative encodings and biases can be learned"):
+    with pytest.raises(ValueError, match="entry point 'relative' or 'bias', got"):
         model("learned_slope")
 
 

@@ -215,12 +215,12 @@ def test_inference_theta_on_a_scaled_model(name):
 
 def test_refused():
     for spec, model, needs in [
-        ("rope:fraction=0.5", scaled("yarn"), "rope_type 'yarn'.*fraction=0.5 goes without type"),
-        ("rope:inference_theta=scaled", scaled("dynamic"), "rope_type 'dynamic'.*both raise"),
+        ("rope:fraction=0.5", scaled("yarn"), "rope_type 'yarn'.*fraction=0.5 cannot be"),
+        ("rope:inference_theta=scaled", scaled("dynamic"), "rope_type 'dynamic'.*got both"),
         ("rope:partial_rotary_factor=0.5", tiny(), f"rotates 4 of {HEAD} dims.*fraction or type"),
         ("rope:type=linear,factor=2,partial_rotary_factor=0.5", tiny(), "rotates 4 of"),
         ("rope", scaled("linear", partial_rotary_factor=0.5), "rotates 4 of"),
-        ("rope:type=longrope,short_factor=1+1,long_factor=1+1", tiny(), "4 of them"),
+        ("rope:type=longrope,short_factor=1+1,long_factor=1+1", tiny(), "4 for head size"),
         ("rope:type=yarn", tiny(), "'yarn' needs factor"),
     ]:
         before = dict(vars(model.model))

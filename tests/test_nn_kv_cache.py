@@ -119,7 +119,7 @@ def test_positions_go_on_from_the_cache(spec):
         module(x[:, :4], cache=cache)  # they were 0..3
         branch = copy.deepcopy(cache)
         assert close(module(x[:, 4:], positions=here[4:], cache=cache), whole[:, 4:], 1e-6)
-        with pytest.raises(RuntimeError, match="were given for the cached tokens"):
+        with pytest.raises(RuntimeError, match="the cached tokens were given positions"):
             module(x[:, 5:], cache=cache)
         if spec == "none":
             return
@@ -165,7 +165,7 @@ def test_one_cache_does_not_disturb_another():
     module(x[:, :4], cache=first)
     module.train()(x[:, :4], cache=second)
     assert close(module.eval()(x[:, 4:], cache=first), whole[:, 4:])
-    with pytest.raises(RuntimeError, match=r"in training, this call rotates for .* in evaluation"):
+    with pytest.raises(RuntimeError, match=r"in training, but .* in evaluation"):
         module(x[:, 4:], cache=second)
 
 
@@ -219,7 +219,7 @@ def test_reset_crop_and_branches():
         assert close(module(x[:, 6:], cache=branch), whole[:, 6:])
         cache.crop(4)
         assert close(module(x[:, 4:], cache=cache), whole[:, 4:])
-        with pytest.raises(ValueError, match="holds 8 tokens, cannot keep 9"):
+        with pytest.raises(ValueError, match="length must be at most 8, as cached, got 9"):
             cache.crop(9)
         with pytest.raises(ValueError, match="length"):
             cache.crop(-1)
@@ -241,7 +241,7 @@ def test_layers_share_a_cache_and_stay_in_step():
         cache.crop(4)
         first(x[:, 4:5], cache=cache)  # and then an error between the layers
         assert cache.length == 4
-        with pytest.raises(RuntimeError, match="holds 5 tokens of this SelfAttention and 4 of"):
+        with pytest.raises(RuntimeError, match="holds 5 tokens of this module and 4 of"):
             first(x[:, 4:5], cache=cache)
         cache.crop(cache.length)
         got = second(first(x[:, 4:], cache=cache), cache=cache)
@@ -258,7 +258,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
         module(x[:, :4], cache=cache)
         for match, wrong in (
             (r"\(2, 6\), cached tokens.*got \(2, 3\)", {"key_mask": torch.ones(2, 3).bool()}),
-            ("give no segments", {"segments": torch.zeros(2, 2).long()}),
+            ("takes no segments", {"segments": torch.zeros(2, 2).long()}),
             ("positions of a row must go up by 1", {"positions": torch.tensor([0, 1])}),
         ):
             with pytest.raises(RuntimeError, match=match):

@@ -161,7 +161,7 @@ def test_one_graph_for_every_length(given):
     assert len([g for g in backend.graphs if len(list(g.graph.nodes)) > 3]) == 1
     rotary.theta = 99.0
     if given:
-        with pytest.raises(RuntimeError, match="theta=10000, and this call rotates with theta=99:"):
+        with pytest.raises(RuntimeError, match="theta=10000, but this call rotates with theta=99:"):
             compiled(*heads(4), torch.arange(4) + 2)
     assert all(map(torch.equal, *both(7)))
     assert torch.equal(both(6)[0][0], Rotary(8, 99.0)(*heads(6))[0])
@@ -247,7 +247,7 @@ def test_two_threads():
         ((8,), {"scaling": "linear"}, TypeError, "scaling"),
         ((8,), {"scaling": {"rope_type": "dynamic", "factor": 2.0}}, ValueError, "max"),
         ((8,), {"fraction": 1.5}, ValueError, "fraction"),
-        ((8,), {"fraction": 0.5, "scaling": {"rope_type": "default"}}, ValueError, "give one"),
+        ((8,), {"fraction": 0.5, "scaling": {"rope_type": "default"}}, ValueError, "give one of"),
         ((8,), {"interleaved": "no"}, TypeError, "interleaved"),
         ((8,), {"precision": "bf16"}, ValueError, "precision"),
     ],
@@ -262,8 +262,8 @@ def test_wrong_arguments(arguments, options, error, message):
     [
         ({"q": torch.zeros(2, 4, 6, 10)}, r"q must be \(B, H, L, 8\), got \(2, 4, 6, 10\)"),
         ({"k": torch.zeros(6, 8)}, r"k must be \(B, H, L, 8\)"),
-        ({"k": torch.zeros(2, 2, 5, 8)}, "one batch and one length"),
-        ({"k": torch.zeros(1, 2, 6, 8)}, "one batch and one length"),
+        ({"k": torch.zeros(2, 2, 5, 8)}, "the same batch and length"),
+        ({"k": torch.zeros(1, 2, 6, 8)}, "the same batch and length"),
         ({"k": torch.zeros(2, 2, 6, 8).double()}, "one dtype"),
         ({"q": torch.zeros(2, 4, 6, 8).int()}, "q must be float32, float64, bfloat16 or float16"),
         ({"q": None}, "q must be a torch.Tensor"),

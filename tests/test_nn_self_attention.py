@@ -205,7 +205,7 @@ def test_types_that_follow_the_length(spec):
         parts = {"rotation": rotation}
         for positions in (None, torch.arange(length)):
             assert_exact(module(x, positions=positions), module, x, parts=parts)
-    with pytest.raises(ValueError, match="max_length of SelfAttention"):
+    with pytest.raises(ValueError, match="SelfAttention calls it max_length"):
         SelfAttention(32, 4, encoding=spec)
 
 

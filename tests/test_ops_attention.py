@@ -1,8 +1,6 @@
 """wavepe.ops.attention and its composition in torch, against the oracle: outputs and every gradient
 over a grid of shapes, options and dtypes."""
 
-import doctest
-import importlib
 import math
 
 import numpy as np
@@ -161,10 +159,3 @@ def test_segments_of_any_integer_type(variant):
     assert torch.equal(
         attention(**arguments, segments=far), attention(**arguments, segments=ids % 2)
     )
-
-
-@pytest.mark.parametrize("name", ["_attention", "_relative_table", "_merge_attention"])
-def test_examples_in_the_docs(name):
-    result = doctest.testmod(importlib.import_module(f"wavepe.ops.{name}"))
-    assert result.attempted > 0
-    assert result.failed == 0

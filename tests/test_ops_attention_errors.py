@@ -82,8 +82,8 @@ DTYPES = [
     (r"key_mask", {"key_mask": ones(B, N, dtype=torch.uint8)}),
     (r"segments", {**SQUARE, "segments": ones(B, N)}),
     (r"segments", {**SQUARE, "segments": ones(B, N, dtype=torch.bool)}),
-    (r"mask.*True is seen.*mask == 0.*float32", {"mask": ones(B, H, M, N)}),
-    (r"mask.*True is seen.*mask != 0.*int64", {"mask": ones(B, H, M, N, dtype=torch.int64)}),
+    (r"mask.*True for visible.*mask == 0.*float32", {"mask": ones(B, H, M, N)}),
+    (r"mask.*True for visible.*mask != 0.*int64", {"mask": ones(B, H, M, N, dtype=torch.int64)}),
 ]
 VALUES = [
     (r"beyond.*'?wrap'?.*edge", {"p": P, "beyond": "wrap"}),

@@ -83,7 +83,7 @@ def test_reasons(monkeypatch, reasons):
     assert reason() == ""
     assert "above 64 in torch.float32" in reason(size=65)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert reason() == "it needs compute capability 8.0, the GPU has 7.5"
+    assert reason() == "it needs compute capability 8.0 or higher, the GPU has 7.5"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert reason() == "it needs Triton: pip install triton"
     monkeypatch.setattr(torch.version, "hip", "6.4")

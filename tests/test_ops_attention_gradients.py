@@ -73,7 +73,7 @@ def test_gradgradcheck_of_the_composition(option):
 def test_double_backward_says_what_to_do(variant, option):
     call, leaves = calls(attention, draw(generator("twice"), TINY[0], OPTIONS[option], F64))
     first = torch.autograd.grad(call(*leaves)[0].pow(2).sum(), leaves, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"no second derivative by autograd; torch\.func"):
+    with pytest.raises(RuntimeError, match=r"no second derivative in autograd; use torch\.func"):
         torch.autograd.grad(sum(g.pow(2).sum() for g in first), leaves)
 
 

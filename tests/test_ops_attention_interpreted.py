@@ -70,7 +70,7 @@ def test_tables_of_many_blocks_interpreted(option):
 @pytest.mark.parametrize("option", FAR)
 def test_tables_too_far_are_refused(option):
     arguments = draw(generator("far"), SHAPE, OPTIONS[option])
-    with pytest.raises(RuntimeError, match=r"must lie within \+-2\^29, got \d+ from -?\d+ on"):
+    with pytest.raises(RuntimeError, match=r"must lie within \+-2\^29, got \d+ rows from -?\d+ on"):
         interpreted(**arguments)
 
 

@@ -232,7 +232,7 @@ def test_errors_of_counts_and_devices():
     with pytest.raises(RuntimeError, match="4611686018427387904"):
         ops.wavelet_table(2**62, ONE, ONE)
     for count in (2**64, 10**30):
-        with pytest.raises(RuntimeError, match=f"offsets must be a number from 0 .*{count}"):
+        with pytest.raises(RuntimeError, match=f"offsets must be an int from 0 .*{count}"):
             ops.wavelet_table(count, ONE, ONE)
     with pytest.raises(RuntimeError, match="kind must be a string, got 3"):
         ops.wavelet_table(3, ONE, ONE, kind=3)

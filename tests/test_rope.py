@@ -174,7 +174,7 @@ def test_bfloat16_layouts_and_outputs(variant, layout):
     assert_same_bits(out.view(np.uint16), expected)
     in_place = laid.copy()
     assert_same_bits(wavepe.rope(in_place, cos, sin, out=in_place).view(np.uint16), expected)
-    with pytest.raises(TypeError, match="out has dtype float32, needs bfloat16"):
+    with pytest.raises(TypeError, match="out must have dtype bfloat16, got float32"):
         wavepe.rope(x, cos, sin, out=np.zeros(x.shape, np.float32))
 
 
@@ -309,7 +309,7 @@ X, TABLE = np.ones((2, 3, 8), np.float32), np.ones((3, 4), np.float32)
         (TypeError, "int64", X, TABLE.astype(int), TABLE.astype(int), {}),
         (
             TypeError,
-            "cos must hold floating point, got dtype complex128",
+            "cos must hold floating point numbers, got dtype complex128",
             X,
             TABLE.astype(complex),
             TABLE,
@@ -317,14 +317,14 @@ X, TABLE = np.ones((2, 3, 8), np.float32), np.ones((3, 4), np.float32)
         ),
         (TypeError, "x must be float16, .* got dtype object", X.astype(object), TABLE, TABLE, {}),
         (TypeError, "x must be float16, .* got dtype object", None, TABLE, TABLE, {}),
-        (TypeError, "cos must hold floating point, got dtype <U3", X, "cos", "sin", {}),
+        (TypeError, "cos must hold floating point numbers, got dtype <U3", X, "cos", "sin", {}),
         (ValueError, "2, 3, 8", X, TABLE, TABLE, {"out": np.empty((2, 3, 9), np.float32)}),
         (ValueError, "2, 3, 8", X, TABLE, TABLE, {"out": np.empty((1, 2, 3, 8), np.float32)}),
         (TypeError, "float64", X, TABLE, TABLE, {"out": np.empty((2, 3, 8))}),
         (TypeError, "out must be a NumPy array, got list", X, TABLE, TABLE, {"out": [1.0]}),
         (
             ValueError,
-            "out is read-only",
+            "out must be writeable, got a read-only array",
             X,
             TABLE,
             TABLE,

@@ -1,6 +1,5 @@
 """The formulas of rope_frequencies, every rope type."""
 
-import doctest
 import math
 import warnings
 
@@ -10,7 +9,6 @@ import pytest
 import wavepe
 from cases import BOUNDS, assert_same_bits, assert_within, unit
 from rope_cases import LONG, MINIMAL, ORIGINAL, SHORT, frequencies
-from wavepe import _rope_frequencies
 
 DIMS = (4, 6, 32, 80, 128)
 THETAS = (50.0, 1e4, 1e6)
@@ -137,9 +135,3 @@ def test_partial_rotary_factor_is_a_smaller_head(kind):
 def test_nothing_is_rotated_by_partial_rotary_factor_0():
     for kind in ("default", "linear", "yarn", "llama3"):
         assert frequencies(kind, partial_rotary_factor=0, **MINIMAL[kind])[0].shape == (0,)
-
-
-def test_examples_in_the_docs():
-    result = doctest.testmod(_rope_frequencies)
-    assert result.attempted > 0
-    assert result.failed == 0

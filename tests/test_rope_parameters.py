@@ -109,7 +109,7 @@ def test_one_base(kind):
             8, theta, scaling=minimal(kind, rope_theta=500.0), **options
         )
         assert_same_bits(got, want)
-    with pytest.raises(ValueError, match=r"theta is 400\.0 .* rope_theta is 500\.0"):
+    with pytest.raises(ValueError, match=r"theta=400\.0 and rope_theta=500\.0"):
         wavepe.rope_frequencies(8, 400, scaling=minimal(kind, rope_theta=500), **options)
     plain, _ = wavepe.rope_frequencies(8, scaling=minimal(kind), **options)
     assert_same_bits(plain, wavepe.rope_frequencies(8, 1e4, scaling=minimal(kind), **options)[0])
@@ -197,10 +197,10 @@ def test_bad_numbers(kind, value, error):
         (ValueError, "base other than 1", "yarn", {"rope_theta": 1.0}),
         (ValueError, "must be above low", "llama3", {"low_freq_factor": 4.0}),
         (ValueError, "must be above low", "llama3", {"low_freq_factor": 5.0}),
-        (ValueError, "short_factor must .* 4 of them .* 3", "longrope",
+        (ValueError, "short_factor must .* 4 for head size .* 3", "longrope",
          {"short_factor": SHORT[:3], "long_factor": LONG[:3]}),
-        (ValueError, "one value a pair", "longrope", {"short_factor": [1.0]}),
-        (ValueError, "one value a pair", "longrope", {"short_factor": [], "long_factor": LONG}),
+        (ValueError, "one value per pair", "longrope", {"short_factor": [1.0]}),
+        (ValueError, "one value per pair", "longrope", {"short_factor": [], "long_factor": LONG}),
         (ValueError, r"long_factor\[1\]", "longrope", {"long_factor": [1.0, 0.0, 1, 1]}),
         (ValueError, r"long_factor\[0\]", "longrope", {"long_factor": [math.nan, 1, 1, 1]}),
         (TypeError, r"short_factor\[2\]", "longrope", {"short_factor": [1, 1, "1", 1]}),
@@ -218,13 +218,15 @@ def test_refused(error, match, kind, changes):
 
 def test_a_dict_per_layer_type_is_refused():
     nested = {"full_attention": minimal("linear"), "sliding_attention": minimal("default")}
-    with pytest.raises(ValueError, match="full_attention, sliding_attention: give one"):
+    with pytest.raises(
+        ValueError, match=r"one layer type, got .* full_attention, sliding_attention"
+    ):
         wavepe.rope_frequencies(8, scaling=nested)
 
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_odd_and_small_heads(kind):
-    with pytest.raises(ValueError, match=r"7|one value a pair"):
+    with pytest.raises(ValueError, match=r"7|one value per pair"):
         wavepe.rope_frequencies(7, scaling=minimal(kind), max_length=64)
     if kind == "dynamic":
         with pytest.raises(ValueError, match="more than 2 rotated dims, got 2"):

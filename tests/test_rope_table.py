@@ -323,7 +323,7 @@ FREQ = oracle.rope_frequencies(8)
         (ValueError, "-1", (np.zeros((3, 2), int), FREQ), {"sections": (5, -1)}),
         (
             ValueError,
-            r"shape \(\) need a last axis of 2",
+            r"must have a last axis of 2, .* got shape \(\)",
             (np.int64(3), FREQ),
             {"sections": (2, 2)},
         ),

@@ -99,7 +99,12 @@ def test_linear_in_the_shift(m, k, pairs):
         (ValueError, "3, 8", (np.arange(3), 8), {"out": np.empty((3, 6))}),
         (TypeError, "float32", (np.arange(3), 8), {"out": np.empty((3, 8), np.float32)}),
         (TypeError, "out must be a NumPy array, got list", (np.arange(3), 8), {"out": [0.0]}),
-        (ValueError, "out is read-only", (np.arange(3), 8), {"out": np.broadcast_to(0.0, (3, 8))}),
+        (
+            ValueError,
+            "out must be writeable, got a read-only array",
+            (np.arange(3), 8),
+            {"out": np.broadcast_to(0.0, (3, 8))},
+        ),
     ],
 )
 def test_errors(error, match, args, options):

@@ -84,7 +84,7 @@ def test_at_the_end_of_the_interpreter():
     code = """
 import atexit, numpy as np, wavepe
 from wavepe import _threads
-_threads.PIECE = 16
+_threads.LEAST_ELEMENTS = 16
 wavepe.set_num_threads(4)
 x, cos, sin = np.ones((64, 8)), np.zeros((64, 4)), np.ones((64, 4))
 atexit.register(lambda: print(wavepe.rope(x, cos, sin)[0, 0]))
@@ -146,7 +146,7 @@ import os
 import numpy as np, wavepe
 from wavepe import _threads
 
-_threads.PIECE = 16
+_threads.LEAST_ELEMENTS = 16
 wavepe.set_num_threads(4)
 x = np.random.default_rng(0).normal(size=(64, 8))
 

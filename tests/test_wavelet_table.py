@@ -205,14 +205,14 @@ GOOD = {"offsets": 4, "scale": [1.0, 2.0], "shift": [0.0, 1.0]}
         (TypeError, "offsets must be an integer, got None", {"offsets": None}),
         (
             ValueError,
-            r"offsets must be a number or 1-D, got shape \(2, 2\)",
+            r"offsets must be an integer or \(w,\), got shape \(2, 2\)",
             {"offsets": np.zeros((2, 2), int)},
         ),
         (ValueError, "3", {"scale": [1.0, 2.0, 3.0]}),
         (ValueError, "3", {"shift": [1.0, 2.0, 3.0]}),
         (
             ValueError,
-            r"scale and shift must be 1-D .* got \(1, 2\)",
+            r"scale and shift must both be \(dim,\), got shapes \(1, 2\)",
             {"scale": [[1.0, 2.0]], "shift": [[1.0, 2.0]]},
         ),
         (TypeError, "scale must hold real numbers, got dtype complex128", {"scale": [1j, 2j]}),
@@ -223,7 +223,11 @@ GOOD = {"offsets": 4, "scale": [1.0, 2.0], "shift": [0.0, 1.0]}
         (ValueError, "4, 2", {"out": np.empty((1, 4, 2), np.float32)}),
         (TypeError, "float64", {"out": np.empty((4, 2), np.float64)}),
         (TypeError, "out must be a NumPy array, got list", {"out": [[0.0] * 2] * 4}),
-        (ValueError, "out is read-only", {"out": np.broadcast_to(np.float32(0), (4, 2))}),
+        (
+            ValueError,
+            "out must be writeable, got a read-only array",
+            {"out": np.broadcast_to(np.float32(0), (4, 2))},
+        ),
     ],
 )
 def test_table_errors(error, match, changed):

@@ -1,8 +1,9 @@
 """wavepe: position encodings as a part that can be swapped.
 
-This module is the NumPy front end and needs NumPy alone. `wavepe.ops` holds the same functions for
-torch, `wavepe.hf` puts them into Hugging Face models. Sources of the formulas are cited by the
-keys of docs/reference/methods.md, such as [W] for the wavelet position encoding.
+This module holds the NumPy functions and needs NumPy alone. `wavepe.ops` holds the same functions
+for torch, `wavepe.nn` holds torch modules, and `wavepe.hf` swaps the encoding of Hugging Face
+models. Comments in the code cite sources by the keys of docs/reference/methods.md: [W] is the
+wavelet position encoding.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from ._wavelet import gaussian, haar, morlet, ricker, wavelet_grid, wavelet_tabl
 from ._wavelet_registered import register_wavelet
 from .encodings import encoding, register_encoding
 
-# Loaded when they are first used: torch and transformers are not needed by the rest.
+# Imported on first use, because the rest of wavepe needs neither torch nor transformers.
 _LAZY = ("analysis", "cli", "hf", "nn", "ops")
 
 

@@ -1,4 +1,4 @@
-"""``python -m wavepe``: the command line."""
+"""Run the command line: ``python -m wavepe``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""ALiBi: a slope per head, taken from the score for each token of distance [A]."""
+"""ALiBi: the score of head h loses slope_h for each token of distance [A]."""
 
 from __future__ import annotations
 
@@ -8,19 +8,38 @@ from . import _checks
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Slopes of ALiBi [A].
+    """Return the slope of each head in ALiBi.
 
-    Geometric from 2^(-8/heads) for a power of two; otherwise those of the power of two below,
-    then every second one of the power of two above.
+    The score of a query and a key loses slope * distance. For a power of two, the slopes are
+    2^(-8/heads), 2^(-16/heads), ... 2^-8. For another number, they are the slopes of the next
+    lower power of two, followed by every second slope of the next higher one.
 
     Parameters
     ----------
     heads : int
-        At least 1.
+        Number of attention heads, at least 1.
 
     Returns
     -------
-    float64 array (heads,)
+    slopes : array (heads,), float64
+
+    Raises
+    ------
+    TypeError
+        If `heads` is not an integer.
+    ValueError
+        If `heads` is below 1.
+
+    References
+    ----------
+    Press et al., "Train short, test long: attention with linear biases enables input length
+    extrapolation", ICLR 2022, arXiv 2108.12409.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.alibi_slopes(4)
+    array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
     heads = _checks.integer("heads", heads, 1)
     lower = 1 << (heads.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Attention with a query-dependent relative term [W][S][X] or slopes [A], in O(L) memory."""
+"""Attention with a relative term [W][S][X], slopes [A] or a bias, in memory linear in length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from . import _checks, _numpy, _threads
 from ._relative_bias import BEYOND, reached_rows
 
-_FAR = 2**60  # further than any key; sums with it do not overflow
+_FARTHEST = 2**60  # beyond the distance of any key; sums with it do not overflow
 _Arrays = dict[str, np.ndarray]
 
 
@@ -32,66 +32,83 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """Softmax attention whose scores hold a relative term; no (m, n) array is ever made.
+    """Return softmax attention whose scores depend on the distance of query and key.
 
     ``score[i, j] = (q[i] . k[j] + q[i] . p[delta - first]) * scale - slope * abs(delta)
-    + bias[delta - bias_first]``, with ``delta = i + (n - m) - j``: the last query stands on the
-    last key. p is the table of the wavelet [W], Shaw [S] or Transformer-XL [X] encoding, slopes are
-    ALiBi's [A], and bias is any other number for each distance. Softmax and sums are float32
-    (float64 for float64).
+    + bias[delta - bias_first]``, where ``delta = i + (n - m) - j`` is the distance from key j to
+    query i. The last query and the last key belong to the same token. No array of size (m, n) is
+    made: memory grows with m + n.
 
     Parameters
     ----------
-    q : array (..., H, m, d)
-        float16, float32, float64 or ml_dtypes.bfloat16, any strides. Without heads: (m, d).
+    q : array (..., H, m, d), or (m, d) without heads
+        Queries of float16, float32, float64 or ml_dtypes.bfloat16, with any strides.
     k, v : arrays (..., Hk, n, d) and (..., Hk, n, dv)
-        H is a multiple of Hk: query head h reads key head h // (H / Hk). Other leading axes, and
-        heads of which there is one, broadcast. Different dtypes of q, k, v and p are promoted as
-        NumPy does, integers at least to float32.
-    p : array (w, d), or (..., H, w, d) whose leading axes broadcast with q's
-        Row r belongs to delta = first + r.
+        Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
+        The other leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k,
+        v and p differ, NumPy's common dtype is used. Integers become float32 or float64.
+    p : array (w, d), or (..., H, w, d) whose leading axes broadcast with those of q, optional
+        The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
+        delta = first + r.
     first : int
-        delta of the table's first row.
+        The delta of the table's first row.
     beyond : "zero" or "edge"
-        A row outside the table counts as zero, or as the nearest row.
-    slopes : array (H,), or (..., H) that broadcasts with q's leading axes
-        Read as float64.
-    bias : array (w',), or (..., H, w') whose leading axes broadcast with q's
-        A number for each delta, added to the score; not scaled. Element r belongs to
-        delta = bias_first + r. Read as float32 (float64 for float64).
+        What stands for a row outside the table: zeros, or the nearest row.
+    slopes : array (H,), or (..., H) that broadcasts with q's leading axes, optional
+        ALiBi's slope of each head, read as float64.
+    bias : array (w',), or (..., H, w') whose leading axes broadcast with those of q, optional
+        A number for each delta. It is added to the score and not scaled. Element r belongs to
+        delta = bias_first + r. It is read as float32, or as float64 if q is float64.
     bias_first : int
-        delta of the first number of bias. It does not depend on p's.
+        The delta of the first element of `bias`. It is independent of `first`.
     bias_beyond : "zero" or "edge"
-        A delta outside bias counts as zero, or as the nearest number.
+        What stands for an element outside `bias`: zero, or the nearest element.
     causal : bool
-        Keys with delta < 0 are hidden.
+        Hide keys with delta < 0.
     window : int, optional
-        Keys with delta >= window are hidden.
+        Hide keys with delta >= window.
     scale : float, optional
-        None is d^-1/2.
+        The factor on the products; None is d^-1/2.
     return_lse : bool
-        Return lse, too.
+        Whether to return lse as well.
 
     Returns
     -------
     out : array (..., H, m, dv)
-        0 for a query that sees no key.
-    lse : array (..., H, m)
-        Logarithm of the sum of the exponentials of the scores, float32 (float64 for float64); -inf
-        for a query that sees no key.
+        The attention output in the common dtype of the inputs. It is 0 for a query that sees no
+        key.
+    lse : array (..., H, m), only with `return_lse`
+        The logarithm of the sum of exp(score) over the keys, float32 (float64 for float64 inputs).
+        It is -inf for a query that sees no key.
 
     Raises
     ------
     TypeError
-        Dtypes that are not real numbers or have no common type; arguments of wrong types.
+        If a dtype is not a real number, if the dtypes have no common one, or if an argument has a
+        wrong type.
     ValueError
-        Shapes that do not fit, values out of range.
+        If shapes do not fit together, or if a value is out of range.
 
     Notes
     -----
-    `set_num_threads` counts: heads and blocks of queries are shared out, with the same bits for any
-    number of threads. NaN in a hidden key or value reaches no result. Subnormal numbers count as
-    zero.
+    Softmax and sums are computed in float32, or in float64 for float64 inputs. Threads
+    (`set_num_threads`) divide the heads and blocks of queries among them, and the results are
+    bitwise equal for any number of threads. NaN in a hidden key or value reaches no result.
+    Subnormal numbers count as zero.
+
+    References
+    ----------
+    Tables: Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004; Shaw et al., 2018, arXiv 1803.02155; Dai et al., "Transformer-XL", 2019,
+    arXiv 1901.02860. Slopes: Press et al., ALiBi, 2022, arXiv 2108.12409.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import wavepe
+    >>> q = k = v = np.ones((8, 5, 16), np.float32)  # 8 heads, 5 tokens, head size 16
+    >>> wavepe.attention(q, k, v, slopes=wavepe.alibi_slopes(8)).shape
+    (8, 5, 16)
     """
     given = {"q": q, "k": k, "v": v} | ({} if p is None else {"p": p})
     arrays = _promoted({name: _real(name, x) for name, x in given.items()})
@@ -105,7 +122,7 @@ def attention(
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
     bias_edge = BEYOND.index(_checks.choice("bias_beyond", bias_beyond, BEYOND))
     causal = _checks.flag("causal", causal)
-    reach = _FAR if window is None else min(_window(window), _FAR)
+    reach = _FARTHEST if window is None else min(_window(window), _FARTHEST)
     first, bias_first = _checks.integer("first", first), _checks.integer("bias_first", bias_first)
     if p is not None:
         rows, first = _reachable(arrays, "p", -2, first, edge, causal, reach)
@@ -121,8 +138,10 @@ def attention(
 
 
 def _real(name: str, value: ArrayLike) -> np.ndarray:
+    """Return `value` as an array of real numbers, bfloat16 included."""
     array = _checks.array_of(name, value)
-    if array.dtype == object and type(value).__name__ == "RelativeTable":  # torch may be missing
+    # Compare the class by name, because importing it needs torch.
+    if array.dtype == object and type(value).__name__ == "RelativeTable":
         raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
     if _checks.is_bfloat16(array.dtype):
         return array
@@ -130,10 +149,10 @@ def _real(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
-    """bias as the kernels read it: of their own type, and aligned."""
+    """Return the bias as the kernels read it: float32 (float64 for float64), and aligned."""
     array = _real("bias", value)
     if not array.ndim:
-        raise ValueError("bias must be (w,) or (..., H, w), got ()")
+        raise ValueError("bias must be (w,) or (..., H, w), got shape ()")
     return _cast("bias", array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
 
 
@@ -142,23 +161,23 @@ def _listed(arrays: _Arrays) -> str:
 
 
 def _promoted(arrays: _Arrays) -> _Arrays:
-    """All of one dtype that the kernels have, and aligned."""
+    """Return the arrays in one dtype that the kernels have, and aligned."""
     try:
         dtype = np.result_type(*(x.dtype for x in arrays.values()))
     except TypeError:
-        raise TypeError(f"there is no common dtype of {_listed(arrays)}") from None
+        raise TypeError(f"the arrays need a common dtype, got {_listed(arrays)}") from None
     if dtype.kind in "iu":
         dtype = np.result_type(dtype, np.float32)
     if not (_checks.is_bfloat16(dtype) or dtype in (np.float16, np.float32, np.float64)):
         raise TypeError(
-            "float16, float32, float64 or ml_dtypes.bfloat16 needed, got "
-            f"{_listed(arrays)}, together {dtype}"
+            "the common dtype must be float16, float32, float64 or ml_dtypes.bfloat16, got "
+            f"{dtype} for {_listed(arrays)}"
         )
     return {name: _cast(name, x, dtype) for name, x in arrays.items()}
 
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in this dtype, and aligned: itself where it is so."""
+    """Return the array in `dtype` and aligned; no copy if it is so already."""
     if array.dtype == dtype and array.flags.aligned:
         return array
     _checks.check_size(name, array)
@@ -166,18 +185,19 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _check_sizes(arrays: _Arrays) -> None:
-    """What q, k, v and p must share; their leading axes are _lead's part."""
+    """Check the last two axes of q, k, v and p; `_lead` checks the others."""
     if min(x.ndim for x in arrays.values()) < 2:
         raise ValueError(
-            "q (..., m, d), k (..., n, d), v (..., n, dv) and p (..., w, d) needed, got "
+            "q must be (..., m, d), k (..., n, d), v (..., n, dv) and p (..., w, d), got "
             f"{_listed(arrays)}"
         )
     q, k, v, p = (arrays.get(name, arrays["q"]).shape for name in "qkvp")
     if not q[-1] == k[-1] == p[-1]:
-        raise ValueError(f"q, k and p must have one head size, got {_listed(arrays)}")
+        raise ValueError(f"q, k and p must have the same head size, got {_listed(arrays)}")
     if k[-2] != v[-2]:
-        raise ValueError(f"k and v must hold as many keys, got {_listed(arrays)}")
-    # The size of the kernels' scratch memory must not overflow; as csrc/torch/attention_call.cpp.
+        raise ValueError(f"k and v must have the same number of keys, got {_listed(arrays)}")
+    # The size of the kernels' scratch memory must not overflow: csrc/torch/attention_call.cpp has
+    # the same limits.
     largest, elements = max(q[-1], v[-1]), (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + 2**8)
     if largest >= 2**20 or elements >= 2**45:
         raise MemoryError(f"attention of {_listed(arrays)} needs more memory than there is")
@@ -193,19 +213,22 @@ def _window(window: int) -> int:
 def _reachable(
     arrays: _Arrays, name: str, axis: int, first: int, edge: int, causal: bool, window: int
 ) -> tuple[slice, int]:
-    """The rows of p, or numbers of bias, that some query can reach, and delta of the first."""
+    """Return the rows of p (or numbers of bias) that a query can reach, and the delta of the first.
+
+    `axis` is the axis of p or bias that holds the distances.
+    """
     rows, queries, keys = arrays[name].shape[axis], arrays["q"].shape[-2], arrays["k"].shape[-2]
     if edge and rows == 0:
         needs = {"p": 'beyond="edge" needs a table of at least one row'}
         needs["bias"] = 'bias_beyond="edge" needs a bias of at least one number'
-        raise ValueError(f"{needs[name]}, {name} has none")
+        raise ValueError(f"{needs[name]}, got {name} with none")
     nearest, farthest = 0 if causal else 1 - queries, min(keys, window) - 1
     begin, end = reached_rows(rows, first, edge, nearest, farthest)
-    return slice(begin, end), max(-_FAR, min(_FAR, first)) + begin
+    return slice(begin, end), max(-_FARTHEST, min(_FARTHEST, first)) + begin
 
 
 def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
-    """The results' leading axes, the last of them the heads, and the number of key heads."""
+    """Return the leading axes of the results, heads last, and the number of key heads."""
     core = {"bias": 1, "slopes": 0}
     axes = {name: x.shape[: x.ndim - core.get(name, 2)] for name, x in arrays.items()}
 
@@ -215,9 +238,9 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
             f"leading axes of {', '.join(present)}", *(axes[name] for name in present)
         )
 
-    of_q, of_k = common("q", "p", "slopes", "bias"), common("k", "v")
-    batch = _checks.broadcast("axes before the heads of q and k", of_q[:-1], of_k[:-1])
-    heads, key_heads = (of[-1] if of else 1 for of in (of_q, of_k))
+    query_axes, key_axes = common("q", "p", "slopes", "bias"), common("k", "v")
+    batch = _checks.broadcast("axes before the heads of q and k", query_axes[:-1], key_axes[:-1])
+    heads, key_heads = (axes[-1] if axes else 1 for axes in (query_axes, key_axes))
     if heads == 1:
         heads = key_heads
     if heads % key_heads if key_heads else heads:
@@ -225,16 +248,16 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
             f"q has {heads} heads, which must be a multiple of the {key_heads} of k and v: "
             f"{_listed(arrays)}"
         )
-    return (*batch, heads) if of_q or of_k else (), key_heads
+    return (*batch, heads) if query_axes or key_axes else (), key_heads
 
 
 def _run(
     arrays: _Arrays, options: tuple[float, int, int, int, int, bool, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """out and lse, by as many threads as there may be."""
+    """Return out and lse; `options` are the last arguments of the kernel."""
     lead, key_heads = _lead(arrays)
-    of_keys = (*lead[:-1], key_heads)
-    of_groups = (*of_keys, (lead[-1] if lead else 1) // max(key_heads, 1))
+    key_lead = (*lead[:-1], key_heads)
+    group_lead = (*key_lead, (lead[-1] if lead else 1) // max(key_heads, 1))
     q, k, v = (arrays[name] for name in "qkv")
     (queries, d), (keys, dv) = q.shape[-2:], v.shape[-2:]
     out = np.empty((*lead, queries, dv), q.dtype)
@@ -243,14 +266,14 @@ def _run(
         return out, lse
 
     def split(x: np.ndarray, *rest: int) -> np.ndarray:
-        """A view (..., key heads, query heads of each, *rest)."""
-        return _bits(x, (*lead, *rest)).reshape(*of_groups, *rest)
+        """Return a view (..., key heads, query heads of each, *rest)."""
+        return _bits(x, (*lead, *rest)).reshape(*group_lead, *rest)
 
     p, slopes, bias = (arrays.get(name) for name in ("p", "slopes", "bias"))
     operands = (
         split(q, queries, d),
-        _bits(k, (*of_keys, keys, d)),
-        _bits(v, (*of_keys, keys, dv)),
+        _bits(k, (*key_lead, keys, d)),
+        _bits(v, (*key_lead, keys, dv)),
         split(p, *p.shape[-2:]) if p is not None and d and p.shape[-2] else None,
         None if slopes is None else split(slopes),
         split(bias, bias.shape[-1]) if bias is not None and bias.size else None,
@@ -258,7 +281,7 @@ def _run(
         split(lse, queries),
     )
     blocks = -(-queries // _numpy.ATTENTION_QUERY_BLOCK)
-    work = lse.size * keys * (d + dv) // 8  # as much as rotating so many elements
+    work = lse.size * keys * (d + dv) // 8  # rotating this many elements takes as long
     call = functools.partial(_numpy.attention, _numpy.kernels(), *operands, *options)
     _threads.run(
         lambda units: call(units.start, units.stop),
@@ -268,6 +291,6 @@ def _run(
 
 
 def _bits(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """x of that shape; bfloat16 as integers of the same bits, as NumPy has no such type."""
+    """Return x broadcast to `shape`; bfloat16, which NumPy lacks, as integers of the same bits."""
     x = x.view(np.uint16) if _checks.is_bfloat16(x.dtype) else x
     return x if x.shape == shape else np.broadcast_to(x, shape)

@@ -1,4 +1,7 @@
-"""Argument checks shared by the public functions: each says what was given and what is needed."""
+"""Argument checks shared by the public functions.
+
+Every error message says what was given and what is needed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-# No array has so many elements, and the bytes of one that is a little smaller can be counted.
-_SIZES = 2**53
+# No array in memory has this many elements. Below it, the number of bytes fits 64 bits.
+_SIZE_LIMIT = 2**53
 
 
 def integer(name: str, value: Any, minimum: int | None = None) -> int:
-    """`value` as an int (NumPy integers too; no bool, no float). Sizes have a minimum."""
+    """Return `value` as an int; NumPy integers are accepted, bool and float are not.
+
+    A value with a minimum is a size, which must stay below 2^53.
+    """
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -25,36 +31,36 @@ def integer(name: str, value: Any, minimum: int | None = None) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r} ({kind})") from None
     if minimum is not None and number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    if minimum is not None and number >= _SIZES:
+    if minimum is not None and number >= _SIZE_LIMIT:
         raise ValueError(f"{name} must be below 2^53, got {number}")
     return number
 
 
 def flag(name: str, value: Any) -> bool:
-    """`value` as a bool; a string such as "false" would be true."""
+    """Return `value` as a bool. Strings are refused: Python counts "false" as true."""
     if not isinstance(value, (bool, np.bool_, int)) or value not in (0, 1):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def positive(name: str, value: Any) -> float:
-    """`value` as a finite float above 0."""
+    """Return `value` as a finite float above 0."""
     number = finite(name, value)
     if number <= 0:
         raise ValueError(f"{name} must be above 0, got {number}")
     return number
 
 
-def share(name: str, value: Any) -> float:
-    """`value` as a float from 0 to 1, both included."""
-    number = finite(name, value) + 0.0  # -0.0 becomes 0.0
+def zero_to_one(name: str, value: Any) -> float:
+    """Return `value` as a float from 0 to 1; both ends are allowed."""
+    number = finite(name, value) + 0.0  # turns -0.0 into 0.0
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, got {number!r}")
     return number
 
 
 def finite(name: str, value: Any) -> float:
-    """`value` as a finite float."""
+    """Return `value` as a finite float."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -70,7 +76,7 @@ def finite(name: str, value: Any) -> float:
 
 
 def choice(name: str, value: Any, known: Iterable[str]) -> str:
-    """`value`, one of the known strings."""
+    """Return `value` if it is one of the known strings."""
     known = list(known)
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {', '.join(known)}; got {value!r}")
@@ -80,7 +86,10 @@ def choice(name: str, value: Any, known: Iterable[str]) -> str:
 
 
 def is_short(values: Any) -> bool:
-    """Whether values may be gone through: a range, or an array with a stride of 0, may be long."""
+    """Tell whether a loop over `values` is short.
+
+    A range, or an array with a stride of 0, can be very long in little memory.
+    """
     try:
         return not hasattr(values, "__len__") or len(values) < 2**20
     except OverflowError:  # range(2**70)
@@ -88,50 +97,64 @@ def is_short(values: Any) -> bool:
 
 
 def array_of(name: str, value: ArrayLike) -> np.ndarray:
-    """`value` as an array of any dtype."""
+    """Return `value` as an array of any dtype."""
     try:
         array = np.asarray(value)
-    except ValueError as error:  # rows of several lengths
+    except ValueError as error:  # a list of rows with different lengths
         raise ValueError(f"{name}: {error}") from None
     except MemoryError:  # range(2**60)
         raise MemoryError(f"{name} needs more memory than there is") from None
-    if array.ndim > 32:  # more than NumPy broadcasts in every version
+    if array.ndim > 32:  # the most that older NumPy versions broadcast
         raise ValueError(f"{name} must have at most 32 axes, got {array.ndim}")
     return array
 
 
 def check_size(name: str, array: np.ndarray) -> None:
-    """Refuse more elements than memory holds, as an array with strides of 0 may have them."""
-    if math.prod(size for size in array.shape if size) >= _SIZES:
+    """Raise ValueError if a copy of `array` cannot fit in memory.
+
+    An array with strides of 0 can have any number of elements.
+    """
+    if math.prod(size for size in array.shape if size) >= _SIZE_LIMIT:
         raise ValueError(f"{name} must hold fewer than 2^53 elements, got shape {array.shape}")
 
 
 def new_array(
     shape: tuple[int, ...], dtype: DTypeLike = np.float64, make: Any = np.empty
 ) -> np.ndarray:
-    """make(shape, dtype); MemoryError for any size that no memory holds, beyond 2^63 bytes too."""
+    """Return ``make(shape, dtype)``, or raise MemoryError if it does not fit in memory.
+
+    NumPy itself raises ValueError for an array of 2^63 bytes or more.
+    """
     try:
         return make(shape, dtype)
     except ValueError:
-        wanted = f"an array with shape {shape} and data type {np.dtype(dtype)}"
-        raise MemoryError(f"Unable to allocate {wanted}") from None
+        array = f"an array with shape {shape} and data type {np.dtype(dtype)}"
+        raise MemoryError(f"Unable to allocate {array}") from None
 
 
 def real_array(
     name: str, value: ArrayLike, *, integers: bool = True, any_size: bool = False
 ) -> np.ndarray:
-    """`value` as an array of real numbers, its dtype kept; one that can be copied, or any."""
+    """Return `value` as an array of real numbers in its own dtype.
+
+    Parameters
+    ----------
+    integers : bool
+        Whether integers are accepted, too.
+    any_size : bool
+        Whether to accept an array that is too large to be copied.
+    """
     array = array_of(name, value)
     if array.dtype.kind not in ("fiu" if integers else "f"):
-        wanted = "real numbers" if integers else "floating point"
-        raise TypeError(f"{name} must hold {wanted}, got dtype {array.dtype}")
+        needed = "real numbers" if integers else "floating point numbers"
+        raise TypeError(f"{name} must hold {needed}, got dtype {array.dtype}")
     if not any_size:
         check_size(name, array)
     return array
 
 
 def float_dtype(value: Any) -> np.dtype:
-    """`value` as a dtype that tables are computed in."""
+    """Return `value` as the dtype of a table: float16, float32 or float64."""
     try:
         dtype = np.dtype(value)
     except (TypeError, ValueError):
@@ -143,26 +166,26 @@ def float_dtype(value: Any) -> np.dtype:
 
 
 def is_bfloat16(dtype: np.dtype) -> bool:
-    """Whether it is the bfloat16 of ml_dtypes, which need not be installed to ask."""
+    """Tell whether `dtype` is the bfloat16 of ml_dtypes, without importing ml_dtypes."""
     return dtype.kind == "V" and dtype.itemsize == 2 and dtype.name == "bfloat16"
 
 
 def float_array(name: str, value: ArrayLike) -> np.ndarray:
-    """`value` as an array of a floating point dtype, bfloat16 too."""
+    """Return `value` as an array of a floating point dtype, bfloat16 included."""
     array = array_of(name, value)
     return array if is_bfloat16(array.dtype) else real_array(name, array, integers=False)
 
 
 def distinct(array: np.ndarray) -> np.ndarray:
-    """The array without the repeats along axes of stride 0, of which there may be 2^60."""
+    """Return a view without the repeats along axes of stride 0; there can be 2^60 repeats."""
     return array[tuple(slice(None) if stride else slice(1) for stride in array.strides)]
 
 
 def position_array(name: str, value: ArrayLike) -> np.ndarray:
-    """`value` as an array of integers that float64 holds exactly."""
+    """Return `value` as an array of integers within +-2^53, which float64 holds exactly."""
     array = array_of(name, value)
     if array.size == 0 and array.dtype.kind == "f":
-        array = array.astype(np.int64)  # np.asarray([]) is float64
+        array = array.astype(np.int64)  # np.asarray([]) has dtype float64
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
     check_size(name, array)
@@ -176,7 +199,7 @@ def position_array(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def counted_positions(name: str, value: ArrayLike) -> np.ndarray:
-    """`value` as int64 positions of tokens, counted from 0."""
+    """Return `value` as int64 positions of tokens, which start at 0."""
     array = position_array(name, value).astype(np.int64)
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must be at least 0, got {int(array.min())}")
@@ -184,21 +207,22 @@ def counted_positions(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def out_array(out: np.ndarray | None, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """`out` checked against the exact shape and dtype of the result, or a new array."""
+    """Return `out` if it has the exact shape and dtype of the result; None gives a new array."""
     if out is None:
         return new_array(shape, dtype)
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.dtype != dtype:
-        raise TypeError(f"out has dtype {out.dtype}, needs {np.dtype(dtype)}")
+        raise TypeError(f"out must have dtype {np.dtype(dtype)}, got {out.dtype}")
     if out.shape != tuple(shape):
-        raise ValueError(f"out has shape {out.shape}, needs {tuple(shape)}")
+        raise ValueError(f"out must have shape {tuple(shape)}, got {out.shape}")
     if not out.flags.writeable:
-        raise ValueError("out is read-only")
+        raise ValueError("out must be writeable, got a read-only array")
     return out
 
 
 def broadcast(what: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that the given shapes broadcast to."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

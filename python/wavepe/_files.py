@@ -1,4 +1,7 @@
-"""Files and folders that appear whole under their names, whatever ends the process meanwhile."""
+"""Write files and folders under a temporary name, and rename them when they are complete.
+
+So a file or folder under its final name is always complete, even if the process was killed.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,25 @@ from types import FrameType
 
 try:
     import fcntl
-except ImportError:  # not on this system: nothing is locked
+except ImportError:  # this system has no fcntl: nothing is locked
     fcntl = None  # type: ignore[assignment]
 
-# What ends a process by default, and can be met with Python's `finally`. Ctrl-C raises by itself.
-ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+# Signals that end a process by default and that a handler can catch. Python itself turns Ctrl-C
+# into an exception.
+TERMINATION_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 _received: list[int] = []
-_SHOWN = 4  # names in a message
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_NAMES_IN_MESSAGE = 4
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """A path to write, beside `target`, which it replaces at the end; removed if that fails.
+    """Give a temporary path beside `target` to write to; at the end it replaces `target`.
 
-    Its ending is the target's, which tells some writers the format.
+    The temporary file is removed after an error. It has the suffix of `target`, because some
+    writers take the format from it.
     """
     part = part_of(target)
     try:
@@ -44,42 +51,47 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 def part_of(target: Path) -> Path:
-    """Where `new_file` writes, which a killed process leaves."""
+    """Return the temporary path of `new_file`; a killed process leaves a file there."""
     return target.with_name(f".{target.name}.part{target.suffix}")
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, beside `target`, which it becomes at the end; removed if that fails.
+    """Give a temporary folder beside `target` to fill; at the end it is renamed to `target`.
 
-    SIGTERM and SIGHUP remove it, too. What a killed process left is emptied and used. Where another
-    process is at work there, OSError.
+    The temporary folder is removed after an error, and after SIGTERM or SIGHUP. A folder that a
+    killed process left is emptied and used.
+
+    Raises
+    ------
+    OSError
+        If another process is writing there.
     """
-    made = [parent for parent in target.parents if not parent.exists()]
+    new_parents = [parent for parent in target.parents if not parent.exists()]
     part = target.with_name(f".{target.name}.part")
-    with unwinding(), writing(target, part):
+    with interrupt_on_signals(), writing(target, part):
         try:
-            with _held(part):
+            with _locked(part):
                 try:
                     yield part
                     if target.exists():
                         shutil.copymode(target, part)
                     os.rename(part, target)
                 except BaseException:
-                    with _undisturbed():
+                    with _ignore_interrupts():
                         shutil.rmtree(part, ignore_errors=True)
                     raise
         except BaseException:
-            with _undisturbed():
-                for parent in made:
+            with _ignore_interrupts():
+                for parent in new_parents:
                     with suppress(OSError):
                         parent.rmdir()
             raise
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Make the folder, or empty it, and lock it for this process, with which the lock ends."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Make or empty the folder, and lock it. The lock ends with this process at the latest."""
     try:
         lock = _lock(folder)
     except KeyboardInterrupt:
@@ -96,7 +108,10 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Make the folder where it is not there, and lock it: a descriptor, None without locks."""
+    """Make the folder if it is missing, lock it and return its file descriptor.
+
+    Return None on a system without locks.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         if fcntl is None:
@@ -109,7 +124,8 @@ def _lock(folder: Path) -> int | None:
             raise OSError(errno.EBUSY, "another process is writing there", str(folder)) from error
         except OSError:  # a file system without locks
             return lock
-        with suppress(FileNotFoundError):  # renamed or removed by its former owner meanwhile
+        # The process that held the lock may have renamed or removed the folder: then try again.
+        with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), folder.stat()):
                 return lock
         os.close(lock)
@@ -117,61 +133,71 @@ def _lock(folder: Path) -> int | None:
 
 @contextmanager
 def writing(target: Path, part: Path | None = None) -> Iterator[None]:
-    """Within, an exception for a write that failed becomes an OSError that names target and disk.
+    """Turn an exception for a failed write into an OSError that names the target and its disk.
 
-    torch and safetensors hide the system's error in exceptions of their own. `part` is where the
-    target is written.
+    torch and safetensors raise their own exceptions in place of the system's error.
+
+    Parameters
+    ----------
+    target : Path
+        The file or folder to be written, as the user named it.
+    part : Path, optional
+        The temporary path that is written; None is `target` itself.
     """
     part = target if part is None else part
     try:
         yield
     except Exception as error:
-        said = _said(error)
-        if said is None:
+        cause = _system_error(error)
+        if cause is None:
             raise
-        if isinstance(said, KeyboardInterrupt):
-            raise said from None
-        name = said.filename2 or said.filename
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause from None
+        name = cause.filename2 or cause.filename
         name = str(target) if name is None else os.fsdecode(name)
         if name.startswith(str(part)):
             name = f"{target}{name[len(str(part)) :]}"
         elif Path(name) not in (target, *target.parents):
-            raise  # of another file, which was read
-        reason = said.strerror
-        if said.errno in OF_THE_DISK:
-            reason = f"{os.strerror(said.errno)} (the disk at {_disk(target)})"
-        raise OSError(said.errno, reason, name) from error
+            raise  # the error is about another file, which was read
+        reason = cause.strerror
+        if cause.errno in DISK_ERRORS:
+            reason = f"{os.strerror(cause.errno)} (the disk at {_disk(target)})"
+        raise OSError(cause.errno, reason, name) from error
 
 
-def _said(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
-    """What the system said: the error itself, in its text, or what it hides."""
+def _system_error(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
+    """Return the system's error behind `error`; None if there is none.
+
+    It is `error` itself, an error code in its text, or an exception that `error` replaced.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error
         if isinstance(error, KeyboardInterrupt):
             return error
-        if found := re.search(r"\(os error (\d+)\)", str(error)):  # as Rust writes it
+        if found := re.search(r"\(os error (\d+)\)", str(error)):  # the form of Rust's messages
             return OSError(int(found[1]), os.strerror(int(found[1])))
         error = None if error.__suppress_context__ else error.__context__
     return None
 
 
 def _disk(path: Path) -> Path:
-    """Where the file system of `path` is mounted."""
-    there = (parent for parent in path.absolute().parents if parent.exists())
-    return next(parent for parent in there if parent.is_mount() or parent == Path(parent.root))
+    """Return the mount point of the file system that holds `path`."""
+    existing = (parent for parent in path.absolute().parents if parent.exists())
+    return next(parent for parent in existing if parent.is_mount() or parent == Path(parent.root))
 
 
 @contextmanager
-def unwinding() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise KeyboardInterrupt; at the end the process dies of them.
+def interrupt_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP inside, and end the process at the end.
 
-    So what is half done is removed. Signals that are ignored or another's affair are left alone.
+    So unfinished files are removed first. A signal that is ignored, or that has another handler,
+    stays as it is.
     """
-    mine = threading.current_thread() is threading.main_thread()
-    caught = [n for n in ENDING if mine and signal.getsignal(n) is signal.SIG_DFL]
+    main = threading.current_thread() is threading.main_thread()
+    caught = [n for n in TERMINATION_SIGNALS if main and signal.getsignal(n) is signal.SIG_DFL]
     for number in caught:
-        signal.signal(number, unwind)
+        signal.signal(number, raise_interrupt)
     try:
         yield
     finally:
@@ -182,8 +208,8 @@ def unwinding() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Within, Ctrl-C is ignored: a second one must not leave what the first one left to remove."""
+def _ignore_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C inside: a second one must not stop the cleaning up after the first."""
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -195,14 +221,14 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def unwind(number: int, frame: FrameType | None) -> None:
-    """The handler of `unwinding`."""
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt for the first signal: the handler of `interrupt_on_signals`."""
     if not _received:
         _received.append(number)
         raise KeyboardInterrupt
 
 
-def some(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def leading_names(names: Sequence[str]) -> str:
+    """Return the first names as text, and how many more there are."""
+    more = len(names) - _NAMES_IN_MESSAGE
+    return ", ".join(names[:_NAMES_IN_MESSAGE]) + (f" and {more} more" if more > 0 else "")

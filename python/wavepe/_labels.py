@@ -1,4 +1,4 @@
-"""Specs of encodings as labels of tables and pictures, where a long one must not crowd the rest."""
+"""Short labels for the specs of encodings, so that a long spec does not fill a table or picture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 def shortened(specs: Iterable[str], width: int, lines: int = 3) -> tuple[list[str], list[str]]:
     """Return a label for each spec, and the notes that the labels refer to.
 
-    A label has at most `lines` lines of `width` characters, cut behind marks of the spec. A label
-    that needs more ends in the number of its note, which holds the whole spec.
+    A label has at most `lines` lines of `width` characters. Lines end after a mark of the spec
+    where possible. A longer label is cut and ends in the number of a note with the whole spec.
     """
     labels: list[str] = []
     notes: list[str] = []
@@ -24,10 +24,10 @@ def shortened(specs: Iterable[str], width: int, lines: int = 3) -> tuple[list[st
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Cut `text` into lines of at most `width` characters, behind blanks or marks where it can."""
+    """Cut `text` into lines of at most `width` characters, after a blank or mark where possible."""
     lines: list[str] = []
     while len(text) > width:
-        # behind a comma rather than a key's =, and not so early that the line is nearly empty
+        # Prefer a cut after a comma to one after "=". Never leave a line nearly empty.
         cuts = (max(text.rfind(mark, 0, width) for mark in marks) + 1 for marks in (" ,", ":=+"))
         cut = next((cut for cut in cuts if cut > width // 3), width)
         lines.append(text[:cut].rstrip(" "))

@@ -1,4 +1,4 @@
-"""The query-dependent relative term of wavelet, Shaw and Transformer-XL encodings [W][S][X]."""
+"""The relative term of the wavelet, Shaw and Transformer-XL encodings [W][S][X]."""
 
 from __future__ import annotations
 
@@ -19,39 +19,74 @@ def relative_bias(
     beyond: str = "zero",
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W], [S].
+    """Return the relative term of attention scores, query times table row of the distance.
 
-    The last query stands on the last key. No scaling, no mask. Subnormal numbers count as zero.
+    ``out[i, j] = q[i] . p[delta - first]``, where ``delta = i + (n - m) - j`` is the distance from
+    key j to query i. The last query and the last key belong to the same token. Nothing is scaled
+    or masked.
 
     Parameters
     ----------
-    q : array (..., m, d) of float32 or float64
-        Queries, any strides.
-    p : array (w, d), or (..., w, d) whose leading axes broadcast with q's
-        Row r belongs to delta = first + r.
+    q : array (..., m, d), float32 or float64
+        Queries, with any strides.
+    p : array (w, d), or (..., w, d) whose leading axes broadcast with those of q
+        The table. Row r belongs to delta = first + r.
     keys : int
-        Number of keys n.
+        The number n of keys.
     first : int
-        delta of the table's first row.
+        The delta of the table's first row.
     beyond : "zero" or "edge"
-        A row outside the table counts as zero, or as the nearest row.
+        What stands for a row outside the table: zeros, or the nearest row.
     out : array (..., m, n) of the result's dtype, optional
+        The array that receives the result.
 
     Returns
     -------
-    array (..., m, n)
+    out : array (..., m, n)
+        float64 if q or p is float64, otherwise float32.
+
+    Raises
+    ------
+    TypeError
+        If an argument has a wrong type or dtype.
+    ValueError
+        If the shapes do not fit together, if `keys` is negative, or if `beyond` is "edge" and the
+        table has no row.
+
+    Notes
+    -----
+    Subnormal numbers count as zero.
+
+    References
+    ----------
+    Shaw et al., "Self-attention with relative position representations", NAACL 2018,
+    arXiv 1803.02155. Oka et al., "Wavelet-based positional representation for long context",
+    ICLR 2025, arXiv 2502.02004.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import wavepe
+    >>> q, p = np.ones((2, 1)), np.array([[10.0], [20.0]])
+    >>> wavepe.relative_bias(q, p, 3)
+    array([[20., 10.,  0.],
+           [ 0., 20., 10.]])
     """
     q, p = (_checks.real_array(n, x, any_size=True) for n, x in (("q", q), ("p", p)))
     if q.ndim < 2 or p.ndim < 2:
-        raise ValueError(f"q (..., m, d) and p (..., w, d) needed, got {q.shape} and {p.shape}")
+        raise ValueError(
+            f"q must be (..., m, d) and p (..., w, d), got shapes {q.shape} and {p.shape}"
+        )
     if q.shape[-1] != p.shape[-1]:
-        raise ValueError(f"q has head size {q.shape[-1]}, p has {p.shape[-1]}")
+        raise ValueError(
+            f"q and p must have the same head size, got {q.shape[-1]} and {p.shape[-1]}"
+        )
     keys = _checks.integer("keys", keys, 0)
-    # Further away no table reaches a key, and sums with it cannot overflow.
+    # Beyond 2^62 no table reaches a key. Up to there, sums cannot overflow.
     first = max(-(2**62), min(2**62, _checks.integer("first", first)))
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
     if edge and p.shape[-2] == 0:
-        raise ValueError('beyond="edge" needs a table of at least one row, p has none')
+        raise ValueError('beyond="edge" needs a table of at least one row, got p with none')
     batch = _checks.broadcast("leading axes of q and p", q.shape[:-2], p.shape[:-2])
     dtype = np.result_type(q.dtype, p.dtype, np.float32)
     if dtype not in (np.float32, np.float64):
@@ -61,19 +96,22 @@ def relative_bias(
     if out.size == 0:
         return out
     begin, end = reached_rows(rows, first, edge, 1 - queries, keys - 1)
-    # The size of the packed table must not overflow.
+    # The size of the kernel's packed table must not overflow.
     if (end - begin + 2**6) * d >= 2**45:
         raise MemoryError(f"p {p.dtype} {p.shape} needs more memory than there is")
     q, p = (_ready(x, batch, dtype) for x in (q, p[..., begin:end, :]))
-    apart = out.flags.aligned and not any(np.may_share_memory(out, x) for x in (q, p))
-    result = out if apart else np.empty_like(out)  # all of q and p is read until the end
+    # The kernel reads q and p until its end, so it may not write to their memory.
+    direct = out.flags.aligned and not any(np.may_share_memory(out, x) for x in (q, p))
+    result = out if direct else np.empty_like(out)
     kernels = _numpy.kernels()
 
-    def part(i: slice) -> None:  # its last query stands queries - i.stop before the last key
+    def part(i: slice) -> None:
+        # The kernel takes its last query for the last key's token; here it is earlier by
+        # queries - i.stop tokens.
         shifted = first + begin + (queries - i.stop)
         _numpy.relative_bias(kernels, q[..., i, :], p, result[..., i, :], shifted, edge)
 
-    work = out.size * d // 8  # as much as rotating so many elements
+    work = out.size * d // 8  # rotating this many elements takes as long
     _threads.run(part, _threads.cut(queries, work))
     if result is not out:
         out[...] = result
@@ -81,20 +119,20 @@ def relative_bias(
 
 
 def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) -> tuple[int, int]:
-    """Begin and end of the rows that the deltas nearest..farthest read; row 0 is that of first.
+    """Return begin and end of the table rows that the deltas nearest..farthest read.
 
-    With beyond="edge" the table holds rows, and one at least is read.
+    Row 0 belongs to the delta `first`. With `edge` the table has rows, and at least one is read.
     """
     begin = max(0, min(nearest - first, rows))
     end = max(0, min(farthest + 1 - first, rows))
-    if edge:  # the nearest row of what is out of reach stays
+    if edge:  # keep the edge row that stands for deltas outside the table
         begin = min(begin, rows - 1)
         end = max(end, begin + 1)
     return begin, max(begin, end)
 
 
 def _ready(x: np.ndarray, batch: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """x as the kernels read it: of their dtype, aligned, with the result's leading axes."""
+    """Return x as the kernels read it: in `dtype`, aligned, with the result's leading axes."""
     x = x.astype(dtype, copy=False)
     x = x if x.flags.aligned else x.copy()
     return np.broadcast_to(x, (*batch, *x.shape[-2:]))

@@ -1,4 +1,4 @@
-"""Rotary position embedding: rotation, and exact tables of angles [R]."""
+"""Rotary position embedding [R]: the rotation, and exact tables of its cosines and sines."""
 
 from __future__ import annotations
 
@@ -20,27 +20,51 @@ def rope(
     inverse: bool = False,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Rotate pairs of the last axis by the angles whose cos and sin are given [R].
+    """Rotate pairs of elements of x by the angles of a cosine and sine table.
 
-    Pair i of the first 2h elements, (x[i], x[i+h]) or (x[2i], x[2i+1]) if interleaved, becomes
-    (a cos[i] - b sin[i], b cos[i] + a sin[i]); the other d - 2h elements are copied.
+    The first 2h elements of the last axis form h pairs. Pair i = (a, b) becomes
+    (a cos[i] - b sin[i], b cos[i] + a sin[i]). The other d - 2h elements are copied.
 
     Parameters
     ----------
     x : array (..., d) of float16, float32, float64 or ml_dtypes.bfloat16
-        Any strides.
+        Queries or keys, with any strides.
     cos, sin : arrays (..., h), any float dtype
-        Broadcast against x without its last axis; read as float32 (float64 for float64 x).
+        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d. Their leading axes
+        broadcast to those of x. They are read as float32, or as float64 for float64 x.
     interleaved : bool
-        Pairs are (2i, 2i+1) as in GPT-J; else (i, i+h) as in NeoX and Llama.
+        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
+        and Llama.
     inverse : bool
-        Rotate by the negative angles (the transpose, which is the gradient).
+        Rotate by the negative angles. This is the transpose of the rotation, and its gradient.
     out : array of x's shape and dtype, optional
-        May be x.
+        The array that receives the result. It may be x itself.
 
     Returns
     -------
-    array of x's shape and dtype
+    rotated : array of x's shape and dtype
+
+    Raises
+    ------
+    TypeError
+        If an argument has a wrong type or dtype.
+    ValueError
+        If the shapes of x, cos and sin do not fit together, or if `out` has another shape.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import wavepe
+    >>> inv_freq, _ = wavepe.rope_frequencies(4)
+    >>> cos, sin = wavepe.rope_table([0, 1], inv_freq)
+    >>> wavepe.rope(np.ones((2, 4), np.float32), cos, sin).round(3)
+    array([[ 1.   ,  1.   ,  1.   ,  1.   ],
+           [-0.301,  0.99 ,  1.382,  1.01 ]], dtype=float32)
     """
     x = _checks.array_of("x", x)
     bfloat16 = _checks.is_bfloat16(x.dtype)
@@ -57,7 +81,10 @@ def rope(
             f"{x.shape}, {cos.shape}, {sin.shape}"
         )
     if cos.shape[-1] != sin.shape[-1]:
-        raise ValueError(f"cos and sin hold {cos.shape[-1]} and {sin.shape[-1]} pairs")
+        raise ValueError(
+            f"cos and sin must hold the same number of pairs, got {cos.shape[-1]} and "
+            f"{sin.shape[-1]}"
+        )
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"cos and sin hold {cos.shape[-1]} pairs, x has head size {x.shape[-1]}: "
@@ -68,14 +95,14 @@ def rope(
         pairs_of_sizes = zip(leading[::-1], x.shape[-2::-1], strict=False)
         if len(leading) >= x.ndim or not all(n in (1, m) for n, m in pairs_of_sizes):
             raise ValueError(
-                f"{name} {table.shape} without its last axis does not broadcast to x {x.shape} "
-                "without its own"
+                f"{name}'s leading axes must broadcast to those of x, got {name} {table.shape} and "
+                f"x {x.shape}"
             )
     flags = _checks.flag("interleaved", interleaved), _checks.flag("inverse", inverse)
     out = np.empty_like(x) if out is None else _checks.out_array(out, x.shape, x.dtype)
     if not out.size:
         return out
-    if bfloat16:  # NumPy hands foreign dtypes to no loop of ours: the same bits as integers
+    if bfloat16:  # a ufunc takes no dtype of another package: pass the bits as integers
         _rotate(_numpy.rope_bf16, x.view(np.uint16), cos, sin, flags, out.view(np.uint16))
     else:
         _rotate(_numpy.rope, x, cos, sin, flags, out)
@@ -90,41 +117,51 @@ def apply_rope(
     interleaved: bool = False,
     fraction: float = 1.0,
 ) -> np.ndarray:
-    """Rotary position embedding of x at its positions [R].
+    """Rotate queries or keys by their positions: rotary position embedding in one call.
 
-    ``rope_frequencies``, ``rope_table`` and ``rope`` in one: angles are exact, and in float64 for
-    float64 x.
+    It calls `rope_frequencies`, `rope_table` and `rope`. Angles are exact. Cosines and sines are
+    float32, or float64 for float64 x.
 
     Parameters
     ----------
     x : array (..., L, d) of float16, float32, float64 or ml_dtypes.bfloat16
-        Queries or keys; d even.
-    positions : integer array (L,), or one that broadcasts against x without its last axis
-        Of each token, within +-2^31.
+        Queries or keys of L tokens. The head size d is even.
+    positions : integer array (L,), or (..., L) that broadcasts to the leading axes of x
+        The position of each token, within +-2^31.
     theta : float
-        Base.
+        The base of the frequencies.
     interleaved : bool
-        Pairs are (2i, 2i+1) as in GPT-J; else (i, i+d/2) as in NeoX and Llama.
-    fraction : float, 0 to 1
-        Share of the pairs that rotate, those of the highest frequencies (p-RoPE).
+        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+d/2), as in
+        GPT-NeoX and Llama.
+    fraction : float
+        The part of the pairs that rotate, from 0 to 1 (p-RoPE). These are the pairs of the highest
+        frequencies.
 
     Returns
     -------
-    array of x's shape and dtype
+    rotated : array of x's shape and dtype
 
     Raises
     ------
-    ValueError, TypeError
-        A shape, dtype or value that does not fit.
+    TypeError
+        If an argument has a wrong type or dtype.
+    ValueError
+        If a shape or value does not fit.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864. p-RoPE: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
 
     Examples
     --------
-    >>> import numpy as np, wavepe
+    >>> import numpy as np
+    >>> import wavepe
     >>> wavepe.apply_rope(np.ones((2, 4), np.float32), [0, 1], theta=100.0).round(3)
     array([[ 1.   ,  1.   ,  1.   ,  1.   ],
            [-0.301,  0.895,  1.382,  1.095]], dtype=float32)
     """
-    from .encodings import RoPE  # which uses this module
+    from .encodings import RoPE  # not at the top: it imports this module
 
     x = _checks.array_of("x", x)
     if x.ndim < 1 or x.shape[-1] < 2 or x.shape[-1] % 2:
@@ -144,13 +181,13 @@ def _rotate(
     flags: tuple[bool, bool],
     out: np.ndarray,
 ) -> None:
-    """In as many pieces of x's longest leading axis as there are threads."""
+    """Rotate x into `out`, with x's longest leading axis cut into a piece for each thread."""
     axis = max(range(x.ndim - 1), key=x.shape.__getitem__, default=0)
     pieces = _threads.cut(x.shape[axis], x.size) if x.ndim > 1 else []
     overlap = any(np.may_share_memory(a, out) for a in (cos, sin)) or (
         np.may_share_memory(x, out) and not _same_memory(x, out)
     )
-    if len(pieces) < 2 or overlap:  # a piece would write what another reads
+    if len(pieces) < 2 or overlap:  # with overlap a piece would write what another piece reads
         kernel(x, cos, sin, *flags, out=out)
         return
     tables = (np.broadcast_to(t, (*x.shape[:-1], t.shape[-1])) for t in (cos, sin))
@@ -171,27 +208,50 @@ def rope_table(
     sections: Sequence[int] | None = None,
     dtype: DTypeLike = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of position * inv_freq, exact for positions within +-2^31 [R].
+    """Return the cosines and sines of position * inv_freq for each position and pair.
 
     Parameters
     ----------
     positions : integer array (...), or (..., axes) with `sections`
-        Within +-2^53; beyond +-2^31 the error grows with the position.
-    inv_freq : array (h,)
-        Radians per position of each pair, as `rope_frequencies` gives them.
+        Positions within +-2^53. Beyond +-2^31 the error grows with the position.
+    inv_freq : array (h,) of real numbers
+        Radians per position of each pair, as `rope_frequencies` returns them.
     attention_factor : float
-        Multiplies cos and sin (YaRN, LongRoPE).
+        A factor on the cosines and sines, for YaRN and LongRoPE.
     precision : "exact" or "hf"
-        exact: the product is taken without rounding error and the result rounded once, within
-        1 ulp of float32, next to zeros too, for positions within +-2^31. hf: a float32 product
-        of float32 operands, as Hugging Face computes it.
+        "exact" computes the angles without rounding error and rounds each result once. For
+        positions within +-2^31 the error is at most 1 ulp of float32, also next to zeros.
+        "hf" multiplies position and inv_freq in float32, as Hugging Face models do.
     sections : sequence of int, optional
-        Pairs per axis of positions, summing to h; pair i keeps inv_freq[i].
+        The number of pairs for each axis of n-dimensional positions; their sum is h. A pair
+        rotates by the coordinate of its axis. Pair i uses inv_freq[i].
     dtype : float16, float32 or float64
+        The dtype of the results.
 
     Returns
     -------
-    (cos, sin) : arrays (..., h)
+    cos, sin : arrays (..., h) of `dtype`
+
+    Raises
+    ------
+    TypeError
+        If an argument has a wrong type or dtype.
+    ValueError
+        If a position is outside +-2^53, if `inv_freq` is not finite or not (h,), or if `sections`
+        do not fit `positions` and `inv_freq`.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> cos, sin = wavepe.rope_table([0, 1], [1.0, 0.01])
+    >>> cos.round(4)
+    array([[1.    , 1.    ],
+           [0.5403, 1.    ]], dtype=float32)
     """
     positions = _checks.position_array("positions", positions)
     inv_freq = _checks.real_array("inv_freq", inv_freq)
@@ -218,7 +278,7 @@ def rope_table(
     def part(i: slice) -> None:
         _numpy.rope_table(*(a[i] for a in angles), factor, out=(cos[i], sin[i]), signature=loop)
 
-    # Along the first axis; an angle is as much work as the rotation of four elements.
+    # Cut along the first axis. An angle takes as long as rotating four elements.
     _threads.run(part, _threads.cut(cos.shape[0], 4 * cos.size))
     return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
 
@@ -226,7 +286,7 @@ def rope_table(
 def _positions_per_pair(
     positions: np.ndarray, pairs: int, sections: Sequence[int] | None
 ) -> np.ndarray:
-    """Positions with a last axis that broadcasts against the pairs."""
+    """Return the positions with a last axis that broadcasts against the pairs."""
     if sections is None:
         return positions[..., None]
     listed = np.iterable(sections) and not isinstance(sections, (str, bytes))
@@ -237,7 +297,7 @@ def _positions_per_pair(
         raise ValueError(f"sections {sections} sum to {sum(sections)}, inv_freq has {pairs} pairs")
     if positions.ndim < 1 or positions.shape[-1] != len(sections):
         raise ValueError(
-            f"positions of shape {positions.shape} need a last axis of {len(sections)}, "
-            f"one coordinate per section"
+            f"positions must have a last axis of {len(sections)}, one coordinate per section; got "
+            f"shape {positions.shape}"
         )
     return positions[..., np.repeat(np.arange(len(sections)), sections)]

@@ -1,7 +1,7 @@
 """Frequencies of rotary pairs: plain [R], and all length scalings of Hugging Face models.
 
-Each rope type is one function below; names, defaults and precedence of its parameters are those of
-transformers >= 5. Everything is float64. [Y] is Peng et al., YaRN, arXiv 2309.00071.
+Each rope type is one function below. The names and defaults of its parameters, and which one wins,
+are those of transformers >= 5. All numbers are float64. [Y] is Peng et al., YaRN, arXiv 2309.00071.
 """
 
 from __future__ import annotations
@@ -27,44 +27,56 @@ def rope_frequencies(
     length: int | None = None,
     max_length: int | None = None,
 ) -> tuple[np.ndarray, float]:
-    """Radians per position of each pair, ``theta**(-2i/dim)`` or scaled for longer sequences [R].
+    """Return the frequencies of rotary pairs, in radians per position.
+
+    Pair i has the frequency ``theta**(-2i/dim)``, unless `scaling` adapts it to longer sequences.
 
     Parameters
     ----------
     dim : int
         Head size.
     theta : float, optional
-        Base. None: the base of `scaling`, else 10000.
+        The base. None takes the base of `scaling`, or 10000 if `scaling` has none.
     scaling : dict, optional
-        Hugging Face ``rope_parameters`` of one of the types default, linear, dynamic, yarn,
-        longrope, llama3, proportional: rope_type (or type), rope_theta, partial_rotary_factor
-        and the keys of the type. A value None counts as not given, but for the factor of yarn:
-        None is max_length / original_max_position_embeddings.
+        The ``rope_parameters`` of a Hugging Face model. Its rope_type (or type) is default,
+        linear, dynamic, yarn, longrope, llama3 or proportional. The other keys are rope_theta,
+        partial_rotary_factor and those of the type. A key with the value None counts as missing,
+        with one exception: for yarn, a factor of None means
+        max_length / original_max_position_embeddings.
     length : int, optional
-        Current sequence length, for dynamic and longrope; None is a short one.
+        The current sequence length. Only dynamic and longrope read it; None is a short sequence.
     max_length : int, optional
-        The model's max_position_embeddings. dynamic needs it; for yarn, longrope and llama3 it
-        stands in for original_max_position_embeddings, and gives longrope its factor.
+        The model's max_position_embeddings. The type dynamic needs it. The types yarn, longrope
+        and llama3 take it where original_max_position_embeddings is missing. longrope also
+        computes a missing factor from it.
 
     Returns
     -------
-    inv_freq : float64 array (pairs,)
-        rotary_dim / 2 pairs, rotary_dim = int(dim * partial_rotary_factor); an odd one is rounded
-        up. proportional: dim / 2 pairs, those that are not rotated 0.
+    inv_freq : array (pairs,), float64
+        Radians per position of each pair. There are rotary_dim / 2 pairs, rounded up, where
+        rotary_dim = int(dim * partial_rotary_factor). The type proportional has dim / 2 pairs,
+        with 0 for pairs that do not rotate.
     attention_factor : float
-        Multiplies cos and sin; not 1 for yarn and longrope alone.
+        A factor on cosines and sines. It differs from 1 only for yarn and longrope.
 
     Raises
     ------
-    ValueError
-        A missing key (the message names it), two different bases, a value out of its range.
     TypeError
-        A value of a wrong type.
+        If a value has a wrong type.
+    ValueError
+        If a key is missing (the message names it), if `theta` and `scaling` give different bases,
+        or if a value is out of its range.
 
     Warns
     -----
     UserWarning
-        Keys that the type does not know, a factor below 1, beta_fast below beta_slow.
+        If the type does not know a key, if factor is below 1, or if beta_fast is below beta_slow.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864. yarn: Peng et al., "YaRN", 2023, arXiv 2309.00071. longrope: Ding et al.,
+    "LongRoPE", 2024, arXiv 2402.13753.
 
     Examples
     --------
@@ -77,9 +89,9 @@ def rope_frequencies(
     dim = _checks.integer("dim", dim, 1)
     length = None if length is None else _checks.integer("length", length, 1)
     max_length = None if max_length is None else _checks.integer("max_length", max_length, 1)
-    given, doubts = standard_parameters(scaling, max_length)
-    for doubt in doubts:
-        warnings.warn(doubt, stacklevel=2)
+    given, cautions = standard_parameters(scaling, max_length)
+    for caution in cautions:
+        warnings.warn(caution, stacklevel=2)
     kind = given["rope_type"]
     check_parameters(kind, given)
     case = _Case(dim, base_of(theta, given.get("rope_theta")), given, length, max_length)
@@ -96,14 +108,15 @@ def rope_frequencies(
 def standard_parameters(
     scaling: Mapping[str, Any] | None, max_length: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """`scaling` with its type named, its values checked, and what a length gives filled in.
+    """Return `scaling` in standard form, and warnings about it.
 
     Returns
     -------
     given : dict
-        "rope_type" and the keys that it knows, no value None.
-    doubts : list of str
-        What the caller is to be warned of.
+        "rope_type", and the checked values of the keys that this type knows. Values that follow
+        from `max_length` are filled in. No value is None.
+    cautions : list of str
+        Texts of warnings for the caller to show.
     """
     if scaling is None:
         scaling = {}
@@ -113,42 +126,44 @@ def standard_parameters(
         scaling
     ):
         layers = ", ".join(map(str, scaling))
-        raise ValueError(f"scaling holds a dict per layer type, {layers}: give one")
+        raise ValueError(
+            f"scaling must be the dict of one layer type, got a dict for each of {layers}"
+        )
     given = {key: value for key, value in scaling.items() if value is not None}
     kind = _checks.choice(
         "rope_type", given.pop("rope_type", given.get("type", "default")), ROPE_TYPES
     )
     given.pop("type", None)
     unknown = [key for key in given if key not in known_keys(kind)]
-    doubts = []
+    cautions = []
     if unknown:
         keys = ", ".join(sorted(map(str, unknown)))
-        doubts.append(f"unknown keys in scaling for rope_type {kind!r}: {keys}")
+        cautions.append(f"unknown keys in scaling for rope_type {kind!r}: {keys}")
     given = {k: PARAMETERS[k](k, value) for k, value in given.items() if k not in unknown}
     if given.get("factor", 1) < 1:
-        doubts.append(f"factor is {given['factor']}; below 1 it shortens the context")
+        cautions.append(f"factor is {given['factor']}; below 1 it shortens the context")
     if given.get("beta_fast", 32) < given.get("beta_slow", 1):
         pair = f"beta_fast {given.get('beta_fast', 32)}, beta_slow {given.get('beta_slow', 1)}"
-        doubts.append(f"beta_fast should be above beta_slow, got {pair}")
+        cautions.append(f"beta_fast should be above beta_slow, got {pair}")
     if max_length is not None and ORIGINAL in ROPE_TYPES[kind].required:
         original = given.setdefault(ORIGINAL, float(max_length))
-        # DeepSeek-V3 has the key with None; without the key, yarn misses it.
+        # DeepSeek-V3 gives factor as None. Without the key, yarn has no factor and is refused.
         if kind == "longrope" or (kind == "yarn" and "factor" in scaling):
             given.setdefault("factor", max_length / original)
-    return {"rope_type": kind, **given}, doubts
+    return {"rope_type": kind, **given}, cautions
 
 
 def check_parameters(kind: str, given: Mapping[str, Any], *, later: Sequence[str] = ()) -> None:
-    """Raise ValueError where keys that the type needs are missing, or do not go together.
+    """Raise ValueError if a key that the type needs is missing, or if values contradict each other.
 
     Parameters
     ----------
     kind : str
         The rope type.
     given : mapping
-        Its parameters, each checked.
+        Its parameters. Each value alone has been checked.
     later : sequence of str
-        Keys that may still be missing.
+        Keys that may be missing, because they are filled in later.
     """
     missing = [key for key in ROPE_TYPES[kind].required if key not in given and key not in later]
     if missing:
@@ -161,31 +176,33 @@ def check_parameters(kind: str, given: Mapping[str, Any], *, later: Sequence[str
         )
     if kind == "longrope" and len(given["short_factor"]) != len(given["long_factor"]):
         raise ValueError(
-            f"short_factor and long_factor must have one value a pair each, got "
-            f"{len(given['short_factor'])} and {len(given['long_factor'])}"
+            f"short_factor and long_factor must each have one value per pair, got "
+            f"{len(given['short_factor'])} and {len(given['long_factor'])} values"
         )
 
 
 def known_keys(kind: str) -> tuple[str, ...]:
-    """Keys that a rope type reads, beside rope_type itself."""
+    """Return the keys that a rope type reads, without rope_type itself."""
     row = ROPE_TYPES[kind]
     return ("rope_theta", "partial_rotary_factor", *row.required, *row.optional)
 
 
 def base_of(theta: float | None, rope_theta: float | None) -> float:
-    """Return the base, which is given once or not at all."""
+    """Return the base: `theta`, `rope_theta`, or 10000 if both are None. They may not differ."""
     theta = None if theta is None else _checks.positive("theta", theta)
     if theta is not None and rope_theta is not None and theta != rope_theta:
-        raise ValueError(f"theta is {theta} and scaling's rope_theta is {rope_theta}: give one")
+        raise ValueError(
+            f"give the base once, got theta={theta} and rope_theta={rope_theta} in scaling"
+        )
     theta = rope_theta if theta is None else theta
     return DEFAULT_THETA if theta is None else theta
 
 
-# ---------------------------------------------------------------- one function a type
+# ---------------------------------------------------------------- one function for each type
 
 
 class _Case(NamedTuple):
-    """What a formula reads; `given` holds the checked parameters of its type."""
+    """The arguments of a formula; `given` holds the checked parameters of its type."""
 
     dim: int
     theta: float
@@ -195,14 +212,14 @@ class _Case(NamedTuple):
 
     @property
     def rotary_dim(self) -> int:
-        """Size of the part of the head that is rotated."""
+        """The size of the rotated part of the head."""
         size = int(self.dim * self.given.get("partial_rotary_factor", 1.0))
         if size + size % 2 > self.dim:
-            raise ValueError(f"a head that is rotated as a whole must be even, got {self.dim}")
+            raise ValueError(f"dim must be even where the whole head rotates, got {self.dim}")
         return size
 
     def powers(self, theta: float | None = None) -> np.ndarray:
-        """theta^(-2i/rotary_dim) [R]."""
+        """Return theta^(-2i/rotary_dim) [R]."""
         size = self.rotary_dim
         base = self.theta if theta is None else theta
         return base ** (-np.arange(0, size, 2) / max(size, 1))
@@ -213,16 +230,16 @@ def _default(case: _Case) -> tuple[np.ndarray, float]:
 
 
 def _linear(case: _Case) -> tuple[np.ndarray, float]:
-    """Position interpolation: every position divided by the factor."""
+    """Return position interpolation: every position is divided by the factor."""
     return case.powers() / case.given["factor"], 1.0
 
 
 def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
-    """Dynamic NTK: beyond max_length the base grows, so that the slowest pair is interpolated."""
+    """Return dynamic NTK: beyond max_length the base grows until the slowest pair interpolates."""
     if case.max_length is None:
         raise ValueError(
             "rope_type 'dynamic' needs max_length, the trained length (trained_length of an "
-            "encoding), got None"
+            "encoding); got None"
         )
     size = case.rotary_dim
     if size <= 2:
@@ -231,24 +248,24 @@ def _dynamic(case: _Case) -> tuple[np.ndarray, float]:
     growth = factor * length / case.max_length - (factor - 1)
     theta = float(np.float64(case.theta) * np.float64(growth) ** (size / (size - 2)))
     if not math.isfinite(theta):
-        raise ValueError(f"rope_type 'dynamic': the base of {length} positions is not finite")
+        raise ValueError(f"rope_type 'dynamic': the base for length {length} is not finite")
     return case.powers(theta), 1.0
 
 
 def _yarn(case: _Case) -> tuple[np.ndarray, float]:
-    """[Y]: fast pairs stay, slow ones are interpolated, with a ramp over the pairs in between."""
+    """Return YaRN [Y]: fast pairs stay, slow pairs are interpolated, with a ramp between them."""
     given, size = case.given, case.rotary_dim
     factor, plain = given["factor"], case.powers()
     if case.theta == 1:
         raise ValueError("rope_type 'yarn' needs a base other than 1, got theta 1")
 
-    def pair_that_turns(times: float) -> float:
-        """Index of the pair that turns so often within the original length."""
-        wavelength = given[ORIGINAL] / (times * 2 * math.pi)
+    def pair_with_turns(turns: float) -> float:
+        """Return the index of the pair that makes `turns` turns within the original length."""
+        wavelength = given[ORIGINAL] / (turns * 2 * math.pi)
         return size * math.log(wavelength) / (2 * math.log(case.theta))
 
-    low = pair_that_turns(given.get("beta_fast", 32.0))
-    high = pair_that_turns(given.get("beta_slow", 1.0))
+    low = pair_with_turns(given.get("beta_fast", 32.0))
+    high = pair_with_turns(given.get("beta_slow", 1.0))
     if given.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
@@ -260,38 +277,44 @@ def _yarn(case: _Case) -> tuple[np.ndarray, float]:
 
 
 def _yarn_attention(given: Mapping[str, Any]) -> float:
-    """attention_factor, else from mscale and mscale_all_dim where both are there and not 0."""
+    """Return attention_factor if given; otherwise compute it from mscale and mscale_all_dim.
+
+    Both are needed and must not be 0; otherwise they are ignored.
+    """
     if "attention_factor" in given:
         return given["attention_factor"]
 
-    def grown(mscale: float) -> float:
+    def scaled(mscale: float) -> float:
         return 0.1 * mscale * math.log(max(given["factor"], 1.0)) + 1.0
 
-    over, under = given.get("mscale"), given.get("mscale_all_dim")
-    if not (over and under):
-        return grown(1.0)
-    if grown(under) == 0:
-        raise ValueError(f"mscale_all_dim {under} makes the attention factor infinite")
-    return grown(over) / grown(under)
+    mscale, mscale_all_dim = given.get("mscale"), given.get("mscale_all_dim")
+    if not (mscale and mscale_all_dim):
+        return scaled(1.0)
+    if scaled(mscale_all_dim) == 0:
+        raise ValueError(f"mscale_all_dim {mscale_all_dim} makes the attention factor infinite")
+    return scaled(mscale) / scaled(mscale_all_dim)
 
 
 def _longrope(case: _Case) -> tuple[np.ndarray, float]:
-    """LongRoPE (arXiv 2402.13753): a divisor for every pair, one list for short sequences and one
-    for those beyond the original length."""
+    """Return LongRoPE (arXiv 2402.13753): each pair's frequency is divided by its own factor.
+
+    There is one list of factors for short sequences, and one for sequences beyond the original
+    length.
+    """
     given, plain = case.given, case.powers()
     longer = case.length is not None and case.length > given[ORIGINAL]
     name = "long_factor" if longer else "short_factor"
     divisors = np.array(given[name])
     if divisors.shape != plain.shape:
         raise ValueError(
-            f"{name} must have one value a pair, {plain.size} of them (head size {case.dim}), got "
+            f"{name} must have one value per pair, {plain.size} for head size {case.dim}; got "
             f"{divisors.size}"
         )
     return plain / divisors, _longrope_attention(given)
 
 
 def _longrope_attention(given: Mapping[str, Any]) -> float:
-    """attention_factor, else from the factor by which the context is longer."""
+    """Return attention_factor if given; otherwise compute it from the growth of the context."""
     if "attention_factor" in given:
         return given["attention_factor"]
     if "factor" not in given:
@@ -307,8 +330,11 @@ def _longrope_attention(given: Mapping[str, Any]) -> float:
 
 
 def _llama3(case: _Case) -> tuple[np.ndarray, float]:
-    """Llama 3.1: pairs slower than low_freq_factor turns within the original length are divided by
-    the factor, those faster than high_freq_factor stay, with a smooth step in between."""
+    """Return Llama 3.1's scaling, which depends on a pair's turns within the original length.
+
+    Pairs with fewer turns than low_freq_factor are divided by the factor. Pairs with more turns
+    than high_freq_factor stay. Between the two, the scaling changes linearly.
+    """
     given, plain = case.given, case.powers()
     low, high = given["low_freq_factor"], given["high_freq_factor"]
     turns = given[ORIGINAL] * plain / (2 * math.pi)
@@ -317,7 +343,10 @@ def _llama3(case: _Case) -> tuple[np.ndarray, float]:
 
 
 def _proportional(case: _Case) -> tuple[np.ndarray, float]:
-    """p-RoPE as a rope type: the fastest pairs, with the head size in the exponent; 0 elsewhere."""
+    """Return p-RoPE as a rope type: only the fastest pairs rotate, the others get 0.
+
+    The exponent has the whole head size as its denominator.
+    """
     dim, given = case.dim, case.given
     if dim % 2:
         raise ValueError(f"rope_type 'proportional' needs an even head size, got {dim}")
@@ -328,7 +357,7 @@ def _proportional(case: _Case) -> tuple[np.ndarray, float]:
 
 
 class RopeType(NamedTuple):
-    """A scaling: its formula, its keys, and whether it depends on the current length."""
+    """A rope type: its formula, its keys, and whether it depends on the current length."""
 
     formula: Callable[[_Case], tuple[np.ndarray, float]]
     required: tuple[str, ...] = ()
@@ -360,19 +389,19 @@ ROPE_TYPES: dict[str, RopeType] = {
 
 
 def divisors(name: str, value: Any) -> tuple[float, ...]:
-    """`value` as a tuple of finite floats above 0, one a pair."""
+    """Return `value` as a tuple of finite floats above 0, one per pair."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and _checks.is_short(value):
         value = value.tolist()
     listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if not (listed and _checks.is_short(value)):
-        raise TypeError(f"{name} must be a list of numbers, one a pair, got {value!r}")
+        raise TypeError(f"{name} must be a list of numbers, one per pair, got {value!r}")
     return tuple(_checks.positive(f"{name}[{i}]", item) for i, item in enumerate(value))
 
 
-# Every key that a type may have, and the check of its value.
+# Every key of every type, with the check of its value.
 PARAMETERS: dict[str, Callable[[str, Any], Any]] = {
     "rope_theta": _checks.positive,
-    "partial_rotary_factor": _checks.share,
+    "partial_rotary_factor": _checks.zero_to_one,
     "factor": _checks.positive,
     ORIGINAL: _checks.positive,
     "attention_factor": _checks.positive,

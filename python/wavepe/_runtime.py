@@ -1,4 +1,4 @@
-"""Which kernels run, and what this build holds."""
+"""The kernels in use, and what this build of wavepe contains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import _checks, _numpy
 
 try:
     __version__ = version("wavepe")
-except PackageNotFoundError:  # run from a source tree that was never installed
+except PackageNotFoundError:  # wavepe runs from a source tree that was never installed
     __version__ = "0+unknown"
 
 _WHERE = "(in the folder of the wavepe checkout)"  # wavepe is on no package index
@@ -18,33 +18,105 @@ BUILD_AGAIN = f"pip install --no-cache-dir --force-reinstall --no-deps . {_WHERE
 
 
 def command_for(extras: str) -> str:
-    """The command that brings optional parts."""
+    """Return the command that installs optional parts."""
     return f'pip install ".[{extras}]" {_WHERE}'
 
 
 def variants() -> list[str]:
-    """The instruction sets this build holds and this CPU runs, in rising order."""
+    """Return the instruction sets that this build contains and this CPU supports.
+
+    Returns
+    -------
+    names : list of str
+        Some of "portable", "avx2" and "avx512", in this order.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> "portable" in wavepe.variants()
+    True
+    """
     return _numpy.variants()
 
 
 def variant() -> str:
-    """The instruction set in use, by NumPy functions and torch ops alike."""
+    """Return the name of the instruction set in use.
+
+    NumPy functions and torch operators use the same one. At import wavepe takes the last of
+    `variants`, unless the environment variable WAVEPE_VARIANT names another.
+
+    Returns
+    -------
+    name : str
+        "portable", "avx2" or "avx512".
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.variant() in wavepe.variants()
+    True
+    """
     return _numpy.variant()
 
 
 def use_variant(name: str) -> None:
-    """Switch all kernels of this process to "portable", "avx2" or "avx512".
+    """Switch all kernels of this process to another instruction set.
 
-    The environment variable WAVEPE_VARIANT does the same at import. ValueError for a variant that
-    this build does not hold or this CPU does not run. Calls under way in other threads end with
-    the kernels that they began with; of `wavepe.rope` on several threads, each piece does.
+    NumPy functions and torch operators switch together. The environment variable WAVEPE_VARIANT
+    does the same at import. A call that runs in another thread finishes with the kernels that it
+    began with. A call of `wavepe.rope` on several threads may mix both: each of its pieces
+    finishes with the kernels that the piece began with.
+
+    Parameters
+    ----------
+    name : str
+        "portable", "avx2" or "avx512".
+
+    Raises
+    ------
+    TypeError
+        If `name` is not a string.
+    ValueError
+        If this build does not contain the variant, or this CPU does not support it.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> before = wavepe.variant()
+    >>> wavepe.use_variant("portable")
+    >>> wavepe.variant()
+    'portable'
+    >>> wavepe.use_variant(before)
     """
     if not isinstance(name, str) or not _numpy.use_variant(name):
         _checks.choice("variant", name, variants())
 
 
 def build_info() -> dict:
-    """This build: version, variants (that this CPU runs), torch, cuda_archs, compiler, flags."""
+    """Return a description of this build of wavepe.
+
+    Returns
+    -------
+    info : dict
+        version : str
+            The version of wavepe.
+        variants : list of str
+            What `variants` returns.
+        torch : bool
+            Whether the torch operators were built.
+        cuda_archs : list of str
+            The GPU architectures that CUDA kernels were built for.
+        compiler : str
+            The C compiler and its version.
+        flags : str
+            The flags of the C compiler.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> sorted(wavepe.build_info())
+    ['compiler', 'cuda_archs', 'flags', 'torch', 'variants', 'version']
+    """
     return {
         "version": __version__,
         "variants": variants(),

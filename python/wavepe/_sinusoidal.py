@@ -16,21 +16,45 @@ def sinusoidal(
     *,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """``PE[m, 2i] = sin(m w_i)``, ``PE[m, 2i+1] = cos(m w_i)``, ``w_i = theta**(-2i/dim)`` [V].
+    """Return the sinusoidal position vectors of the Transformer.
+
+    The vector of position m holds ``sin(m * w_i)`` at index 2i and ``cos(m * w_i)`` at index
+    2i + 1, where ``w_i = theta**(-2i/dim)``.
 
     Parameters
     ----------
     positions : array (...) or scalar of real numbers
-        The positions themselves, never a count.
+        The positions themselves. A scalar is one position, not a count.
     dim : int
-        Even.
+        Size of a vector, even.
     theta : float
-    out : float64 array (..., dim), optional
+        The base of the frequencies, above 0.
+    out : array (..., dim), float64, optional
+        The array that receives the result.
 
     Returns
     -------
-    float64 array (..., dim)
+    vectors : array (..., dim), float64
         Exact to float64 rounding for integer positions within +-2^31.
+
+    Raises
+    ------
+    TypeError
+        If an argument has a wrong type or dtype.
+    ValueError
+        If `dim` is odd or negative, if `theta` is not finite and above 0, if a position is not
+        finite, or if `out` has another shape.
+
+    References
+    ----------
+    Vaswani et al., "Attention is all you need", NeurIPS 2017, arXiv 1706.03762.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.sinusoidal([0, 1], 4).round(4)
+    array([[0.    , 1.    , 0.    , 1.    ],
+           [0.8415, 0.5403, 0.01  , 1.    ]])
     """
     positions = _checks.real_array("positions", positions)
     dim = _checks.integer("dim", dim, 0)
@@ -44,7 +68,7 @@ def sinusoidal(
         return out
     inv_freq, _ = rope_frequencies(dim, theta)
     positions = positions.astype(np.float64, copy=False)
-    double = (None,) * 3 + (np.float64,) * 2
-    pairs = (out[..., 1::2], out[..., 0::2])  # cos, sin
-    _numpy.rope_table(positions[..., None], inv_freq, 1.0, out=pairs, signature=double)
+    loop = (None,) * 3 + (np.float64,) * 2
+    cos_sin = (out[..., 1::2], out[..., 0::2])
+    _numpy.rope_table(positions[..., None], inv_freq, 1.0, out=cos_sin, signature=loop)
     return out

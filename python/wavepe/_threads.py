@@ -1,4 +1,7 @@
-"""Threads of the NumPy side: a call is cut in pieces along one axis. One thread unless asked."""
+"""Threads of the NumPy functions: a call is cut into pieces along one axis.
+
+The default is one thread.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +10,64 @@ from concurrent.futures import ThreadPoolExecutor
 
 from . import _checks
 
-# Elements of a piece at least: starting a thread takes as long as rotating half of this.
-PIECE = 1 << 18
+# Least elements of a piece. Starting a thread takes as long as rotating half as many.
+LEAST_ELEMENTS = 1 << 18
 
 _count = 1
 
 
 def set_num_threads(n: int) -> None:
-    """Let NumPy functions on large arrays use up to n threads; the default is 1.
+    """Set how many threads the NumPy functions may use; the default is 1.
 
-    Counts for `rope`, `rope_table`, `wavelet_table`, `relative_bias` and `attention`, in the whole
-    process. The results are the same bits for any n. The torch operators use torch's own threads
+    The setting holds for the whole process. `rope`, `rope_table`, `wavelet_table`,
+    `relative_bias` and `attention` read it, and use threads for large arrays only. Results are
+    bitwise equal for every n. The torch operators use torch's own threads
     (`torch.set_num_threads`).
 
     Parameters
     ----------
     n : int
-        At least 1.
+        Largest number of threads of a call, at least 1.
+
+    Raises
+    ------
+    TypeError
+        If `n` is not an integer.
+    ValueError
+        If `n` is below 1.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.set_num_threads(2)
+    >>> wavepe.set_num_threads(1)
     """
     global _count
     _count = _checks.integer("n", n, 1)
 
 
 def cut(size: int, elements: int) -> list[slice]:
-    """Slices that cover 0..size, one a thread, where the `elements` in all are worth it."""
-    pieces = max(1, min(_count, size, elements // PIECE))
+    """Return slices that cover range(size), one for each thread.
+
+    `elements` measures the work of the whole call. A small call gets one slice.
+    """
+    pieces = max(1, min(_count, size, elements // LEAST_ELEMENTS))
     edges = [size * i // pieces for i in range(pieces + 1)]
     return list(map(slice, edges, edges[1:]))
 
 
 def run(call: Callable[[slice], object], pieces: list[slice]) -> None:
-    """`call` on each piece, side by side; no piece may write what another reads."""
+    """Call `call` on every piece, in parallel. No piece may write what another piece reads."""
     if len(pieces) == 1:
         call(pieces[0])
         return
-    with ThreadPoolExecutor(len(pieces)) as pool:  # not kept: a fork would inherit it dead
+    # A pool for each call: a forked process would inherit a kept pool without its threads.
+    with ThreadPoolExecutor(len(pieces)) as pool:
         started = []
         for piece in pieces:
             try:
                 started.append(pool.submit(call, piece))
-            except RuntimeError:  # no more threads, as at the interpreter's end
+            except RuntimeError:  # Python starts no more threads while it shuts down
                 call(piece)
         for future in started:
             future.result()

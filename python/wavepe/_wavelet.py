@@ -23,28 +23,51 @@ def wavelet_grid(
     *,
     fixed_scale: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and shift of each column of a wavelet table [W].
+    """Return the scale and the shift of each column of a wavelet table.
+
+    Each of the s scales is combined with the shifts 0, 1, ... dim/s - 1.
 
     Parameters
     ----------
     dim : int
-        Head size.
+        Head size, the number of columns. It must be divisible by the number of scales.
     scales : int or sequence of float
-        A number s of scales, ``min_scale * 2**0 .. min_scale * 2**(s-1)``, or the scales.
+        Either the number s of scales, which are then ``min_scale * 2**0`` to
+        ``min_scale * 2**(s-1)``, or the scales themselves.
     min_scale : float
-        The smallest scale; only with a number of scales.
+        The smallest scale. It may be given only where `scales` is a number.
     fixed_scale : bool
-        All s scales are ``min_scale`` (columns repeat); only with a number of scales.
+        Use ``min_scale`` for all s scales, so that columns repeat. It may be given only where
+        `scales` is a number.
 
     Returns
     -------
-    (scale, shift) : float64 arrays (dim,)
-        Scale major: column ``i * (dim/s) + j`` has scale i and shift j.
+    scale : array (dim,), float64
+        Column ``i * (dim/s) + j`` has the scale number i.
+    shift : array (dim,), float64
+        Column ``i * (dim/s) + j`` has the shift j.
 
     Raises
     ------
+    TypeError
+        If an argument has a wrong type.
     ValueError
-        If dim is not divisible by the number of scales, or a scale is not above 0.
+        If `dim` is not divisible by the number of scales, if a scale is not finite and above 0,
+        or if `min_scale` or `fixed_scale` is given beside a list of scales.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> scale, shift = wavepe.wavelet_grid(6, scales=3)
+    >>> scale
+    array([1., 1., 2., 2., 4., 4.])
+    >>> shift
+    array([0., 1., 0., 1., 0., 1.])
     """
     dim = _checks.integer("dim", dim, 1)
     min_scale = _checks.positive("min_scale", min_scale)
@@ -70,14 +93,14 @@ def wavelet_grid(
 
 
 def check_kind(label: str, value: Any) -> str:
-    """`value`, a kind that is built in, registered, or a discrete wavelet of PyWavelets.
+    """Return `value` if it names a wavelet: built in, registered, or discrete in PyWavelets.
 
     Raises
     ------
     TypeError, ValueError
-        It is none of these.
+        If `value` names no wavelet.
     ImportError
-        It needs PyWavelets, which is not installed.
+        If the wavelet needs PyWavelets, which is not installed.
     """
     if isinstance(value, str) and value not in KINDS and _wavelet_pywt.is_family(value):
         return _wavelet_pywt.check_family(label, value)
@@ -101,39 +124,75 @@ def wavelet_table(
     dtype: DTypeLike = np.float32,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Table of wavelets: ``p[r, c] = psi((t - shift[c]) / scale[c])`` [W].
+    """Return a table of wavelets at integer distances, the p of the wavelet position encoding.
+
+    The table holds ``p[r, c] = psi((t - shift[c]) / scale[c])``, where psi is the mother wavelet
+    and t the offset of row r. Values are computed in float64 and rounded once.
 
     Parameters
     ----------
     offsets : int or integer array (w,)
-        Distances query minus key; a number w means 0..w-1.
-    scale, shift : arrays (dim,)
-        As `wavelet_grid` gives them. A scale of 0 gives a column of NaN. For PyWavelets scale holds
-        levels (integers from 1 to 16) and shift integers: ``p[r, c]`` is sample number t - shift[c]
-        of ``pywt.Wavelet(kind).wavefun(level)``'s psi (bior, rbio: of decomposition), 0 outside.
+        The distance of each row, query position minus key position, within +-2^53. A number w
+        stands for 0, 1, ... w-1.
+    scale, shift : arrays (dim,) of real numbers
+        The scale and the shift of each column; `wavelet_grid` returns them. A scale of 0 gives a
+        column of NaN. For a wavelet of PyWavelets, `scale` holds levels (integers from 1 to 16)
+        and `shift` holds integers.
     kind : str
-        ricker, gaussian, morlet or haar, a name given to `register_wavelet`, or a discrete wavelet
-        of PyWavelets such as db4 (``pip install ".[pywt]"`` in a checkout).
+        The mother wavelet: "ricker", "gaussian", "morlet", "haar", a name given to
+        `register_wavelet`, or a discrete wavelet of PyWavelets such as "db4"
+        (``pip install ".[pywt]"`` in a checkout).
     mirrored : bool, optional
-        t is -offset instead of offset. None: True for haar, else False.
+        True takes t = -offset instead of t = offset. None is True for haar and False otherwise.
     dtype : float16, float32 or float64
-        Of the result; evaluated in float64 and rounded once.
-    out : array (w, dim) of that dtype, optional
+        The dtype of the result.
+    out : array (w, dim) of `dtype`, optional
+        The array that receives the result.
 
     Returns
     -------
-    array (w, dim)
+    p : array (w, dim) of `dtype`
+
+    Raises
+    ------
+    TypeError
+        If an argument has a wrong type or dtype.
+    ValueError
+        If the shapes do not fit together, if an offset is outside +-2^53, if no wavelet is called
+        `kind`, or if a level or shift of PyWavelets is out of range.
+    ImportError
+        If `kind` needs PyWavelets, which is not installed.
+
+    Notes
+    -----
+    For a wavelet of PyWavelets, ``p[r, c]`` is sample number t - shift[c] of the psi that
+    ``pywt.Wavelet(kind).wavefun(level)`` returns, and 0 outside its samples. The families bior and
+    rbio have two psi; the one of decomposition is used.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> scale, shift = wavepe.wavelet_grid(4, scales=2)
+    >>> wavepe.wavelet_table(3, scale, shift).round(3)
+    array([[ 1.   ,  0.   ,  1.   ,  0.662],
+           [ 0.   ,  1.   ,  0.662,  1.   ],
+           [-0.406,  0.   ,  0.   ,  0.662]], dtype=float32)
     """
     kind = check_kind("kind", kind)
     if _checks.array_of("offsets", offsets).ndim == 0:
         offsets = np.arange(_checks.integer("offsets", offsets, 0))
     offsets = _checks.position_array("offsets", offsets)
     if offsets.ndim != 1:
-        raise ValueError(f"offsets must be a number or 1-D, got shape {offsets.shape}")
+        raise ValueError(f"offsets must be an integer or (w,), got shape {offsets.shape}")
     scale, shift = _checks.real_array("scale", scale), _checks.real_array("shift", shift)
     if scale.ndim != 1 or scale.shape != shift.shape:
         raise ValueError(
-            f"scale and shift must be 1-D and of one size, got {scale.shape} and {shift.shape}"
+            f"scale and shift must both be (dim,), got shapes {scale.shape} and {shift.shape}"
         )
     dtype = _checks.float_dtype(dtype)
     mirrored = kind == "haar" if mirrored is None else _checks.flag("mirrored", mirrored)
@@ -143,11 +202,11 @@ def wavelet_table(
     sign = -1 if mirrored else 1
     scale, shift = (a.astype(np.float64, copy=False) for a in (scale, shift))
     if kind not in KINDS:
-        with np.errstate(all="ignore"):  # float16 may overflow
+        with np.errstate(all="ignore"):  # rounding to float16 may overflow
             out[...] = sampled_table(kind, sign * offsets.astype(np.float64), scale, shift)
         return out
     arrays = (offsets.astype(np.int64, copy=False), scale, shift)
-    # An element is as much work as the rotation of four.
+    # An element takes as long as rotating four. No threads where a piece could overwrite an input.
     work = 0 if any(np.may_share_memory(out, a) for a in arrays) else 4 * out.size
 
     def part(i: slice) -> None:
@@ -159,7 +218,10 @@ def wavelet_table(
 
 
 def sampled_table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """The table of a kind that is not built in, float64 (w, dim); t (w,), scale, shift (dim,)."""
+    """Return the float64 table (w, dim) of a wavelet that is not built in.
+
+    `t` is (w,), `scale` and `shift` are (dim,), all float64.
+    """
     wavelet = _wavelet_registered.registered(kind)
     if wavelet is None:
         return _wavelet_pywt.table(kind, t, scale, shift)

@@ -1,8 +1,8 @@
 """Discrete wavelet families, sampled with PyWavelets [W]: db, sym, coif, dmey, bior, rbio.
 
-For these a table's scales are levels: column (level, b) of row delta holds sample number delta - b
-of the psi that ``pywt.Wavelet(kind).wavefun(level)`` gives, and 0 outside. wavefun of the
-biorthogonal families (bior, rbio) gives two pairs of functions; psi is that of decomposition.
+The scales of their tables are levels. Column (level, b) of row delta holds sample number delta - b
+of the psi that ``pywt.Wavelet(kind).wavefun(level)`` returns, and 0 outside the samples. The
+biorthogonal families (bior, rbio) have two psi; the one of decomposition is used.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ from ._runtime import command_for
 
 EXAMPLES = "db4, sym8, coif2, dmey, bior2.2 and rbio2.2"
 
-# The number of samples doubles with the level: a level of 16 has millions of them.
+# The number of samples doubles with the level: level 16 has millions.
 LARGEST_LEVEL = 16
 
 _FAMILY = re.compile(r"(?:db|sym|coif|bior|rbio)[0-9.]+|dmey")
 
 
 def is_family(name: object) -> bool:
-    """Whether `name` reads as a discrete wavelet of PyWavelets; "haar" is wavepe's own."""
+    """Tell whether `name` has the form of a discrete wavelet of PyWavelets.
+
+    "haar" is not one of them here, because wavepe has its own.
+    """
     return isinstance(name, str) and _FAMILY.fullmatch(name) is not None
 
 
 def check_family(label: str, name: str) -> str:
-    """`name`, where PyWavelets has that member of the family.
+    """Return `name` if PyWavelets has that member of the family.
 
     Raises
     ------
     ImportError
-        PyWavelets is not installed.
+        If PyWavelets is not installed.
     ValueError
-        The family has no such member.
+        If the family has no member of that name.
     """
     discrete = _pywt(name).wavelist(kind="discrete")
     members = [other for other in discrete if _family(other) == _family(name)]
@@ -45,7 +48,7 @@ def check_family(label: str, name: str) -> str:
 
 
 def check_levels(label: str, levels: np.ndarray) -> np.ndarray:
-    """`levels` as integers from 1 to `LARGEST_LEVEL`; ValueError for others."""
+    """Return `levels` as int64. ValueError unless all are integers from 1 to `LARGEST_LEVEL`."""
     levels = np.asarray(levels)
     with np.errstate(invalid="ignore"):
         wrong = levels[~((levels >= 1) & (levels <= LARGEST_LEVEL) & (levels % 1 == 0))]
@@ -57,14 +60,22 @@ def check_levels(label: str, levels: np.ndarray) -> np.ndarray:
 
 
 def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Sample number t - shift of psi at level `scale`, float64 (w, dim); 0 outside.
+    """Return sample number t - shift of the psi of level `scale`, and 0 outside the samples.
 
     Parameters
     ----------
     kind : str
-    t : float64 array (w,) of whole numbers
-    scale, shift : float64 arrays (dim,)
-        Levels, and whole numbers.
+        A member of a family, as `check_family` accepts it.
+    t : array (w,), float64
+        Whole numbers.
+    scale : array (dim,), float64
+        Levels.
+    shift : array (dim,), float64
+        Whole numbers.
+
+    Returns
+    -------
+    array (w, dim), float64
     """
     levels = check_levels(f"{kind}: scales", scale)
     with np.errstate(invalid="ignore"):
@@ -72,15 +83,14 @@ def table(kind: str, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.
     if wrong.size:
         raise ValueError(f"{kind}: shifts must be integers within +-2^53, got {wrong[0]:g}")
     wavelet = _pywt(kind).Wavelet(kind)
-    number = t[:, None] - shift
-    out = np.zeros(number.shape)
+    index = t[:, None] - shift
+    out = np.zeros(index.shape)
     for level in np.unique(levels).tolist():
         columns = np.flatnonzero(levels == level)
         samples = wavelet.wavefun(level=level)[1]
-        wanted = number[:, columns]
-        inside = (wanted >= 0) & (wanted < len(samples))
-        at = np.where(inside, wanted, 0).astype(np.int64)
-        out[:, columns] = np.where(inside, samples[at], 0.0)
+        inside = (index[:, columns] >= 0) & (index[:, columns] < len(samples))
+        valid = np.where(inside, index[:, columns], 0).astype(np.int64)
+        out[:, columns] = np.where(inside, samples[valid], 0.0)
     return out
 
 

@@ -13,30 +13,30 @@ Psi = Callable[[np.ndarray], np.ndarray]
 
 BUILT_IN = ("ricker", "gaussian", "morlet", "haar")
 
-# What a wavelet is asked for as it is registered: the middle, both sides, no symmetry.
+# A new wavelet is tried on these u: near the middle and on both sides, without symmetry.
 _PROBE = np.array([[0.0, 0.5, -1.0], [2.0, -3.75, 20.0]])
 
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
-    """A wavelet psi and, where it is known, its derivative dpsi/du."""
+    """A mother wavelet psi and, if the user gave it, its derivative dpsi/du."""
 
     name: str
     psi: Psi
     derivative: Psi | None = None
 
     def values(self, u: np.ndarray) -> np.ndarray:
-        """psi(u), float64 of u's shape; 0 where u is NaN."""
-        return _called(f"wavelet {self.name!r}: psi", self.psi, u)
+        """Return psi(u), float64 in the shape of u; 0 where u is NaN."""
+        return _checked_call(f"wavelet {self.name!r}: psi", self.psi, u)
 
     def slopes(self, u: np.ndarray) -> np.ndarray:
-        """dpsi/du at u, float64 of u's shape; 0 where u is NaN."""
+        """Return dpsi/du at u, float64 in the shape of u; 0 where u is NaN."""
         if self.derivative is None:
             raise ValueError(
                 f"wavelet {self.name!r} has no derivative: "
                 "wavepe.register_wavelet(name, psi, derivative=...) takes dpsi/du"
             )
-        return _called(f"wavelet {self.name!r}: derivative", self.derivative, u)
+        return _checked_call(f"wavelet {self.name!r}: derivative", self.derivative, u)
 
 
 _known: dict[str, Registered] = {}
@@ -44,31 +44,32 @@ _registrations = 0
 
 
 def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> None:
-    """Make a mother wavelet of your own known as a `kind`.
+    """Register your own mother wavelet under a name.
 
-    From then on ``kind=name`` works in `wavepe.wavelet_table`, `wavepe.ops.wavelet_table` and the
-    encoding ``wavelet:kind=name``, and so in Hugging Face models and ``wavepe compare``.
+    Then ``kind=name`` works in `wavepe.wavelet_table`, in `wavepe.ops.wavelet_table` and in the
+    encoding ``wavelet:kind=name``. The encoding is what Hugging Face models, fairseq and
+    ``wavepe compare`` read.
 
     Parameters
     ----------
     name : str
-        Without blanks and ``: , = +``; no built-in kind and no name of PyWavelets. A name that is
-        registered already is replaced by a function of the same module (a notebook's cell that is
-        run again), and refused to one of another.
+        The new name. It holds no blank and none of ``: , = +``, and is neither a built-in kind nor
+        a name of PyWavelets. A module may register its name again, as a notebook does when a cell
+        runs twice. A name of another module is refused.
     psi : callable
-        psi(u), elementwise: takes and returns a float64 array of any shape, u = (t - shift)/scale.
-        It must be finite wherever u is.
+        The wavelet as an elementwise function of u = (t - shift) / scale. It takes and returns a
+        float64 array of any shape, and its result is finite wherever u is not NaN.
     derivative : callable, optional
-        dpsi/du in the same form. With it, tables are differentiable in scale and shift, and the
-        option ``learned=true`` can be used.
+        The derivative dpsi/du, a function of the same form. With it, tables are differentiable in
+        scale and shift, and the option ``learned=true`` works.
 
     Raises
     ------
     TypeError
-        psi or derivative is not callable, or does not return an array of real numbers.
+        If `psi` or `derivative` is not callable, or does not return an array of real numbers.
     ValueError
-        The name cannot be used, or psi or derivative returns another shape or a number that is not
-        finite.
+        If the name cannot be used, if `psi` or `derivative` returns another shape or a number that
+        is not finite, or if `derivative` is not the derivative of `psi`.
 
     Examples
     --------
@@ -87,8 +88,8 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
                 f"{function!r} ({type(function).__name__})"
             )
     old = _known.get(name)
-    if old is not None and _home(old.psi) != _home(psi):
-        raise ValueError(f"wavelet name {name!r} is taken by {_home(old.psi)}; choose another")
+    if old is not None and _module_of(old.psi) != _module_of(psi):
+        raise ValueError(f"wavelet name {name!r} is taken by {_module_of(old.psi)}; choose another")
     new = Registered(name, psi, derivative)
     new.values(_PROBE)
     if derivative is not None:
@@ -98,28 +99,32 @@ def register_wavelet(name: str, psi: Psi, *, derivative: Psi | None = None) -> N
 
 
 def registered(name: str) -> Registered | None:
-    """The wavelet registered under that name."""
+    """Return the wavelet registered under `name`; None if there is none."""
     return _known.get(name)
 
 
 def names() -> tuple[str, ...]:
-    """The registered names, in the order of their registration."""
+    """Return the registered names, oldest first."""
     return tuple(_known)
 
 
 def note_registration() -> None:
-    """Something that a spec may name has been registered, perhaps in place of another."""
+    """Count a registration: a wavelet or an encoding was added or replaced."""
     global _registrations
     _registrations += 1
 
 
 def registrations() -> int:
-    """How many there were so far; what is cached under a spec is valid for one count."""
+    """Return the number of registrations so far.
+
+    A cache whose keys are specs is valid for one such number: afterwards a spec may mean something
+    else.
+    """
     return _registrations
 
 
 def table(wavelet: Registered, t: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """psi((t - shift) / scale), float64 (w, dim) for t (w,); NaN where scale is 0."""
+    """Return psi((t - shift) / scale), float64 (w, dim) for t (w,); NaN where scale is 0."""
     u, _ = _arguments(t, scale, shift)
     values = wavelet.values(u)
     values[np.isnan(u)] = np.nan
@@ -129,39 +134,45 @@ def table(wavelet: Registered, t: np.ndarray, scale: np.ndarray, shift: np.ndarr
 def table_gradients(
     wavelet: Registered, grad: np.ndarray, t: np.ndarray, scale: np.ndarray, shift: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `grad` (w, dim), the gradient to `table`'s result, is to scale and to shift.
+    """Return the gradients of scale and shift for `grad`, the gradient of `table`'s result.
 
     dpsi/dshift = -psi'(u)/scale and dpsi/dscale = -u psi'(u)/scale.
 
+    Parameters
+    ----------
+    grad : array (w, dim), float64
+
     Returns
     -------
-    (by_scale, by_shift) : float64 (dim,)
+    (grad_scale, grad_shift) : arrays (dim,), float64
     """
     u, scale = _arguments(t, scale, shift)
     with np.errstate(all="ignore"):
         by_shift = -wavelet.slopes(u) / scale
-        by_scale = np.where(by_shift == 0, by_shift, by_shift * u)  # no 0 * inf in far tails
+        # Where the slope is 0, u may be infinite: 0 * inf would be NaN.
+        by_scale = np.where(by_shift == 0, by_shift, by_shift * u)
         return (grad * by_scale).sum(0), (grad * by_shift).sum(0)
 
 
 def _arguments(
     t: np.ndarray, scale: np.ndarray, shift: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """u (w, dim), and the scale, NaN for 0."""
+    """Return u (w, dim), and the scales with NaN in place of 0."""
     with np.errstate(all="ignore"):
         scale = np.where(scale == 0, np.nan, scale)
         return (t[:, None] - shift) / scale, scale
 
 
-def _called(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(u)
-    asked = np.where(known, u, 0.0)
+def _checked_call(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
+    """Return function(u), and 0 where u is NaN; raise if the result is no finite array like u."""
+    is_number = ~np.isnan(u)
     try:
-        with np.errstate(all="ignore"):  # a quotient that np.where drops afterwards is no concern
-            given = function(asked.copy())
-    except TypeError as error:  # math.exp, most often
+        # No warnings: the function may use np.where to drop the values that would warn.
+        with np.errstate(all="ignore"):
+            result = function(np.where(is_number, u, 0.0))
+    except TypeError as error:  # most often the function calls math.exp
         raise TypeError(f"{label} must take an array (np.exp, not math.exp): {error}") from error
-    values = np.asarray(given)
+    values = np.asarray(result)
     if values.dtype.kind not in "fiub":
         raise TypeError(f"{label} must return real numbers, got dtype {values.dtype}")
     if values.shape != u.shape:
@@ -170,18 +181,21 @@ def _called(label: str, function: Psi, u: np.ndarray) -> np.ndarray:
             f"{'a number' if values.ndim == 0 else f'shape {values.shape}'}"
         )
     values = np.array(values, dtype=np.float64)
-    wrong = known & ~np.isfinite(values)
+    wrong = is_number & ~np.isfinite(values)
     if wrong.any():
         at = tuple(np.argwhere(wrong)[0])
         raise ValueError(
             f"{label} must be finite for every u, got {values[at]} at u = {float(u[at])!r}"
         )
-    values[~known] = 0.0
+    values[~is_number] = 0.0
     return values
 
 
 def _check_derivative(wavelet: Registered) -> None:
-    """Against a difference of psi; it may have corners and steps, so most of the places decide."""
+    """Raise ValueError if the derivative differs from difference quotients of psi.
+
+    psi may have corners and steps, where the two differ, so more than half of the points decide.
+    """
     wavelet.slopes(_PROBE)
     u, step = np.linspace(-3.013, 3.117, 40), 1e-5
     slopes = wavelet.slopes(u)
@@ -190,21 +204,21 @@ def _check_derivative(wavelet: Registered) -> None:
     if 2 * wrong.sum() > wrong.size:
         at = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"wavelet {wavelet.name!r}: derivative is not that of psi: at u = {u[at]:.4g} it is "
-            f"{slopes[at]:.6g}, and psi's slope {quotient[at]:.6g}"
+            f"wavelet {wavelet.name!r}: derivative must be the derivative of psi: at u = "
+            f"{u[at]:.4g} it returns {slopes[at]:.6g}, but psi has the slope {quotient[at]:.6g}"
         )
 
 
-def _home(function: Psi) -> str:
-    """The module that a function is from; of a callable object, its class's."""
+def _module_of(function: Psi) -> str:
+    """Return the name of the module that defines a function, or the class of a callable object."""
     return getattr(function, "__module__", None) or type(function).__module__
 
 
 def _check_name(name: str) -> None:
-    from .encodings.spec import is_word, read_value  # it imports the wavelets
+    from .encodings.spec import is_word, read_value  # not at the top: encodings imports wavelets
 
     if not isinstance(name, str):
-        raise TypeError(f"a wavelet's name must be text, got {name!r}")
+        raise TypeError(f"a wavelet's name must be a string, got {name!r}")
     if not is_word(name) or read_value(name) != name:
         raise ValueError(
             "a wavelet's name must hold no blank and no : , = +, and not read as a number or a "

@@ -126,7 +126,7 @@ def needle(
             f"{type(tokenizer).__name__}"
         )
     sizes = [check_integer("lengths", length, 1) for length in _numbers("lengths", lengths)]
-    places = [_checks.share("depths", depth) for depth in _numbers("depths", depths)]
+    places = [_checks.zero_to_one("depths", depth) for depth in _numbers("depths", depths)]
     form = ("pairs" if tokenizer is None else "sentence") if form is None else form
     _checks.choice("form", form, FORMS)
     trials = check_integer("trials", trials, 1)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 import wavepe
 
-from .._files import unwinding
+from .._files import interrupt_on_signals
 from .._labels import fold
 from .errors import CommandError, UsageError, out_of_memory
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv and argv[0] in _COMMANDS else None
     name = f"wavepe {command}" if command else "wavepe"
-    with unwinding():
+    with interrupt_on_signals():
         return _finish(name, *_run(name, command, argv))
 
 

@@ -66,7 +66,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _print(done: Conversion, args: argparse.Namespace) -> None:
-    from .._files import some
+    from .._files import leading_names
     from ..hf.layers import spec_text
 
     how = "linked" if args.link else "copied"
@@ -78,7 +78,7 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
         ("files left out", done.left_out),
     ):
         if names:
-            print(f"{what}: {some(names)}")
+            print(f"{what}: {leading_names(names)}")
     auto = "AutoModel" + "".join(done.model.partition("For")[1:])
     print("to load it in Python, after importing the module of --import:" if args.imports
         else "to load it in Python:")  # fmt: skip

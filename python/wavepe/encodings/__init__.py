@@ -1,8 +1,8 @@
 """Position encodings: one object for every front end.
 
-`wavepe.encoding(spec)` reads a spec ("wavelet:scales=6"), a dict or an encoding and returns an
-immutable object; its methods give the arrays that a model needs. Each encoding's options and
-defaults are in its own file here, and nowhere else.
+`wavepe.encoding(spec)` reads a spec ("wavelet:scales=6"), a dict or an encoding, and returns an
+immutable object. Its methods return the arrays that a model needs. Each encoding has a module of
+its own here, the only place that declares its options and defaults.
 """
 
 from __future__ import annotations
@@ -50,23 +50,29 @@ __all__ = [
 
 
 def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encoding:
-    """Return the position encoding that `spec` names.
+    """Return the position encoding that `spec` describes.
 
     Parameters
     ----------
     spec : str, mapping or Encoding
-        A name, "name:key=value,key=value" (values: integer, number, true, false, text, or a list
-        ``1+2+8``), a dict as `Encoding.to_dict` writes it, or an encoding, returned as it is.
+        One of: a name; a text "name:key=value,key=value"; a dict as `Encoding.to_dict` returns it;
+        an encoding. In a text, a value is an integer, a number, true, false, a word, or a list
+        such as ``1+2+8``.
     **options
-        Options that `spec` leaves at their defaults.
+        Options that `spec` does not set.
+
+    Returns
+    -------
+    encoding : Encoding
+        An immutable object. `str` of it is its spec.
 
     Raises
     ------
     ValueError
-        Unknown name or option (the message lists the known ones), a wrong value, a malformed
-        spec, or an option given in `spec` and again, differently, as an argument.
+        If the name or an option is unknown (the message lists the known ones), if a value is
+        wrong, if the spec is malformed, or if `spec` and `options` give an option two values.
     TypeError
-        A spec or an option of a wrong type.
+        If `spec` or an option has a wrong type.
 
     Examples
     --------
@@ -80,7 +86,7 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
         name, given = read_spec(spec)
         try:
             first = build(name, given)
-        except TypeError as error:  # text has no other type to give: its value is wrong
+        except TypeError as error:  # in a text every value is text: call it a wrong value
             raise ValueError(f"spec {spec!r}: {error}") from error
     elif isinstance(spec, Encoding):
         name, given, first = spec.name, spec.options(), spec

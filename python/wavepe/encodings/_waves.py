@@ -1,4 +1,4 @@
-"""Sine waves of distances as torch tensors, in one graph with what is learned about them."""
+"""Sine waves of distances as torch tensors, so that autograd and compilers see one graph."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
     Parameters
     ----------
     first, last : int
+        The range of distances.
     dim : int
-        Even.
+        Size of a row, even.
     like : Tensor
-        Gives device and dtype; below float32 the waves are rounded once.
+        The result has its device and dtype. Waves are computed in float32 at least and rounded
+        once.
 
     Returns
     -------

@@ -13,9 +13,21 @@ from .base import Encoding, register_encoding
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class ALiBi(Encoding):
-    """ALiBi [A] (Press et al., arXiv 2108.12409): score = q.k / sqrt(d) - slope_h * abs(delta).
+    """Subtract a slope times the distance from the score: ALiBi.
 
-    The slope term is not divided by sqrt(d).
+    score = q.k / sqrt(d) - slope_h * abs(delta), where delta is the distance and slope_h the slope
+    of head h (`wavepe.alibi_slopes`). The slope term is not divided by sqrt(d).
+
+    References
+    ----------
+    Press et al., "Train short, test long: attention with linear biases enables input length
+    extrapolation", ICLR 2022, arXiv 2108.12409.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("alibi").slopes(2)
+    array([0.0625    , 0.00390625])
     """
 
     name = "alibi"

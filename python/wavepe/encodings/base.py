@@ -1,4 +1,4 @@
-"""What every encoding is, and the register of those known by name."""
+"""The base class of all encodings, and the register of their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
-# Where an encoding enters a model, and the method that serves it there.
+# The entry points, where an encoding enters a model, and the method for each.
 ENTRY_METHODS = {
     "absolute": "absolute",
     "rotary": "rope_table",
@@ -35,25 +35,30 @@ _known: dict[str, type[Encoding]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """A position encoding: a name, an entry point into the model, and checked options.
+    """Hold a position encoding: its name, its entry point into a model, and its checked options.
 
-    Objects are immutable, hashable and pickle-able; equal options make equal objects.
-    `dataclasses.replace(encoding, option=value)` gives a changed copy. The methods of other entry
-    points raise NotImplementedError.
+    Objects are immutable and hashable, and they can be pickled. Two encodings with equal options
+    are equal. `dataclasses.replace(encoding, option=value)` returns a changed copy.
+
+    An encoding has the method of its entry point: `absolute`, `rope_table`, `table`, `slopes` or
+    `bias`. The methods of other entry points raise NotImplementedError.
 
     Attributes
     ----------
     name : str
-        The name in specs (of the class).
+        The name in specs (a class attribute).
     entry : str
-        "absolute" (added to the token embedding), "rotary" (rotates q and k), "relative" (q.p is
-        added to q.k), "slope" (a slope times the distance is taken from the score), "bias" (a
-        number for each distance is added to the score) or "none" (of the class).
+        Where the encoding enters a model (a class attribute). "absolute": vectors are added to
+        the token embeddings. "rotary": q and k are rotated. "relative": q.p is added to q.k, with
+        a row of p for each distance. "slope": a slope times the distance is subtracted from the
+        score. "bias": a number for each distance is added to the score. "none": nothing happens.
     learned : bool
-        Whether a model trains parameters of it: `parameters` names them, and `learned_table` or
-        `learned_bias` reads them. An option or a property may tell.
+        Whether a model trains parameters of the encoding. `parameters` returns their names and
+        initial values; `learned_table` or `learned_bias` uses them. A subclass may make it an
+        option or a property.
     inference_only : tuple of str
-        Options that change a trained model's evaluation only (of the class).
+        Options that change the evaluation of a trained model and not its training (a class
+        attribute).
     """
 
     name: ClassVar[str]
@@ -71,7 +76,13 @@ class Encoding:
         return write_spec(self.name, self.options())
 
     def options(self) -> dict[str, Value]:
-        """Return the options that differ from their defaults, in the order of the class."""
+        """Return the options that differ from their defaults.
+
+        Returns
+        -------
+        options : dict of str to value
+            In the order of the class. Lists are tuples.
+        """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             field.name: values[field.name]
@@ -80,7 +91,13 @@ class Encoding:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return version, name and the options that differ from their defaults, for JSON."""
+        """Return the encoding as a dict for JSON, which `from_dict` reads.
+
+        Returns
+        -------
+        data : dict
+            "version", "name" and the options that differ from their defaults.
+        """
         options = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in self.options().items()
@@ -89,14 +106,24 @@ class Encoding:
 
     @classmethod
     def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
-        """Read what `to_dict` wrote; one written by hand may leave the version out.
+        """Return the encoding that `to_dict` wrote.
+
+        Parameters
+        ----------
+        data : mapping
+            "name" and options. "version" may be missing.
+
+        Returns
+        -------
+        encoding : Encoding
 
         Raises
         ------
         ValueError
-            Unknown version, name or option, wrong value, or another encoding than `cls`.
+            If the version, the name or an option is unknown, if a value is wrong, or if the dict
+            holds another encoding than this class.
         TypeError
-            Not a mapping, or an option of a wrong type.
+            If `data` is not a mapping, or an option has a wrong type.
         """
         name, options = read_dict(data)
         found = build(name, options)
@@ -105,9 +132,13 @@ class Encoding:
         return found
 
     def trained_as(self: E) -> E:
-        """Return the encoding that training sees: inference-only options at their defaults.
+        """Return the encoding as training sees it, with inference-only options at their defaults.
 
-        Encodings with equal `trained_as()` can share one checkpoint.
+        Two encodings with equal `trained_as()` can use one checkpoint.
+
+        Returns
+        -------
+        encoding : Encoding
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{key: defaults[key] for key in self.inference_only})
@@ -120,25 +151,32 @@ class Encoding:
         length: int | None = None,
         trained_length: int | None = None,
     ) -> np.ndarray:
-        """Return the vectors to add to the token embeddings, float64 (..., dim).
+        """Return the vectors to add to the token embeddings.
 
         Parameters
         ----------
-        positions : array (...) or scalar of integers
-            From 0.
+        positions : integer array (...) or scalar
+            Positions of tokens, counted from 0.
         dim : int
-            Size of the token embedding.
+            Size of the token embeddings.
         length : int, optional
-            Of the current sequence, by default the largest position + 1.
+            Length of the current sequence; None is the largest position + 1. Many encodings do
+            not depend on it.
         trained_length : int, optional
-            Of the sequences in training. An encoding may read neither length.
+            Length of the sequences in training. Many encodings do not depend on it.
+
+        Returns
+        -------
+        vectors : array (..., dim), float64
 
         Raises
         ------
+        NotImplementedError
+            If the entry point is not "absolute".
         ValueError
-            A position or a size that the encoding does not have.
+            If the encoding has no vector for a position, or does not fit `dim`.
         TypeError
-            Positions of a wrong type.
+            If an argument has a wrong type.
         """
         self._raise_other_entry("absolute")
 
@@ -150,77 +188,219 @@ class Encoding:
         length: int | None = None,
         trained_length: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return cosines and sines of the pairs, as inference uses them, float32 (..., pairs).
+        """Return the cosines and sines that rotate q and k at inference.
 
-        `length`, by default the largest position + 1, and `trained_length` serve encodings that
-        follow the length. A cached decoding step passes the length of the whole sequence.
+        Parameters
+        ----------
+        positions : integer array (...) or scalar
+            Positions of tokens.
+        head_dim : int
+            Head size.
+        length : int, optional
+            Length of the whole current sequence; None is the largest position + 1. It matters
+            only for encodings whose frequencies follow the length. A decoding step with a cache
+            must give it.
+        trained_length : int, optional
+            Length of the sequences in training, for the encodings that need it.
+
+        Returns
+        -------
+        cos, sin : arrays (..., pairs), float32
+
+        Raises
+        ------
+        NotImplementedError
+            If the entry point is not "rotary".
+        ValueError
+            If a needed length is missing, or a value is out of range.
+        TypeError
+            If an argument has a wrong type.
         """
         self._raise_other_entry("rope_table")
 
     def table(
         self, length: int, head_dim: int, *, causal: bool = True
     ) -> tuple[np.ndarray, int, str]:
-        """Return the table p, its first delta, and what lies beyond it ("zero" or "edge").
-
-        p is float32 (w, head_dim) with a row for each delta from `first` on: 0..length-1, or
-        1-length..length-1 where `causal` is False. It may end before. That of a learned encoding
-        has the initial values.
-        """
-        self._raise_other_entry("table")
-
-    def slopes(self, heads: int) -> np.ndarray:
-        """Return the slope of each head, float64 (heads,); the score loses slope * abs(delta)."""
-        self._raise_other_entry("slopes")
-
-    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
-        """Return the bias, its first delta, and what lies beyond it ("zero" or "edge").
-
-        bias is float64 (heads, w) with a number for each delta, as `table` has a row. It is added
-        to the score and not scaled.
-        """
-        self._raise_other_entry("bias")
-
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return what a learned encoding learns: names and initial values, float64.
-
-        The front end owns the tensors. NotImplementedError where nothing is learned.
-        """
-        self._raise_learns_nothing("parameters")
-
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
-        """Return `table` for trained parameters, differentiable in them (needs torch).
+        """Return the table p of a relative encoding, a row for each distance.
 
         Parameters
         ----------
         length : int
-            The sequence length.
-        parameters : mapping
-            Tensors as `parameters` begins them.
+            Length of the sequence.
+        head_dim : int
+            Head size.
         causal : bool
-            Rows for delta = 0..length-1; otherwise for 1-length..length-1.
+            True needs the distances delta = 0..length-1 only. False also needs the negative ones,
+            from 1-length.
+
+        Returns
+        -------
+        p : array (w, head_dim), float32
+            The rows of delta = first..first+w-1. There may be fewer rows than distances. A learned
+            encoding returns its initial values.
+        first : int
+            The delta of the first row.
+        beyond : str
+            What stands for rows outside the table: "zero" or "edge" (the nearest row).
+
+        Raises
+        ------
+        NotImplementedError
+            If the entry point is not "relative".
+        ValueError
+            If the encoding does not fit `head_dim`, or `length` is below 1.
+        TypeError
+            If an argument has a wrong type.
+        """
+        self._raise_other_entry("table")
+
+    def slopes(self, heads: int) -> np.ndarray:
+        """Return the slope of each head; the score loses slope * abs(delta).
+
+        Parameters
+        ----------
+        heads : int
+            Number of query heads.
+
+        Returns
+        -------
+        slopes : array (heads,), float64
+
+        Raises
+        ------
+        NotImplementedError
+            If the entry point is not "slope".
+        ValueError
+            If `heads` is below 1.
+        TypeError
+            If `heads` is not an integer.
+        """
+        self._raise_other_entry("slopes")
+
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+        """Return the bias of each head and distance; it is added to the score and not scaled.
+
+        Parameters
+        ----------
+        length : int
+            Length of the sequence.
+        heads : int
+            Number of query heads.
+        causal : bool
+            As in `table`.
+
+        Returns
+        -------
+        bias : array (heads, w), float64
+            The numbers of delta = first..first+w-1. A learned encoding returns its initial values.
+        first : int
+            The delta of the first number.
+        beyond : str
+            What stands for numbers outside the bias: "zero" or "edge" (the nearest number).
+
+        Raises
+        ------
+        NotImplementedError
+            If the entry point is not "bias".
+        ValueError
+            If `length` or `heads` is below 1.
+        TypeError
+            If an argument has a wrong type.
+        """
+        self._raise_other_entry("bias")
+
+    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+        """Return the names and initial values of what a learned encoding learns.
+
+        The front end makes tensors of them, owns them and trains them.
+
+        Parameters
+        ----------
+        head_dim : int
+            Head size.
+        heads : int
+            Number of query heads.
+
+        Returns
+        -------
+        parameters : dict of str to array, float64
+
+        Raises
+        ------
+        NotImplementedError
+            If the encoding learns nothing.
+        """
+        self._raise_not_learned("parameters", "nothing")
+
+    def learned_table(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> tuple[Tensor, int, str]:
+        """Return the table of a learned encoding for its parameters. It needs torch.
+
+        Parameters
+        ----------
+        length : int
+            Length of the sequence.
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+        causal : bool
+            As in `table`.
 
         Returns
         -------
         p : Tensor (w, head_dim), or (heads, w, head_dim) with a table for each head
-            Of the parameters' dtype.
+            In the dtype of the parameters, and differentiable in them.
         first : int
+            As in `table`.
         beyond : str
+            As in `table`.
+
+        Raises
+        ------
+        NotImplementedError
+            If the encoding learns no table.
         """
-        self._raise_learns_nothing("learned_table")
+        self._raise_not_learned("learned_table", "no table")
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
     ) -> tuple[Tensor, int, str]:
-        """Return `bias` for trained parameters, a Tensor (heads, w) of their dtype.
+        """Return the bias of a learned encoding for its parameters. It needs torch.
 
-        Takes what `learned_table` takes, and is differentiable in the parameters (needs torch).
+        Parameters
+        ----------
+        length, parameters, causal
+            As in `learned_table`.
+
+        Returns
+        -------
+        bias : Tensor (heads, w)
+            In the dtype of the parameters, and differentiable in them.
+        first : int
+            As in `bias`.
+        beyond : str
+            As in `bias`.
+
+        Raises
+        ------
+        NotImplementedError
+            If the encoding learns no bias.
         """
-        self._raise_learns_nothing("learned_bias")
+        self._raise_not_learned("learned_bias", "no bias")
 
     def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return u and v (heads, head_dim) of a score (q + u).k + (q + v).p; None without."""
+        """Return what a learned encoding adds to the queries: score = (q + u).k + (q + v).p.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+
+        Returns
+        -------
+        biases : tuple of Tensor or None
+            u and v, each (heads, head_dim). None if the encoding adds nothing to the queries.
+        """
         return None
 
     def _raise_other_entry(self, method: str) -> NoReturn:
@@ -230,29 +410,38 @@ class Encoding:
             f"{self.entry!r}, served by {own + '()' if own else 'no method'}"
         )
 
-    def _raise_learns_nothing(self, method: str) -> NoReturn:
+    def _raise_not_learned(self, method: str, learned: str) -> NoReturn:
         raise NotImplementedError(
-            f"{method}() does not apply to the encoding '{self}': it learns nothing"
+            f"{method}() does not apply to the encoding '{self}': it learns {learned}"
         )
 
 
 def register_encoding(cls: type[E]) -> type[E]:
-    """Make a class of your own known by its `name`; usable as a decorator.
+    """Register your own encoding class under its `name`; it can be used as a decorator.
+
+    Then `wavepe.encoding`, the modules, Hugging Face models, fairseq and ``wavepe compare`` accept
+    the name.
 
     Parameters
     ----------
     cls : type
-        A frozen dataclass derived from `Encoding` (or from a known encoding) with `name`, `entry`
-        and the method of that entry. A rotary one derives from `RoPE` and overrides `frequencies`.
-        Its fields are its options; each needs a default, whose type is checked (`option` declares
-        another check). Defining the same class again replaces it.
+        A frozen dataclass derived from `Encoding` or from a known encoding. It has `name`, `entry`
+        and the method of that entry point. A rotary class derives from `RoPE` and overrides
+        `frequencies`. The fields of the class are its options. Each needs a default, and values
+        must have its type; `option` declares another check. A class that is defined a second time
+        replaces the first.
+
+    Returns
+    -------
+    cls : type
+        The same class.
 
     Raises
     ------
     TypeError
-        Where the class is not of that form.
+        If the class does not have this form.
     ValueError
-        Where the name is taken, or no word (it holds no blank, ``: , = +``).
+        If another class has the name, or if the name holds a blank or one of ``: , = +``.
 
     Examples
     --------
@@ -281,20 +470,31 @@ def register_encoding(cls: type[E]) -> type[E]:
 
 
 def known_encodings() -> tuple[str, ...]:
-    """Return the names that `encoding` knows, in the order of their registration."""
+    """Return the names that `encoding` knows, in the order of their registration.
+
+    Returns
+    -------
+    names : tuple of str
+
+    Examples
+    --------
+    >>> from wavepe.encodings import known_encodings
+    >>> "wavelet" in known_encodings()
+    True
+    """
     return tuple(_known)
 
 
 def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return name and options of a dict as `Encoding.to_dict` writes it."""
     if not isinstance(data, Mapping):
-        raise TypeError(f"an encoding's dict must be a mapping, got {type(data).__name__}")
+        raise TypeError(f"the dict of an encoding must be a mapping, got {type(data).__name__}")
     options = dict(data)
     version = options.pop("version", VERSION)
     if type(version) is not int or version != VERSION:
-        raise ValueError(f"an encoding's dict has version {VERSION} here, got {version!r}")
+        raise ValueError(f"the dict of an encoding needs version {VERSION}, got {version!r}")
     if "name" not in options:
-        raise ValueError(f"an encoding's dict needs a 'name', got the keys {list(data)}")
+        raise ValueError(f"the dict of an encoding needs a 'name', got the keys {list(data)}")
     return options.pop("name"), options
 
 
@@ -303,25 +503,25 @@ def build(name: str, options: Mapping[str, Any]) -> Encoding:
     cls = _known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(
-            f"unknown encoding {name!r}{_meant(name, _known)}; known: {', '.join(_known)}"
+            f"unknown encoding {name!r}{_suggestion(name, _known)}; known: {', '.join(_known)}"
         )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in options:
         if key not in known:
             listed = f"known: {', '.join(known)}" if known else "it has none"
             raise ValueError(
-                f"unknown option {key!r} of encoding {name!r}{_meant(key, known)}; {listed}"
+                f"unknown option {key!r} of encoding {name!r}{_suggestion(key, known)}; {listed}"
             )
     return cls(**options)
 
 
-def _meant(given: Any, known: Iterable[str]) -> str:
+def _suggestion(given: Any, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(given), list(known), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None) -> int:
-    """Return `length`, checked; where it is None the largest of `positions` + 1."""
+    """Return the checked `length`; None gives the largest of `positions` + 1."""
     positions = _checks.real_array(f"{encoding.name} positions", positions)
     if length is not None:
         return _checks.integer(f"{encoding.name} length", length, 1)
@@ -350,10 +550,10 @@ def _check_class(cls: Any) -> None:
     fields = dataclasses.fields(cls)
     if entry in ("relative", "bias") and not any(field.name == "learned" for field in fields):
         needed = ("parameters", "learned_bias" if entry == "bias" else "learned_table")
-        own = [key for key in needed if getattr(cls, key) is not getattr(Encoding, key)]
-        if own and cls.learned is False:
-            raise TypeError(f"{cls.__name__} has {own[0]}() and needs learned = True")
-        if cls.learned is True and len(own) < len(needed):
+        present = [key for key in needed if getattr(cls, key) is not getattr(Encoding, key)]
+        if present and cls.learned is False:
+            raise TypeError(f"{cls.__name__} has {present[0]}() and needs learned = True")
+        if cls.learned is True and len(present) < len(needed):
             raise TypeError(f"{cls.__name__} is learned and needs {needed[0]}() and {needed[1]}()")
     for field in fields:
         if field.default is dataclasses.MISSING:
@@ -361,4 +561,4 @@ def _check_class(cls: Any) -> None:
         taken = hasattr(Encoding, field.name) and field.name != "learned"
         if taken or field.name in ("name", "entry", "version", "spec"):
             raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
-    cls()  # the defaults must pass their own checks
+    cls()  # raises if a default does not pass its check

@@ -1,4 +1,4 @@
-"""The bits of the position, added to the token embeddings."""
+"""Binary encoding: the bits of the position are added to the token embeddings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ _WIDEST = 54  # bits of 2^53, the largest position
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Binary(Encoding):
-    """The bits of position m, the most significant first, padded with leading zeros.
+    """Add the bits of the position to the token embedding.
 
-    Position 252 in 8 dims is 1 1 1 1 1 1 0 0; `dim` dims hold the positions below 2^dim.
+    The most significant bit comes first, after leading zeros. In 8 dims, position 252 is
+    1 1 1 1 1 1 0 0. With `dim` dims, positions must be below 2^dim.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("binary").absolute([1, 6], 4)
+    array([[0., 0., 0., 1.],
+           [0., 1., 1., 0.]])
     """
 
     name = "binary"
@@ -37,8 +45,8 @@ class Binary(Encoding):
         largest = int(positions.max()) if positions.size else 0
         if largest.bit_length() > dim:
             raise ValueError(
-                f"{self.name}: position {largest} has {largest.bit_length()} bits, and there are "
-                f"{dim} dims: positions must be below 2^{dim}"
+                f"{self.name}: with {dim} dims positions must be below 2^{dim}, got {largest}, "
+                f"which has {largest.bit_length()} bits"
             )
         used = min(dim, _WIDEST)
         vectors = _checks.new_array((*positions.shape, dim), make=np.zeros)

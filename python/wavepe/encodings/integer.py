@@ -1,4 +1,4 @@
-"""The position itself, added to the token embeddings."""
+"""Integer encoding: the position itself is added to the token embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from .base import Encoding, register_encoding
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Integer(Encoding):
-    """Position m in every component: unbounded, a baseline."""
+    """Add the position to every component of the token embedding.
+
+    The values have no bound. This encoding is a baseline for comparisons.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("integer").absolute([0, 1], 2)
+    array([[0., 0.],
+           [1., 1.]])
+    """
 
     name = "integer"
     entry = "absolute"

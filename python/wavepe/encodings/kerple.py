@@ -1,4 +1,4 @@
-"""KERPLE [K]: a learned kernel of the distance for each head."""
+"""KERPLE [K]: each head learns a kernel of the distance."""
 
 from __future__ import annotations
 
@@ -19,16 +19,35 @@ if TYPE_CHECKING:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Kerple(Encoding):
-    """score(m, n) = q_m.k_n / sqrt(d) - kernel_h(abs(delta)), two learned numbers a head [K].
+    """Subtract a learned kernel of the distance from the score: KERPLE.
 
-    [K] is Chi et al., "KERPLE: Kernelized relative positional embedding for length extrapolation",
-    arXiv 2205.09921. The kernels are r1 log(1 + r2 abs(delta)) and r1 abs(delta)^r2, r1 and r2
-    above 0, and r2 at most 2 in the second. Layers share them.
+    score(m, n) = q_m.k_n / sqrt(d) - kernel_h(abs(delta)), with two learned numbers r1 and r2 for
+    each head h. All layers use the same numbers.
 
     Parameters
     ----------
     kind : str
-        "log" or "power".
+        "log" takes the kernel r1 log(1 + r2 abs(delta)), with r1 and r2 above 0. "power" takes
+        r1 abs(delta)^r2, with r1 above 0 and r2 between 0 and 2.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Chi et al., "KERPLE: kernelized relative positional embedding for length extrapolation",
+    NeurIPS 2022, arXiv 2205.09921.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> bias, first, beyond = wavepe.encoding("kerple").bias(3, heads=1)
+    >>> bias.round(3) + 0.0
+    array([[ 0.   , -0.405, -0.693]])
     """
 
     name = "kerple"
@@ -47,11 +66,14 @@ class Kerple(Encoding):
         return -r1 * distance**r2, first, "zero"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the initial "log_r1" and "log_r2", or "logit_r2", float64 (heads,).
+        """Return the initial "log_r1" and "log_r2" (for "power", "logit_r2"), float64 (heads,).
 
-        What is trained may have any value: r1 = exp(log_r1), r2 = exp(log_r2), and for "power"
-        2 / (1 + exp(-logit_r2)). The heads begin at the middles of equal parts of the ranges that
-        [K] draws from: (0, 2) and (0, 1), for "power" (0, 1) and (0, 2).
+        Parameters of any value give valid kernels: r1 = exp(log_r1) and r2 = exp(log_r2), or for
+        "power" r2 = 2 / (1 + exp(-logit_r2)).
+
+        KERPLE's authors draw the initial r1 and r2 from (0, 2) and (0, 1), and for "power" from
+        (0, 1) and (0, 2). Here these ranges are cut into one part for each head, and a head begins
+        in the middle of its part.
         """
         r1, r2 = self._initial(heads)
         if self.kind == "log":

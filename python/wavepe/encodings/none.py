@@ -1,4 +1,4 @@
-"""No position encoding (NoPE): the causal mask alone tells the positions apart."""
+"""No position encoding (NoPE): a model learns positions from the causal mask alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from .base import Encoding, register_encoding
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class NoPE(Encoding):
-    """No position encoding: score = q.k / sqrt(d), q and k unrotated, nothing added.
+    """Use no position encoding: score = q.k / sqrt(d), with q and k unchanged.
 
-    The control of the comparisons in [W]; all methods raise NotImplementedError.
+    It is the control in comparisons of encodings. All methods raise NotImplementedError.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("none").entry
+    'none'
     """
 
     name = "none"

@@ -1,4 +1,4 @@
-"""The position as a share of the sequence, added to the token embeddings."""
+"""Normalised encoding: position / length is added to the token embeddings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from .base import Encoding, register_encoding, sequence_length
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Normalised(Encoding):
-    """m / N in every component, N the length of the current sequence.
+    """Add position / length to every component of the token embedding.
 
-    Bounded, but position m has another vector in a sequence of another length: a model that adds
-    it cannot go on from a cache.
+    The length is that of the current sequence, so values stay below 1. But the vector of a
+    position changes with the length. So a model cannot continue from cached keys and values.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("normalised").absolute([0, 1], 2, length=4)
+    array([[0.  , 0.  ],
+           [0.25, 0.25]])
     """
 
     name = "normalised"

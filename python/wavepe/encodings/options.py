@@ -1,8 +1,8 @@
-"""Options of an encoding: a default each, and a check that says what is needed.
+"""Options of an encoding: each has a default and a check.
 
-A check takes a label ("rope theta") and a value; it returns the value in its one stored form
-(float, int, bool, str, tuple), or raises TypeError (wrong type) or ValueError (wrong value).
-An option declared without a check takes the type of its default.
+A check takes a label ("rope theta") and a value. It returns the value in the form that is stored
+(float, int, bool, str, tuple). For a wrong type it raises TypeError, for a wrong value ValueError.
+An option without a check must have the type of its default.
 """
 
 from __future__ import annotations
@@ -21,12 +21,45 @@ Check = Callable[[str, Any], Value]
 
 
 def option(default: Value | None, check: Check) -> Any:
-    """Declare a dataclass field with a check: ``theta: float = option(10000.0, positive())``."""
+    """Declare an option of an encoding class: a dataclass field with a default and a check.
+
+    Parameters
+    ----------
+    default : value or None
+        The default. None means that the option is not set.
+    check : callable
+        ``check(label, value)`` returns the value to store, or raises TypeError or ValueError with
+        a message that begins with the label.
+
+    Returns
+    -------
+    field : dataclasses.Field
+
+    Examples
+    --------
+    >>> import dataclasses
+    >>> import numpy as np
+    >>> from wavepe.encodings import Encoding, option
+    >>> def below_one(label, value):
+    ...     if not 0 < float(value) < 1:
+    ...         raise ValueError(f"{label} must be between 0 and 1, got {value!r}")
+    ...     return float(value)
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Even(Encoding):
+    ...     name = "even"
+    ...     entry = "slope"
+    ...     slope: float = option(0.1, below_one)
+    ...     def slopes(self, heads):
+    ...         return np.full(heads, self.slope)
+    >>> Even(slope=2)
+    Traceback (most recent call last):
+    ValueError: even slope must be between 0 and 1, got 2
+    """
     return dataclasses.field(default=default, metadata={"check": check})
 
 
 def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | None:
-    """Return `value` as the option `field` stores it; None only where that is the default."""
+    """Return `value` as the option `field` stores it. None is allowed only as the default."""
     if value is None and field.default is None:
         return None
     check = field.metadata.get("check") or _like(field.default)
@@ -37,38 +70,38 @@ def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | No
         same = False
     if not same:
         raise ValueError(
-            f"{label} must be a value that a spec can hold (no blank, : , = or +, and no text that "
-            f"reads as a number or a truth value), got {value!r}"
+            f"{label} must be a value that a spec can hold (without blank, : , = or +, and no text "
+            f"that reads as a number or a truth value), got {value!r}"
         )
     return value
 
 
 def flag(label: str, value: Any) -> bool:
-    """Check for true or false."""
+    """Check that the value is true or false."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{label} must be true or false, got {value!r}")
     return bool(value)
 
 
 def text(label: str, value: Any) -> str:
-    """Check for text; `checked` sees to it that a spec can hold it."""
+    """Check that the value is text; `checked` then checks that a spec can hold it."""
     if not isinstance(value, str):
         raise TypeError(f"{label} must be text, got {value!r}")
     return str(value)
 
 
 def one_of(*words: str) -> Check:
-    """Return a check for one of the given words."""
+    """Return a check that the value is one of the given words."""
     return lambda label, value: str(_checks.choice(label, value, words))
 
 
 def number(label: str, value: Any) -> float:
-    """Check for a finite number; -0.0 becomes 0.0, as it is written the same."""
+    """Check that the value is a finite number. -0.0 becomes 0.0: a spec writes both as 0."""
     return _checks.finite(label, value) + 0.0
 
 
 def positive(*words: str) -> Check:
-    """Return a check for a finite number above 0, or one of `words`."""
+    """Return a check that the value is a finite number above 0, or one of `words`."""
 
     def check(label: str, value: Any) -> float | str:
         if not (words and isinstance(value, str)):
@@ -81,9 +114,9 @@ def positive(*words: str) -> Check:
 
 
 def integer(least: int, most: int = 1 << 20) -> Check:
-    """Return a check for an integer in these limits.
+    """Return a check that the value is an integer from `least` to `most`.
 
-    The upper one is far beyond any use: a larger number would ask for more memory than there is.
+    The default of `most` is far above any useful number and keeps memory use within bounds.
     """
 
     def check(label: str, value: Any) -> int:
@@ -95,13 +128,13 @@ def integer(least: int, most: int = 1 << 20) -> Check:
     return check
 
 
-def share(label: str, value: Any) -> float:
-    """Check for a number from 0 to 1, both included."""
-    return _checks.share(label, value)
+def zero_to_one(label: str, value: Any) -> float:
+    """Check that the value is a number from 0 to 1; both ends are allowed."""
+    return _checks.zero_to_one(label, value)
 
 
 def items(label: str, value: Any) -> tuple[Any, ...]:
-    """Check for a list of at least one value, and return a tuple."""
+    """Check that the value is a list of at least one value, and return a tuple."""
     array = isinstance(value, np.ndarray) and value.ndim == 1
     if not (array or isinstance(value, Sequence)) or isinstance(value, str | bytes):
         raise TypeError(f"{label} must be a list, got {value!r}")
@@ -128,7 +161,7 @@ def _anything(label: str, value: Any) -> Any:
 
 def _like(default: Any) -> Check:
     kinds: list[tuple[type, Check]] = [
-        (bool, flag),  # before int: a bool is one
+        (bool, flag),  # before int, because a bool is an int
         (int, _checks.integer),
         (float, number),
         (str, text),

@@ -1,5 +1,4 @@
-"""Rotary position encoding [R] and its length scalings, p-RoPE [B], and a base changed at inference
-[F]."""
+"""Rotary position encoding [R], its length scalings, p-RoPE [B], and a base for inference [F]."""
 
 from __future__ import annotations
 
@@ -21,48 +20,72 @@ from .._rope_frequencies import (
     rope_frequencies,
 )
 from .base import Encoding, register_encoding, sequence_length
-from .options import flag, one_of, option, positive, share
+from .options import flag, one_of, option, positive, zero_to_one
 
-# Types of which factor 1 is no scaling.
+# Rope types for which a factor of 1 means no scaling.
 _SCALED_FACTORS = ("linear", "yarn")
 
 
 @register_encoding
 @dataclasses.dataclass(frozen=True, repr=False)
 class RoPE(Encoding):
-    """Pair i of the head is rotated by m * theta^(-2i/d) [R].
+    """Rotate pairs of elements of q and k by angles proportional to the position: RoPE.
 
-    [R] is Su et al., arXiv 2104.09864; [B] Barbero et al., arXiv 2410.06205; [F] Oka et al.,
-    "Frequency Bands in RoPE", ICLR 2026.
+    At position m, pair i of the head is rotated by m * theta^(-2i/d).
 
     Parameters
     ----------
     theta : float, optional
-        The base. None is the base of the model that is patched, and 10000 elsewhere.
+        The base. None is 10000; in a patched model, None is the base of that model.
     fraction : float
-        p-RoPE [B]: the int(fraction * d // 2) pairs of highest frequency are rotated, with the
-        denominator d kept; the others stay. 1 is RoPE, 0 is no encoding.
+        The part of the pairs that rotate (p-RoPE), from 0 to 1. The int(fraction * d // 2) pairs
+        of the highest frequencies rotate, and the exponent keeps the denominator d. 1 is RoPE,
+        and 0 is no encoding.
     interleaved : bool
-        Pairs (2i, 2i+1) instead of the halves' (i, i + d/2).
+        True pairs elements (2i, 2i+1). False pairs elements (i, i + d/2).
     inference_theta : float or "scaled", optional
-        The base outside training [F]; "scaled" is theta * length / trained_length where the
-        sequence is longer than the trained length.
-    factor : float or "scaled", optional
-        Of the types that have one; for linear and yarn, "scaled" is length / trained_length where
-        the sequence is longer than the trained length, and no scaling at all where it is not.
+        The base outside training. "scaled" is theta * length / trained_length where the sequence
+        is longer than the trained length, and theta elsewhere.
     type : str, optional
-        Length scaling, a rope_type of `wavepe.rope_frequencies`; the options below are its
-        parameters, under the names of Hugging Face's rope_parameters. original_max_position_
-        embeddings is the trained length where it is not given. None is "default", or in a model
-        that is patched the model's own, if theta is None too.
+        A length scaling: a rope_type of `wavepe.rope_frequencies`. The options below are its
+        parameters, with the names of Hugging Face's rope_parameters. None is "default". In a
+        patched model, None is the model's own type if `theta` is None as well.
+    factor : float or "scaled", optional
+        The factor of the types that have one. "scaled", for linear and yarn only, is
+        length / trained_length where the sequence is longer than the trained length. Shorter
+        sequences are then not scaled at all.
+    original_max_position_embeddings : float, optional
+        The length before scaling. None is the trained length.
+    attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim, truncate : optional
+        Parameters of yarn; longrope has attention_factor, too.
+    short_factor, long_factor : list of float, optional
+        Parameters of longrope: a divisor for each pair.
+    low_freq_factor, high_freq_factor : float, optional
+        Parameters of llama3.
     partial_rotary_factor : float, optional
-        The part of the head that is rotated at all, with its size in the exponent.
+        The part of the head that rotates. The exponent has the size of this part as its
+        denominator.
 
     Raises
     ------
+    TypeError
+        If an option has a wrong type.
     ValueError
-        A parameter that the type lacks or does not know, or `fraction` beside a type or
-        partial_rotary_factor.
+        If a parameter of the type is missing, if the type does not know a parameter, if a value is
+        wrong, or if `fraction` is given beside `type` or `partial_rotary_factor`.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864. fraction: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
+    inference_theta: Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> cos, sin = wavepe.encoding("rope:theta=500000").rope_table(range(10), head_dim=16)
+    >>> cos.shape
+    (10, 8)
     """
 
     name = "rope"
@@ -70,7 +93,7 @@ class RoPE(Encoding):
     inference_only = ("inference_theta",)
 
     theta: float | None = option(None, positive())
-    fraction: float = option(1.0, share)
+    fraction: float = option(1.0, zero_to_one)
     interleaved: bool = False
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES))
@@ -94,8 +117,8 @@ class RoPE(Encoding):
         if self.fraction != 1 and (self.type is not None or given):
             other = "type" if self.type is not None else "partial_rotary_factor"
             raise ValueError(
-                f"{self.name} fraction={self.fraction} goes without {other}: type=proportional "
-                "with partial_rotary_factor is the same rotation"
+                f"{self.name} fraction={self.fraction} cannot be combined with {other}: "
+                "type=proportional with partial_rotary_factor is the same rotation"
             )
         for key in given:
             if key not in known_keys(kind):
@@ -105,7 +128,7 @@ class RoPE(Encoding):
                     f"{self.type!r}"
                 )
         try:
-            # Where it is missing, the trained length stands in for it later on.
+            # The trained length, which is known later, replaces a missing original length.
             check_parameters(kind, given, later=(ORIGINAL,))
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
@@ -114,28 +137,31 @@ class RoPE(Encoding):
                 f"{self.name} factor=scaled needs type={' or '.join(_SCALED_FACTORS)}, got {kind}"
             )
         if self.factor == "scaled" and self.inference_theta == "scaled":
-            raise ValueError(f"{self.name}: factor=scaled or inference_theta=scaled: give one")
+            raise ValueError(
+                f"{self.name}: give one of factor=scaled and inference_theta=scaled, got both"
+            )
         if kind == "dynamic" and self.inference_theta == "scaled":
             raise ValueError(
-                f"{self.name}: type=dynamic and inference_theta=scaled both raise the base with "
-                "the length; give one"
+                f"{self.name}: give one of type=dynamic and inference_theta=scaled, got both: each "
+                "raises the base with the length"
             )
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults, as in a spec."""
+        """Show only the options that differ from their defaults, as a spec does."""
         options = ", ".join(f"{key}={value!r}" for key, value in self.options().items())
         return f"{self.__class__.__name__}({options})"
 
     @property
     def follows_length(self) -> bool:
-        """Tell whether the frequencies depend on the length of the sequence."""
+        """Whether the frequencies depend on the length of the sequence."""
         scaling = ROPE_TYPES[self.type or "default"]
         return scaling.follows_length or "scaled" in (self.inference_theta, self.factor)
 
     def trained_as(self) -> RoPE:
-        """Return it without what begins beyond the trained length, and with the base written out.
+        """Return the encoding as training sees it, with its base as a number.
 
-        rope and rope:theta=10000 are the same model to train, so they must compare equal here.
+        Scalings that begin only beyond the trained length are left out. rope and rope:theta=10000
+        train the same model, so the results for them are equal.
         """
         theta = DEFAULT_THETA if self.theta is None else self.theta
         kind = None if self.type == "default" else self.type
@@ -152,24 +178,31 @@ class RoPE(Encoding):
         trained_length: int | None = None,
         training: bool = False,
     ) -> tuple[np.ndarray, float]:
-        """Return the angle per position of each pair, and the factor on cosines and sines.
+        """Return the frequencies of the pairs, and the factor on cosines and sines.
 
         Parameters
         ----------
         head_dim : int
             The head size d, even.
         length, trained_length : int, optional
-            Of the current sequence and of training; inference_theta="scaled" and the types
-            dynamic and longrope need them.
+            Length of the current sequence and of the sequences in training. They are needed for
+            options with the value "scaled" and for the types dynamic and longrope.
         training : bool
-            Take `theta`, whatever `inference_theta` says.
+            Ignore `inference_theta` and take `theta`.
 
         Returns
         -------
-        inv_freq : ndarray, float64 (pairs,)
-            head_dim/2 pairs, zero for those that `fraction` leaves alone; fewer with
-            partial_rotary_factor, as `wavepe.rope_frequencies` has them.
+        inv_freq : array (pairs,), float64
+            Radians per position of each pair. There are head_dim/2 pairs, with 0 for those that
+            `fraction` excludes. With partial_rotary_factor there may be fewer pairs, as in
+            `wavepe.rope_frequencies`.
         attention_factor : float
+            The factor on cosines and sines.
+
+        Raises
+        ------
+        ValueError
+            If a needed length is missing, or the frequencies are not finite.
         """
         theta = DEFAULT_THETA if self.theta is None else self.theta
         if not training:
@@ -196,9 +229,9 @@ class RoPE(Encoding):
         return rope_table(positions, inv_freq, attention_factor=factor)
 
     def _scaling(self) -> dict[str, Any]:
-        """Return the parameters of the scaling that are given."""
-        own = {key: getattr(self, key) for key in PARAMETERS if key != "rope_theta"}
-        return {key: value for key, value in own.items() if value is not None}
+        """Return the options that are parameters of the rope type, without those that are None."""
+        values = {key: getattr(self, key) for key in PARAMETERS if key != "rope_theta"}
+        return {key: value for key, value in values.items() if value is not None}
 
     def _scaling_at(self, length: int | None, trained_length: int | None) -> dict[str, Any]:
         """Return the rope parameters for a sequence of `length`."""
@@ -226,5 +259,5 @@ class RoPE(Encoding):
 
     def _needed(self, key: str, value: int | None) -> int:
         if value is None:
-            raise ValueError(f"{self} needs {key}=, the number of tokens; got None")
+            raise ValueError(f"{self} needs {key}, a number of tokens; got None")
         return _checks.integer(f"{self.name} {key}", value, 1)

@@ -1,4 +1,4 @@
-"""Sandwich [C]: the product of two sinusoidal encodings as a bias."""
+"""Sandwich [C]: the inner product of two sinusoidal encodings is a bias."""
 
 from __future__ import annotations
 
@@ -23,16 +23,35 @@ def _even(label: str, value: Any) -> int:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Sandwich(Encoding):
-    """score(m, n) = q_m.k_n / sqrt(d) + (s_m.s_n) H / (8 h), s sinusoidal of `dim` numbers [C].
+    """Add the inner product of two sinusoidal encodings to the score: Sandwich.
 
-    [C] is Chi et al., "Dissecting transformer length extrapolation via the lens of receptive field
-    analysis", arXiv 2212.10356. s_m.s_n is the sum of cos(delta w_i) over the dim / 2 frequencies,
-    and h = 1..H the head. Nothing is learned.
+    score(m, n) = q_m.k_n / sqrt(d) + (s_m.s_n) H / (8 h), where s_m is the sinusoidal encoding of
+    position m in `dim` dims, H the number of heads and h = 1..H the head. The product s_m.s_n is
+    the sum of cos(delta w_i) over dim / 2 frequencies w_i. Nothing is learned.
 
     Parameters
     ----------
     dim : int
-        Even; [C] has 128.
+        Size of the sinusoidal encoding, even. The authors use 128.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Chi et al., "Dissecting transformer length extrapolation via the lens of receptive field
+    analysis", ACL 2023, arXiv 2212.10356.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> bias, first, beyond = wavepe.encoding("sandwich:dim=2").bias(3, heads=1)
+    >>> bias.round(3)
+    array([[ 0.125,  0.068, -0.052]])
     """
 
     name = "sandwich"

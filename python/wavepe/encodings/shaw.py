@@ -1,4 +1,4 @@
-"""Shaw's relative position representations [S]: a learned table over clipped distances."""
+"""Shaw's relative position representations [S]: a learned table with a row for each distance."""
 
 from __future__ import annotations
 
@@ -20,15 +20,34 @@ if TYPE_CHECKING:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Shaw(Encoding):
-    """score(m, n) = q_m.(k_n + a_clip(n - m, -clip, clip)) / sqrt(d), a learned [S].
+    """Add a learned vector of the distance to each key: Shaw's relative representations.
 
-    [S] is Shaw et al., "Self-attention with relative position representations", arXiv 1803.02155.
-    Keys alone get a term, not the values. Heads and layers share the table.
+    score(m, n) = q_m.(k_n + a[n - m]) / sqrt(d), where the table a is learned and n - m is clipped
+    to -clip..clip. Values get no vector. All heads and layers use the same table.
 
     Parameters
     ----------
     clip : int
-        Distances beyond it share a row; [S] has 16.
+        The largest distance with a row of its own. All larger distances use its row. The authors
+        use 16.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Shaw et al., "Self-attention with relative position representations", NAACL 2018,
+    arXiv 1803.02155.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("shaw:clip=4").parameters(head_dim=16, heads=2)["table"].shape
+    (9, 16)
     """
 
     name = "shaw"
@@ -46,11 +65,12 @@ class Shaw(Encoding):
         return (*self._by_delta(initial, causal), "edge")
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the initial "table", float64 (2 * clip + 1, head_dim): row n - m + clip.
+        """Return the initial "table", float64 (2 * clip + 1, head_dim).
 
-        Rows begin as the sine waves of m - n: fixed numbers, large enough to tell rows apart from
-        the first step on. The model of `wavepe compare` had a perplexity of 4.23 after 800 steps
-        from there, 4.22 from random numbers of that size, 4.50 from zeros (means of two seeds).
+        The distance n - m has the row n - m + clip. Rows begin as the sine waves of m - n. These
+        numbers are fixed, and large enough to tell the rows apart in the first step. In
+        `wavepe compare` a model had a perplexity of 4.23 after 800 steps from the sine waves, 4.22
+        from random numbers of the same size, and 4.50 from zeros (means of two seeds).
         """
         head_dim = _checks.integer("shaw head_dim", head_dim, 1)
         delta = np.arange(self.clip, -self.clip - 1, -1)
@@ -62,15 +82,15 @@ class Shaw(Encoding):
         return (*self._by_delta(parameters["table"], causal), "edge")
 
     def _by_delta(self, rows: Any, causal: bool) -> tuple[Any, int]:
-        """Return rows n - m = -clip..clip by rising delta = m - n, and the first delta."""
+        """Return the rows in the order of delta = m - n, and the first delta.
+
+        `rows` has the order of n - m = -clip..clip, which is the reverse.
+        """
         if causal:
-            return _turned(rows[: self.clip + 1]), 0
-        return _turned(rows), -self.clip
+            return _reversed(rows[: self.clip + 1]), 0
+        return _reversed(rows), -self.clip
 
 
-def _turned(rows: Any) -> Any:
-    """Return the rows from the last to the first, in new memory.
-
-    torch takes no negative stride.
-    """
+def _reversed(rows: Any) -> Any:
+    """Return the rows in reverse order, in new memory: torch takes no negative stride."""
     return np.flip(rows, 0).copy() if isinstance(rows, np.ndarray) else rows.flip(0)

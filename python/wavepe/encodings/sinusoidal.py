@@ -17,16 +17,37 @@ from .options import option, positive
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal(Encoding):
-    """PE[m, 2i] = sin(m w_i), PE[m, 2i+1] = cos(m w_i), w_i = theta^(-2i/dim), dim even [V].
+    """Add sine waves of the position to the token embedding.
 
-    [V] is Vaswani et al., arXiv 1706.03762; [L] is Takase & Okazaki, NAACL 2019.
+    The vector of position m holds sin(m w_i) at index 2i and cos(m w_i) at index 2i + 1, where
+    w_i = theta^(-2i/dim). `dim` is even.
 
     Parameters
     ----------
     theta : float or "length"
-        The base; "length" takes the length of the current sequence (LRPE [L]).
+        The base. "length" is the length of the current sequence: length-ratio encoding (LRPE).
     reversed : bool
-        Count from the end: position length - m instead of m (LDPE [L]).
+        Use the position length - m instead of m: length-difference encoding (LDPE).
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Vaswani et al., "Attention is all you need", NeurIPS 2017, arXiv 1706.03762. LRPE and LDPE:
+    Takase and Okazaki, "Positional encoding to control output sequence length", NAACL 2019,
+    arXiv 1904.07418.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("sinusoidal").absolute([0, 1], 4).round(4)
+    array([[0.    , 1.    , 0.    , 1.    ],
+           [0.8415, 0.5403, 0.01  , 1.    ]])
     """
 
     name = "sinusoidal"

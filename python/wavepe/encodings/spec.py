@@ -1,9 +1,10 @@
 """Specs, the text form of an encoding: ``name`` or ``name:key=value,key=value``.
 
-A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these written
-with ``+`` (``1+2+8``; a list of one ends in it: ``8+``). Reading is strict: no blanks, no second
-spelling of a truth value, nothing empty, no key twice. What `write_spec` writes, `read_spec` reads
-back equal. Numbers are written without the ``+`` of an exponent, which would read as a list.
+A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these. The
+items of a list are joined by ``+`` (``1+2+8``), and a list of one item ends in ``+`` (``8+``).
+Reading is strict: blanks, empty values, repeated keys and other spellings of truth values are
+errors. `read_spec` reads back exactly what `write_spec` wrote. So exponents are written without
+``+``, which would read as a list.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
     Raises
     ------
     ValueError
-        Where the text does not follow the form, or gives a key twice.
+        If the text does not have this form, or gives a key twice.
     """
     name, colon, rest = spec.partition(":")
     if not is_word(name):
@@ -51,13 +52,13 @@ def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
 
 
 def write_spec(name: str, options: Mapping[str, Value]) -> str:
-    """Return the spec of a name and its options, in their order."""
+    """Return the spec of a name and its options, in the given order."""
     text = ",".join(f"{key}={write_value(value)}" for key, value in options.items())
     return f"{name}:{text}" if text else name
 
 
 def read_value(text: str) -> Value:
-    """Return the value that `text` stands for; ValueError where it stands for none."""
+    """Return the value that `text` stands for; ValueError if there is none."""
     if "+" not in text or _DECIMAL.fullmatch(text):  # 1e+20 is a number, not a list
         return _read_scalar(text)
     first, _, rest = text.partition("+")

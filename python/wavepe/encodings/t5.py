@@ -1,4 +1,4 @@
-"""The relative position bias of T5 [T]: a learned number for each head and bucket of distances."""
+"""The relative bias of T5 [T]: each head learns a number for each bucket of distances."""
 
 from __future__ import annotations
 
@@ -20,18 +20,38 @@ if TYPE_CHECKING:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class T5(Encoding):
-    """score(m, n) = q_m.k_n / sqrt(d) + b_h[bucket(delta)], b learned [T].
+    """Add a learned number for the bucket of the distance to the score: T5's relative bias.
 
-    [T] is Raffel et al., "Exploring the limits of transfer learning", arXiv 1910.10683. Half of the
-    buckets hold one distance each, the others grow with its logarithm up to `max_distance`, and the
-    last one holds all beyond. Layers share b. T5 itself does not divide q.k by sqrt(d).
+    score(m, n) = q_m.k_n / sqrt(d) + b_h[bucket(delta)], where b is learned. All layers use the
+    same b. The first half of the buckets hold one distance each. The other buckets get wider with
+    the logarithm of the distance, up to `max_distance`. The last bucket also holds all larger
+    distances. T5 itself does not divide q.k by sqrt(d).
 
     Parameters
     ----------
     buckets : int
-        With a causal mask all are for keys before the query; without, half of them.
+        The number of buckets. With a causal mask, all are for keys before the query. Without one,
+        half of them are for keys after the query.
     max_distance : int
-        Above half of the buckets.
+        Where the last bucket ends. It must be above half of `buckets`.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+    transformer", JMLR 2020, arXiv 1910.10683.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("t5:buckets=8").parameters(head_dim=16, heads=2)["b"].shape
+    (2, 8)
     """
 
     name = "t5"
@@ -45,7 +65,7 @@ class T5(Encoding):
         super().__post_init__()
         if self.max_distance <= self.buckets // 2:
             raise ValueError(
-                f"t5 max_distance must be above half of the buckets, {self.buckets // 2}, got "
+                f"t5 max_distance must be above {self.buckets // 2}, half of the buckets; got "
                 f"{self.max_distance}"
             )
 
@@ -55,7 +75,7 @@ class T5(Encoding):
         return self.parameters(1, heads)["b"][:, index], first, "edge"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the initial "b", zeros, float64 (heads, buckets)."""
+        """Return the initial "b": zeros, float64 (heads, buckets)."""
         heads = _checks.integer("t5 heads", heads, 1)
         return {"b": _checks.new_array((heads, self.buckets), make=np.zeros)}
 
@@ -69,19 +89,20 @@ class T5(Encoding):
         return b[:, index], 0 if causal else -self.max_distance, "edge"
 
     def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
-        """Return the first delta, and the bucket of each from there on."""
+        """Return the first delta, and the bucket of each delta from there to `max_distance`."""
         first = 0 if causal else -self.max_distance
         delta = np.arange(first, self.max_distance + 1)
         buckets = self.buckets if causal else self.buckets // 2
         exact = max(buckets // 2, 1)
         distance = np.abs(delta)
         with np.errstate(divide="ignore"):
-            octave = np.log(distance.astype(np.float32) / exact) / math.log(
+            # 0 where the wide buckets begin, 1 at max_distance
+            position = np.log(distance.astype(np.float32) / exact) / math.log(
                 self.max_distance / exact
             )
-            grown = exact + (octave * np.float32(buckets - exact)).clip(0).astype(np.int64)
-        index = np.where(distance < exact, distance, np.minimum(grown, buckets - 1))
-        return first, index + np.where(delta < 0, buckets, 0)  # keys behind the query
+            wide = exact + (position * np.float32(buckets - exact)).clip(0).astype(np.int64)
+        index = np.where(distance < exact, distance, np.minimum(wide, buckets - 1))
+        return first, index + np.where(delta < 0, buckets, 0)  # delta < 0: keys after the query
 
 
 def _buckets(buckets: int, max_distance: int, causal: bool) -> np.ndarray:

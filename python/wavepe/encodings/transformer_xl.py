@@ -19,16 +19,37 @@ if TYPE_CHECKING:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
-    """score(m, n) = ((q_m + u).k_n + (q_m + v).r_delta) / sqrt(d), r_delta = R_delta W_r [X].
+    """Add the product of the query with sine waves of the distance to the score: Transformer-XL.
 
-    [X] is Dai et al., "Transformer-XL", arXiv 1901.02860. R_delta are sine waves of the distance,
-    heads * d of them; u, v and W_r are learned and each head has its own. Layers share them.
+    score(m, n) = ((q_m + u).k_n + (q_m + v).r_delta) / sqrt(d), where r_delta = R_delta W_r.
+    R_delta holds heads * d sine waves of the distance. Each head learns its own u, v and W_r. All
+    layers use the same ones.
 
     Parameters
     ----------
     biases : bool
-        False leaves out u, v and W_r: score = (q.k + q.p_delta) / sqrt(d), where p are sine waves
-        of the head size and nothing is learned. [W] compares with this form.
+        False leaves out u, v and W_r. Then score = (q.k + q.p_delta) / sqrt(d), where p_delta
+        holds d sine waves of the distance, and nothing is learned. The wavelet paper compares with
+        this form.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context",
+    ACL 2019, arXiv 1901.02860.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> p, first, beyond = wavepe.encoding("transformer_xl:biases=false").table(10, head_dim=16)
+    >>> p.shape
+    (10, 16)
     """
 
     name = "transformer_xl"
@@ -38,15 +59,16 @@ class TransformerXL(Encoding):
 
     @property
     def learned(self) -> bool:  # type: ignore[override]
-        """Tell whether there is anything to train: with biases."""
+        """Whether a model trains parameters of the encoding: only with biases."""
         return self.biases
 
     def table(
         self, length: int, head_dim: int, *, causal: bool = True
     ) -> tuple[np.ndarray, int, str]:
-        """Return sine waves of the distance, float32 (w, head_dim); head_dim is even.
+        """Return sine waves of the distance, float32 (w, head_dim), as `Encoding.table` does.
 
-        With biases these are the rows that the first head begins with; `learned_table` has all.
+        `head_dim` must be even. With biases, the table has only the initial rows of the first
+        head; `learned_table` returns those of all heads.
         """
         length = _checks.integer("transformer_xl length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
@@ -56,17 +78,17 @@ class TransformerXL(Encoding):
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "u", "v" and "W_r", all float64.
 
-        Their shapes are (heads, head_dim), twice, and (heads, heads * head_dim, head_dim). u and v
-        are zeros. W_r hands each head every heads-th wave, head h from pair h on: r is as large as
-        the sine waves themselves, each head sees slow waves and fast ones, and nothing need be
-        drawn to tell heads apart. NotImplementedError without biases.
+        u and v are zeros, (heads, head_dim). W_r is (heads, heads * head_dim, head_dim) and selects
+        pairs of waves: head h takes the pairs h, h + heads, h + 2 heads, and so on. So each head
+        sees slow and fast waves, heads differ without random numbers, and r is as large as the sine
+        waves. Without biases it raises NotImplementedError.
         """
         if not self.biases:
             return super().parameters(head_dim, heads)
         head_dim = self._even(head_dim)
         heads = _checks.integer("transformer_xl heads", heads, 1)
         pair = np.arange(head_dim) // 2
-        odd = np.arange(head_dim) % 2  # the cosine of a pair
+        odd = np.arange(head_dim) % 2  # 1 for the cosine of a pair
         projection = _checks.new_array((heads, heads * head_dim, head_dim), make=np.zeros)
         for head in range(heads):
             projection[head, 2 * (heads * pair + head) + odd, np.arange(head_dim)] = 1
@@ -86,11 +108,11 @@ class TransformerXL(Encoding):
         return waves @ projection, first, "zero"
 
     def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return the trained u and v (heads, head_dim); None without biases."""
+        """Return the trained u and v, each (heads, head_dim); None without biases."""
         return (parameters["u"], parameters["v"]) if self.biases else None
 
     def _even(self, head_dim: int) -> int:
         head_dim = _checks.integer("transformer_xl head_dim", head_dim, 2)
         if head_dim % 2:
-            raise ValueError(f"transformer_xl needs an even head_dim for its waves, got {head_dim}")
+            raise ValueError(f"transformer_xl head_dim must be even, got {head_dim}")
         return head_dim

@@ -1,4 +1,4 @@
-"""The wavelet position encoding [W]: a relative encoding from a grid of scales and shifts."""
+"""The wavelet position encoding [W]: wavelets of the distance on a grid of scales and shifts."""
 
 from __future__ import annotations
 
@@ -31,32 +31,53 @@ def _count_or_scales(label: str, value: Any) -> int | tuple[float, ...]:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Wavelet(Encoding):
-    """score(m, n) = (q_m.k_n + q_m.p_delta) / sqrt(d), p_delta[c] = psi((t - b_c) / a_c) [W].
+    """Add the product of the query with wavelets of the distance to the score.
 
-    [W] is Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
-    arXiv 2502.02004. q and k are not rotated; p is shared by all heads and layers. Column
-    c = i * (d/s) + j has scale a_i and shift b_j = j, for s scales that divide d.
+    score(m, n) = (q_m.k_n + q_m.p_delta) / sqrt(d), where p_delta[c] = psi((t - b_c) / a_c) and t
+    is the distance delta = m - n. Column c = i * (d/s) + j has the scale a_i and the shift b_j = j;
+    the number s of scales divides the head size d. q and k are not rotated. All heads and layers
+    use the same p.
 
     Parameters
     ----------
     kind : str
-        The mother wavelet psi: ricker, gaussian, morlet or haar, a name given to
-        `wavepe.register_wavelet`, or a discrete wavelet of PyWavelets such as db4, for which
-        p_delta[c] is sample number t - b_c of ``wavefun(level)``'s psi.
+        The mother wavelet psi: "ricker", "gaussian", "morlet", "haar", a name given to
+        `wavepe.register_wavelet`, or a discrete wavelet of PyWavelets such as "db4". For a wavelet
+        of PyWavelets, p_delta[c] is sample number t - b_c of the psi of ``wavefun(level)``.
     scales : int or list of float
-        The number s of scales min_scale * 2^0 .. 2^(s-1), or the scales themselves. The largest
-        should be at most about a quarter of the training length. For PyWavelets these are levels:
-        1..s, or the levels themselves, from 1 to 16.
+        Either the number s of scales, which are then min_scale * 2^0 to min_scale * 2^(s-1), or
+        the scales themselves. The largest should be at most about a quarter of the training
+        length. For a wavelet of PyWavelets these are levels from 1 to 16: a number s stands for
+        the levels 1..s.
     min_scale : float
-        The smallest scale, where `scales` is a number.
+        The smallest scale. It may be given only where `scales` is a number.
     fixed_scale : bool
-        All s scales are `min_scale`: the restriction that resembles RoPE.
+        Use `min_scale` for all s scales. This restricted form resembles RoPE.
     mirrored : bool, optional
-        t = -delta instead of t = delta; None is True for haar, whose formula is written for
-        negative t, and False for the others.
+        True takes t = -delta instead of t = delta. None is True for haar, whose formula is written
+        for negative t, and False otherwise.
     learned : bool
-        Scale and shift of each column are trained, from these as initial values. For kinds with a
-        derivative: ricker, gaussian, morlet, and registered ones that gave theirs.
+        Train the scale and the shift of each column, which begin at the values above. The kind
+        must have a derivative: ricker, gaussian, morlet, or a registered wavelet with one.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value, or if options contradict each other.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> p, first, beyond = wavepe.encoding("wavelet:scales=4").table(10, head_dim=16)
+    >>> p.shape, first, beyond
+    ((10, 16), 0, 'zero')
     """
 
     name = "wavelet"
@@ -83,8 +104,8 @@ class Wavelet(Encoding):
         if isinstance(self.scales, tuple):
             if self.min_scale != 1 or self.fixed_scale:
                 raise ValueError(
-                    "wavelet min_scale and fixed_scale go with a number of scales, "
-                    f"not with the list {list(self.scales)}"
+                    "wavelet min_scale and fixed_scale need a number of scales, got the list "
+                    f"{list(self.scales)}"
                 )
         elif not self.fixed_scale:
             try:
@@ -98,31 +119,38 @@ class Wavelet(Encoding):
     def _check_levels(self) -> None:
         if self.min_scale != 1 or self.fixed_scale:
             raise ValueError(
-                f"wavelet min_scale and fixed_scale mean nothing to kind={self.kind}, whose scales "
-                "are levels: give scales=s for the levels 1..s, or a list of levels"
+                f"wavelet kind={self.kind} has levels as scales and takes no min_scale or "
+                "fixed_scale: give scales=s for the levels 1..s, or a list of levels"
             )
         check_levels(f"wavelet scales of kind={self.kind}", self._levels())
 
     def _levels(self) -> np.ndarray:
-        """Return the levels of a PyWavelets kind; of a number of them its ends, to check it."""
-        last = self.scales
-        return np.array(last if isinstance(last, tuple) else [1, last], dtype=np.float64)
+        """Return the levels of a PyWavelets kind; of the levels 1..s only the two ends."""
+        scales = self.scales
+        return np.array(scales if isinstance(scales, tuple) else [1, scales], dtype=np.float64)
 
     def _unlearnable(self) -> str | None:
-        """Say why the kind has no gradient to scale and shift; None where it has one."""
+        """Return why the kind has no gradient in scale and shift; None if it has one."""
         if self.kind == "haar":
             return "is piecewise constant: its gradient is zero everywhere"
         if is_family(self.kind):
             return "is sampled at integer levels and shifts"
-        own = registered(self.kind)
-        if own is not None and own.derivative is None:
-            return "was registered without one: wavepe.register_wavelet(..., derivative=...)"
+        users = registered(self.kind)
+        if users is not None and users.derivative is None:
+            return (
+                "was registered without a derivative: wavepe.register_wavelet(..., derivative=...)"
+            )
         return None
 
     def grid(self, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return scale (level for PyWavelets) and shift of each column, float64 (head_dim,).
+        """Return the scale and the shift of each column, both float64 (head_dim,).
 
-        ValueError where the head size is not divisible by the number of scales.
+        For a wavelet of PyWavelets the scales are levels.
+
+        Raises
+        ------
+        ValueError
+            If the head size is not divisible by the number of scales.
         """
         scales: Any = self.scales
         count = len(scales) if isinstance(scales, tuple) else scales
@@ -148,9 +176,9 @@ class Wavelet(Encoding):
         return p, first, "zero"
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the initial "scale" and "shift", both float64 (head_dim,): those of `table`.
+        """Return the initial "scale" and "shift", both float64 (head_dim,), as `grid` does.
 
-        All heads share them. NotImplementedError without ``learned=true``.
+        All heads use the same ones. Without ``learned=true`` it raises NotImplementedError.
         """
         if not self.learned:
             return super().parameters(head_dim, heads)

@@ -75,7 +75,7 @@ class CausalSelfAttention(MultiheadAttention):
             cached = self._get_input_buffer(incremental_state)
             before = cached.get("prev_key")
             seen = 0 if before is None else before.shape[2]
-            q, k = encoding.rotate(q, k, None, encoding.cached(seen) if seen else None)
+            q, k = encoding.rotate(q, k, None, encoding.cache_state(seen) if seen else None)
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
         dropout = self.dropout_module

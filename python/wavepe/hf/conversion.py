@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-from .._files import new_folder, some
+from .._files import leading_names, new_folder
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import SUPPORTED, TYPE_PREFIX, decoder
 from .layers import Choice, Spec, StoredSpec
@@ -239,7 +239,9 @@ def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:
             shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
             beside = [path.name for path in source.iterdir() if path.is_file()]
             if missing := [shard for shard in shards if shard not in beside]:
-                raise ValueError(f"{index} lists shards that are not beside it: {some(missing)}")
+                raise ValueError(
+                    f"{index} lists shards that are not beside it: {leading_names(missing)}"
+                )
             return {shard: _mapped(source / shard) for shard in shards}
     raise ValueError(f"{source} has no weights: needs {' or '.join(WEIGHTS)}, or shards of them")
 
@@ -274,7 +276,9 @@ def _check_fit(source: Path, model: Any, tensors: dict[str, Tensor]) -> None:
         ],
     }
     if any(misfits.values()):
-        said = "; ".join(f"{what}: {some(names)}" for what, names in misfits.items() if names)
+        said = "; ".join(
+            f"{what}: {leading_names(names)}" for what, names in misfits.items() if names
+        )
         raise ValueError(f"the weights in {source} do not fit its {CONFIG_NAME}: {said}")
 
 

@@ -17,7 +17,7 @@ except ImportError:  # transformers < 5 calls _init_weights only for what a chec
         return tensor.copy_(other)
 
 
-from ..positions import Cached, Learned, PositionEncoding
+from ..positions import CacheState, Learned, PositionEncoding
 
 # Name of the module in the model (model.position_encoding.scale, ...).
 MODULE_NAME = "position_encoding"
@@ -48,7 +48,7 @@ class SharedLearned(PositionEncoding):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "owner"}
 
-    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
         """Return the arguments of `ops.attention`, from the shared module."""
         if self.owner is None:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""Modules for torch models of one's own."""
+"""Torch modules with position encodings, for your own models."""
 
-from .. import ops as _ops  # noqa: F401 - first: it says what brings torch
+from .. import ops as _ops  # noqa: F401 - first, because its error says how to install torch
 from ._absolute import AbsoluteEncoding
 from ._attention import Attention
 from ._cache import KVCache
@@ -10,4 +10,4 @@ from ._self_attention import SelfAttention
 __all__ = ["AbsoluteEncoding", "Attention", "KVCache", "Rotary", "SelfAttention"]
 
 for _public in (AbsoluteEncoding, Attention, KVCache, Rotary, SelfAttention):
-    _public.__module__ = __name__  # the path in pickles
+    _public.__module__ = __name__  # so that pickles hold the public path

@@ -16,23 +16,27 @@ from ._sequences import check_shape, checked_rows
 
 
 class AbsoluteEncoding(nn.Module):
-    """Add the vectors of an absolute encoding to token embeddings, before the first layer.
+    """Add the vectors of an absolute encoding to token embeddings.
 
-    Nothing is learned. Constants are no buffers: no cast of the module reaches them.
+    Put it before the first layer of a model. The module has no parameters and no buffers, so a cast
+    of the model does not change it.
 
     Parameters
     ----------
     encoding : str, dict or Encoding
-        What `wavepe.encoding` reads: sinusoidal [V], binary, integer, normalised, or your own.
+        An absolute encoding, as `wavepe.encoding` reads it: sinusoidal, binary, integer,
+        normalised, or your own.
     dim : int
-        Size of a token's vector.
+        Size of a token embedding.
     trained_length : int, optional
-        For an encoding that needs it.
+        Length of the sequences in training, for an encoding that needs it.
 
     Raises
     ------
-    ValueError, TypeError
-        An encoding that is not absolute, or does not fit `dim`.
+    TypeError
+        If an argument has a wrong type.
+    ValueError
+        If the encoding is not absolute or does not fit `dim`, or if a value is wrong.
 
     Examples
     --------
@@ -56,8 +60,8 @@ class AbsoluteEncoding(nn.Module):
             trained_length = _checks.integer("trained_length", trained_length, 1)
         if self.encoding.entry != "absolute":
             raise ValueError(
-                f"the encoding '{self.encoding}' is {self.encoding.entry}, not absolute: it acts "
-                "in the attention (wavepe.nn.Attention)"
+                f"the encoding must be absolute, got '{self.encoding}', which is "
+                f"{self.encoding.entry}: use it in wavepe.nn.Attention"
             )
         self._vectors = AbsoluteVectors(self.encoding, self.dim, trained_length)
 
@@ -67,19 +71,19 @@ class AbsoluteEncoding(nn.Module):
         Parameters
         ----------
         x : Tensor (B, L, dim)
-            Embeddings of tokens.
+            Token embeddings.
         positions : integer Tensor (L,) or (B|1, L), optional
-            None is 0..L-1. An encoding that depends on the length of the sequence takes a row's
-            largest position + 1 for it.
+            Positions of the tokens; None is 0..L-1. If the encoding depends on the length of a
+            sequence, the length is the largest position of a row + 1.
 
         Returns
         -------
-        Tensor (B, L, dim), x's dtype
+        out : Tensor (B, L, dim), x's dtype
 
         Raises
         ------
         RuntimeError
-            Wrong shapes or dtypes.
+            If a shape or dtype is wrong.
         """
         check_shape("x", x, "B", "L", self.dim)
         if positions is None:

@@ -1,4 +1,4 @@
-"""Attention with any position encoding, in the place of PyTorch's."""
+"""Attention with any position encoding, in place of scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -17,40 +17,50 @@ from ._sequences import check_order, check_shape, checked_rows, joined_key_mask,
 
 
 class Attention(nn.Module):
-    """Attention whose position encoding is named by a spec, for a layer of one's own.
+    """Attend with any position encoding, in a layer of your own.
 
-    It stands where `torch.nn.functional.scaled_dot_product_attention` stood, and does all that the
-    encoding does: it rotates queries and keys, and adds to the scores. Computed by
-    `wavepe.ops.attention`: memory grows with the length, not with its square.
+    Use it in place of `torch.nn.functional.scaled_dot_product_attention`. It does everything that
+    the encoding needs: it rotates queries and keys, and adds to the scores. It calls
+    `wavepe.ops.attention`, so memory grows with the length and not with its square.
 
-    Constant tables and frequencies are no parameters and no buffers: no cast of the module reaches
-    them. What an encoding learns is in `position_encoding` and stays in float32 at least; assign
-    one layer's to another (``b.position_encoding = a.position_encoding``) for layers that share it.
+    Parameters of a learned encoding are in the submodule `position_encoding`. They stay float32 if
+    the model is cast to a narrower dtype. Layers can use the same ones: assign
+    ``b.position_encoding = a.position_encoding``. Constant tables and frequencies are neither
+    parameters nor buffers, so a cast of the model does not change them.
 
     Parameters
     ----------
     encoding : str, dict or Encoding
-        What `wavepe.encoding` reads. Absolute ones are added to token embeddings
-        (`AbsoluteEncoding`) and refused here.
+        The encoding, as `wavepe.encoding` reads it. An absolute encoding is refused, because it
+        belongs to the token embeddings (`AbsoluteEncoding`).
     head_dim : int
         Head size d.
     heads : int
         Number of query heads H.
     kv_heads : int, optional
-        Number of key and value heads Hk, a divisor of `heads` (grouped queries); None is `heads`.
+        Number of key and value heads Hk, a divisor of `heads`; None is `heads`.
     causal : bool
-        A token sees itself and those before it; else all of them.
+        True: a token sees itself and the tokens before it. False: it sees all tokens.
     dropout : float
-        Share of the attention weights that are dropped in training mode.
+        Probability that an attention weight is dropped in training mode.
     trained_length : int, optional
-        For the rope types that need it.
-    device, dtype : optional
-        Of what is learned, as in torch's own modules.
+        Length of the sequences in training, for the rope types that need it.
+    device : torch.device or str, optional
+        The device of the parameters.
+    dtype : torch.dtype, optional
+        The dtype of the parameters. bfloat16 and float16 become float32.
+
+    Attributes
+    ----------
+    position_encoding : torch.nn.Module
+        The encoding as a module, with its parameters if it is learned.
 
     Raises
     ------
-    ValueError, TypeError
-        Sizes that do not fit together, an absolute encoding, wrong options.
+    TypeError
+        If an argument has a wrong type.
+    ValueError
+        If sizes do not fit together, if the encoding is absolute, or if a value is wrong.
 
     Examples
     --------
@@ -82,7 +92,7 @@ class Attention(nn.Module):
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
         self.causal = _checks.flag("causal", causal)
-        self.dropout = _checks.share("dropout", dropout)
+        self.dropout = _checks.zero_to_one("dropout", dropout)
         if trained_length is not None:
             trained_length = _checks.integer("trained_length", trained_length, 1)
         self.position_encoding = position_encoding(
@@ -113,63 +123,67 @@ class Attention(nn.Module):
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Return attention of the queries to the keys, and to those in the cache.
+        """Return attention of the queries to the keys, and to the keys in the cache.
 
         Parameters
         ----------
         q : Tensor (B, H, m, d)
-            Of the last m of the n tokens; not rotated.
+            Queries of the last m of the n tokens, before any rotation.
         k : Tensor (B, Hk, n, d)
-            Not rotated.
+            Keys, before any rotation.
         v : Tensor (B, Hk, n, dv)
+            Values.
         positions : integer Tensor (n,) or (B|1, n), optional
-            None is the index, counted on from the cache; then padding on the left is right as it
-            is, as all encodings here are relative. Rotary encodings take any positions that rise,
-            the others positions that go up by 1 (hidden tokens may have any); that is checked on
-            the CPU alone, as the check of a device would be waited for. With a cache they are
-            given for all tokens or for none.
+            Positions of the tokens. None counts them, on from the cache. Counted positions are
+            right for padding on the left, too, because the encodings here depend on distances
+            only. For rotary encodings, positions must rise along a row; for other encodings they
+            must rise by 1. Hidden tokens may have any position. This is checked on the CPU only,
+            because on a device the check would have to wait. With a cache, give positions for all
+            tokens or for none.
         cache : KVCache, optional
-            The tokens before these; k and v are added to it. Needs m = n and a causal module.
+            The tokens before these. k and v are added to it. It needs m = n and a causal module.
         key_mask : bool Tensor (B|1, n), or (B|1, cached + n) with a cache, optional
-            False hides a token (padding) from all queries: the opposite of the `key_padding_mask`
-            of torch. The cache remembers that of its tokens. A query that sees nothing gives 0.
+            False hides a token, such as padding, from all queries. torch's `key_padding_mask` has
+            the opposite meaning. The cache keeps the mask of its tokens.
         segments : integer Tensor (n,) or (B|1, n), optional
-            Packed sequences: a token sees only tokens of its own number. Positions may start again
-            in each, and need not. Needs m = n; not together with a cache.
+            The number of each token's sequence, for packed sequences: a token sees only tokens
+            with its number. In each sequence, positions may start again or go on. It needs m = n
+            and no cache.
         window : int, optional
-            Keys at a distance of `window` tokens or more before the query are hidden.
+            Hide keys at a distance of `window` tokens or more before the query.
         softcap : float, optional
-            Scores become softcap * tanh(score / softcap).
+            A bound for the scores: they become softcap * tanh(score / softcap).
 
         Returns
         -------
-        Tensor (B, H, m, dv)
+        out : Tensor (B, H, m, dv)
+            0 for a query that sees no key.
 
         Raises
         ------
         RuntimeError
-            Wrong shapes or dtypes; positions that start again without segments; a cache that does
-            not fit.
+            If a shape or dtype is wrong, if positions start again without segments, or if the
+            cache does not fit.
         """
         self._check(q, k, v, cache)
         batch, count = k.shape[0], k.shape[2]
-        layer = None if cache is None else self._layer(cache, segments, count)
-        seen = 0 if layer is None else layer.length
-        key_mask = joined_key_mask(key_mask, layer, batch, count)
+        cached = None if cache is None else self._cached_tokens(cache, segments, count)
+        start = 0 if cached is None else cached.length
+        key_mask = joined_key_mask(key_mask, cached, batch, count)
         if segments is not None:
             segments = checked_rows("segments", segments, batch, count)
-        positions = joined_positions(positions, layer, batch, count)
+        positions = joined_positions(positions, cached, batch, count)
         if positions is not None:
             check_order(positions, key_mask, segments, self.position_encoding.contiguous)
-        new = None if positions is None else positions[:, seen:]
-        q, k = self.position_encoding.rotate(q, k, new, layer)
-        if layer is not None:
-            k, v = layer.extended(k, v)
+        new = None if positions is None else positions[:, start:]
+        q, k = self.position_encoding.rotate(q, k, new, cached)
+        if cached is not None:
+            k, v = cached.extended(k, v)
         out = self.position_encoding.attend(
             q,
             k,
             v,
-            layer,
+            cached,
             causal=self.causal,
             window=window,
             softcap=softcap,
@@ -177,44 +191,47 @@ class Attention(nn.Module):
             segments=segments,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        if layer is not None:
-            layer.commit(count, key_mask, positions)
+        if cached is not None:
+            cached.commit(count, key_mask, positions)
         return out
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None) -> None:
-        """Raise where they are none of this module's; `ops.attention` compares the rest."""
+        """Raise if the tensors do not fit this module; `ops.attention` checks the rest."""
         check_shape("q", q, "B", self.heads, "tokens", self.head_dim)
         check_shape("k", k, "B", self.kv_heads, "tokens", self.head_dim)
         check_shape("v", v, "B", self.kv_heads, "tokens", "dv")
         queries, keys = q.shape[2], k.shape[2]
         if queries > keys or (cache is not None and queries != keys):
-            needed = "as many keys as queries, beside a cache" if cache is not None else "m <= n"
+            needed = "m = n with a cache" if cache is not None else "m <= n"
             raise RuntimeError(
-                f"wavepe: needs {needed}: the queries are those of the last tokens; got m = "
-                f"{queries} queries and n = {keys} keys"
+                f"wavepe: attention needs {needed}, because the queries belong to the last tokens; "
+                f"got m = {queries} queries and n = {keys} keys"
             )
 
-    def _layer(self, cache: KVCache, segments: Tensor | None, count: int) -> CachedTokens:
+    def _cached_tokens(self, cache: KVCache, segments: Tensor | None, count: int) -> CachedTokens:
         """Return this module's part of the cache."""
         if not isinstance(cache, KVCache):
             raise RuntimeError(f"wavepe: cache must be a KVCache, got {type(cache).__name__}")
         if not self.causal:
             raise RuntimeError(
-                "wavepe: a cache needs causal=True: without it later tokens change earlier outputs"
+                "wavepe: a cache needs causal=True, because without it later tokens change earlier "
+                "outputs"
             )
         if segments is not None:
-            raise RuntimeError("wavepe: a cache holds one sequence per row: give no segments")
-        return cache._layer(self, count)
+            raise RuntimeError(
+                "wavepe: a cache holds one sequence per row and takes no segments, got segments"
+            )
+        return cache._tokens_of(self, count)
 
     def reset_parameters(self) -> None:
-        """Set initial values, as a new module has them."""
+        """Set all parameters to the initial values of a new module."""
         self.position_encoding.reset_parameters()
 
     def extra_repr(self) -> str:
         return self._described(f"'{self.encoding}', head_dim={self.head_dim}")
 
     def _described(self, first: str, *more: str) -> str:
-        """Return the arguments; of those with a default the ones that differ."""
+        """Return the arguments as text, without those that have their defaults."""
         parts = [first, f"heads={self.heads}"]
         parts += [f"kv_heads={self.kv_heads}"] if self.kv_heads != self.heads else []
         parts += more

@@ -1,4 +1,4 @@
-"""Keys and values of tokens that were seen, for generation token by token."""
+"""Cache of keys and values, for generation token by token."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..ops._common import INTEGERS
-from ..positions import Cached
+from ..positions import CacheState
 
 _FIRST_CAPACITY = 64
 
 
 class KVCache:
-    """Keys and values of the tokens that a model has seen, for all its `SelfAttention` modules.
+    """Keep keys and values of previous tokens for all attention modules of a model.
 
-    One cache belongs to one batch of sequences. Pass it to every module in turn; each finds its own
-    part. Storage grows by doubling, and new tokens are written in place where nothing is recorded
-    for a gradient, so generate under ``torch.inference_mode()`` or ``torch.no_grad()``; else each
-    step copies what is kept, and gradients go through it. Keys are kept as they were rotated, and
-    key masks and positions are kept too. ``copy.deepcopy`` makes a branch.
+    Pass one cache per batch of sequences to every `Attention` or `SelfAttention` of the model. Each
+    module finds its own part in it. Keys are kept with the rotation that they had, together with
+    key masks and positions.
 
-    A module that stands at several depths of a model needs a cache for each of them.
+    Generate under ``torch.inference_mode()`` or ``torch.no_grad()``. Then new tokens are written in
+    place, and storage grows by doubling. With gradients recorded, each step copies the cache, and
+    gradients flow through it.
+
+    ``copy.deepcopy`` makes a branch, such as a second continuation of one prompt. A module that is
+    used at several depths of a model needs a cache for each of them.
 
     Examples
     --------
@@ -42,30 +45,30 @@ class KVCache:
     """
 
     def __init__(self) -> None:
-        self._layers: WeakKeyDictionary[nn.Module, CachedTokens] = WeakKeyDictionary()
+        self._by_module: WeakKeyDictionary[nn.Module, CachedTokens] = WeakKeyDictionary()
 
     @property
     def length(self) -> int:
-        """The number of tokens that every module has seen."""
-        return min((layer.length for layer in self._layers.values()), default=0)
+        """The number of tokens that every module has cached."""
+        return min((tokens.length for tokens in self._by_module.values()), default=0)
 
     def reset(self) -> None:
-        """Forget everything; the next batch may have any size."""
-        self._layers.clear()
+        """Empty the cache. The next batch may have any size."""
+        self._by_module.clear()
 
     def reorder(self, indices: Tensor) -> None:
-        """Let row b become what row indices[b] was, as beam search asks for.
+        """Replace row b of the batch by row indices[b], as beam search needs it.
 
         Parameters
         ----------
         indices : integer Tensor (B',)
-            Rows may be repeated, and their number may change. On the CPU they are checked; the
-            check of a device would be waited for.
+            Rows of the cache. Rows may be repeated, and B' may differ from B. Values are checked
+            on the CPU only, because on a device the check would have to wait.
 
         Raises
         ------
         RuntimeError
-            No integer Tensor (B',), or a row that the cache does not have.
+            If `indices` is not an integer Tensor (B',), or if the cache has no such row.
         """
         if not isinstance(indices, Tensor) or indices.dim() != 1:
             given = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
@@ -73,26 +76,39 @@ class KVCache:
         if indices.dtype not in INTEGERS:
             raise RuntimeError(f"wavepe: indices must be integers, got {indices.dtype}")
         indices = indices.to(torch.int64)
-        rows = min((len(layer.keys) for layer in self._layers.values()), default=None)
+        rows = min((len(tokens.keys) for tokens in self._by_module.values()), default=None)
         if rows is not None and indices.numel() and indices.device.type == "cpu":
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= rows:
                 raise RuntimeError(
                     f"wavepe: indices must be rows of the cache, 0..{rows - 1}; got {low}..{high}"
                 )
-        for layer in self._layers.values():
-            layer.reorder(indices)
+        for tokens in self._by_module.values():
+            tokens.reorder(indices)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens."""
+        """Keep the first `length` tokens and drop the others.
+
+        Parameters
+        ----------
+        length : int
+            From 0 to the length of the cache.
+
+        Raises
+        ------
+        TypeError
+            If `length` is not an integer.
+        ValueError
+            If `length` is negative, or larger than the length of the cache.
+        """
         length = _checks.integer("length", length, 0)
         if length > self.length:
-            raise ValueError(f"the cache holds {self.length} tokens, cannot keep {length}")
-        for layer in self._layers.values():
-            layer.crop(length)
+            raise ValueError(f"length must be at most {self.length}, as cached, got {length}")
+        for tokens in self._by_module.values():
+            tokens.crop(length)
 
     def __repr__(self) -> str:
-        return f"KVCache(length={self.length}, layers={len(self._layers)})"
+        return f"KVCache(length={self.length}, layers={len(self._by_module)})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         branch = type(self).__new__(type(self))
@@ -102,39 +118,42 @@ class KVCache:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a KVCache cannot be pickled, nor copied without its tensors: it knows modules by "
-            "identity; copy.deepcopy makes a branch"
+            "a KVCache cannot be pickled or shallow-copied, because it belongs to the modules of "
+            "this process: copy.deepcopy makes a branch"
         )
 
-    def _layer(self, module: nn.Module, count: int) -> CachedTokens:
-        """Return the part of one module, which may not be ahead of the others."""
-        layer = self._layers.get(module)
-        seen = max((other.length for other in self._layers.values()), default=0)
-        if layer is None and seen > count:
+    def _tokens_of(self, module: nn.Module, count: int) -> CachedTokens:
+        """Return the part of one module for a call with `count` new tokens.
+
+        A module may not have more tokens than the others.
+        """
+        tokens = self._by_module.get(module)
+        most = max((other.length for other in self._by_module.values()), default=0)
+        if tokens is None and most > count:
             raise RuntimeError(
-                f"wavepe: the cache holds {seen} tokens of other modules and none of this one: "
+                f"wavepe: the cache holds {most} tokens of other modules and none of this one: "
                 "it belongs to another model; reset() it, or make a new KVCache"
             )
-        if layer is None:
-            layer = self._layers[module] = CachedTokens()
-        if layer.length > self.length:
+        if tokens is None:
+            tokens = self._by_module[module] = CachedTokens()
+        if tokens.length > self.length:
             raise RuntimeError(
-                f"wavepe: the cache holds {layer.length} tokens of this SelfAttention and "
-                f"{self.length} of another: a pass has stopped half-way (cache.crop(cache.length) "
-                "undoes it), or a module is called twice in a pass (give it two caches)"
+                f"wavepe: the cache holds {tokens.length} tokens of this module and {self.length} "
+                "of another: either a pass has stopped half-way (cache.crop(cache.length) undoes "
+                "it), or a module is called twice in a pass (give it two caches)"
             )
-        return layer
+        return tokens
 
 
-class CachedTokens(Cached):
-    """What one attention module has seen.
+class CachedTokens(CacheState):
+    """The cached tokens of one attention module.
 
     Attributes
     ----------
     key_mask : bool Tensor (B, n) or None
-        False: hidden; None: all are seen.
+        False for a hidden token; None hides none.
     positions : int64 Tensor (B, n) or None
-        None: 0..n-1.
+        None is 0..n-1.
     """
 
     def __init__(self) -> None:
@@ -144,7 +163,7 @@ class CachedTokens(Cached):
         self.keys = self.values = torch.empty(0)  # (B, Hk, capacity, d)
 
     def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return kept keys and values with these after them; they count from `commit` on."""
+        """Return all keys and values, with k and v last. `commit` then counts the new tokens."""
         if self.length == 0:
             self.keys, self.values = k[:, :, :0], v[:, :, :0]
         _check_fits(self.keys, k)
@@ -153,13 +172,14 @@ class CachedTokens(Cached):
         return keys, values
 
     def commit(self, count: int, key_mask: Tensor | None, positions: Tensor | None) -> None:
-        """Count the tokens that `extended` added; mask and positions are those of all."""
+        """Count the tokens that `extended` added, and keep the mask and positions of all tokens."""
         self.length += count
-        # A copy: the caller may write into theirs.
+        # Copies, because the caller may write to theirs.
         self.key_mask = None if key_mask is None else key_mask.clone()
         self.positions = None if positions is None else positions.clone()
 
     def reorder(self, indices: Tensor) -> None:
+        """Replace row b by row indices[b]."""
         for name in ("keys", "values", "key_mask", "positions"):
             kept = getattr(self, name)
             if kept is not None:
@@ -167,6 +187,7 @@ class CachedTokens(Cached):
                 setattr(self, name, kept)
 
     def crop(self, length: int) -> None:
+        """Keep the first `length` tokens."""
         self.length = min(self.length, length)
         for name in ("key_mask", "positions"):
             kept = getattr(self, name)
@@ -185,9 +206,10 @@ def _check_fits(kept: Tensor, k: Tensor) -> None:
 
 
 def _appended(storage: Tensor, length: int, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Return storage with `new` from `length` on, and what of it is in use."""
+    """Return storage with `new` written from `length` on, and the part of it in use."""
     stop = length + new.shape[2]
-    if torch.is_grad_enabled():  # attention saves keys and values for any gradient, of q too
+    # With gradients, attention has saved the keys and values, so they may not be overwritten.
+    if torch.is_grad_enabled():
         storage = torch.cat([storage[:, :, :length], new], dim=2)
     else:
         if storage.shape[2] < stop or storage.is_inference():
@@ -198,7 +220,7 @@ def _appended(storage: Tensor, length: int, new: Tensor) -> tuple[Tensor, Tensor
 
 def _grown(storage: Tensor, length: int, needed: int) -> Tensor:
     capacity = max(needed, 2 * storage.shape[2], _FIRST_CAPACITY)
-    # An inference tensor could not be written to outside inference mode.
+    # Outside inference mode, because an inference tensor could not be written to later.
     with torch.inference_mode(False), torch.no_grad():
         grown = storage.new_empty((*storage.shape[:2], capacity, storage.shape[3]))
     grown[:, :, :length].copy_(storage[:, :, :length])

@@ -1,4 +1,4 @@
-"""Rotary embedding as a module, with a base that can be set [R]."""
+"""Rotary embedding as a module, with a base that can be changed [R]."""
 
 from __future__ import annotations
 
@@ -20,40 +20,46 @@ from ._sequences import check_shape, checked_rows
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding of queries and keys, exact at any position [R].
+    """Rotate queries and keys by their positions: RoPE with exact angles.
 
-    Nothing in it is a parameter or a buffer: the angles stay float64 whatever `.to(bfloat16)` or
-    `.half()` does to the model, and the state dict holds no frequencies that could go stale.
+    The module has no parameters and no buffers. So the angles stay float64 if the model is cast to
+    bfloat16 or float16, and the state dict holds no frequencies.
 
-    Keys in a cache keep the rotation that they were given. The module remembers the frequencies
-    of its last call; where they have changed since (`theta` or `scaling` was set, or a type that
-    follows the length has moved them) and a call continues a sequence (the smallest position of a
-    row is above 0), it raises RuntimeError. It cannot see the cache: rows that start at position 0
-    are taken for new sequences.
+    The base and the scaling can be changed at any time. Keys in a cache keep their old rotation,
+    though. So the module remembers the frequencies of its last call. If they have changed and a
+    call continues a sequence, it raises RuntimeError. A row whose smallest position is above 0
+    continues a sequence; a row that starts at position 0 counts as a new one.
 
     Parameters
     ----------
     head_dim : int
         Head size d, even.
     theta : float, optional
-        The base; None is that of `scaling`, or 10000.
+        The base; None is the base of `scaling`, or 10000.
     scaling : dict, optional
-        Hugging Face ``rope_parameters``, as `wavepe.rope_frequencies` reads them; they may rotate
-        a part of the head (``partial_rotary_factor``).
+        Hugging Face ``rope_parameters``, as `wavepe.rope_frequencies` reads them. With
+        ``partial_rotary_factor`` only a part of the head rotates.
     interleaved : bool
-        Pairs are (2i, 2i+1) as in GPT-J; else (i, i+h) as in NeoX and Llama.
+        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
+        and Llama.
     fraction : float
-        p-RoPE [B]: the int(fraction * d // 2) pairs of highest frequency are rotated. Not together
-        with a scaling type or a partial_rotary_factor.
+        The part of the pairs that rotate (p-RoPE), from 0 to 1: the int(fraction * d // 2) pairs of
+        the highest frequencies. It cannot be combined with a scaling type or
+        partial_rotary_factor.
     max_length : int, optional
-        The model's max_position_embeddings, for the types that need it.
+        The model's max_position_embeddings, for the rope types that need it.
     precision : "exact" or "hf"
-        As `wavepe.rope_table`: "hf" reproduces the float32 products of transformers.
+        As in `wavepe.rope_table`. "hf" computes the angles in float32, as transformers does.
 
     Raises
     ------
-    ValueError, TypeError
-        Wrong arguments, as `wavepe.rope_frequencies` says.
+    TypeError, ValueError
+        As in `wavepe.rope_frequencies`.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864. p-RoPE: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
 
     Examples
     --------
@@ -65,9 +71,10 @@ class Rotary(nn.Module):
     >>> step = rotary(q[:, :, :1], k[:, :, :1], torch.tensor([10]))
     """
 
+    # The frequencies of the last call.
     _last: Frequencies | None
-    # The same where they are not the ones to use now. Forward reads nothing else, so a compiled
-    # graph is made again only where theta changes.
+    # The frequencies of the last call if the current ones differ, else None. Forward reads only
+    # this, so a compiled graph is made again only if theta changes.
     _stale: Frequencies | None
 
     def __init__(
@@ -102,27 +109,29 @@ class Rotary(nn.Module):
         Parameters
         ----------
         q : Tensor (B, H, L, d)
+            Queries of float32, float64, bfloat16 or float16, with any strides.
         k : Tensor (B, Hk, L, d)
-            float32, float64, bfloat16 or float16, any strides.
+            Keys of the same dtype, with any strides.
         positions : integer Tensor (L,) or (B|1, L), optional
-            None is 0..L-1, of sequences that start here. Several sequences may stand in one row,
-            each from 0.
+            Positions of the tokens. None is 0..L-1, for sequences that start here. A row may hold
+            several sequences, each from 0.
 
         Returns
         -------
-        (q', k') : Tensors of q's and k's shapes and dtypes, differentiable
+        q, k : Tensors of q's and k's shapes and dtypes
+            The rotated queries and keys, differentiable.
 
         Raises
         ------
         RuntimeError
-            A wrong shape or dtype; or the call continues a sequence whose keys were rotated with
-            other frequencies.
+            If a shape or dtype is wrong, or if the call continues a sequence whose keys were
+            rotated with other frequencies.
         """
         check_shape("q", q, "B", "H", "L", self.head_dim)
         check_shape("k", k, "B", "H", "L", self.head_dim)
         if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
             raise RuntimeError(
-                "wavepe: q (B, H, L, d) and k (B, Hk, L, d) must have one batch and one length, "
+                "wavepe: q (B, H, L, d) and k (B, Hk, L, d) must have the same batch and length, "
                 f"got {tuple(q.shape)} and {tuple(k.shape)}"
             )
         if positions is not None:
@@ -138,12 +147,12 @@ class Rotary(nn.Module):
         return ops.rope_qk(q, k, cos, sin, interleaved=self.interleaved)
 
     def reset(self) -> None:
-        """Forget the frequencies of the last call: caches made with them have been dropped."""
+        """Forget the frequencies of the last call. Call it after all caches have been dropped."""
         self._last = self._stale = None
 
     @property
     def theta(self) -> float:
-        """The base. Setting it keeps the scaling type."""
+        """The base. Setting it keeps the type of scaling."""
         return self._theta
 
     @theta.setter
@@ -155,7 +164,7 @@ class Rotary(nn.Module):
 
     @property
     def scaling(self) -> dict[str, Any] | None:
-        """A copy of the rope parameters. Setting others keeps theta where they name none."""
+        """A copy of the rope parameters. Setting new ones keeps theta if they have none."""
         return copy.deepcopy(self._scaling)
 
     @scaling.setter
@@ -173,19 +182,19 @@ class Rotary(nn.Module):
         return ", ".join(parts)
 
     def _set(self, theta: float | None, scaling: Mapping[str, Any] | None) -> None:
-        """Set base and scaling; nothing changes where they are refused."""
-        given, doubts = standard_parameters(scaling, self.max_length)
+        """Set the base and the scaling; nothing changes if they are refused."""
+        given, cautions = standard_parameters(scaling, self.max_length)
         theta, kind = base_of(theta, given.pop("rope_theta", None)), given.pop("rope_type")
         if self.fraction != 1 and not set(scaling or ()) <= {"rope_theta"}:
             raise ValueError(
-                f"fraction={self.fraction:g} and scaling={scaling!r} both say which pairs are "
-                "rotated: give one"
+                f"give one of fraction and scaling, got fraction={self.fraction:g} and "
+                f"scaling={scaling!r}, which both say which pairs rotate"
             )
         rope = RoPE(theta, self.fraction, type=None if kind == "default" else kind, **given)
-        for doubt in doubts:
-            warnings.warn(doubt, stacklevel=3)
+        for caution in cautions:
+            warnings.warn(caution, stacklevel=3)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said once is enough
+            warnings.simplefilter("ignore")  # the warnings have been shown above
             label = f"theta={write_value(theta)}"
             self._rotation = Rotation(rope, self.head_dim, self.max_length, label)
         self._theta = theta
@@ -205,12 +214,11 @@ class Rotary(nn.Module):
 
 
 def _check_starts(then: Frequencies, now: Frequencies, positions: Tensor) -> None:
-    """Raise where a row of `positions` continues a sequence."""
+    """Raise RuntimeError if a row of `positions` continues a sequence."""
     message = (
-        f"wavepe: the keys before %s were rotated with {then.label}, and this call rotates with "
-        f"{now.label}: drop the cache and start from position 0, or call reset() where no cached "
-        "key is used (a type that follows the length cannot go on from cached keys once the length "
-        "moves it)"
+        f"wavepe: the keys before %s were rotated with {then.label}, but this call rotates with "
+        f"{now.label}: drop the cache and start from position 0, or call reset() if no cached key "
+        "is used (frequencies that follow the length change as the sequence grows)"
     )
     starts = positions.to(torch.int64).amin(-1)
     if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Self-attention with any position encoding, for models of one's own."""
+"""Self-attention with any position encoding, with its projections."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ from ._sequences import check_shape
 
 
 class SelfAttention(Attention):
-    """Multi-head self-attention whose position encoding is named by a spec.
+    """Apply multi-head self-attention with any position encoding.
 
-    ``y = o_proj(attention(q_proj(x), k_proj(x), v_proj(x)))``: `Attention` with the projections
-    around it. What that says of constants, and of what is learned, holds here.
+    It is `Attention` with projections: ``y = o_proj(attention(q_proj(x), k_proj(x), v_proj(x)))``.
 
     Parameters
     ----------
     dim : int
         Size of a token's vector.
     heads : int
-        Number of query heads H; divides `dim` unless `head_dim` is given.
+        Number of query heads H. It divides `dim` unless `head_dim` is given.
     kv_heads, encoding, causal, dropout, device, dtype
         As in `Attention`.
     head_dim : int, optional
         Head size d; None is dim / heads.
     bias : bool
-        Biases in the four projections.
+        Whether the four projections have biases.
     window : int, optional
-        Keys at a distance of `window` tokens or more before the query are hidden.
+        Hide keys at a distance of `window` tokens or more before the query.
     max_length : int, optional
-        The trained length, for the rope types that need it.
+        Length of the sequences in training, for the rope types that need it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `Attention`; also if `heads` does not divide `dim`.
 
     Examples
     --------
@@ -98,18 +102,24 @@ class SelfAttention(Attention):
         segments: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return attention of the tokens x to themselves, and to those in the cache.
+        """Return attention of the tokens x to themselves, and to the tokens in the cache.
 
         Parameters
         ----------
         x : Tensor (B, L, dim)
+            The vectors of L tokens.
         key_mask, positions, segments, cache : optional
-            As in `Attention.forward`, for the L tokens of x; so are the errors. The output of a
-            token that sees nothing is `o_proj` of zeros.
+            As in `Attention.forward`, with n = L.
 
         Returns
         -------
-        Tensor (B, L, dim)
+        y : Tensor (B, L, dim)
+            For a token that sees no token, it is `o_proj` of zeros.
+
+        Raises
+        ------
+        RuntimeError
+            As in `Attention.forward`.
         """
         check_shape("x", x, "B", "L", self.dim)
         q, k, v = (
@@ -129,13 +139,13 @@ class SelfAttention(Attention):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def reset_parameters(self) -> None:
-        """Set initial values, as a new module has them."""
+        """Set all parameters to the initial values of a new module."""
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             projection.reset_parameters()
         super().reset_parameters()
 
     def extra_repr(self) -> str:
-        own_size = self.head_dim * self.heads != self.dim
-        more = [f"head_dim={self.head_dim}"] if own_size else []
+        default_size = self.head_dim * self.heads == self.dim
+        more = [] if default_size else [f"head_dim={self.head_dim}"]
         text = self._described(f"{self.dim}", *more, f"encoding='{self.encoding}'")
         return text + (f", window={self.window}" if self.window is not None else "")

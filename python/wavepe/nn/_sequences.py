@@ -1,4 +1,4 @@
-"""What the tokens of a batch are to one another: hidden, packed, and in which order."""
+"""Checks of key masks, segments and positions, and their join with those of cached tokens."""
 
 from __future__ import annotations
 
@@ -9,77 +9,79 @@ from ..ops._common import INTEGERS, check_tensors
 from ..ops._torch_private import assert_async
 from ._cache import CachedTokens
 
-# Messages are made where they are needed: a compiler would fix the sizes they print.
+# Messages are made on failure only, because a compiler would fix the sizes in them.
 
 
 def joined_key_mask(
-    key_mask: Tensor | None, layer: CachedTokens | None, batch: int, count: int
+    key_mask: Tensor | None, cached: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
-    """Return the mask (B|1, cached + count) of all tokens; None where nothing is hidden."""
-    seen = 0 if layer is None else layer.length
-    kept = None if layer is None else layer.key_mask
+    """Return the mask (B|1, cached + count) of all tokens; None if nothing is hidden."""
+    start = 0 if cached is None else cached.length
+    kept = None if cached is None else cached.key_mask
     if key_mask is None:
         return None if kept is None else torch.cat([kept, kept.new_ones((len(kept), count))], 1)
     check_tensors(key_mask=key_mask)
     if key_mask.dtype != torch.bool:
         raise RuntimeError(
-            f"wavepe: key_mask must be bool, True for what may be seen; got {key_mask.dtype}"
+            f"wavepe: key_mask must be bool, with False for hidden tokens; got {key_mask.dtype}"
         )
     good = key_mask.dim() == 2 and key_mask.shape[0] in (1, batch)
-    if good and key_mask.shape[1] == seen + count:
+    if good and key_mask.shape[1] == start + count:
         return key_mask.expand(batch, -1)
     if not good or key_mask.shape[1] != count:
-        cached = f" or {(batch, seen + count)}, cached tokens included" if seen else ""
+        whole = f" or {(batch, start + count)}, cached tokens included" if start else ""
         raise RuntimeError(
-            f"wavepe: key_mask must be (B, L), here {(batch, count)}{cached}; got "
+            f"wavepe: key_mask must be (B, L), here {(batch, count)}{whole}; got "
             f"{tuple(key_mask.shape)}"
         )
-    kept = key_mask.new_ones((batch, seen)) if kept is None else kept
+    kept = key_mask.new_ones((batch, start)) if kept is None else kept
     return torch.cat([kept, key_mask.expand(batch, -1)], 1)
 
 
 def joined_positions(
-    positions: Tensor | None, layer: CachedTokens | None, batch: int, count: int
+    positions: Tensor | None, cached: CachedTokens | None, batch: int, count: int
 ) -> Tensor | None:
-    """Return int64 (B|1, cached + count), or None where every token's position is its index."""
-    kept = None if layer is None else layer.positions
+    """Return the positions of all tokens, int64 (B|1, cached + count); None if they are counted."""
+    kept = None if cached is None else cached.positions
     if positions is None:
         if kept is not None:
             raise RuntimeError(
-                "wavepe: positions were given for the cached tokens: give those of the new ones too"
+                "wavepe: the cached tokens were given positions: give positions for the new "
+                "tokens, too"
             )
         return None
     positions = checked_rows("positions", positions, batch, count).to(torch.int64)
-    if layer is None:
+    if cached is None:
         return positions
     positions = positions.expand(batch, -1)
     if kept is None:
-        kept = torch.arange(layer.length, device=positions.device).expand(batch, -1)
+        kept = torch.arange(cached.length, device=positions.device).expand(batch, -1)
     return torch.cat([kept, positions], 1)
 
 
 def check_order(
     positions: Tensor, key_mask: Tensor | None, segments: Tensor | None, contiguous: bool
 ) -> None:
-    """Raise where the positions of a sequence do not rise; its hidden tokens may have any.
+    """Raise RuntimeError if the positions of a sequence do not rise.
 
-    Only on the CPU: to look at those of a device is to wait for it.
+    Hidden tokens may have any position. Positions on a device are not checked, because reading
+    them would wait for the device.
 
     Parameters
     ----------
     positions : int64 Tensor (B|1, n)
     key_mask : bool Tensor (B|1, n), optional
     segments : integer Tensor (B|1, n), optional
-        Each is a sequence.
+        The number of each token's sequence.
     contiguous : bool
-        Positions must rise as the indices do.
+        Whether positions must rise exactly as the indices do.
     """
     n = positions.shape[1]
     if n < 2 or positions.device.type != "cpu":
         return
     here = torch.arange(1, n, device=positions.device)
     before = (here - 1)[None]
-    if key_mask is not None:  # the last one before that is seen, or -1
+    if key_mask is not None:  # the index of the last visible token before, or -1
         before = torch.where(key_mask[:, :-1], before, -1).cummax(1).values
     step = positions[:, 1:] - _taken(positions, before)
     good = step == here - before if contiguous else step > 0
@@ -87,10 +89,10 @@ def check_order(
         good = good | ~key_mask[:, 1:] | (before < 0)
     if segments is not None:
         good = good | (segments[:, 1:] != _taken(segments, before))
-    how = "must go up by 1, as this encoding counts distances in tokens"
+    by_one = "must go up by 1, because this encoding counts distances in tokens"
     message = (
-        f"wavepe: the positions of a row {how if contiguous else 'must rise'}; pass segments= for "
-        "several sequences in one row, key_mask= for padding"
+        f"wavepe: the positions of a row {by_one if contiguous else 'must rise'}; pass segments= "
+        "for several sequences in one row, key_mask= for padding"
     )
     if torch.compiler.is_compiling():
         assert_async(good.all(), message)
@@ -104,7 +106,7 @@ def _taken(x: Tensor, before: Tensor) -> Tensor:
 
 
 def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
-    """Raise where x is no Tensor of that shape; a word stands for any size."""
+    """Raise RuntimeError unless x is a Tensor of that shape; a word stands for any size."""
     check_tensors(**{name: x})
     good = x.dim() == len(shape)
     for size, needed in zip(x.shape, shape, strict=False):
@@ -115,7 +117,7 @@ def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
 
 
 def checked_rows(name: str, x: Tensor, batch: int, count: int) -> Tensor:
-    """Return integers (L,) or (B|1, L) as (B|1, L)."""
+    """Return an integer tensor (L,) or (B|1, L) as (B|1, L)."""
     check_tensors(**{name: x})
     if x.dtype not in INTEGERS:
         raise RuntimeError(f"wavepe: {name} must hold integers, got {x.dtype}")

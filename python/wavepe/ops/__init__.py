@@ -1,25 +1,25 @@
-"""wavepe for torch: the functions of `wavepe` as operators with autograd, fake tensors and compile.
+"""The functions of `wavepe` for torch, with autograd, fake tensors and torch.compile.
 
-Each is registered as ``torch.ops.wavepe.NAME``; the functions here add what a schema cannot say
-(keyword-only arguments, an int for offsets). Wrong shapes, dtypes and devices raise RuntimeError,
-as torch's own operators do.
+Each function calls an operator ``torch.ops.wavepe.NAME``. The function adds what an operator's
+schema cannot have: keyword-only arguments, and an int for offsets. Wrong shapes, dtypes and devices
+raise RuntimeError, as in torch's own operators.
 """
 
 from .._runtime import BUILD_AGAIN
 
 try:
-    import torch  # noqa: F401 - its libraries must be loaded before ours
+    import torch  # noqa: F401 - torch's libraries must be loaded before ours
 except ImportError as error:
     raise ImportError(
-        "wavepe.ops needs torch, and then wavepe built again beside it: pip install torch, then "
-        + BUILD_AGAIN
+        "wavepe.ops needs torch, and wavepe must be built after torch is installed: "
+        "pip install torch, then " + BUILD_AGAIN
     ) from error
 try:
     from .. import _torch  # noqa: F401 - registers torch.ops.wavepe
 except ImportError as error:
     raise ImportError(
-        "this wavepe was built without torch (or for an older one), so it holds no operators; with "
-        "torch installed, build it again: " + BUILD_AGAIN
+        "this wavepe was built without torch or for an older torch, so it has no torch operators: "
+        "install torch, then build wavepe again: " + BUILD_AGAIN
     ) from error
 
 from ._attention import attention

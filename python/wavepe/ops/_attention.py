@@ -1,4 +1,4 @@
-"""Attention with a query-dependent relative term, differentiable, in O(L) memory [W][S][X][A]."""
+"""Attention with a relative term, slopes or a bias, differentiable, in memory linear in length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
-# Positions of the differentiable arguments and of the zones, and how many the operator has.
+# Indices of the differentiable arguments and of the zones, and the number of all arguments.
 _Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
 _differentiable = operator.itemgetter(_Q, _K, _V, _P, _Q_REL, _BIAS)
 _FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
@@ -62,79 +62,90 @@ def attention(
     bias_first: int = 0,
     bias_beyond: str = "zero",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Softmax attention whose scores hold a relative term, fused, forward and backward.
+    """Return softmax attention whose scores depend on the distance of query and key.
 
     ``score[i, j] = (q_i . k_j + r_i . p[delta - first]) * scale - slope * abs(delta)
-    + bias[delta - bias_first]``, with ``delta = i + offset - j`` and r = q_rel or q; then
-    ``softcap * tanh(score / softcap)``. p is the table of the wavelet [W], Shaw [S] or
-    Transformer-XL [X] encoding, slopes are ALiBi's [A], and bias is any other number for each
-    distance. Softmax and sums are float32 (float64 for float64), no (m, n) tensor is ever made, and
-    the results are the same bits for any number of threads.
+    + bias[delta - bias_first]``, where ``delta = i + offset - j`` is the distance from key j to
+    query i, and r is q_rel or q. With a softcap, the score becomes
+    ``softcap * tanh(score / softcap)``. One fused kernel computes the result, and another one the
+    gradients. Neither makes a tensor of size (m, n): memory grows with m + n.
 
     Parameters
     ----------
     q : Tensor (B, H, m, d)
-        float32, float64, bfloat16 or float16, any strides.
-    k, v : Tensor (B, Hk, n, d) and (B, Hk, n, dv)
-        H is a multiple of Hk: query head h reads key head h // (H / Hk).
-    p : Tensor (w, d) or (H, w, d), or what `relative_table` returns
-        Row r belongs to delta = first + r. A tensor is differentiable and nothing of it is kept; a
-        `RelativeTable` is constant and faster, and brings its own first and beyond.
+        Queries of float32, float64, bfloat16 or float16, with any strides. Differentiable.
+    k, v : Tensor (B, Hk, n, d) and (B, Hk, n, dv), q's dtype
+        Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
+        Differentiable.
+    p : Tensor (w, d) or (H, w, d) of q's dtype, or RelativeTable, optional
+        The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
+        delta = first + r. A tensor is differentiable. A constant table is faster as the
+        `RelativeTable` that `relative_table` returns, which has its own first and beyond.
     first : int
-        delta of the table's first row.
+        The delta of the table's first row.
     beyond : "zero" or "edge"
-        A row outside the table counts as zero, or as the nearest row.
-    q_rel : Tensor (B, H, m, d), optional
-        What the table is multiplied with instead of q.
-    slopes : Tensor (H,), optional
-        Not differentiable.
+        What stands for a row outside the table: zeros, or the nearest row.
+    q_rel : Tensor (B, H, m, d), q's dtype, optional
+        The factor r of the table in place of q. Differentiable.
+    slopes : Tensor (H,), any float dtype, optional
+        ALiBi's slope of each head. Not differentiable.
     causal : bool
-        Keys with delta < 0 are hidden.
+        Hide keys with delta < 0.
     window : int, optional
-        Keys with delta >= window are hidden.
+        Hide keys with delta >= window, also if `causal` is False.
     softcap : float, optional
-        From 1e-30 to 1e30 (float64: 1e-300 to 1e300).
+        A bound for the scores, from 1e-30 to 1e30 (for float64 from 1e-300 to 1e300).
     scale : float, optional
-        None is d^-1/2. Not differentiable, as softcap.
+        The factor on the products; None is d^-1/2.
     offset : int or integer Tensor (), (1,) or (B,), optional
-        Position of query 0 counted from key 0; None is n - m: the last query on the last key.
+        The position of query 0, counted from key 0. None is n - m: the last query and the last key
+        belong to the same token.
     key_mask : bool Tensor (B|1, n), optional
-        True is seen; False hides a key.
+        False hides a key from all queries.
     segments : integer Tensor (B|1, n), optional
-        Packed sequences: only keys of a query's own segment are seen; needs m = n.
+        The number of each token's sequence, for packed sequences: keys of other sequences are
+        hidden. It needs m = n.
     mask : bool Tensor (B|1, H|1, m, n), optional
-        True is seen; False hides a key from a query.
+        False hides a key from a query.
     dropout_p : float
-        Share of the weights that are dropped. The seed comes from torch's generator.
+        The probability that a weight is dropped, from 0 to 1. The seed comes from torch's
+        generator.
     return_lse : bool
-        Return lse, too.
-    bias : Tensor (w',) or (H, w'), optional
-        float32 (float64 for float64 q): a number for each delta, or for each head and delta, that
-        is added to the score; not scaled, before softcap. Element r belongs to
-        delta = bias_first + r. Differentiable.
+        Whether to return lse as well.
+    bias : Tensor (w',) or (H, w'), float32 (float64 for float64 q), optional
+        A number for each delta, or for each head and delta. It is added to the score before the
+        softcap, and not scaled. Element r belongs to delta = bias_first + r. Differentiable.
     bias_first : int
-        delta of the first number of bias. It does not depend on p's.
+        The delta of the first element of `bias`. It is independent of `first`.
     bias_beyond : "zero" or "edge"
-        A delta outside bias counts as zero, or as the nearest number.
+        What stands for an element outside `bias`: zero, or the nearest element.
 
     Returns
     -------
-    out : Tensor (B, H, m, dv)
-        Of q's dtype; 0 for a query that sees no key.
-    lse : Tensor (B, H, m)
-        Logarithm of the sum of the exponentials of the scores, float32 (float64 for float64); -inf
-        for a query that sees no key. Differentiable; `merge_attention` takes it.
+    out : Tensor (B, H, m, dv), q's dtype
+        The attention output. It is 0 for a query that sees no key.
+    lse : Tensor (B, H, m), float32 (float64 for float64), only with `return_lse`
+        The logarithm of the sum of exp(score) over the keys; -inf for a query that sees no key.
+        Differentiable. `merge_attention` takes it.
 
     Raises
     ------
     RuntimeError
-        Wrong shapes, dtypes, devices or values.
+        If a shape, dtype, device or value is wrong.
 
     Notes
     -----
-    Casts under autocast as scaled_dot_product_attention does, but for bias, which becomes float32.
-    On the CPU subnormal numbers count as zero.
-    torch.func and forward mode run a composition of torch's own operators, O(m n) in memory.
+    Softmax and sums are computed in float32, or in float64 for float64 inputs. Results are bitwise
+    equal for any number of threads. On the CPU subnormal numbers count as zero.
+
+    Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` becomes
+    float32. torch.func and forward mode run torch's own operators, whose memory grows with m n.
+
+    References
+    ----------
+    Tables: Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004; Shaw et al., 2018, arXiv 1803.02155; Dai et al., "Transformer-XL", 2019,
+    arXiv 1901.02860. Slopes: Press et al., ALiBi, 2022, arXiv 2108.12409.
 
     Examples
     --------
@@ -158,13 +169,16 @@ def attention(
         check_choice("bias_beyond", bias_beyond, BEYOND)
     if return_lse is not True and return_lse is not False:
         return_lse = flag("return_lse", return_lse)
-    if not torch.compiler.is_compiling():  # whose numbers may have no value yet
+    if not torch.compiler.is_compiling():  # a compiler's numbers may have no value yet
         first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
         bias_first = integer("bias_first", bias_first)
     elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):
         number(*(("scale", scale) if isinstance(scale, Tensor) else ("softcap", softcap)))
     if isinstance(p, RelativeTable):
-        check(first == 0 and beyond == "zero", "a relative_table has its own first and beyond")
+        check(
+            first == 0 and beyond == "zero",
+            "a relative_table has its own first and beyond: give them to relative_table",
+        )
         beyond = p.beyond
     given = {"q": q, "k": k, "v": v}
     options = (q_rel, slopes, key_mask, segments, mask, bias)
@@ -204,7 +218,7 @@ def attention(
         out, lse = _run(arguments)
         return (out, lse) if return_lse else out
     check_arguments(Arguments(*arguments))
-    with full_precision(kind):  # the caller has cast
+    with full_precision(kind):  # autocast has been applied above
         if missing:
             warn_of_memory(missing)
             if can_mask(softcap, dropout_p, return_lse) and not under_transforms():
@@ -214,10 +228,10 @@ def attention(
 
 
 def _run(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """The kernel of the device."""
+    """Run the kernel of the device, recorded for autograd if needed."""
     if torch.compiler.is_compiling():
         return _FORWARD(*arguments)
-    # torch.library's autograd takes half a millisecond where an argument is a list.
+    # torch.library's autograd takes half a millisecond if an argument is a list.
     if recorded(*_differentiable(arguments)):
         return _Attention.apply(*arguments)
     with below_autograd():
@@ -239,11 +253,12 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
-    given = [*arguments, *[None] * (_COUNT + 2 - len(arguments))]  # trailing defaults are dropped
+    # torch drops trailing arguments that have their defaults
+    given = [*arguments, *[None] * (_COUNT + 2 - len(arguments))]
     q, q_rel, (p_grad, bias_grad) = given[_Q], given[_Q_REL], given[_COUNT:]
 
-    def grad(x: Tensor | None, wanted: bool = True) -> Tensor:
-        return q.new_empty((0,)) if x is None or not wanted else torch.empty_like(x)
+    def grad(x: Tensor | None, needed: bool = True) -> Tensor:
+        return q.new_empty((0,)) if x is None or not needed else torch.empty_like(x)
 
     return (
         *(grad(given[i]) for i in (_Q, _K, _V)),
@@ -262,7 +277,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     inputs, (*zones, out, lse) = saved_call(ctx)
-    # trailing defaults are not passed
+    # needs_input_grad ends early: torch drops trailing arguments that have their defaults
     p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
     inputs.insert(_ZONES, zones or None)
     arguments = [grad_out, grad_lse, out, lse, *inputs, p_grad, bias_grad]
@@ -281,7 +296,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
 
 def _registered_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     result = list(_backward(ctx, *grads))
-    if ctx.zones is not None:  # torch.library wants a list for a list
+    if ctx.zones is not None:  # torch.library expects a list of gradients for a list
         result[_ZONES] = [None] * ctx.zones
     return tuple(result[: len(ctx.needs_input_grad)])
 
@@ -291,8 +306,8 @@ register_autograd("attention_forward", _registered_backward, _setup)
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
     raise RuntimeError(
-        "wavepe: attention has no second derivative by autograd; torch.func differentiates it any "
-        "number of times"
+        "wavepe: attention has no second derivative in autograd; use torch.func, which "
+        "differentiates it any number of times"
     )
 
 
@@ -300,7 +315,7 @@ torch.library.register_autograd("wavepe::attention_backward", _refuse)
 
 
 class _Attention(torch.autograd.Function):
-    """What is registered, for calls that are not compiled; see `_dispatch`."""
+    """The same autograd as registered above, for calls that are not compiled; see `_run`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

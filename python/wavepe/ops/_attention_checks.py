@@ -1,5 +1,8 @@
-"""What attention asks of its arguments where the kernel does not: options, before torch's schema
-sees them, and all that the kernel checks, for fake tensors and the composition."""
+"""Checks of the arguments of attention outside the CPU kernel.
+
+Options are checked before torch's schema converts them. For fake tensors, for the GPU and for
+attention in plain torch, all that the CPU kernel checks is checked here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _Numbers = tuple[int, int | None, float | None, float | None, float]
 
 
 def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -> _Numbers:
-    """Those that are given as plain int and float, NumPy's too."""
+    """Return these options as plain int and float; NumPy's numbers are accepted."""
     return (
         integer("first", first),
         None if window is None else integer("window", window),
@@ -37,20 +40,22 @@ def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -
 
 
 def check_mask(mask: Tensor) -> None:
-    """What is done about a mask of another kind."""
+    """Raise for a mask of another dtype or 2 or 3 axes, with advice how to convert it."""
     if mask.dtype != torch.bool:
-        how = (
-            "pass mask == 0 for one of 0 and -inf" if mask.is_floating_point() else "pass mask != 0"
+        advice = (
+            "pass mask == 0 for a mask of 0 and -inf"
+            if mask.is_floating_point()
+            else "pass mask != 0"
         )
-        check(False, f"mask must be bool, True is seen: {how}; got {mask.dtype}")
+        check(False, f"mask must be bool, with True for visible keys: {advice}; got {mask.dtype}")
     if mask.dim() in (2, 3):
-        many = "mask[:, None] of (B, m, n), mask[None] of (H, m, n)"
-        how = "mask[None, None]" if mask.dim() == 2 else many
-        check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {how}")
+        three = "mask[:, None] of (B, m, n), mask[None] of (H, m, n)"
+        advice = "mask[None, None]" if mask.dim() == 2 else three
+        check(False, f"mask must be (B|1, H|1, m, n), got {tuple(mask.shape)}; give {advice}")
 
 
 class Arguments(NamedTuple):
-    """Those of ``torch.ops.wavepe.attention_forward``."""
+    """The arguments of ``torch.ops.wavepe.attention_forward``."""
 
     q: Tensor
     k: Tensor
@@ -77,7 +82,10 @@ class Arguments(NamedTuple):
 
 
 def check_arguments(call: Arguments) -> None:
-    """Messages are made on failure: a compiler would fix the sizes they print."""
+    """Raise RuntimeError if arguments are wrong or do not fit together.
+
+    Messages are made on failure only, because a compiler would fix the sizes in them.
+    """
     q, k, v, p, bias, window, softcap = (
         call.q, call.k, call.v, call.p, call.bias, call.window, call.softcap
     )  # fmt: skip
@@ -107,7 +115,8 @@ def check_arguments(call: Arguments) -> None:
 
 
 def _check_softcap(softcap: float, dtype: torch.dtype) -> None:
-    # of float32: its inverse must be a normal number, too; as in csrc/torch/attention_call.cpp
+    # In float32, the inverse must be a normal number, too. csrc/torch/attention_call.cpp has the
+    # same limits.
     most = 1e300 if dtype == torch.float64 else 1e30
     if not 1 / most <= softcap <= most:
         check(False, f"softcap must lie in {1 / most:g}..{most:g}, got {float(softcap):g}")
@@ -146,7 +155,7 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
 def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
     batch, heads, queries, d = q.shape
     keys = k.shape[2]
-    wanted: dict[str, tuple[tuple[int, ...], ...]] = {
+    allowed: dict[str, tuple[tuple[int, ...], ...]] = {
         "q_rel": ((batch, heads, queries, d),),
         "slopes": ((heads,),),
         "offset": ((), (1,), (batch,)),
@@ -154,7 +163,7 @@ def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
         "segments": ((batch, keys), (1, keys)),
         "mask": tuple((b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)),
     }
-    for name, shapes in wanted.items():
+    for name, shapes in allowed.items():
         x = given.get(name)
         if x is not None and not any(tuple(x.shape) == shape for shape in shapes):
             listed = " or ".join(map(str, dict.fromkeys(shapes)))

@@ -1,9 +1,11 @@
-"""Attention in plain torch, dense: for torch.func, forward mode, higher derivatives and any device.
+"""Attention in plain torch: for torch.func, forward mode, higher derivatives and any device.
 
-It also returns the weights, and takes a mask that is added to the scores. Written as the definition
-reads, with an m x n tensor for every step. What a row may not see cannot reach it, nor it their
-gradients, NaN and Inf included: a matrix product would make NaN of 0 * NaN, so products take finite
-values only, and what was not finite is added where it is seen.
+It follows the definition, with an (m, n) tensor for every step. It also returns the weights, and
+takes a mask that is added to the scores.
+
+A hidden key or value reaches neither the result nor a gradient, even if it is NaN or Inf. In a
+matrix product 0 * NaN would be NaN. So the products take finite values only, and NaN and Inf are
+added afterwards to the results that may see them.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import full_precision, names_memory, wide
+from ._common import full_precision, report_out_of_memory, wide
 from ._relative_table import RelativeTable
 
-_LIMIT = 1 << 61  # far beyond any key, and sums of a few such numbers do not wrap
+_LIMIT = 1 << 61  # beyond any key; sums of a few of these numbers do not overflow
 _LOW = 0xFFFFFFFF
 
 
-@names_memory("attention")
+@report_out_of_memory("attention")
 def composed(
     q: Tensor,
     k: Tensor,
@@ -47,56 +49,58 @@ def composed(
     bias_first: int = 0,
     bias_beyond: str = "zero",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute ``wavepe.ops.attention`` of checked arguments; differentiable any number of times.
+    """Return ``wavepe.ops.attention`` of checked arguments, differentiable any number of times.
 
     Parameters
     ----------
     q, k, v : Tensor (B, H, m, d), (B, Hk, n, d), (B, Hk, n, dv)
-        bfloat16 and float16 are computed in float32, and the result rounded once.
+        bfloat16 and float16 are computed in float32, and the result is rounded once.
     p : Tensor (w, d) or (H, w, d), optional
         Row r belongs to delta = first + r; `beyond` is "zero" or "edge".
     offset : Tensor (), (1,) or (B,) of integers, or int, optional
         delta = i + offset - j; n - m if not given.
     mask : Tensor (B|1, H|1, m, n), optional
-        bool (True is seen), or floating point: added to the scores, after softcap.
+        bool, with True for visible keys; or floating point, added to the scores after softcap.
     seed : Tensor of one int64
-        Of dropout; not read where dropout_p is 0.
+        The seed of dropout. It is not read if dropout_p is 0.
     zones : list
-        Not read: p has it all.
-    bias : Tensor (w') or (H, w') of the results' wide type, optional
+        Not read, because p holds the same values.
+    bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), optional
         Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
 
     Returns
     -------
-    out : Tensor (B, H, m, dv) of q's dtype
-    lse : Tensor (B, H, m), float32 (float64 for float64); -inf for a row that sees nothing
-    weights : Tensor (B, H, m, n) of lse's dtype, after dropout
+    out : Tensor (B, H, m, dv), q's dtype
+    lse : Tensor (B, H, m), float32 (float64 for float64)
+        -inf for a query that sees no key.
+    weights : Tensor (B, H, m, n), lse's dtype
+        The weights after dropout.
     """
-    dtype, own = q.dtype, wide(q)
+    dtype, wide_dtype = q.dtype, wide(q)
     delta = _delta(q, k, offset)
     added = None
     if mask is not None and mask.is_floating_point():
         added, mask = mask, None
     visible = _visible(delta, causal, window, key_mask, segments, mask)
-    q, k, v = q.to(own), k.to(own), v.to(own)
+    q, k, v = q.to(wide_dtype), k.to(wide_dtype), v.to(wide_dtype)
 
     scores, poison = _product(q, k), _product_poison(q, k)
     if p is not None:
-        r, p = q if q_rel is None else q_rel.to(own), p.to(own)
+        r, p = q if q_rel is None else q_rel.to(wide_dtype), p.to(wide_dtype)
         row = delta - _clamped(first)
         scores = scores + _relative(r, p, row, beyond)
         poison = poison + _relative_poison(r, p, row, beyond)
     scores = scores * (_default_scale(q) if scale is None else scale)
     if slopes is not None:
-        scores = scores - slopes.to(own)[:, None, None] * delta.abs().to(own)
+        scores = scores - slopes.to(wide_dtype)[:, None, None] * delta.abs().to(wide_dtype)
     if bias is not None:
         scores = scores + _bias_of(bias, delta, bias_first, bias_beyond)
     if softcap is not None:
-        if visible is not None:  # tanh' of a hidden NaN would be NaN
+        if visible is not None:  # the derivative of tanh at a hidden NaN would be NaN
             scores = torch.where(visible, scores, 0.0)
         scores = softcap * torch.tanh(scores / softcap)
     if added is not None:
-        scores = scores + added.to(own)
+        scores = scores + added.to(wide_dtype)
 
     weights, lse = _softmax(scores + poison, visible)
     if dropout_p > 0 and seed is not None:
@@ -113,16 +117,17 @@ def attention_with_weights(
     dropout_p: float = 0.0,
     **given: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``wavepe.ops.attention``, and return the weights too.
+    """Return ``wavepe.ops.attention`` together with its weights.
 
-    `mask` alone says what is seen, as in PyTorch's attention: bool, or floating point (added to the
-    scores). All other arguments are those of ``wavepe.ops.attention``, but for key_mask, segments,
-    causal and window, which the mask replaces.
+    The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
+    window. Only `mask` hides keys, as in PyTorch's attention: bool, or floating point, which is
+    added to the scores.
 
     Returns
     -------
-    out : Tensor (B, H, m, dv) of q's dtype
-    weights : Tensor (B, H, m, n), float32 (float64 for float64), after dropout
+    out : Tensor (B, H, m, dv), q's dtype
+    weights : Tensor (B, H, m, n), float32 (float64 for float64)
+        The weights after dropout.
     """
     if isinstance(p, RelativeTable):
         given["beyond"] = p.beyond
@@ -148,10 +153,10 @@ def _clamped(number: int) -> int:
 
 
 def _delta(q: Tensor, k: Tensor, offset: Tensor | int | None) -> Tensor:
-    """(B|1, 1, m, n) int64."""
+    """Return delta for each query and key, (B|1, 1, m, n) int64."""
     m, n, device = q.shape[-2], k.shape[-2], q.device
     place = torch.arange(m, device=device)[:, None] - torch.arange(n, device=device)
-    if isinstance(offset, Tensor):  # of unsigned integers, which know few operations
+    if isinstance(offset, Tensor):  # int64, because unsigned integers have few operations
         return place + offset.to(torch.int64).clamp(-_LIMIT, _LIMIT).reshape(-1, 1, 1, 1)
     return (place + (n - m if offset is None else _clamped(offset)))[None, None]
 
@@ -164,64 +169,65 @@ def _visible(
     segments: Tensor | None,
     mask: Tensor | None,
 ) -> Tensor | None:
-    """(B|1, H|1, m, n) bool; None where every row sees every key."""
-    seen = []
+    """Return which keys each query sees, (B|1, H|1, m, n) bool; None if all see all."""
+    conditions = []
     if causal:
-        seen.append(delta >= 0)
+        conditions.append(delta >= 0)
     if window is not None:
-        seen.append(delta < window)
+        conditions.append(delta < window)
     if key_mask is not None:
-        seen.append(key_mask[:, None, None, :])
+        conditions.append(key_mask[:, None, None, :])
     if segments is not None:
-        own = segments.to(torch.int64)
-        seen.append((own[:, :, None] == own[:, None, :])[:, None])
+        number = segments.to(torch.int64)
+        conditions.append((number[:, :, None] == number[:, None, :])[:, None])
     if mask is not None:
-        seen.append(mask)
-    return functools.reduce(torch.logical_and, seen) if seen else None
+        conditions.append(mask)
+    return functools.reduce(torch.logical_and, conditions) if conditions else None
 
 
 # ---- scores -------------------------------------------------------------------------------------
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:
-    """(B, H, m, c) as (B, heads, H/heads * m, c): those that share a key head are rows of one
-    product."""
+    """Return x (B, H, m, c) as (B, heads, H/heads * m, c).
+
+    So the query heads of one key head are rows of one matrix product.
+    """
     if x.shape[1] == heads:
         return x
     return x.reshape(x.shape[0], heads, x.shape[1] // heads * x.shape[2], x.shape[3])
 
 
 def _product(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T (B, H, m, n)."""
+    """Return q k^T (B, H, m, n) of the finite values."""
     product = _grouped(_finite(q), k.shape[1]) @ _finite(k).mT
     return product.reshape(*q.shape[:-1], k.shape[-2])
 
 
 def _relative(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """r[i] . p[row[i, j]] (B, H, m, n): the products with the whole table, each taken to its
-    deltas."""
+    """Return r[i] . p[row[i, j]] (B, H, m, n) of the finite values."""
     products = _finite(r) @ _finite(p).mT
     return _along(products, row, beyond)
 
 
 def _bias_of(bias: Tensor, delta: Tensor, first: int, beyond: str) -> Tensor:
-    """bias[delta - first] (B|1, H|1, m, n)."""
-    of_heads = bias if bias.dim() == 2 else bias[None]  # the same for each query
-    of_rows = of_heads[None, :, None].expand(delta.shape[0], -1, delta.shape[-2], -1)
-    return _along(of_rows, delta - _clamped(first), beyond)
+    """Return bias[delta - first] (B|1, H|1, m, n)."""
+    per_head = bias if bias.dim() == 2 else bias[None]
+    per_query = per_head[None, :, None].expand(delta.shape[0], -1, delta.shape[-2], -1)
+    return _along(per_query, delta - _clamped(first), beyond)
 
 
 def _along(products: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """products[i, row[i, j]]."""
+    """Return products[i, row[i, j]]."""
     w = products.shape[-1]
     if w == 0:
-        return products.sum(-1, keepdim=True)  # zeros that keep the gradients' shapes
+        return products.sum(-1, keepdim=True)  # zeros, with gradients of the right shapes
     index = row.clamp(0, w - 1).expand(*products.shape[:-1], row.shape[-1])
     taken = products.gather(-1, index)
     return taken if beyond == "edge" else torch.where((row >= 0) & (row < w), taken, 0.0)
 
 
-# ---- what is not finite -------------------------------------------------------------------------
+# ---- NaN and Inf --------------------------------------------------------------------------------
 
 
 def _finite(x: Tensor) -> Tensor:
@@ -229,18 +235,18 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _poison(x: Tensor) -> Tensor:
-    """(..., rows): NaN where a row holds a NaN or an Inf, else 0."""
+    """Return (..., rows): NaN for a row that holds a NaN or an Inf, else 0."""
     return (x.detach() * 0).sum(-1)
 
 
 def _product_poison(q: Tensor, k: Tensor) -> Tensor:
-    """(B, H, m, n): what _product left out."""
+    """Return (B, H, m, n): NaN where `_product` left out a NaN or an Inf, else 0."""
     keys = _poison(k)[:, :, None, None, :].expand(-1, -1, q.shape[1] // max(k.shape[1], 1), -1, -1)
     return _poison(q)[..., None] + keys.flatten(1, 2)
 
 
 def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
-    """(B, H, m, n): what _relative left out."""
+    """Return (B, H, m, n): NaN where `_relative` left out a NaN or an Inf, else 0."""
     table = _poison(p).unsqueeze(-2).expand(*r.shape[:-1], p.shape[-2])
     return _poison(r)[..., None] + _along(table, row, beyond)
 
@@ -249,8 +255,10 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
 
 
 def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights, 0 at hidden pairs whatever the others are, and the logarithm of the sum of
-    exponentials."""
+    """Return the weights and the logarithm of the sum of exponentials.
+
+    Hidden pairs have the weight 0, even in a row of NaN.
+    """
     if visible is not None:
         scores = torch.where(visible, scores, -math.inf)
     if scores.shape[-1]:
@@ -260,43 +268,43 @@ def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         largest = scores.new_zeros((*scores.shape[:-1], 1))
     e = torch.exp(scores - largest)
     if visible is not None:
-        e = torch.where(visible, e, 0.0)  # in a row of NaN too
+        e = torch.where(visible, e, 0.0)  # `largest` may be NaN
     total = e.sum(-1, keepdim=True)
     blind = total == 0
     total = torch.where(blind, 1.0, total)
     lse = torch.where(blind, -math.inf, largest + torch.log(total))
     weights = e / total
-    if visible is not None:  # of a total of NaN
+    if visible is not None:  # `total` may be NaN
         weights = torch.where(visible, weights, 0.0)
     return weights, lse.squeeze(-1)
 
 
 def _weighted(weights: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    """weights v (B, H, m, dv)."""
+    """Return the products of weights and values, (B, H, m, dv)."""
     shape = (*weights.shape[:-1], v.shape[-1])
     heads = v.shape[1]
     if visible is None:
         return (_grouped(weights, heads) @ v).reshape(shape)
     out = (_grouped(weights, heads) @ _finite(v)).reshape(shape)
-    # NaN counts as both infinities, whose sum it is.
+    # NaN counts as both infinities: their sum is NaN.
     fixed, nan = v.detach(), torch.isnan(v)
     bad = torch.cat([nan | (fixed == math.inf), nan | (fixed == -math.inf)], -1)
-    seen = visible.expand(weights.shape).to(v.dtype)
-    reached = (_grouped(seen, heads) @ bad.to(v.dtype)) > 0
-    up, down = reached.reshape(*shape[:-1], 2 * shape[-1]).chunk(2, -1)
+    sees = visible.expand(weights.shape).to(v.dtype)
+    reached = (_grouped(sees, heads) @ bad.to(v.dtype)) > 0
+    plus, minus = reached.reshape(*shape[:-1], 2 * shape[-1]).chunk(2, -1)
     zero = torch.zeros_like(out)
-    return out + zero.masked_fill(up, math.inf) + zero.masked_fill(down, -math.inf)
+    return out + zero.masked_fill(plus, math.inf) + zero.masked_fill(minus, -math.inf)
 
 
 # ---- dropout ------------------------------------------------------------------------------------
 
 
 def _dropout_factor(q: Tensor, k: Tensor, dropout_p: float, seed: Tensor) -> Tensor:
-    """(B, H, m, n): 0 where a weight is dropped, 1 / (1 - dropout_p) where it is kept.
+    """Return (B, H, m, n): 0 for a dropped weight, 1 / (1 - dropout_p) for a kept one.
 
-    The kernel's counter-based hash: a 64-bit mix (splitmix64) of seed and row gives two keys, a
-    32-bit mix of them and the key's index the bits. int64 wraps as the kernel's uint64 does, and
-    a right shift needs its copies of the sign cut off.
+    This is the counter-based hash of the kernel. A 64-bit mix (splitmix64) of seed and row gives
+    two hash keys. A 32-bit mix of the hash keys and the key's index gives the decision. int64 wraps
+    as the kernel's uint64 does, but a right shift must not copy the sign (`_shifted`).
     """
     batch, heads, m, n = *q.shape[:3], k.shape[-2]
     row = torch.arange(batch * heads * m, device=q.device).reshape(batch, heads, m, 1)
@@ -318,5 +326,5 @@ def _signed(number: int) -> int:
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """The logical shift to the right."""
+    """Return z shifted to the right, with zeros from the left."""
     return (z >> by) & ((1 << (64 - by)) - 1)

@@ -1,7 +1,8 @@
-"""Attention by PyTorch's own, whose mask holds what is added to the scores and who sees whom.
+"""Attention by PyTorch's scaled_dot_product_attention, with one mask for everything else.
 
-For devices and sizes without a kernel of ours: one tensor (B, H, m, n) is held instead of ten. The
-mask has q's dtype, so that in bfloat16 and float16 the relative term is rounded to it.
+The mask holds the terms that are added to the scores, and -inf for hidden keys. This serves devices
+and head sizes for which we have no kernel, and holds one tensor (B, H, m, n) instead of ten. The
+mask has q's dtype, so bfloat16 and float16 round the relative term.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from torch import Tensor
 
 from ._attention_checks import Arguments
 from ._attention_composed import _along, _bias_of, _clamped, _default_scale, _delta, _visible
-from ._common import names_memory, wide
+from ._common import report_out_of_memory, wide
 
 
 def can_mask(softcap: float | None, dropout_p: float, return_lse: bool) -> bool:
-    """Whether a mask says it all: PyTorch's attention gives no lse and draws its own dropout."""
+    """Tell whether a mask is enough: PyTorch's attention has no softcap, no lse, other dropout."""
     return softcap is None and dropout_p == 0 and not return_lse
 
 
-@names_memory("attention")
+@report_out_of_memory("attention")
 def masked(call: Arguments) -> Tensor:
-    """Compute ``wavepe.ops.attention`` of checked arguments for which `can_mask` holds.
+    """Return ``wavepe.ops.attention`` of checked arguments for which `can_mask` is true.
 
     Returns
     -------
@@ -33,14 +34,14 @@ def masked(call: Arguments) -> Tensor:
     """
     q, k, v, p, bias = call.q, call.k, call.v, call.p, call.bias
     scale = _default_scale(q) if call.scale is None else call.scale
-    delta, own = _delta(q, k, call.offset), wide(q)
+    delta, dtype = _delta(q, k, call.offset), wide(q)
     term: Any = None
     if p is not None:
         r = q if call.q_rel is None else call.q_rel
-        products = (r * scale).to(own) @ p.to(own).mT
+        products = (r * scale).to(dtype) @ p.to(dtype).mT
         term = _along(products, delta - _clamped(call.first), call.beyond)
     if call.slopes is not None:
-        slope = call.slopes.to(own)[:, None, None] * delta.abs()
+        slope = call.slopes.to(dtype)[:, None, None] * delta.abs()
         term = -slope if term is None else term - slope
     if bias is not None:
         added = _bias_of(bias, delta, call.bias_first, call.bias_beyond)
@@ -49,7 +50,7 @@ def masked(call: Arguments) -> Tensor:
     blind = None
     if visible is not None:
         blind = ~visible.any(-1, keepdim=True)
-        visible = visible | blind  # a row of -inf alone would be NaN
+        visible = visible | blind  # the softmax of a row of -inf would be NaN
     if term is None:
         term = visible
     else:

@@ -1,4 +1,4 @@
-"""What the operators share: the checks that fake kernels repeat, and registering autograd."""
+"""Checks of arguments and registration of autograd, for all operators."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ INTEGERS = (
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-_SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # of a compiler
-_PLAIN = 1 << 53  # numbers below it need no further look, and most are
-# What torch says on the CPU, of a size that no memory holds or no 64 bits.
+_SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # a compiler's symbolic numbers
+_PLAIN = 1 << 53  # smaller numbers need no further check, which saves time
+# Torch's messages on the CPU for a size that exceeds memory or 64 bits.
 _OUT_OF_MEMORY = re.compile(
     r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
     r"|std::bad_alloc"
 )
 
 
-def names_memory(name: str) -> Callable[[F], F]:
-    """Where torch or NumPy allocates in vain in the decorated function, the error gives `name`."""
+def report_out_of_memory(name: str) -> Callable[[F], F]:
+    """Decorate a function so that its out-of-memory errors are RuntimeErrors with `name`."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -62,23 +62,25 @@ def names_memory(name: str) -> Callable[[F], F]:
 
 
 def wide(x: torch.Tensor) -> torch.dtype:
-    """The dtype of x's scores, sums and angles: float64 for float64, else float32."""
+    """Return the dtype for x's scores, sums and angles: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def full_precision(kind: str) -> contextlib.AbstractContextManager:
-    """Switch autocast off on devices of this kind: products stay float32."""
+    """Switch autocast off on devices of this kind, so that products stay float32."""
     if torch.amp.is_autocast_available(kind):
         return torch.autocast(kind, enabled=False)
     return contextlib.nullcontext()
 
 
 def check(condition: bool, message: str) -> None:
+    """Raise RuntimeError with `message` unless the condition holds."""
     if not condition:
         raise RuntimeError(f"wavepe: {message}")
 
 
 def check_tensors(**tensors: torch.Tensor) -> None:
+    """Raise RuntimeError unless all values are tensors."""
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             check(False, f"{name} must be a torch.Tensor, got {type(value).__name__}")
@@ -97,18 +99,18 @@ def check_device(**tensors: torch.Tensor) -> None:
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> None:
     known = tuple(known)
-    good = isinstance(value, str) and value in known  # an array has no one truth value
+    good = isinstance(value, str) and value in known  # `in` alone would compare an array
     check(good, f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return value as a bool. The schema takes None for False."""
+    """Return `value` as a bool. None is refused here; the schema would take it for False."""
     return _checked(_checks.flag, name, value)
 
 
 def integer(name: str, value: Any) -> int:
-    """Return value as an int of 64 bits; NumPy's too."""
-    # A compiler's may have no value yet.
+    """Return `value` as an int of 64 bits; NumPy integers are accepted."""
+    # While compiling, a number may have no value to compare yet.
     if type(value) is int and (torch.compiler.is_compiling() or -_PLAIN < value < _PLAIN):
         return value
     whole = _checked(_checks.integer, name, value)
@@ -118,17 +120,17 @@ def integer(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Return value as a finite float; no tensor."""
+    """Return `value` as a finite float. A tensor is refused."""
     if type(value) is float and -_PLAIN < value < _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
-        instead = "; it is not differentiable: multiply q" if name == "scale" else ""
-        check(False, f"{name} must be a plain number, got a tensor{instead}")
+        advice = "; for a differentiable scale, multiply q by it" if name == "scale" else ""
+        check(False, f"{name} must be a plain number, got a tensor{advice}")
     return _checked(_checks.finite, name, value)
 
 
 def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> Any:
-    """Return what a check of the NumPy side gives, or a compiler's symbol as it is."""
+    """Return the result of a check of `wavepe._checks`, but a compiler's symbol as it is."""
     if isinstance(value, _SYMBOLS):
         return value
     try:
@@ -138,38 +140,38 @@ def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> A
 
 
 def recorded(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has a call of these arguments to record, or a compiler to trace."""
+    """Tell whether autograd records a call with these arguments, or a compiler traces it."""
     if torch.is_grad_enabled():
-        for x in tensors:  # any() takes three times as long
+        for x in tensors:  # any() would take three times as long
             if x is not None and x.requires_grad:
                 return True
     return torch.compiler.is_compiling()
 
 
 def in_new_thread(function: Callable[[], T]) -> T:
-    """Call `function` outside of inference mode, fake tensors, tracers and torch.func.
+    """Call `function` outside inference mode, fake tensors, tracers and torch.func.
 
-    All of them are a thread's own, so a new thread has none.
+    These modes belong to a thread, so a new thread has none of them.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
 
 def axis_first(x: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
-    """For vmap rules: x with the new axis first, repeated `size` times where it has none."""
+    """Return x with vmap's axis first; without such an axis x is repeated `size` times."""
     return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
 
 
 class _Library(torch.library.Library):
-    """Kernels that raise where forward mode would lose a tangent."""
+    """A library whose kernels raise if forward mode would lose a tangent."""
 
     def impl(self, op_name: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
         def guarded(*given: Any, **named: Any) -> Any:
             if under_transforms():
                 check(
                     not any(map(_has_tangent, given)),
-                    f"torch.ops.wavepe.{op_name} has no forward mode; wavepe.ops has, for what is "
-                    "differentiable",
+                    f"torch.ops.wavepe.{op_name} has no forward mode: call the function of "
+                    "wavepe.ops, which has one for differentiable arguments",
                 )
             return fn(*given, **named)
 
@@ -183,7 +185,10 @@ _guarded_library = _Library("wavepe", "FRAGMENT")
 def register_autograd(
     op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None
 ) -> None:
-    """`torch.library.register_autograd`, which drops tangents of forward mode; this raises."""
+    """Call `torch.library.register_autograd`, and let the operator raise in forward mode.
+
+    torch.library alone would drop the tangents without a word.
+    """
     name = f"wavepe::{op}"
     torch.library.register_autograd(
         name, backward, setup_context=setup_context, lib=_guarded_library
@@ -191,16 +196,16 @@ def register_autograd(
 
 
 def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
-    """Keep an operator's inputs, tensors or not, and its outputs for its backward."""
+    """Save an operator's outputs and all of its inputs, tensors or not, for its backward."""
     inputs = tuple(inputs)
-    tensors = [isinstance(x, torch.Tensor) for x in inputs]
-    ctx.call = tuple(x if not own else None for x, own in zip(inputs, tensors, strict=True))
-    ctx.tensors = tuple(i for i, own in enumerate(tensors) if own)
+    is_tensor = [isinstance(x, torch.Tensor) for x in inputs]
+    ctx.call = tuple(None if tensor else x for x, tensor in zip(inputs, is_tensor, strict=True))
+    ctx.tensors = tuple(i for i, tensor in enumerate(is_tensor) if tensor)
     ctx.save_for_backward(*(inputs[i] for i in ctx.tensors), *outputs)
 
 
 def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:
-    """The inputs and the outputs that `save_call` kept."""
+    """Return the inputs and the outputs that `save_call` saved."""
     inputs, saved, count = list(ctx.call), ctx.saved_tensors, len(ctx.tensors)
     for i, x in zip(ctx.tensors, saved[:count], strict=True):
         inputs[i] = x
@@ -210,12 +215,12 @@ def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:
 def _has_tangent(x: Any) -> bool:
     if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
         return False
-    # A view has the tangent but inside of an autograd.Function, which sees to it itself.
+    # The view shows the tangent, except inside an autograd.Function, which handles it itself.
     return forward_ad.unpack_dual(x.view_as(x)).tangent is not None
 
 
 def not_differentiable(op: str, arguments: str) -> None:
-    """Let backward raise, where torch would go on without the gradient and warn at most."""
+    """Let the backward of an operator raise; torch alone would go on without the gradient."""
 
     def refuse(ctx: Any, *grads: Any) -> NoReturn:
         raise RuntimeError(f"wavepe: {op} has no gradient to {arguments}; detach them")

@@ -1,4 +1,4 @@
-"""Small arrays that a call needs on its device: copied there once, for compilers too."""
+"""Small constant arrays that calls need on their device, copied there once."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from ._common import in_new_thread
 
 
 class DeviceConstant:
-    """An array, and its tensors on the devices that asked for it.
+    """A constant array, with a copy as a tensor on each device that asked for it.
 
-    A compiler's graph takes such a tensor as an input that lies on the device: with `Tensor.to` in
-    the graph, every call would copy. Copies and pickles hold the array alone.
+    The graph of a compiler takes the device's tensor as an input. With `Tensor.to` in the graph,
+    every call would copy. Copies and pickles of the object hold the array alone.
 
     Attributes
     ----------
     tensor : Tensor
-        On the CPU.
+        The array on the CPU.
     """
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
         self.key = (array.tobytes(), array.shape, array.dtype)
-        # The first call may come from a tracer, and would keep one of its tensors.
+        # In a new thread, because a tracer may make this object and the tensor must not be its own.
         self.tensor: Tensor = in_new_thread(lambda: torch.from_numpy(array))
         self._names: dict[tuple[torch.device, torch.dtype], str] = {}
 
     def on(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the tensor on the device of `like`, of the array's dtype by default."""
+        """Return the tensor on the device of `like`; its dtype is `dtype` or the array's."""
         device = like.device
-        if type(like) not in (Tensor, torch.nn.Parameter):  # a tracer's, which takes none kept
+        if type(like) not in (Tensor, torch.nn.Parameter):  # a tracer's tensor takes no kept one
             compiling = torch.compiler.is_compiling()
-            own = self.tensor if compiling else torch.from_numpy(self._array)
-            return own.to(device=device, dtype=dtype)
+            tensor = self.tensor if compiling else torch.from_numpy(self._array)
+            return tensor.to(device=device, dtype=dtype)
         if dtype is None:
             if device.type == "cpu":
                 return self.tensor
             dtype = self.tensor.dtype
-        tensor: Tensor = getattr(self, self._attribute(device, dtype))
+        tensor = getattr(self, self._attribute(device, dtype))
         return tensor
 
     # As in `RelativeTable`: a compiler calls this while it traces, and then reads the attribute.
@@ -67,13 +67,13 @@ class DeviceConstant:
         return DeviceConstant, (self._array,)
 
 
-@functools.lru_cache(maxsize=64)  # for those whose owner lives for a call
+@functools.lru_cache(maxsize=64)  # equal constants share it, even if each lives for one call
 def _built(constant: DeviceConstant, device: torch.device, dtype: torch.dtype) -> Tensor:
     return in_new_thread(lambda: constant.tensor.to(device, dtype))
 
 
 class _Named:
-    """Holds constants as attributes, where a compiler finds them again."""
+    """Constants as attributes: a compiler reads them again at each call."""
 
 
 _named = _Named()
@@ -81,7 +81,10 @@ _names: dict[tuple[Any, ...], str] = {}
 
 
 def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> DeviceConstant:
-    """Return ``build(*arguments)`` as a constant, made once; a compiler does not trace `build`."""
+    """Return ``build(*arguments)`` as a constant.
+
+    Equal arguments give the same constant. A compiler does not trace `build`.
+    """
     constant: DeviceConstant = getattr(_named, _name(build, *arguments))
     return constant
 

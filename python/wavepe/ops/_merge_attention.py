@@ -1,4 +1,4 @@
-"""merge_attention: attention over all keys from its parts over ranges of keys."""
+"""merge_attention: attention over all keys, from results over ranges of keys."""
 
 from __future__ import annotations
 
@@ -11,38 +11,45 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ._common import check, check_device, check_dtype, check_tensors, names_memory, wide
+from ._common import check, check_device, check_dtype, check_tensors, report_out_of_memory, wide
 
-_MOST_PARTS = 2**20  # a tensor may be expanded to 2^60 of them
+_MOST_PARTS = 2**20  # an expanded tensor could claim to hold 2^60 parts
 
 
-@names_memory("merge_attention")
+@report_out_of_memory("merge_attention")
 def merge_attention(
     outs: Iterable[Tensor] | Tensor, lses: Iterable[Tensor] | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention over all keys from its parts, each over keys of its own.
+    """Return attention over all keys, merged from results over separate ranges of keys.
 
-    ``lse = logsumexp(lses)`` and ``out = sum exp(lses[i] - lse) outs[i]``: what one softmax over
-    all keys gives, where the parts are ``attention(..., return_lse=True)``.
+    Each part is a result of ``attention(..., return_lse=True)`` for the same queries and other
+    keys. The result equals one softmax over all keys: ``lse = logsumexp(lses)`` and
+    ``out = sum exp(lses[i] - lse) outs[i]``.
 
     Parameters
     ----------
     outs : sequence of Tensor (..., m, dv), or one Tensor (parts, ..., m, dv)
-        float32, float64, bfloat16 or float16.
+        The outputs of the parts: float32, float64, bfloat16 or float16.
     lses : sequence of Tensor (..., m), or one Tensor (parts, ..., m)
-        -inf says that a row has seen nothing: its weight is 0, whatever stands in `outs`.
+        The lse of the parts. A query with the lse -inf saw no key in that part. Its weight is 0,
+        and its values in `outs` are ignored.
 
     Returns
     -------
-    out : Tensor (..., m, dv) of outs' dtype
+    out : Tensor (..., m, dv), dtype of `outs`
+        0 for a query that saw no key in any part.
     lse : Tensor (..., m), float32 (float64 for float64)
-        Both are differentiable in outs and lses any number of times. A row that no part has seen
-        gives 0 and -inf, and gradient 0; NaN and +inf in lses give NaN.
+        -inf for a query that saw no key in any part.
 
     Raises
     ------
     RuntimeError
-        No parts, or parts that do not fit together.
+        If there are no parts, or if the parts do not fit together.
+
+    Notes
+    -----
+    Both results are differentiable in outs and lses any number of times. A query that saw no key
+    has the gradient 0. NaN and +inf in `lses` give NaN.
 
     Examples
     --------
@@ -63,7 +70,7 @@ def merge_attention(
     work = wide(outs[0])
     lse = torch.stack([part.to(work) for part in lses])
     unseen = lse == -math.inf
-    # Derivatives need not know of it, for it cancels. Finite where a row has seen nothing.
+    # The shift cancels, so derivatives may ignore it. It must be finite for a query without keys.
     shift = lse.detach().amax(0)
     shift = torch.where(shift == -math.inf, 0, shift)
     weights = torch.exp(lse - shift)
@@ -97,10 +104,10 @@ def _parts(name: str, given: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
 
 
 def _check(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> None:
-    """Messages are written where they are needed only: for a compiler they would fix the sizes."""
+    """Check the parts. Messages are made on failure only: a compiler would fix their sizes."""
     if not outs or len(outs) != len(lses):
         counts = f"{len(outs)} outs and {len(lses)} lses"
-        check(False, f"as many outs as lses needed, at least one part; got {counts}")
+        check(False, f"outs and lses must hold the same parts, at least one; got {counts}")
     for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
         check_tensors(**{f"outs[{i}]": out, f"lses[{i}]": lse})
         check_dtype(f"outs[{i}]", out)
@@ -114,7 +121,7 @@ def _check(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> None:
             advice = "; pass zip(*parts): merge_attention(outs, lses)" if pairs else ""
             check(
                 False,
-                f"every part needs out (..., m, dv) and lse (..., m); part 0 has out "
-                f"{tuple(outs[0].shape)}, part {i} {tuple(out.shape)} and lse {tuple(lse.shape)}"
-                + advice,
+                f"every part needs out (..., m, dv) and lse (..., m) as part 0; part 0 has out "
+                f"{tuple(outs[0].shape)}, part {i} has out {tuple(out.shape)} and lse "
+                f"{tuple(lse.shape)}" + advice,
             )

@@ -1,4 +1,4 @@
-"""relative_bias for torch: the query-dependent relative term, differentiable [W][S]."""
+"""relative_bias for torch: the relative term of attention scores, differentiable [W][S]."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._common import (
     check_dtype,
     check_tensors,
     integer,
-    names_memory,
     register_autograd,
+    report_out_of_memory,
 )
 from ._torch_private import transformed
 
@@ -26,39 +26,67 @@ _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.defa
 _REAL = (torch.float32, torch.float64)
 
 
-@names_memory("relative_bias")
+@report_out_of_memory("relative_bias")
 def relative_bias(
     q: Tensor, p: Tensor, keys: int, *, first: int = 0, beyond: str = "zero"
 ) -> Tensor:
-    """``out[i, j] = q[i] . p[delta - first]`` with ``delta = i + (keys - m) - j`` [W], [S].
+    """Return the relative term of attention scores, query times table row of the distance.
 
-    The last query stands on the last key. No scaling, no mask. Subnormal numbers count as zero.
+    ``out[i, j] = q[i] . p[delta - first]``, where ``delta = i + (n - m) - j`` is the distance from
+    key j to query i. The last query and the last key belong to the same token. Nothing is scaled
+    or masked.
 
     Parameters
     ----------
-    q : Tensor (..., m, d)
-        float32 or float64; bfloat16 and float16 are computed in float32 and rounded once.
+    q : Tensor (..., m, d), float32, float64, bfloat16 or float16
+        Queries. bfloat16 and float16 are computed in float32 and rounded once.
     p : Tensor (w, d), or (H, w, d) for q (..., H, m, d)
-        Row r belongs to delta = first + r.
+        The table, in q's dtype. Row r belongs to delta = first + r.
     keys : int
-        Number of keys n.
+        The number n of keys.
     first : int
-        delta of the table's first row.
+        The delta of the table's first row.
     beyond : "zero" or "edge"
-        A row outside the table counts as zero, or as the nearest row.
+        What stands for a row outside the table: zeros, or the nearest row.
 
     Returns
     -------
-    Tensor (..., m, n) of q's dtype, differentiable in q and p any number of times. The gradients
-    are matrix products of torch's, whose last bits may follow its number of threads.
+    out : Tensor (..., m, n), q's dtype
+        Differentiable in q and p any number of times.
+
+    Raises
+    ------
+    RuntimeError
+        If a shape, dtype, device or value is wrong.
+
+    Notes
+    -----
+    Under autocast q and p are cast as scaled_dot_product_attention does. Subnormal numbers count
+    as zero. Gradients are computed by torch's matrix product, so their last bits may depend on
+    torch's number of threads.
+
+    References
+    ----------
+    Shaw et al., "Self-attention with relative position representations", NAACL 2018,
+    arXiv 1803.02155. Oka et al., "Wavelet-based positional representation for long context",
+    ICLR 2025, arXiv 2502.02004.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe import ops
+    >>> q, p = torch.ones(2, 1), torch.tensor([[10.0], [20.0]])
+    >>> ops.relative_bias(q, p, 3)
+    tensor([[20., 10.,  0.],
+            [ 0., 20., 10.]])
     """
     check_tensors(q=q, p=p)
     check_choice("beyond", beyond, BEYOND)
-    if not torch.compiler.is_compiling():  # whose numbers may have no value yet
+    if not torch.compiler.is_compiling():  # a compiler's numbers may have no value yet
         keys, first = integer("keys", keys), integer("first", first)
     kind = q.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if autocast and q.dtype != torch.float64:  # as scaled_dot_product_attention casts
+    if autocast and q.dtype != torch.float64:  # scaled_dot_product_attention casts the same way
         low = torch.get_autocast_dtype(kind)
         q, p = q.to(low), p.to(low)
     op: Any = _composed if transformed() else _ops.relative_bias
@@ -107,14 +135,14 @@ def _(skewed: Tensor, rows: int, first: int = 0, beyond: str = "zero") -> Tensor
 
 
 def on_cuda(q: Tensor, p: Tensor, keys: int, first: int = 0, beyond: str = "zero") -> Tensor:
-    """relative_bias by torch's matrix product, as its kernels beat any that we could write."""
-    with torch.autocast(q.device.type, enabled=False):  # the caller has cast
+    """Return relative_bias by torch's matrix product, which is faster than a kernel of our own."""
+    with torch.autocast(q.device.type, enabled=False):  # the caller has already cast
         product = _product(q, p, keys, beyond)
     return _SKEW(product, keys, first, beyond)
 
 
 def _product(q: Tensor, p: Tensor, keys: int, beyond: str) -> Tensor:
-    """q p^T of checked arguments, which skew makes relative_bias of."""
+    """Check the arguments and return q p^T; skew turns it into relative_bias."""
     _check(q, p, keys, beyond)
     return q @ (p[0] if q.dim() == 2 and p.dim() == 3 else p).mT
 
@@ -129,7 +157,7 @@ def _setup_bias(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(q, p)
 
 
-@names_memory("the gradient of relative_bias")
+@report_out_of_memory("the gradient of relative_bias")
 def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, p = ctx.saved_tensors
     g = _UNSKEW(grad, p.shape[-2], ctx.first, ctx.beyond)
@@ -138,7 +166,8 @@ def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_q = g @ p
     if ctx.needs_input_grad[1]:
         per_head = q.dim() > 2 and p.dim() == 3
-        sums = "...hmw,...hmd->hwd" if per_head else "...mw,...md->wd"  # over what p is shared by
+        # Sum over the axes that p lacks.
+        sums = "...hmw,...hmd->hwd" if per_head else "...mw,...md->wd"
         grad_p = torch.einsum(sums, g, q).reshape(p.shape)
     return grad_q, grad_p, None, None, None
 
@@ -161,7 +190,7 @@ register_autograd("relative_bias_skew", _skew_backward, _setup_skew)
 register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
 
 
-# ---- torch.func, vmap and forward mode: a matrix product of torch's, then skew ------------------
+# ---- torch.func, vmap and forward mode: torch's matrix product, then skew -----------------------
 
 
 def _composed(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
@@ -197,7 +226,7 @@ class _Unskew(torch.autograd.Function):
 
 
 def _vmap_leading(op: Any) -> Any:
-    """Both take any leading axes: the new one is the first."""
+    """Return the vmap rule of skew or unskew, which take any leading axes: vmap's comes first."""
 
     def rule(
         info: Any, in_dims: tuple, x: Tensor, size: int, first: int = 0, beyond: str = "zero"
@@ -230,7 +259,7 @@ def _(
 
 
 def _with_new_axis(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
-    """q with a new first axis: one more leading axis, but for a q (m, d) beside p (1, w, d)."""
-    if q.dim() == 3 and p.dim() == 3:
+    """Return relative_bias for a q with vmap's axis first."""
+    if q.dim() == 3 and p.dim() == 3:  # q was (m, d) and p is (1, w, d): vmap's axis is no head
         p = p[0]
     return _ops.relative_bias(q, p, keys, first, beyond)

@@ -1,8 +1,8 @@
-"""relative_table: a constant table of relative positions, with the small bases of its zones.
+"""relative_table: a constant table of a relative encoding, with a low-rank form of its zones.
 
-Far from the diagonal a wavelet table is smooth: at head size 128 its rows from delta = 64 on are
-combinations of 15 vectors [W]. The products of a query with r such vectors give all of q . p by a
-product r wide. The bases are taken from the table's values, never from a rule about wavelets.
+Far from the diagonal a wavelet table is smooth. At head size 128 its rows from delta = 64 on are
+combinations of 15 vectors [W]. So the products of a query with r vectors are enough to compute its
+products with all rows. The vectors follow from the table's values, not from a rule about wavelets.
 """
 
 from __future__ import annotations
@@ -22,43 +22,52 @@ from torch import Tensor
 from .. import _checks
 from .._relative_bias import BEYOND
 from ._attention_gpu.zones import block_zones
-from ._common import FLOATS, check, check_choice, check_dtype, in_new_thread, integer, names_memory
+from ._common import (
+    FLOATS,
+    check,
+    check_choice,
+    check_dtype,
+    in_new_thread,
+    integer,
+    report_out_of_memory,
+)
 
-NEAR = 64  # |delta| below this is a zone of its own: two zones take a third of the work of one
-TOLERANCE = 1e-7  # of the usual size of a row: below the rounding of float32
-LOW_TOLERANCE = 1e-4  # the same on a GPU for bfloat16 and float16, below the rounding of the latter
-LARGEST_RANK = 0.75  # of the head size; above it a zone keeps its rows
-LARGEST_HEAD = 1024  # beyond it the search takes minutes, and no model has such heads
-_FARTHEST = 2**62  # as in NumPy: further away no table reaches a key, and sums cannot overflow
+NEAR = 64  # rows with |delta| below this are one zone; this split takes a third of the work
+# Tolerances are relative to the typical size of a row.
+TOLERANCE = 1e-7  # below the rounding of float32
+LOW_TOLERANCE = 1e-4  # for bfloat16 and float16 on a GPU: below the rounding of float16
+LARGEST_RANK = 0.75  # relative to the head size; a zone of a higher rank keeps its rows
+LARGEST_HEAD = 1024  # for larger heads, which no model has, the search takes minutes
+_FARTHEST = 2**62  # no table reaches a key beyond it, and sums cannot overflow
 
 _Zones = list[tuple[np.ndarray, np.ndarray]]
 
 
 @torch.compiler.disable(reason="make wavepe.ops.relative_table outside of the compiled function")
 def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> RelativeTable:
-    """A constant table for `attention`, kept with what makes it fast [W].
+    """Return a constant table for `attention`, prepared so that calls are fast.
 
-    Make it once and pass it as ``p=``; nothing is computed from it again. A tensor passed there
-    instead is differentiable and used as it is.
+    Make it once, and pass it as ``p=`` to many calls. A table that is trained must be passed as a
+    tensor instead, because a RelativeTable has no gradient.
 
     Parameters
     ----------
-    p : Tensor or array (w, d), or (H, w, d)
-        Floating point, on any device. Row r belongs to delta = first + r. It is copied; a tensor
-        that requires grad is refused, for no gradient would reach it.
+    p : Tensor or array (w, d), or (H, w, d), any float dtype
+        The table, on any device. Row r belongs to delta = first + r. It is copied.
     first : int
-        delta of the table's first row.
+        The delta of the table's first row.
     beyond : "zero" or "edge"
-        A row outside the table counts as zero, or as the nearest row.
+        What stands for a row outside the table: zeros, or the nearest row.
 
     Returns
     -------
-    RelativeTable, immutable
+    table : RelativeTable
+        An immutable object.
 
     Raises
     ------
     RuntimeError
-        Wrong shape, dtype or range, or a p that requires grad.
+        If a shape, dtype or value is wrong, or if `p` requires grad.
 
     Examples
     --------
@@ -74,21 +83,38 @@ def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") 
 
 
 class RelativeTable:
-    """What `relative_table` returns: a copy of a table, its range, and its low-rank zones.
+    """Hold a constant table with its range and a low-rank form; `relative_table` makes it.
 
-    Rows at both ends that say nothing are dropped: zeros, or with beyond="edge" repeats of the
-    row beside them.
+    Rows at both ends are dropped if `beyond` gives the same values: rows of zeros, or with
+    beyond="edge" repeated rows.
+
+    Parameters
+    ----------
+    p, first, beyond
+        As in `relative_table`.
 
     Attributes
     ----------
     p : Tensor (rows, d) or (H, rows, d), float64
-        A new copy of the rows kept.
-    first, rows : int
-        Their range: delta = first .. first + rows - 1.
+        A copy of the rows.
+    first : int
+        The delta of the first row.
+    rows : int
+        The number of rows: they belong to delta = first .. first + rows - 1.
     beyond : str
+        What stands for rows outside the table: "zero" or "edge" (the nearest row).
     head_size : int
+        The head size d.
     heads : int or None
-        H; None for a table that all heads share.
+        The number of heads H; None if all heads use the same rows.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> from wavepe import ops
+    >>> table = ops.RelativeTable(*wavepe.encoding("wavelet").table(1000, 64))
+    >>> table.heads is None, table.beyond
+    (True, 'zero')
     """
 
     first: int
@@ -97,13 +123,13 @@ class RelativeTable:
     head_size: int
     heads: int | None
     _p: np.ndarray
-    _kept: slice  # of _p for float32 and less: without rows below their rounding
-    _usual: float | None  # size of a row; None where zones are not looked for
+    _kept: slice  # rows of _p for float32 and narrower dtypes: without rows below their rounding
+    _typical_size: float | None  # of a row; None if the table gets no zones
     _zones: _Zones
     _names: dict[tuple[torch.dtype, torch.device], str]
 
-    @names_memory("relative_table")
-    @np.errstate(all="ignore")  # of a scaled table's smallest values
+    @report_out_of_memory("relative_table")
+    @np.errstate(all="ignore")  # scaling may underflow the smallest values
     def __init__(self, p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> None:
         values = _values(p)
         check(
@@ -115,15 +141,15 @@ class RelativeTable:
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":
             check(values.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
-        with _says_too_large(values.shape):
+        with _report_too_large(values.shape):
             whole = _trimmed(values, beyond)
             values = values[..., whole, :].copy()
         values.flags.writeable = False
         first = first + whole.start if values.shape[-2] else 0
         largest = float(np.abs(values).max(initial=0.0))
         finite = math.isfinite(largest)
-        usual = _usual_size(values) if finite else 0.0
-        tolerance = TOLERANCE * usual
+        typical_size = _typical_size(values) if finite else 0.0
+        tolerance = TOLERANCE * typical_size
         kept = _trimmed(values, beyond, tolerance)
         shared = finite and values.ndim == 2 and beyond == "zero"
         shared = shared and values.shape[-1] <= LARGEST_HEAD
@@ -135,11 +161,11 @@ class RelativeTable:
             heads=values.shape[0] if values.ndim == 3 else None,
             _p=values,
             _kept=kept,
-            _usual=usual if shared else None,
+            _typical_size=typical_size if shared else None,
             _zones=_zones(values[kept], first + kept.start, tolerance) if shared else [],
             _names={},
         )
-        self._attribute(torch.float32, torch.device("cpu"))  # what most calls want
+        self._attribute(torch.float32, torch.device("cpu"))  # build what most calls need
 
     @property
     def p(self) -> Tensor:
@@ -148,50 +174,66 @@ class RelativeTable:
     def tensors(
         self, dtype: torch.dtype, device: torch.device | str
     ) -> tuple[Tensor, int, list[Tensor]]:
-        """``(p, first, zones)`` for one dtype and device: made once, and shared by all calls.
+        """Return the table as tensors of one dtype on one device.
 
-        They must not be written to. Up to 1e-7 of the largest value is neglected for float32,
-        bfloat16 and float16, nothing for float64; on CUDA up to 1e-4 of it for the latter two.
+        The tensors are made once, and all calls get the same ones. They must not be written to.
+        Their values are exact for float64. For other dtypes, errors up to 1e-7 of the typical size
+        of a row are allowed; on CUDA, up to 1e-4 of it for bfloat16 and float16.
+
+        Parameters
+        ----------
+        dtype : torch.dtype
+            float32, float64, bfloat16 or float16.
+        device : torch.device or str
 
         Returns
         -------
         p : Tensor (w, d) or (H, w, d), contiguous
+            The rows.
         first : int
-            delta of its first row.
+            The delta of the first row.
         zones : list of Tensor
-            ``[C0, U0, C1, U1, ...]`` in the order of rising delta: a zone's rows of p are
-            ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) where U is (d, 0). The
-            rows of all zones are those of p. Empty where no zone saves work: for float64, tables
-            of one's own heads or beyond="edge", head sizes above 1024, and irregular or small ones.
-            On CUDA they are ``_attention_gpu.zones.block_zones``: a tensor (left, 0) for a number,
-            far (64, zones, rank, d) and basis (rank, 64).
+            The low-rank form ``[C0, U0, C1, U1, ...]``, in the order of rising delta. The rows of a
+            zone are ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) if U is
+            (d, 0). Together the zones hold all rows of p. The list is empty if no zone saves work:
+            for float64, for tables with heads or beyond="edge", for head sizes above 1024, and for
+            irregular or small tables. On CUDA it holds what ``_attention_gpu.zones.block_zones``
+            returns: a tensor (left, 0) for the number left, far (64, zones, rank, d) and basis
+            (rank, 64).
+
+        Raises
+        ------
+        RuntimeError
+            If the dtype or the device is wrong.
         """
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
 
-    # A compiler calls this while it traces, and then reads the attribute: as a constant, the
-    # result would be kept for every table that the compiled function is given.
+    # A compiler calls this while it traces, keeps the name as a constant, and reads the attribute
+    # at each call. So a compiled function can be called with other tables.
     @torch.compiler.assume_constant_result
     def _attribute(self, dtype: torch.dtype, device: torch.device | str) -> str:
-        """The name of the attribute that holds the tensors."""
+        """Return the name of the attribute that holds the tensors; build them if needed."""
         if type(dtype) is not torch.dtype or not isinstance(device, (str, torch.device)):
-            check(False, f"dtype and device of torch needed, got {dtype!r} and {device!r}")
+            check(False, f"dtype and device must be those of torch, got {dtype!r} and {device!r}")
         device = torch.device(device)
-        if device == torch.accelerator.current_accelerator():  # without an index: the current one
+        # A device without an index is the current one.
+        if device == torch.accelerator.current_accelerator():
             device = torch.device(device.type, torch.accelerator.current_device_index())
         name = self._names.get((dtype, device))
         if name is None:
-            # For every later call, whatever this one is part of: inference, a trace, vmap.
+            # In a new thread, because later calls use the tensors outside of this call's inference
+            # mode, trace or vmap.
             tensors = in_new_thread(functools.partial(self._build, dtype, device))
             name = f"_{dtype}_{device}".replace(".", "_").replace(":", "_")
-            self.__dict__.setdefault(name, tensors)  # another thread's are as good
+            self.__dict__.setdefault(name, tensors)  # another thread may have set equal ones
             self._names[dtype, device] = name
         return name
 
     def _build(
         self, dtype: torch.dtype, device: torch.device, gpu: bool | None = None
     ) -> tuple[Tensor, int, tuple[Tensor, ...]]:
-        """With the zones of the GPU's kernels on CUDA, or where `gpu` says so."""
+        """Return (p, first, zones). `gpu` selects the GPU kernels' zones; None: on CUDA."""
         check(dtype in FLOATS, f"dtype must be one of {', '.join(map(str, FLOATS))}; got {dtype}")
 
         def cast(x: np.ndarray) -> Tensor:
@@ -205,7 +247,7 @@ class RelativeTable:
             return p, first, self._block_zones(first, dtype, device)
         largest = torch.finfo(dtype).max
         if any(np.abs(c).max() > largest for c, _ in self._zones):
-            return p, first, ()  # sums over a row, which may pass what its entries do not
+            return p, first, ()  # entries of C are sums and may overflow where p does not
         for c, u in self._zones:
             rows = p[start : start + len(c)]
             zones += [cast(c) if u.size else rows, cast(u)]
@@ -215,18 +257,18 @@ class RelativeTable:
     def _block_zones(
         self, first: int, dtype: torch.dtype, device: torch.device | str
     ) -> tuple[Tensor, ...]:
-        """Those of the GPU's kernels."""
-        if self._usual is None or not self._usual:
+        """Return the zones for the GPU's kernels; an empty tuple if they save no work."""
+        if self._typical_size is None or not self._typical_size:
             return ()
         low = dtype != torch.float32
-        tolerance = (LOW_TOLERANCE if low else TOLERANCE) * self._usual
+        tolerance = (LOW_TOLERANCE if low else TOLERANCE) * self._typical_size
         found = block_zones(self._p[self._kept], first, tolerance)
         if found is None:
             return ()
         left, far, basis = found
         if np.abs(far).max() > torch.finfo(dtype).max:
             return ()
-        # The kernels keep products in float16 for bfloat16, too.
+        # For bfloat16, too, the kernels keep products in float16.
         return (
             torch.empty((left, 0), device=device),
             torch.from_numpy(far).to(device, dtype),
@@ -262,19 +304,19 @@ class RelativeTable:
         held = self._p.nbytes + sum(c.nbytes + u.nbytes for c, u in self._zones)
         for name in set(self._names.values()):
             p, _, zones = getattr(self, name)
-            # a zone that keeps its rows is a part of p
-            own = [x for x in zones if x.untyped_storage().nbytes() == x.nbytes]
-            held += p.nbytes + sum(x.nbytes for x in own)
+            # A zone that keeps its rows is a view of p and must not count twice.
+            separate = [x for x in zones if x.untyped_storage().nbytes() == x.nbytes]
+            held += p.nbytes + sum(x.nbytes for x in separate)
         return held
 
 
 def _values(p: Tensor | ArrayLike) -> np.ndarray:
-    """p as a float64 array, which may share its memory."""
+    """Return p as a float64 array, which may share p's memory."""
     if isinstance(p, Tensor):
         check(
             not p.requires_grad,
-            "relative_table takes a constant, and p requires grad: pass the tensor itself to "
-            "attention, which differentiates it, or p.detach()",
+            "relative_table needs a constant p, got one that requires grad: pass the tensor itself "
+            "to attention, which differentiates it, or p.detach()",
         )
         check_dtype("p", p)
         check(not p.is_meta, "relative_table needs the values of p, which is on the meta device")
@@ -283,25 +325,29 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             torch.func.debug_unwrap(p) is p,
             "relative_table needs the values of p: make it outside of torch.func's transforms",
         )
-        with _says_too_large(tuple(p.shape)):
+        with _report_too_large(tuple(p.shape)):
             return p.detach().to("cpu", torch.float64).numpy()
     check(not isinstance(p, RelativeTable), "p is a RelativeTable already")
     if isinstance(p, tuple) and any(isinstance(x, str) for x in p):  # (p, first, beyond)
         check(
             False,
-            "p is the tuple that an encoding's table() gives; unpack it: relative_table(*table)",
+            "p must be a tensor or an array, got the tuple of an encoding's table(); unpack it: "
+            "relative_table(*table)",
         )
     try:
         given = _checks.float_array("p", p)
     except (TypeError, ValueError, MemoryError) as error:
         raise RuntimeError(f"wavepe: relative_table: {error}") from None
-    with _says_too_large(given.shape):
+    with _report_too_large(given.shape):
         return given.astype(np.float64, copy=False)
 
 
 @contextlib.contextmanager
-def _says_too_large(shape: tuple[int, ...]) -> Iterator[None]:
-    """RuntimeError where NumPy raises one of two errors: for an expanded p of up to 2^60 rows."""
+def _report_too_large(shape: tuple[int, ...]) -> Iterator[None]:
+    """Raise RuntimeError with the shape of p if NumPy cannot allocate a copy.
+
+    An expanded p may have 2^60 rows. NumPy raises MemoryError or ValueError then.
+    """
     try:
         yield
     except (MemoryError, ValueError) as error:
@@ -310,33 +356,42 @@ def _says_too_large(shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def _trimmed(p: np.ndarray, beyond: str, negligible: float = 0.0) -> slice:
-    """The rows without those at both ends that `beyond` gives as well; NaN is never dropped."""
+    """Return the rows to keep: without rows at both ends for which `beyond` gives the same.
+
+    Rows of zeros are dropped if no entry is above `negligible`. NaN is never dropped.
+    """
     heads_and_columns = tuple(axis for axis in range(p.ndim) if axis != p.ndim - 2)
     w = p.shape[-2]
     if not p.size:
         return slice(0, min(w, 1) if beyond == "edge" else 0)
     if beyond == "edge":
         repeats = (p[..., 1:, :] == p[..., :-1, :]).all(heads_and_columns)
-        changes = np.flatnonzero(~repeats)  # between row i and i + 1
+        changes = np.flatnonzero(~repeats)  # i, where rows i and i + 1 differ
         return slice(int(changes[0]), int(changes[-1]) + 2) if len(changes) else slice(0, min(w, 1))
-    says = ~(np.abs(p).max(heads_and_columns, initial=0.0) <= negligible)
-    at = np.flatnonzero(says)
-    return slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0)
+    kept = np.flatnonzero(~(np.abs(p).max(heads_and_columns, initial=0.0) <= negligible))
+    return slice(int(kept[0]), int(kept[-1]) + 1) if len(kept) else slice(0, 0)
 
 
-def _usual_size(p: np.ndarray) -> float:
-    """The largest entry of a row, but for the eight largest rows (a tenth of few): huge ones."""
+def _typical_size(p: np.ndarray) -> float:
+    """Return the typical size of a row, where the size is the largest absolute entry.
+
+    It is the ninth largest size, so that a few huge rows do not count. A short table leaves out a
+    tenth of its rows instead of eight.
+    """
     rows = np.abs(p).max(axis=tuple({0, p.ndim - 1} - {p.ndim - 2}), initial=0.0)
     rows = np.sort(rows[rows > 0])[::-1]
     return float(rows[min(8, rows.size // 10)]) if rows.size else 0.0
 
 
 def _zones(p: np.ndarray, first: int, tolerance: float) -> _Zones:
-    """p = C U^T by zones of delta, up to `tolerance` in every entry; [] if all are full."""
+    """Return C and U of each zone, with p = C U^T up to `tolerance` in every entry.
+
+    Return [] if no zone has a low rank.
+    """
     if not p.size:
         return []
     exponent = math.frexp(float(np.abs(p).max()))[1]
-    p = np.ldexp(p, -exponent)  # to 1 at most: no square overflows, none vanishes
+    p = np.ldexp(p, -exponent)  # entries up to 1, so that squares do not overflow or vanish
     tolerance = math.ldexp(tolerance, -exponent)
     edges = sorted({0, len(p), *(min(max(e - first, 0), len(p)) for e in (1 - NEAR, NEAR))})
     zones: _Zones = []
@@ -350,16 +405,16 @@ def _zones(p: np.ndarray, first: int, tolerance: float) -> _Zones:
 
 
 def _basis(rows: np.ndarray, tolerance: float) -> np.ndarray | None:
-    """The fewest singular vectors (d, r) whose span is within `tolerance` of every entry of rows.
+    """Return the fewest singular vectors (d, r) that give every entry up to `tolerance`.
 
-    None where they would not save work.
+    Return None if they would not save work.
     """
     w, d = rows.shape
-    # r (w + d) multiply-adds instead of w d, and a bound for what the flops leave out
+    # r (w + d) multiply-adds must be fewer than w d. LARGEST_RANK allows for other costs.
     largest_rank = min(math.ceil(w * d / (w + d)), math.ceil(LARGEST_RANK * d)) - 1
     if largest_rank < 1:
         return None
-    if w > 32 * d:  # of long tables, some rows tell that the rank is high
+    if w > 32 * d:  # in a long table, a few rows may show that the rank is too high
         fewest, _, _ = _rank_bounds(rows[:: w // (8 * d)], tolerance)
         if fewest > largest_rank:
             return None
@@ -367,14 +422,14 @@ def _basis(rows: np.ndarray, tolerance: float) -> np.ndarray | None:
 
     def fits(r: int) -> bool:
         basis = v[:, :r]
-        blocks = (rows[i : i + 1024] for i in range(0, w, 1024))  # that stay in the cache
+        blocks = (rows[i : i + 1024] for i in range(0, w, 1024))  # small enough for the cache
         return all(np.abs(b - (b @ basis) @ basis.T).max() <= tolerance for b in blocks)
 
     if enough > largest_rank:
         enough = largest_rank
         if fewest > enough or not fits(enough):
             return None
-    fewest, enough = max(fewest, 1), max(enough, 1)  # an empty basis would mean a full zone
+    fewest, enough = max(fewest, 1), max(enough, 1)  # an empty basis stands for a full zone
     while fewest < enough:
         middle = (fewest + enough) // 2
         if fits(middle):
@@ -385,16 +440,17 @@ def _basis(rows: np.ndarray, tolerance: float) -> np.ndarray | None:
 
 
 def _rank_bounds(rows: np.ndarray, tolerance: float) -> tuple[int, int, np.ndarray]:
-    """(fewest, enough, V): no rank below `fewest` is within tolerance of every entry, and the
-    first `enough` right singular vectors, columns of V, are.
+    """Return (fewest, enough, V), bounds for the rank that gives every entry up to `tolerance`.
 
-    The largest entry of what they leave lies between its Frobenius norm / sqrt(entries) and its
-    spectral norm. By QR, for a Gram matrix would square away values below 1e-8 of the largest.
+    V holds the right singular vectors of `rows` as columns. Fewer than `fewest` vectors cannot be
+    enough, and the first `enough` of them are. For i vectors, the largest error lies between the
+    Frobenius norm of the remainder divided by sqrt(entries), and its spectral norm.
     """
+    # QR and not a Gram matrix, whose squares would lose values below 1e-8 of the largest.
     r = np.linalg.qr(rows, mode="r")
     _, sigma, vt = np.linalg.svd(r, full_matrices=False)
-    left = np.sqrt(np.cumsum(sigma[::-1] ** 2)[::-1] / rows.size)  # left by the first i vectors
-    # Both fall; a hair of slack for the rounding of sigma.
-    fewest = int((left > 1.001 * tolerance).sum())
+    remainder = np.sqrt(np.cumsum(sigma[::-1] ** 2)[::-1] / rows.size)  # after the first i vectors
+    # Both sequences fall. The factors allow for the rounding of sigma.
+    fewest = int((remainder > 1.001 * tolerance).sum())
     enough = int((sigma > 0.999 * tolerance).sum())
     return fewest, enough, vt.T

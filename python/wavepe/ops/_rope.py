@@ -34,23 +34,48 @@ _DIRECT_ROPE, _DIRECT_ROPE_QK = direct(_ROPE), direct(_ROPE_QK)
 def rope(
     x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
 ) -> Tensor:
-    """Rotate pairs of the last axis by the angles whose cos and sin are given [R].
+    """Rotate pairs of elements of x by the angles of a cosine and sine table.
+
+    The first 2h elements of the last axis form h pairs. Pair i = (a, b) becomes
+    (a cos[i] - b sin[i], b cos[i] + a sin[i]). The other d - 2h elements are copied.
 
     Parameters
     ----------
-    x : Tensor (B, H, L, d), or (H, L, d), (L, d)
-        float32, float64, bfloat16 or float16, any strides.
+    x : Tensor (B, H, L, d), (H, L, d) or (L, d)
+        Queries or keys of float32, float64, bfloat16 or float16, with any strides.
     cos, sin : Tensor (L, h) or (1|B, L, h), any float dtype
-        h <= d/2 pairs are rotated, the other elements copied. Read as float32 (float64 for
-        float64 x). Not differentiated.
+        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d. They are read as
+        float32, or as float64 for float64 x.
     interleaved : bool
-        Pairs are (2i, 2i+1) as in GPT-J; else (i, i+h) as in NeoX and Llama.
+        True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
+        and Llama.
     inverse : bool
         Rotate by the negative angles.
 
     Returns
     -------
-    Tensor of x's shape, dtype and (dense) strides, differentiable in x.
+    rotated : Tensor of x's shape and dtype
+        Its memory is dense, in the order of x's axes. Differentiable in x, but not in cos and sin.
+
+    Raises
+    ------
+    RuntimeError
+        If a shape, dtype or device is wrong, or if cos or sin requires grad.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import wavepe
+    >>> from wavepe import ops
+    >>> inv_freq, _ = wavepe.rope_frequencies(16)
+    >>> cos, sin = ops.rope_table(torch.arange(10), torch.from_numpy(inv_freq))
+    >>> ops.rope(torch.randn(2, 4, 10, 16), cos, sin).shape
+    torch.Size([2, 4, 10, 16])
     """
     if not (isinstance(x, Tensor) and isinstance(cos, Tensor) and isinstance(sin, Tensor)):
         check_tensors(x=x, cos=cos, sin=sin)
@@ -65,9 +90,31 @@ def rope(
 def rope_(
     x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
 ) -> Tensor:
-    """`rope` in place; returns x.
+    """Rotate x in place: `rope` that writes its result to x.
 
-    Raises where autograd would need the overwritten values, and under torch.func and forward mode.
+    Parameters
+    ----------
+    x, cos, sin, interleaved, inverse
+        As in `rope`.
+
+    Returns
+    -------
+    x : Tensor
+        The same tensor.
+
+    Raises
+    ------
+    RuntimeError
+        As in `rope`; also if x requires grad, under torch.func and in forward mode.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe import ops
+    >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
+    >>> x = torch.randn(10, 4)
+    >>> ops.rope_(x, cos, sin) is x
+    True
     """
     check_tensors(x=x, cos=cos, sin=sin)
     check(
@@ -96,7 +143,32 @@ def rope_qk(
     interleaved: bool = False,
     inverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`rope` of queries and keys, which may have different numbers of heads, in one call [R]."""
+    """Rotate queries and keys in one call, which is faster than two calls of `rope`.
+
+    Parameters
+    ----------
+    q, k : Tensor (B, H, L, d) and (B, Hk, L, d)
+        Queries and keys, each as x in `rope`, of one dtype. Their numbers of heads may differ.
+    cos, sin, interleaved, inverse
+        As in `rope`.
+
+    Returns
+    -------
+    q, k : Tensors of the shapes and dtype of q and k
+        Differentiable in q and k.
+
+    Raises
+    ------
+    RuntimeError
+        As in `rope`; also if q and k have different dtypes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe import ops
+    >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
+    >>> q, k = ops.rope_qk(torch.randn(2, 4, 10, 4), torch.randn(2, 1, 10, 4), cos, sin)
+    """
     if not (isinstance(q, Tensor) and isinstance(k, Tensor)):
         check_tensors(q=q, k=k)
     if not (isinstance(cos, Tensor) and isinstance(sin, Tensor)):
@@ -181,7 +253,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
     *_, cos, sin, ctx.interleaved, ctx.inverse = inputs
     count = len(inputs)
     _refuse_table_gradient(*ctx.needs_input_grad[count - 4 : count - 2])
-    ctx.set_materialize_grads(False)  # so that absent gradients and tangents show
+    ctx.set_materialize_grads(False)  # so that absent gradients and tangents are None
     ctx.save_for_backward(cos, sin)
     ctx.save_for_forward(cos, sin)
 
@@ -198,7 +270,7 @@ def _jvp(
 
 
 def _rotate(ctx: Any, tensors: Sequence[Any], inverse: bool) -> tuple[Tensor | None, ...]:
-    """Those of q and k (or x) that are there, rotated."""
+    """Rotate the gradients or tangents of q and k (or x); None stays None."""
     cos, sin = ctx.saved_tensors
     options = {"interleaved": ctx.interleaved, "inverse": inverse}
     if len(tensors) == 2 and all(x is not None for x in tensors):
@@ -207,10 +279,11 @@ def _rotate(ctx: Any, tensors: Sequence[Any], inverse: bool) -> tuple[Tensor | N
 
 
 class _Rope(torch.autograd.Function):
-    """rope for torch.func and forward mode: its derivatives in both directions."""
+    """rope with derivatives in both directions, for torch.func and forward mode."""
 
     generate_vmap_rule = True
-    forward = staticmethod(_ROPE)  # no Python function: Dynamo would inline it and drop the rest
+    # The operator itself: Dynamo would inline a Python function and lose the derivatives.
+    forward = staticmethod(_ROPE)
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)
     jvp = staticmethod(_jvp)
@@ -224,7 +297,7 @@ register_autograd("rope_qk", _backward, _setup_context)
 
 
 def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
-    """x (B, H, L, d), (H, L, d) or (L, d), with the new axis in its batch: (size * B, H, L, d)."""
+    """Return x (B, H, L, d), (H, L, d) or (L, d) as (size * B, H, L, d): vmap's axis joins B."""
     x = axis_first(x, axis, size)
     while x.dim() < 4:
         x = x.unsqueeze(1)
@@ -232,7 +305,7 @@ def _fold(x: Tensor, axis: int | None, size: int) -> Tensor:
 
 
 def _fold_table(table: Tensor, axis: int | None, size: int, batch: int) -> Tensor:
-    """The table (L, h) or (1|B, L, h) that goes with it."""
+    """Return the table (L, h) or (1|B, L, h) for x as `_fold` returns it."""
     if axis is None and (table.dim() == 2 or table.shape[0] == 1):
         return table
     table = axis_first(table, axis, size)
@@ -241,7 +314,7 @@ def _fold_table(table: Tensor, axis: int | None, size: int, batch: int) -> Tenso
 
 
 def _unfold(y: Tensor, x: Tensor, axis: int | None, size: int) -> Tensor:
-    """y in the shape of x, its new axis first."""
+    """Return y in the shape of x, vmap's axis first."""
     return y.reshape(axis_first(x, axis, size).shape)
 
 
@@ -301,8 +374,8 @@ def _refuse_gradients_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     )
 
 
-# torch.library knows no autograd for operators that write to their arguments: refuse where x needs
-# a gradient, and raise x's version, so that backward notices a saved x that was overwritten.
+# torch.library has no autograd for operators that write to their arguments. So refuse an x that
+# needs a gradient, and raise x's version: then backward notices if a saved x was overwritten.
 def _rope_in_place(x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> None:
     check_tensors(x=x, cos=cos, sin=sin)
     if torch.is_grad_enabled():
@@ -314,4 +387,4 @@ def _rope_in_place(x: Tensor, cos: Tensor, sin: Tensor, *flags: bool) -> None:
 
 if CAN_GO_BELOW_AUTOGRAD:
     library.impl("rope_", _rope_in_place, "Autograd")
-    library.impl("rope_", _rope_in_place, "ADInplaceOrView")  # inference mode goes to this one
+    library.impl("rope_", _rope_in_place, "ADInplaceOrView")  # inference mode calls this one

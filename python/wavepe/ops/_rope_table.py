@@ -35,26 +35,48 @@ def rope_table(
     sections: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * inv_freq, exact for positions within +-2^31 [R].
+    """Return the cosines and sines of position * inv_freq for each position and pair.
 
     Parameters
     ----------
-    positions : Tensor (...) of any integer dtype, or (..., axes) with `sections`
-    inv_freq : Tensor (h,)
+    positions : Tensor (...), or (..., axes) with `sections`, any integer dtype
+        Positions. Beyond +-2^31 the error grows with the position.
+    inv_freq : Tensor (h,), any float dtype
         Radians per position of each pair.
     attention_factor : float
-        Multiplies cos and sin.
+        A factor on the cosines and sines, for YaRN and LongRoPE.
     precision : "exact" or "hf"
-        exact: the product without rounding error, cos and sin rounded once. hf: a float32
-        product of float32 operands, as Hugging Face computes it.
+        "exact" computes the angles without rounding error and rounds each result once. "hf"
+        multiplies position and inv_freq in float32, as Hugging Face models do.
     sections : sequence of int, optional
-        Pairs per axis of positions, summing to h; pair i keeps inv_freq[i].
+        The number of pairs for each axis of n-dimensional positions; their sum is h. A pair
+        rotates by the coordinate of its axis. Pair i uses inv_freq[i].
     dtype : torch.dtype
-        float32, float64, bfloat16 or float16 (these two rounded from float64 as torch does).
+        The dtype of the results: float32, float64, bfloat16 or float16. The last two are rounded
+        from float64 as torch does it.
 
     Returns
     -------
-    (cos, sin) : Tensors (..., h), not differentiable
+    cos, sin : Tensors (..., h) of `dtype`
+        Not differentiable.
+
+    Raises
+    ------
+    RuntimeError
+        If a shape, dtype, device or value is wrong, or if `inv_freq` requires grad in backward.
+
+    References
+    ----------
+    Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
+    arXiv 2104.09864.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe import ops
+    >>> cos, sin = ops.rope_table(torch.arange(10), torch.tensor([1.0, 0.01]))
+    >>> cos.shape
+    torch.Size([10, 2])
     """
     check_tensors(positions=positions, inv_freq=inv_freq)
     if sections is not None:
@@ -64,7 +86,7 @@ def rope_table(
         check_choice("precision", precision, ("exact", "hf"))
     if type(attention_factor) is not float:
         attention_factor = number("attention_factor", attention_factor)
-    if not isinstance(dtype, torch.dtype):  # the schema takes an int for one
+    if not isinstance(dtype, torch.dtype):  # the schema would take an int for a dtype
         check(False, f"dtype must be a torch.dtype, got {dtype!r}")
     options = (attention_factor, precision, sections, dtype)
     if transformed():
@@ -107,7 +129,7 @@ def _(
 
 
 class _RopeTable(torch.autograd.Function):
-    """rope_table for torch.func and forward mode, where inv_freq must be a constant."""
+    """rope_table for torch.func and forward mode; inv_freq must be a constant there."""
 
     generate_vmap_rule = True
     forward = staticmethod(_ROPE_TABLE)

@@ -1,23 +1,24 @@
-"""The private names of PyTorch that wavepe uses: all of them, and what replaces each one.
+"""All private names of PyTorch that wavepe uses, each with a replacement.
 
-A private name may go with any release, and PyTorch has no public name for these purposes. So this
-module is the only one that reads them (tests/test_ops_private_names.py checks it), it imports with
-any of them missing, and the replacement gives the same results more slowly.
+PyTorch has no public names for these purposes, and any release may remove a private one. So this
+module is the only one that reads them, and it can be imported if any of them is missing. The
+replacement gives the same results more slowly. tests/test_ops_private_names.py checks both.
 
 torch._C._AutoDispatchBelowADInplaceOrView
-    `below_autograd`: the autograd that torch.library makes costs 6 microseconds a call where it
-    records nothing, twice the time of rotating one token. Without it no call goes past autograd,
-    and only the raw operator ``torch.ops.wavepe.rope_`` lacks its checks.
+    For `below_autograd`, which skips autograd. The autograd of torch.library costs 6 microseconds a
+    call even if it records nothing: twice the time of rotating one token. If the name is missing,
+    no call skips autograd, and only the raw operator ``torch.ops.wavepe.rope_`` loses its checks.
 torch._ops.OpOverload._op
-    `direct`: 0.2 microseconds of the 3.3 that rotating one token takes. Without it the operator is
-    called.
+    For `direct`, which saves 0.2 of the 3.3 microseconds that rotating one token takes. If the name
+    is missing, the operator itself is called.
 torch._C._functorch.get_interpreter_stack, torch.autograd.forward_ad._current_level
-    `transformed` and `under_transforms`: torch.library's autograd ignores torch.func and drops the
-    tangents of forward mode. Without them we try what torch refuses there.
+    For `transformed` and `under_transforms`: torch.library's autograd ignores torch.func and drops
+    the tangents of forward mode. If a name is missing, we try a call that torch refuses there.
 torch._assert_async
-    `assert_async`, which a compiler keeps in its graph. Without it an `if` splits the graph.
+    For `assert_async`, which stays in a compiler's graph. If the name is missing, an `if` splits
+    the graph.
 torch.Tensor._version
-    `version`. Without it every tensor counts as changed.
+    For `version`. If the name is missing, every tensor counts as changed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CAN_GO_BELOW_AUTOGRAD = below_autograd is not contextlib.nullcontext
 
 
 def direct(op: Any) -> Any:
-    """Return what ``op(*args)`` calls."""
+    """Return the function that ``op(*args)`` calls, to call it without the step between."""
     return getattr(op, "_op", op)
 
 
@@ -43,18 +44,19 @@ _stack: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_st
 
 @torch.compiler.assume_constant_result
 def under_transforms() -> bool:
-    """Inside any transform of torch.func, or forward mode.
+    """Tell whether a transform of torch.func, or forward mode, is active.
 
-    A compiler asks while it traces, and guards the answer by itself.
+    A compiler takes the answer as a constant, and checks by itself that it still holds.
     """
     return forward_ad._current_level >= 0 or _stack() is not None
 
 
 @torch.compiler.assume_constant_result
 def transformed() -> bool:
-    """Inside a derivative of torch.func or forward mode, which `register_autograd` does not know.
+    """Tell whether a derivative of torch.func, or forward mode, is active.
 
-    vmap alone is none: the operators have rules of their own.
+    `register_autograd` does not serve these. vmap alone does not count, because the operators have
+    their own rules for it.
     """
     if forward_ad._current_level >= 0:
         return True
@@ -65,7 +67,7 @@ def transformed() -> bool:
 if _stack is None or not hasattr(forward_ad, "_current_level"):
 
     class _NotForTransforms(torch.autograd.Function):
-        """A Function without setup_context, which torch refuses inside of torch.func."""
+        """A Function without setup_context, which torch refuses inside torch.func."""
 
         @staticmethod
         def forward(ctx: Any) -> None:
@@ -73,7 +75,10 @@ if _stack is None or not hasattr(forward_ad, "_current_level"):
 
     @torch.compiler.assume_constant_result
     def under_transforms() -> bool:
-        """Inside any transform of torch.func, or forward mode, of which torch refuses a second."""
+        """Tell whether a transform of torch.func, or forward mode, is active.
+
+        Torch refuses the Function inside torch.func, and a second level of forward mode.
+        """
         try:
             _NotForTransforms.apply()
             with forward_ad.dual_level():
@@ -81,7 +86,7 @@ if _stack is None or not hasattr(forward_ad, "_current_level"):
         except RuntimeError:
             return True
 
-    transformed = under_transforms  # vmap alone, too, may go where derivatives must go
+    transformed = under_transforms  # here vmap counts, too: the way of derivatives serves it
 
 
 def _assert_now(condition: Tensor, message: str) -> None:
@@ -93,5 +98,5 @@ assert_async: Any = getattr(torch, "_assert_async", _assert_now)
 
 
 def version(x: Tensor) -> object:
-    """Return what changes whenever the values of `x` are written to; x is no inference tensor."""
+    """Return an object that changes when the values of `x` change; x is no inference tensor."""
     return getattr(x, "_version", object())

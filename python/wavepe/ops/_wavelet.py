@@ -20,16 +20,16 @@ from ._common import (
     check_device,
     check_dtype,
     check_tensors,
-    names_memory,
     not_differentiable,
     register_autograd,
+    report_out_of_memory,
 )
 from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
 
 
-@names_memory("wavelet_table")
+@report_out_of_memory("wavelet_table")
 def wavelet_table(
     offsets: int | Tensor,
     scale: Tensor,
@@ -38,34 +38,63 @@ def wavelet_table(
     kind: str = "ricker",
     mirrored: bool | None = None,
 ) -> Tensor:
-    """Table of wavelets: ``p[r, c] = psi((t - shift[c]) / scale[c])`` [W].
+    """Return a table of wavelets at integer distances, differentiable in scale and shift.
+
+    The table holds ``p[r, c] = psi((t - shift[c]) / scale[c])``, where psi is the mother wavelet
+    and t the offset of row r. Values are computed in float64 and rounded once.
 
     Parameters
     ----------
     offsets : int or integer Tensor (w,)
-        Distances query minus key; a number w means 0..w-1.
-    scale, shift : Tensor (d,) of any float dtype
-        As `wavepe.wavelet_grid` gives them, or for PyWavelets levels and integers. Differentiable
-        once, in reverse mode (haar: zero; PyWavelets: not).
+        The distance of each row, query position minus key position. A number w stands for
+        0, 1, ... w-1.
+    scale, shift : Tensor (d,), float32, float64, bfloat16 or float16
+        The scale and the shift of each column; `wavepe.wavelet_grid` returns them. For a wavelet
+        of PyWavelets these are levels and integers.
     kind : str
-        As of `wavepe.wavelet_table`. Registered kinds and those of PyWavelets are computed by
-        NumPy, as ``torch.ops.wavepe.sampled_wavelet_table``; a registered one is differentiable
-        where it was registered with its derivative.
+        The mother wavelet, as in `wavepe.wavelet_table`.
     mirrored : bool, optional
-        t is -offset instead of offset. None: True for haar, else False.
+        True takes t = -offset instead of t = offset. None is True for haar and False otherwise.
 
     Returns
     -------
-    Tensor (w, d) of scale's dtype, evaluated in float64 and rounded once.
+    p : Tensor (w, d), scale's dtype
+        Differentiable once in scale and shift, in reverse mode. The gradients of haar are zero. A
+        registered wavelet needs a derivative, and a wavelet of PyWavelets has none.
+
+    Raises
+    ------
+    RuntimeError
+        If a shape, dtype, device or value is wrong, or if a gradient is asked of a wavelet without
+        derivative.
+
+    Notes
+    -----
+    Registered wavelets and those of PyWavelets are computed by NumPy, in the operator
+    ``torch.ops.wavepe.sampled_wavelet_table``.
+
+    References
+    ----------
+    Oka et al., "Wavelet-based positional representation for long context", ICLR 2025,
+    arXiv 2502.02004.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import wavepe
+    >>> from wavepe import ops
+    >>> scale, shift = map(torch.from_numpy, wavepe.wavelet_grid(16))
+    >>> ops.wavelet_table(100, scale, shift).shape
+    torch.Size([100, 16])
     """
     check_tensors(scale=scale, shift=shift)
     if not isinstance(kind, str):
         check(False, f"kind must be a string, got {kind!r}")
     if not isinstance(offsets, Tensor):
         number = isinstance(offsets, (int, torch.SymInt)) and not isinstance(offsets, bool)
-        # A message made before would freeze a traced length.
+        # The message is made only here: with it, a compiler would fix a traced length.
         if not number or offsets < 0 or offsets > 2**53:
-            check(False, f"offsets must be a number from 0 to 2^53 or a Tensor, got {offsets!r}")
+            check(False, f"offsets must be an int from 0 to 2^53 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
     sampled = kind not in KINDS
     op: Any = _ops.sampled_wavelet_table if sampled else _ops.wavelet_table
@@ -133,7 +162,7 @@ def _sampled(
     offsets: Tensor, scale: Tensor, shift: Tensor, kind: str, mirrored: bool | None
 ) -> Tensor:
     _check_sampled(offsets, scale, shift, kind)
-    with _as_torch_raises():
+    with _numpy_errors_as_torch():
         table = sampled_table(kind, *_arrays(offsets, scale, shift, mirrored))
     return _like(scale, table)
 
@@ -152,14 +181,14 @@ def _sampled_backward(
     _check_arguments(offsets, scale, shift)
     shape = (offsets.shape[0], scale.shape[0])
     check(grad.shape == shape, f"grad must be {shape}, got {tuple(grad.shape)}")
-    own = registered(kind)
-    if own is None:
-        check(False, f"kind {kind!r} is not a registered wavelet, or not registered any more")
-    with _as_torch_raises():
-        (given,) = _float64(grad)
+    wavelet = registered(kind)
+    if wavelet is None:
+        check(False, f"kind {kind!r} must be a registered wavelet, but is none (any more)")
+    with _numpy_errors_as_torch():
+        (grad_p,) = _float64(grad)
         arrays = _arrays(offsets, scale, shift, mirrored)
-        by_scale, by_shift = table_gradients(cast(Any, own), given, *arrays)
-    return _like(scale, by_scale), _like(shift, by_shift)
+        grad_scale, grad_shift = table_gradients(cast(Any, wavelet), grad_p, *arrays)
+    return _like(scale, grad_scale), _like(shift, grad_shift)
 
 
 @_sampled_backward.register_fake
@@ -171,14 +200,14 @@ def _(
 
 def _check_sampled(offsets: Tensor, scale: Tensor, shift: Tensor, kind: str) -> None:
     _check_arguments(offsets, scale, shift)
-    with _as_torch_raises():
+    with _numpy_errors_as_torch():
         check_kind("kind", kind)
 
 
 def _arrays(
     offsets: Tensor, scale: Tensor, shift: Tensor, mirrored: bool | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """t, scale and shift in float64."""
+    """Return t, scale and shift in float64."""
     t, a, b = _float64(offsets, scale, shift)
     return (-t if mirrored else t), a, b
 
@@ -192,8 +221,8 @@ def _like(tensor: Tensor, array: np.ndarray) -> Tensor:
 
 
 @contextlib.contextmanager
-def _as_torch_raises() -> Iterator[None]:
-    """What the NumPy side finds wrong, as torch's operators raise it."""
+def _numpy_errors_as_torch() -> Iterator[None]:
+    """Raise errors of the NumPy functions as RuntimeError, as torch's operators do."""
     try:
         yield
     except (TypeError, ValueError, MemoryError) as error:
@@ -203,11 +232,11 @@ def _as_torch_raises() -> Iterator[None]:
 def _setup_sampled(ctx: Any, inputs: tuple, output: Any) -> None:
     kind = inputs[3]
     if any(ctx.needs_input_grad):
-        own = registered(kind)
+        wavelet = registered(kind)
         check(
-            own is not None and own.derivative is not None,
+            wavelet is not None and wavelet.derivative is not None,
             f"wavelet_table of kind {kind!r} is not differentiable in scale and shift: detach them"
-            + (", or register it with derivative=" if own else " (levels and integers)"),
+            + (", or register it with derivative=" if wavelet else " (levels and integers)"),
         )
     _setup_wavelet(ctx, inputs, output)
 
@@ -223,8 +252,8 @@ not_differentiable("sampled_wavelet_table_backward", "its inputs (a second deriv
 
 
 # ------------------------------------------------------------------ torch.func
-# The autograd that torch.library makes knows neither torch.func nor that there is no formula for
-# forward mode here; these functions do.
+# The autograd of torch.library ignores torch.func, and does not raise in forward mode, for which
+# there is no formula here. These Functions do both.
 
 
 class _Gradients(torch.autograd.Function):
@@ -260,8 +289,11 @@ class _SampledTable(torch.autograd.Function):
 
 
 def _joins_columns(op: Any) -> Callable:
-    """vmap of (grad,) offsets, scale, shift: columns do not depend on one another, so the new axis
-    joins them, but for offsets that differ along it."""
+    """Return the vmap rule of an operator on (grad,) offsets, scale and shift.
+
+    Columns are independent, so vmap's axis joins the columns. Offsets that differ along that axis
+    need a call each.
+    """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple:
         size = info.batch_size

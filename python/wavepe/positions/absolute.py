@@ -1,4 +1,4 @@
-"""Absolute encodings: vectors of positions, computed by NumPy once per needed length."""
+"""Absolute encodings: vectors of positions, which NumPy computes once for each length needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tables import LARGEST_TABLE, build_once, encoding_named, keep_by_length, n
 
 
 class AbsoluteVectors:
-    """The vectors that an encoding with the entry point "absolute" adds to token embeddings.
+    """The vectors that an absolute encoding adds to token embeddings, as tensors.
 
     Attributes
     ----------
@@ -22,25 +22,28 @@ class AbsoluteVectors:
         self.encoding, self._name = encoding, name_of(encoding)
         self.dim, self.trained_length = dim, trained_length
         self.length: int | None = None
-        one, other = (self._of_row(np.array([1]), (trained_length or 1) * n) for n in (2, 4))
-        self._differs = not np.array_equal(one, other)
+        short, long = (self._of_row(np.array([1]), (trained_length or 1) * n) for n in (2, 4))
+        self._depends_on_length = not np.array_equal(short, long)
 
     @property
     def follows_length(self) -> bool:
-        """Tell whether the vector of a position depends on the length of its sequence."""
-        return self._differs and self.length is None
+        """Whether the vector of a position depends on the length of its sequence."""
+        return self._depends_on_length and self.length is None
 
     def fix(self, length: int | None) -> None:
-        """Take the vectors of `length` tokens in every call; None lets them follow again."""
+        """Use the vectors of a sequence of `length` tokens from now on.
+
+        None lets the vectors follow the length of each sequence again.
+        """
         self.length = length
 
     def __call__(self, positions: Tensor, below: int | None = None) -> Tensor:
-        """Return the vectors, float32 (B, L, dim), of `positions` (B, L), each row a sequence.
+        """Return the vectors (B, L, dim), float32, of `positions` (B, L); each row is a sequence.
 
-        The positions are read, unless they are known to lie in 0..`below`-1 and the length of the
-        sequence does not matter.
+        `below` says that all positions lie in 0..below-1. Then the values of `positions` need not
+        be read from the device, unless the vectors depend on the length.
         """
-        if self._differs and positions.numel():
+        if self._depends_on_length and positions.numel():
             rows = positions.cpu().numpy()
             found = [self._of_row(row, self.length or max(int(row.max()) + 1, 1)) for row in rows]
             return _to_torch(np.stack(found), positions.device)
@@ -49,8 +52,11 @@ class AbsoluteVectors:
         return _vectors(self.encoding, positions, self.dim, below)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Return the vectors, float32 (1, stop - start, dim), of a sequence's last positions."""
-        length = (self.length or max(stop, 1)) if self._differs else None
+        """Return the vectors (1, stop - start, dim), float32, of the last positions of a sequence.
+
+        The sequence has `stop` tokens.
+        """
+        length = (self.length or max(stop, 1)) if self._depends_on_length else None
         given = (start, stop, self.dim, length, self.trained_length, device)
         if torch.compiler.is_compiling():
             return torch.ops.wavepe_nn.absolute_range(self._name, *given)
@@ -63,7 +69,7 @@ class AbsoluteVectors:
 
 
 def _vectors(encoding: Encoding, positions: Tensor, dim: int, below: int | None) -> Tensor:
-    """Return the vectors (..., dim) of an encoding that does not depend on the length."""
+    """Return the vectors (..., dim) for an encoding that does not depend on the length."""
     device = positions.device
     if positions.numel() == 0:
         return torch.empty((*positions.shape, dim), device=device)
@@ -85,11 +91,12 @@ def _of_range(
     trained_length: int | None,
     device: torch.device,
 ) -> Tensor:
-    """Return the vectors (1, stop - start, dim); `length` is None where it does not matter."""
+    """Return the vectors (1, stop - start, dim); `length` is None if they do not depend on it."""
     if length is None and stop <= LARGEST_TABLE:
         return _first_rows(stop, encoding, dim, device)[None, start:stop]
     given = (encoding, start, stop, dim, length, trained_length, device)
-    # What follows the length is kept for whole sequences: the steps of a generation differ.
+    # Vectors that follow the length are kept for whole sequences only. Each step of a generation
+    # has another length.
     return _rows(*given) if start else build_once(_rows, *given)
 
 
@@ -136,7 +143,7 @@ def _absolute_range(
     device: torch.device,
 ) -> Tensor:
     given = (start, stop, dim, length, trained_length, device)
-    return _of_range(encoding_named(name), *given).clone()  # a compiler may write to it
+    return _of_range(encoding_named(name), *given).clone()  # a compiler may write to the result
 
 
 @_absolute_range.register_fake

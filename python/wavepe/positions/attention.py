@@ -1,4 +1,4 @@
-"""Encodings inside attention: one class for each entry point."""
+"""Encodings in attention: one class for each entry point."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .rotation import Frequencies, Rotation, angles
 from .tables import capacity_for, constant_bias, constant_table, name_of
 
 
-class Cached:
-    """What an encoding knows of the tokens in a cache.
+class CacheState:
+    """The facts about the tokens in a cache that an encoding needs.
 
     Attributes
     ----------
     length : int
-        Number of tokens n.
+        The number of tokens.
     frequencies : Frequencies or None
-        What the keys were rotated with.
-    table : (state, table) or None
-        A learned encoding's, of parameters in that state.
+        The frequencies that rotated the cached keys.
+    table : (version, table) or None
+        The table of a learned encoding, and the version of the parameters that it belongs to.
     """
 
     def __init__(self, length: int = 0) -> None:
@@ -38,13 +38,16 @@ class Cached:
 
 
 class PositionEncoding(nn.Module):
-    """What an encoding does in attention; this one, of the encoding "none", nothing.
+    """An encoding as a module that acts in attention.
+
+    This base class does nothing to q, k and scores. It serves the encoding "none".
 
     Attributes
     ----------
     encoding : Encoding
     contiguous : bool
-        Distances are counted in tokens, so positions must be contiguous (of the class).
+        Whether positions must be contiguous, because distances are counted in tokens (a class
+        attribute).
     """
 
     contiguous = False
@@ -54,53 +57,55 @@ class PositionEncoding(nn.Module):
         self.encoding = encoding
 
     def rotate(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Cached | None
+        self, q: Tensor, k: Tensor, positions: Tensor | None, state: CacheState | None
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys of the new tokens by their positions.
 
         Parameters
         ----------
         q, k : Tensor (B, H, m, d), (B, Hk, L, d)
-            The queries are those of the last m tokens.
+            The queries belong to the last m of the L tokens.
         positions : int64 Tensor (B|1, L), optional
-            None: the indices that follow those of `layer`.
-        layer : Cached, optional
-            The tokens before them.
+            None counts on from the tokens in the cache.
+        state : CacheState, optional
+            The state of the cache, which holds the tokens before these.
         """
         return q, k
 
-    def cached(self, length: int) -> Cached:
-        """Return what `rotate` needs to know of a cache of `length` tokens that others keep."""
-        return Cached(length)
+    def cache_state(self, length: int) -> CacheState:
+        """Return the state of a cache of `length` tokens that another module keeps."""
+        return CacheState(length)
 
-    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        """Return the queries, and what else `ops.attention` takes for this encoding.
+    def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
+        """Return the arguments of `ops.attention` that this encoding sets, queries included.
 
         Parameters
         ----------
         q : Tensor (B, H, m, d)
-            What `rotate` returned.
+            The queries that `rotate` returned.
         keys : int
-            Number of keys n.
+            The number of keys n.
+        state : CacheState, optional
+            The state of the cache.
         """
         return {"q": q}
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Cached | None = None, **options: Any
+        self, q: Tensor, k: Tensor, v: Tensor, state: CacheState | None = None, **options: Any
     ) -> Tensor:
         """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d)."""
-        out: Any = ops.attention(**self.arguments(q, k.shape[2], layer), k=k, v=v, **options)
+        out: Any = ops.attention(**self.arguments(q, k.shape[2], state), k=k, v=v, **options)
         return out
 
     def reset_parameters(self) -> None:
-        """Set initial values for what is learned."""
+        """Set the parameters, if any, to their initial values."""
 
     def extra_repr(self) -> str:
         return str(self.encoding)
 
 
 class RotaryEncoding(PositionEncoding):
-    """Queries and keys that are rotated by their positions [R]."""
+    """Rotate queries and keys by their positions [R]."""
 
     def __init__(self, encoding: Encoding, head_dim: int, trained_length: int | None) -> None:
         super().__init__(encoding)
@@ -109,55 +114,55 @@ class RotaryEncoding(PositionEncoding):
         except ValueError as error:
             if trained_length is not None or "trained_length" not in str(error):
                 raise
-            raise ValueError(f"{error} (max_length of SelfAttention is trained_length)") from None
+            raise ValueError(f"{error} (SelfAttention calls it max_length)") from None
         pairs = self._rotation.pairs
         if 2 * pairs > head_dim:
             raise ValueError(f"{encoding} rotates {2 * pairs} dims, more than head_dim={head_dim}")
 
     def rotate(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, layer: Cached | None
+        self, q: Tensor, k: Tensor, positions: Tensor | None, state: CacheState | None
     ) -> tuple[Tensor, Tensor]:
-        start = 0 if layer is None else layer.length
-        found = self._rotation.needed(start + k.shape[-2], positions, self.training)
-        if layer is not None:
-            then = layer.frequencies
-            if layer.length and then is not None and then != found:
+        start = 0 if state is None else state.length
+        current = self._rotation.needed(start + k.shape[-2], positions, self.training)
+        if state is not None:
+            before = state.frequencies
+            if state.length and before is not None and before != current:
                 raise RuntimeError(
-                    f"wavepe: the {layer.length} cached keys were rotated for {then.label}, this "
-                    f"call rotates for {found.label}: reset() the cache, and compute the whole "
-                    "sequence anew"
+                    f"wavepe: the {state.length} cached keys were rotated for {before.label}, but "
+                    f"this call rotates for {current.label}: reset() the cache, and compute the "
+                    "whole sequence again"
                 )
-            layer.frequencies = found
-        cos, sin = angles(found, k, positions, start=start)
-        how = {"interleaved": self._rotation.rope.interleaved}
+            state.frequencies = current
+        cos, sin = angles(current, k, positions, start=start)
+        interleaved = self._rotation.rope.interleaved
         if q.shape[-2] == k.shape[-2]:
-            return ops.rope_qk(q, k, cos, sin, **how)
+            return ops.rope_qk(q, k, cos, sin, interleaved=interleaved)
         last = k.shape[-2] - q.shape[-2]
-        q = ops.rope(q, cos[..., last:, :], sin[..., last:, :], **how)
-        return q, ops.rope(k, cos, sin, **how)
+        q = ops.rope(q, cos[..., last:, :], sin[..., last:, :], interleaved=interleaved)
+        return q, ops.rope(k, cos, sin, interleaved=interleaved)
 
-    def cached(self, length: int) -> Cached:
-        layer = super().cached(length)
-        layer.frequencies = self._rotation.needed(length, None, self.training)
-        return layer
+    def cache_state(self, length: int) -> CacheState:
+        state = super().cache_state(length)
+        state.frequencies = self._rotation.needed(length, None, self.training)
+        return state
 
 
 class Slopes(PositionEncoding):
-    """-slope_h * abs(delta) in the score [A]."""
+    """Subtract slope_h * abs(delta) from the score [A]."""
 
     contiguous = True
 
     def __init__(self, encoding: Encoding, heads: int) -> None:
         super().__init__(encoding)
-        # No buffer: casts of the module do not reach it.
+        # Not a buffer, so that casts of the module do not reach it.
         self._slopes = DeviceConstant(encoding.slopes(heads))
 
-    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
         return {"q": q, "slopes": self._slopes.on(q, wide(q))}
 
 
 class Constant(PositionEncoding):
-    """Constants of the distance in the score: q.p_delta of a table [W][X], or a bias [C]."""
+    """Add constants of the distance to the score: q.p_delta of a table [W][X], or a bias [C]."""
 
     contiguous = True
 
@@ -167,10 +172,10 @@ class Constant(PositionEncoding):
         self._size = heads if self._is_bias else head_dim
         build = encoding.bias if self._is_bias else encoding.table
         build(1, self._size, causal=causal)  # raises where the encoding does not fit
-        # An attribute: by the name a compiler tells the graphs of two encodings apart.
+        # The attribute is a guard of a compiler's graph, so that each encoding gets its own graph.
         self._name = name_of(encoding)
 
-    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
+    def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
         place = (wide(q) if self._is_bias else q.dtype, q.device)
         if torch.compiler.is_compiling():
             first = 0 if self._causal else 1 - keys
@@ -185,23 +190,23 @@ class Constant(PositionEncoding):
         return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Cached | None = None, **options: Any
+        self, q: Tensor, k: Tensor, v: Tensor, state: CacheState | None = None, **options: Any
     ) -> Tensor:
         if torch.compiler.is_compiling() and q.device.type == "cpu" and not self._is_bias:
             return compiled.attention(q, k, v, self._name, self._causal, **options)
-        return super().attend(q, k, v, layer, **options)
+        return super().attend(q, k, v, state, **options)
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
-    """Return whether a dtype has fewer bits than float32: bfloat16, float16, float8."""
+    """Tell whether a dtype has fewer bits than float32: bfloat16, float16, float8."""
     return dtype.is_floating_point and dtype.itemsize < 4
 
 
 class Learned(PositionEncoding):
-    """What is learned in the score: q_rel.p_delta of a table [S][X][W], or a bias [T][K].
+    """Add a learned term to the score: q_rel.p_delta of a table [S][X][W], or a bias [T][K].
 
-    Its parameters are float32 in a model of bfloat16 or float16: a step of training is smaller than
-    bfloat16's distance between a shift and its neighbour. In a float64 model they are float64.
+    The parameters are float32 in a model of bfloat16 or float16, because bfloat16 would round away
+    a training step of a shift. In a float64 model they are float64.
     """
 
     contiguous = True
@@ -220,14 +225,14 @@ class Learned(PositionEncoding):
         self.reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        def kept(tensor: Tensor) -> Tensor:
-            given = fn(tensor)
-            return tensor.to(given.device) if _is_narrow(given.dtype) else given
+        def without_narrow_casts(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            return tensor.to(result.device) if _is_narrow(result.dtype) else result
 
-        return super()._apply(kept, recurse)
+        return super()._apply(without_narrow_casts, recurse)
 
     def initial(self) -> dict[str, Tensor]:
-        """Return initial values of the parameters, float64."""
+        """Return the initial values of the parameters, float64."""
         found = self.encoding.parameters(self._head_dim, self._heads)
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
@@ -236,10 +241,10 @@ class Learned(PositionEncoding):
             for name, value in self.initial().items():
                 getattr(self, name).copy_(value)
 
-    def forward(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        """Return `arguments`, by a call that wrappers of modules (of PEFT, say) see."""
+    def forward(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
+        """Return `arguments`. It is the module's forward so that wrappers such as PEFT's see it."""
         parameters = {name: getattr(self, name) for name in self._names}
-        p, first, beyond = self._table(parameters, keys, layer)
+        p, first, beyond = self._table(parameters, keys, state)
         if self.encoding.entry == "bias":
             bias = p.to(q.device, wide(q))
             return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
@@ -250,41 +255,42 @@ class Learned(PositionEncoding):
             given |= {"q": q + u, "q_rel": q + v}
         return given
 
-    def arguments(self, q: Tensor, keys: int, layer: Cached | None = None) -> dict[str, Any]:
-        return self(q, keys, layer)
+    def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
+        return self(q, keys, state)
 
     def _table(
-        self, parameters: dict[str, Tensor], keys: int, layer: Cached | None
+        self, parameters: dict[str, Tensor], keys: int, state: CacheState | None
     ) -> tuple[Tensor, int, str]:
         """Return the table of these parameters, computed once for many steps of a generation."""
-        # No compiler reads `is_inference`, so it comes last; such a tensor has no version.
-        fixed = layer is not None and not torch.is_grad_enabled()
-        if not fixed or any(x.is_inference() for x in parameters.values()):
+        # A compiler cannot trace `is_inference`, so it comes last. Inference tensors have no
+        # version.
+        generating = state is not None and not torch.is_grad_enabled()
+        if not generating or any(x.is_inference() for x in parameters.values()):
             return self._learned(keys, parameters)
-        assert layer is not None
+        assert state is not None
         capacity = capacity_for(keys)
-        state = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
-        if layer.table is None or layer.table[0] != state:
+        current = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
+        if state.table is None or state.table[0] != current:
             try:
-                layer.table = state, self._learned(capacity, parameters)
-            except ValueError:  # an encoding may end before the capacity
+                state.table = current, self._learned(capacity, parameters)
+            except ValueError:  # an encoding may have fewer positions than the capacity
                 return self._learned(keys, parameters)
-        return layer.table[1]
+        return state.table[1]
 
     def _learned(self, keys: int, parameters: dict[str, Tensor]) -> tuple[Tensor, int, str]:
         encoding = self.encoding
         learned = encoding.learned_bias if encoding.entry == "bias" else encoding.learned_table
-        # Autocast would round the products of an encoding's own layers to bfloat16.
+        # Without autocast, which would round products inside the encoding to bfloat16.
         with full_precision(next(iter(parameters.values())).device.type):
             return learned(keys, parameters, causal=self._causal)
 
 
 def check_learned(encoding: Encoding) -> None:
-    """Raise ValueError where an encoding learns what no front end can hold."""
+    """Raise ValueError if a learned encoding has an entry point that cannot be learned."""
     if encoding.learned and encoding.entry not in ("relative", "bias"):
         raise ValueError(
-            f"{encoding} is learned and {encoding.entry}: only relative encodings and biases can be"
-            " learned"
+            f"a learned encoding must have the entry point 'relative' or 'bias', got {encoding} "
+            f"with {encoding.entry!r}"
         )
 
 
@@ -297,18 +303,17 @@ def position_encoding(
     max_length: int | None,
     **factory: Any,
 ) -> PositionEncoding:
-    """Return the module of an encoding.
+    """Return the module that applies an encoding in attention.
 
     Raises
     ------
     ValueError
-        The encoding does not fit the head size, lacks `max_length`, or is added to embeddings.
+        If the encoding is absolute, does not fit the head size, or needs `max_length`.
     """
     if encoding.entry == "absolute":
         raise ValueError(
-            f"the encoding '{encoding}' is absolute: its vectors are added to the token embeddings "
-            "(wavepe.nn.AbsoluteEncoding), before the first layer; give attention layers "
-            "encoding='none' there"
+            f"the encoding '{encoding}' is absolute: add its vectors to the token embeddings with "
+            "wavepe.nn.AbsoluteEncoding, and give attention layers encoding='none'"
         )
     check_learned(encoding)
     if encoding.entry == "rotary":

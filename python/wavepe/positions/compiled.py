@@ -1,8 +1,8 @@
 """Attention with a constant table as one operator, for compilers.
 
-The table that a length needs, and its low-rank zones, are found in Python, which a compiler must
-not trace: the shapes follow the table's values. Inside of one operator they stay out of the graph,
-and one graph serves every length. The zones save up to a third of the time at 4096 tokens.
+Python computes the table of a length and its low-rank zones. A compiler must not trace that,
+because the shapes depend on the table's values. Inside one operator they stay out of the graph, so
+one graph serves every length. The zones save up to a third of the time at 4096 tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def attention(
 ) -> Tensor:
     """Return `wavepe.ops.attention` with the constant table of the encoding called `name`.
 
-    `one_sided` tables have rows for the distances from 0 on.
+    A table that is `one_sided` has rows for the distances 0..keys-1 only.
     """
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
@@ -59,7 +59,7 @@ _INPUTS = (
 def _arguments(
     q: Tensor, k: Tensor, v: Tensor, name: str, one_sided: bool, *rest: Any
 ) -> tuple[Any, ...]:
-    """Return the arguments of torch.ops.wavepe.attention_forward for those of _INPUTS."""
+    """Return the arguments of torch.ops.wavepe.attention_forward for arguments of `_INPUTS`."""
     table = constant_table(k.shape[2], encoding_named(name), q.shape[-1], one_sided)
     p, first, zones = table.tensors(q.dtype, q.device)
     return (q, k, v, p, first, table.beyond, None, None, *rest, zones or None)

@@ -1,4 +1,4 @@
-"""Rotary encodings: float64 frequencies, fixed or following the length; angles of positions [R]."""
+"""Rotary encodings: frequencies in float64, fixed or following the length, and their angles [R]."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ..ops._common import wide
 from ..ops._device_constant import DeviceConstant
 from .tables import LARGEST_TABLE, keep_by_length
 
-# Any two lengths beyond every threshold that a scaling type may have.
+# A length below and one above every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
 
 
 class Frequencies:
-    """Radians per position of each pair, in float64, and the factor on cosines and sines.
+    """The radians per position of each pair, in float64, and the factor on cosines and sines.
 
-    No module holds the tensor as its own: casts of a module do not reach it. `label` is for
-    messages, and `kept` says that other calls will ask for the angles of the same frequencies.
+    The tensor is no buffer of a module, so casts of a module do not reach it. `label` names the
+    frequencies in messages. `kept` says that other calls will use the same frequencies, so that
+    their angles are worth keeping.
     """
 
     kept = False
@@ -46,21 +47,22 @@ class Frequencies:
 
 
 class Rotation:
-    """The frequencies of a rotary encoding: the same for all lengths, or those of a length.
+    """The frequencies of a rotary encoding, which may follow the length and the training mode.
 
     Attributes
     ----------
     rope : RoPE
     pairs : int
-        Pairs of a head's dims that rotate, those by 0 included.
+        Number of pairs that rotate, pairs of frequency 0 included.
     changes : bool
-        A cache may hold keys of another rotation: frequencies follow the length or the mode.
+        Whether frequencies follow the length or the training mode. Then cached keys may have
+        another rotation than the current call.
     """
 
     def __init__(
         self, encoding: Encoding, head_dim: int, trained_length: int | None, label: str = ""
     ) -> None:
-        self.rope = cast(RoPE, encoding)  # as `register_encoding` asks of a user's own
+        self.rope = cast(RoPE, encoding)  # `register_encoding` asks rotary classes to be like RoPE
         self.head_dim, self.trained_length = head_dim, trained_length
         self._label = label or str(encoding)
         self.fix(None)
@@ -72,20 +74,23 @@ class Rotation:
 
     @property
     def follows_length(self) -> bool:
-        """Tell whether the frequencies follow the length in either mode."""
+        """Whether the frequencies follow the length, in training or in evaluation."""
         return None in self._fixed.values()
 
     def fix(self, length: int | None) -> None:
-        """Take the frequencies of `length` tokens in every call; None lets them follow again."""
+        """Use the frequencies of a sequence of `length` tokens from now on.
+
+        None lets the frequencies follow the length of each sequence again.
+        """
         self.length = length
-        # By training mode; None where the frequencies follow the length.
+        # The key is the training mode. The value is None if the frequencies follow the length.
         self._fixed = {
             training: self._same_for_all(training) if length is None else self.at(length, training)
             for training in (True, False)
         }
 
     def fixed(self, training: bool) -> Frequencies | None:
-        """Return the frequencies of all lengths; None where they follow the length."""
+        """Return the frequencies of all lengths; None if they follow the length."""
         return self._fixed[training]
 
     def at(self, length: int, training: bool) -> Frequencies:
@@ -97,12 +102,15 @@ class Rotation:
         return Frequencies(inv_freq, factor, f"{self._label} at length {length} in {mode}")
 
     def needed(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
-        """Return the frequencies of all lengths, or else those that `of_longest` gives."""
+        """Return the frequencies for a call: fixed ones, or those of `of_longest`."""
         return self.fixed(training) or self.of_longest(length, positions, training)
 
     @torch.compiler.disable(reason="this RoPE follows the length: NumPy computes its frequencies")
     def of_longest(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
-        """Return those of the longest sequence in `positions`; of `length` without them."""
+        """Return the frequencies of the longest sequence in `positions`.
+
+        Without positions, `length` is the length of the sequence.
+        """
         if positions is not None:
             length = int(positions.to(torch.int64).max()) + 1 if positions.numel() else 1
         return self.at(max(length, 1), training)
@@ -126,13 +134,14 @@ def angles(
     Parameters
     ----------
     q : Tensor (B, H, L, d)
-        Gives length, device and dtype.
+        Queries or keys; its length, device and dtype are read.
     positions : integer Tensor (L,) or (B|1, L), optional
         None is start..start+L-1.
 
     Returns
     -------
-    (cos, sin) : Tensors (L, h) or (1|B, L, h), float64 for float64 q, else float32
+    cos, sin : Tensors (L, h) or (1|B, L, h)
+        float64 for float64 q, otherwise float32.
     """
     dtype, device = wide(q), q.device
     if positions is None:

@@ -1,7 +1,7 @@
-"""Arrays of encodings as tensors: computed by NumPy once for a needed length, and shared.
+"""Arrays of encodings as tensors. NumPy computes them once for a length, and all modules use them.
 
-A compiler must not trace into NumPy. In its graph an operator stands for the rows (here, in
-absolute.py and in compiled.py), so that one graph serves every length.
+A compiler must not trace into NumPy. So its graph holds an operator that returns the rows (here, in
+absolute.py and in compiled.py), and one graph serves every length.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from ..ops._relative_table import RelativeTable, relative_table
 T = TypeVar("T")
 
 FIRST_CAPACITY = 128
-# Rows of more positions are computed for the call and not kept: 64 MiB at head size 128.
+# Tables of more positions are not kept. At head size 128 this is 64 MiB.
 LARGEST_TABLE = 1 << 17
 
 _named: dict[str, Encoding] = {}
 
 
 def capacity_for(length: int) -> int:
-    """Return a power of two: one length meets one table, whatever was computed before."""
+    """Return the power of two at or above `length`, and at least `FIRST_CAPACITY`.
+
+    So a length always has the same table, whatever was computed before.
+    """
     capacity = FIRST_CAPACITY
     while capacity < length:
         capacity *= 2
@@ -39,24 +42,25 @@ def capacity_for(length: int) -> int:
 def build_once(build: Callable[..., T], *arguments: Any) -> T:
     """Return ``build(*arguments)``, computed by the first call with equal arguments.
 
-    All modules share it. It is computed again after a user has registered an encoding or a wavelet,
-    for a known name may mean another one since.
+    It is computed again after a user has registered an encoding or a wavelet, because a known name
+    may mean something else then.
     """
     return _built(build, arguments, registrations())
 
 
 def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function of a number of tokens and other arguments: keep what it returns.
+    """Decorate a function of a length and other arguments so that its results are kept.
 
-    The function is called with a capacity of at least that number, so that one result serves many
-    lengths. Not for a compiler's graph.
+    The function is called with a capacity, a length at or above the given one. So one result serves
+    many lengths. It cannot be used in a compiler's graph.
     """
 
     @functools.wraps(build)
     def kept(length: int, *arguments: Any) -> T:
         try:
             return build_once(build, capacity_for(length), *arguments)
-        except ValueError:  # an encoding may end before the capacity: "binary" has 2^dim positions
+        # An encoding may have fewer positions than the capacity: "binary" has 2^dim.
+        except ValueError:
             return build_once(build, length, *arguments)
 
     return kept
@@ -64,7 +68,8 @@ def keep_by_length(build: Callable[..., T]) -> Callable[..., T]:
 
 @functools.lru_cache(maxsize=64)
 def _built(build: Callable[..., T], arguments: tuple[Any, ...], definitions: int) -> T:
-    # For every later caller, whatever this one is part of: inference mode, a tracer.
+    # In a new thread, because later callers use the result outside of this call's inference mode or
+    # tracer.
     return in_new_thread(lambda: build(*arguments))
 
 
@@ -83,19 +88,19 @@ def constant_bias(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, int, str]:
-    """Return a bias (heads, w) with a number for every distance among `keys` tokens, its first
-    distance, and what lies beyond it."""
+    """Return a bias with a number for every distance among `keys` tokens, as `Encoding.bias`."""
     bias, first, beyond = encoding.bias(keys, heads, causal=causal)
     return torch.from_numpy(bias).to(device, dtype), first, beyond
 
 
-# ---- for compilers, whose operators take no objects ---------------------------------------------
+# ---- for a compiler's graph: operators take names of encodings, because they take no objects ----
 
 
 def name_of(encoding: Encoding) -> str:
-    """Return a name that `encoding_named` knows: the spec.
+    """Return a name that `encoding_named` knows: the spec, with a number if needed.
 
-    A class that is registered anew has the spec of the former one: then a number tells them apart.
+    If a class replaced a registered one, encodings of both have the same spec. Then the number
+    distinguishes them.
     """
     spec = name = str(encoding)
     number = 1
@@ -106,7 +111,7 @@ def name_of(encoding: Encoding) -> str:
 
 
 def encoding_named(name: str) -> Encoding:
-    """Return the encoding of that name; one from another process is read from its spec."""
+    """Return the encoding of that name. A name from another process is read as a spec."""
     return _named[name] if name in _named else read_encoding(name.partition(" ")[0])
 
 
@@ -114,9 +119,9 @@ def encoding_named(name: str) -> Encoding:
 def _constant_rows(
     name: str, causal: bool, keys: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the row (keys, size) of each distance from 0 on, or from 1-keys on unless `causal`.
+    """Return a row for each distance: 0..keys-1 if `causal`, else 1-keys..keys-1.
 
-    `size` is the head size of a table, the number of heads of a bias.
+    `size` is the size of a row: the head size for a table, and the number of heads for a bias.
     """
     encoding = encoding_named(name)
     if encoding.entry == "bias":

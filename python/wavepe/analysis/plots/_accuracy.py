@@ -91,4 +91,4 @@ def _shares(name: str, cells: Sequence[Sequence[float]], count: int) -> list[lis
     found = [_checks.real_array(name, cell).ravel().tolist() for cell in cells]
     if not all(found):
         raise ValueError(f"values[{name!r}] must hold at least one share for each length")
-    return [[_checks.share(name, share) for share in cell] for cell in found]
+    return [[_checks.zero_to_one(name, share) for share in cell] for cell in found]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._files import OF_THE_DISK
+from ..._files import DISK_ERRORS
 from ...encodings import known_encodings
 from ..errors import CommandError, UsageError, require, thread_count
 from ..imports import import_all, name_in
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _run_parts(args, parts, text, device_named(args.device))
     except OSError as error:
-        if error.errno in OF_THE_DISK and error.filename is not None:
+        if error.errno in DISK_ERRORS and error.filename is not None:
             raise CommandError(
                 f"{error.filename}: {error.strerror}; to continue, give the same command again"
             ) from error

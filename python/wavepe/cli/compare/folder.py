@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ..._files import new_file, new_folder, part_of, some, writing
+from ..._files import leading_names, new_file, new_folder, part_of, writing
 from ..errors import UsageError
 from .settings import differences, digest
 
@@ -90,8 +90,8 @@ class RunFolder:
             others = sorted(p.name for p in self.path.iterdir() if p.name not in begun)
             if others:
                 raise UsageError(
-                    f"--out {self.path} holds no comparison but other files ({some(others)}): "
-                    "give a new or an empty folder"
+                    f"--out {self.path} holds no comparison but other files "
+                    f"({leading_names(others)}): give a new or an empty folder"
                 )
 
     def recorded(self, key: str, kind: type) -> Any:

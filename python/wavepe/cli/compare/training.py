@@ -18,7 +18,7 @@ import torch
 
 import wavepe.hf
 
-from ..._files import ENDING, new_file, some, unwind
+from ..._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interrupt
 from ..device import CPU, Device
 from ..errors import CommandError, UsageError
 from .comparison import Listener
@@ -197,7 +197,7 @@ def load_model(folder: Path, spec: str) -> torch.nn.Module:
             folder, position_encoding=spec, output_loading_info=True
         )
         if lost := [key for key in found["missing_keys"] if ".position_encoding." not in key]:
-            raise ValueError(f"its files lack {some(sorted(lost))}")
+            raise ValueError(f"its files lack {leading_names(sorted(lost))}")
         return model
     except Exception as error:  # raised by transformers, safetensors or torch
         raise CommandError(
@@ -316,11 +316,11 @@ def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
     The signal does nothing else. A second one acts at once.
     """
     noted: list[Callable[[], Any]] = []
-    before: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *ENDING)}
+    before: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *TERMINATION_SIGNALS)}
     ours = {  # not signals that are ignored, or that other code handles
         number: handler
         for number, handler in before.items()
-        if handler in (signal.default_int_handler, unwind)
+        if handler in (signal.default_int_handler, raise_interrupt)
     }
 
     def note(number: int, frame: Any) -> None:

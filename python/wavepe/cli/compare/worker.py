@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..._files import unwinding
+from ..._files import interrupt_on_signals
 from ..errors import CommandError, out_of_memory
 from ..imports import import_all
 from .data import Text
@@ -75,7 +75,7 @@ def main() -> int:
     pipe = Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # else prints of libraries would mix with the lines for the parent
     try:
-        with unwinding():
+        with interrupt_on_signals():
             _work(pipe)
     except KeyboardInterrupt:
         return 130

@@ -1,4 +1,4 @@
-"""When attention runs the GPU's kernels, and what it says where it cannot."""
+"""Which calls of attention run the GPU's kernels, and the warning for those that cannot."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch import Tensor
 from .._attention_checks import Arguments, check_arguments
 from .._common import check
 
-# These have 99 KB of shared memory for a program, others at least 163.
+# These GPUs have 99 KB of shared memory for a program; other GPUs have at least 163 KB.
 _SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
-_FIRST_ARGUMENT = {"forward": 0, "backward": 4}  # grad_out, grad_lse, out and lse come before
+# The index of q. In the backward, grad_out, grad_lse, out and lse come before.
+_FIRST_ARGUMENT = {"forward": 0, "backward": 4}
 
 
 def missing_kernel(q: Tensor, v: Tensor) -> str:
-    """Why the GPU's kernels cannot run, or ""."""
+    """Return why the GPU's kernels cannot run for these tensors, or ""."""
     size = 0
-    for x in (q, v):  # a compiler knows no max() with a default
+    for x in (q, v):  # no max() with a default, which a compiler does not know
         if x.dim() and x.shape[-1] > size:
             size = x.shape[-1]
     return _constant_reason(q.device, q.dtype, size)
 
 
-@torch.compiler.assume_constant_result  # a compiler would trace what is cached
+@torch.compiler.assume_constant_result  # otherwise a compiler would trace the cached function
 def _constant_reason(device: torch.device, dtype: torch.dtype, size: int) -> str:
     return _missing_kernel(device, dtype, size)
 
@@ -38,7 +39,7 @@ def _missing_kernel(device: torch.device, dtype: torch.dtype, size: int) -> str:
         return f"there is none for {'ROCm' if device.type == 'cuda' else device.type}"
     if dtype == torch.float64:
         return "there is none for float64"
-    capability = None  # of a compiler's tensors, for a machine with another GPU perhaps
+    capability = None  # unknown: a compiler may work for the GPU of another machine
     if torch.cuda.is_available():
         capability = torch.cuda.get_device_capability(device)
     largest = (256 if capability in _SMALL_MEMORY else 512) // dtype.itemsize
@@ -47,7 +48,7 @@ def _missing_kernel(device: torch.device, dtype: torch.dtype, size: int) -> str:
     if importlib.util.find_spec("triton") is None:
         return "it needs Triton: pip install triton"
     if capability is not None and capability < (8, 0):
-        return "it needs compute capability 8.0, the GPU has {}.{}".format(*capability)
+        return "it needs compute capability 8.0 or higher, the GPU has {}.{}".format(*capability)
     return ""
 
 
@@ -56,19 +57,19 @@ _warned: set[str] = set()
 
 @torch.compiler.assume_constant_result  # a compiler must not trace a warning
 def warn_of_memory(missing: str) -> None:
-    """Warn once for each reason."""
+    """Warn that attention holds all scores in memory, once for each reason."""
     if missing in _warned:
         return
     _warned.add(missing)
     warnings.warn(
-        f"wavepe.ops.attention runs without its fused kernel ({missing}): PyTorch's operators hold "
-        "a tensor of all scores (B, H, m, n)",
+        f"wavepe.ops.attention runs without its fused kernel ({missing}): it uses PyTorch's "
+        "operators, which hold a tensor of all scores (B, H, m, n)",
         stacklevel=4,
     )
 
 
 def _register(role: str) -> None:
-    """Register the Triton kernels' half of an operator; the first call imports Triton."""
+    """Register the forward or backward in Triton for CUDA; the first call imports Triton."""
 
     def run(*arguments: Any) -> Any:
         from . import call
@@ -77,7 +78,11 @@ def _register(role: str) -> None:
         given = Arguments(*arguments[first : first + len(Arguments._fields)])
         check_arguments(given)
         missing = missing_kernel(given.q, given.v)
-        check(not missing, f"attention_{role}: {missing}; wavepe.ops.attention has another way")
+        check(
+            not missing,
+            f"attention_{role} has no fused kernel for this call ({missing}): call "
+            "wavepe.ops.attention, which uses PyTorch's operators then",
+        )
         with torch.cuda.device_of(given.q):
             return getattr(call, role)(*arguments)
 

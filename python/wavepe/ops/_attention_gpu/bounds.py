@@ -1,4 +1,4 @@
-"""Fused attention on a GPU: which blocks of a program need masks, which a table, which neither."""
+"""Fused attention on a GPU: which blocks of a program need masks, a table, both or neither."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from .tiles import _BLOCK, clamp, floor_div
 
 
 @triton.jit
-def key_phases(first, last, n, hidden, terms, how):
-    """Eight bounds b0..b7 of key blocks, for queries at positions first..last.
+def key_phases(first, last, n, hidden, terms, config):
+    """Return eight bounds b0..b7 of ranges of key blocks, for queries at positions first..last.
 
-    b0..b1 and b6..b7 meet the edges of what is visible, b3..b4 near zones: these tiles need
-    everything. b2..b3 and b4..b5 hold far zones, b1..b2 and b5..b6 no table at all. With four
-    phases, the fourth is all that comes after b3.
+    - b0..b1 and b6..b7 hold the edge of the visible keys, b3..b4 hold near zones: level _FULL.
+    - b2..b3 and b4..b5 hold far zones: level _FAR.
+    - b1..b2 and b5..b6 lie outside the table: level _PLAIN.
+
+    With four phases, the fourth range holds all blocks from b3 on.
     """
     low, high = 0, tl.cdiv(n, _BLOCK)
     whole_low, whole_high = 0, n // _BLOCK
-    if how.CAUSAL:
+    if config.CAUSAL:
         high = tl.minimum(high, floor_div(last, _BLOCK) + 1)
         whole_high = tl.minimum(whole_high, floor_div(first + 1, _BLOCK))
     if hidden.window is not None:
@@ -31,23 +33,27 @@ def key_phases(first, last, n, hidden, terms, how):
         b2, b3, b4, b5 = b6, b6, b6, b6
     else:
         at_first, at_last = floor_div(first, _BLOCK) + 1, floor_div(last, _BLOCK) + 1
-        near_last = terms.near_first + terms.near
-        b2 = clamp(at_first - near_last - terms.right, b1, b6)
-        b3 = clamp(at_first - near_last, b2, b6)
+        near_end = terms.near_first + terms.near_count
+        b2 = clamp(at_first - near_end - terms.right_count, b1, b6)
+        b3 = clamp(at_first - near_end, b2, b6)
         b4 = clamp(at_last - terms.near_first, b3, b6)
-        b5 = clamp(at_last - terms.near_first + terms.left, b4, b6)
-    if how.PHASES == 4:
+        b5 = clamp(at_last - terms.near_first + terms.left_count, b4, b6)
+    if config.PHASES == 4:
         b4 = high
     return low, b1, b2, b3, b4, b5, b6, high
 
 
 @triton.jit
-def query_phases(block, m, offset, hidden, terms, how, ROWS: tl.constexpr):
-    """The same of blocks of ROWS queries, for the keys of one block; four phases are the last."""
+def query_phases(block, m, offset, hidden, terms, config, ROWS: tl.constexpr):
+    """Return the bounds of ranges of blocks of ROWS queries, for the keys of one block.
+
+    The levels are those of `key_phases`. With four phases, the last four ranges are used, and the
+    fourth from the end holds all blocks up to b4.
+    """
     first = block * _BLOCK - offset  # the query at the first key's position
     low, high = 0, tl.cdiv(m, ROWS)
     whole_low, whole_high = 0, m // ROWS
-    if how.CAUSAL:
+    if config.CAUSAL:
         low = tl.maximum(low, floor_div(first, ROWS))
         whole_low = tl.maximum(whole_low, floor_div(first + _BLOCK - 1 + ROWS - 1, ROWS))
     if hidden.window is not None:
@@ -61,11 +67,11 @@ def query_phases(block, m, offset, hidden, terms, how, ROWS: tl.constexpr):
         b2, b3, b4, b5 = b1, b1, b1, b1
     else:
         near = first + terms.near_first * _BLOCK
-        behind = near + terms.near * _BLOCK + ROWS - 1
-        b2 = clamp(floor_div(near - terms.left * _BLOCK, ROWS), b1, b6)
+        behind = near + terms.near_count * _BLOCK + ROWS - 1
+        b2 = clamp(floor_div(near - terms.left_count * _BLOCK, ROWS), b1, b6)
         b3 = clamp(floor_div(near, ROWS), b2, b6)
         b4 = clamp(floor_div(behind, ROWS), b3, b6)
-        b5 = clamp(floor_div(behind + terms.right * _BLOCK, ROWS), b4, b6)
-    if how.PHASES == 4:
+        b5 = clamp(floor_div(behind + terms.right_count * _BLOCK, ROWS), b4, b6)
+    if config.PHASES == 4:
         b3 = low
     return low, b1, b2, b3, b4, b5, b6, high

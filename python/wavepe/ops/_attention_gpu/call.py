@@ -1,4 +1,4 @@
-"""Fused attention on a GPU: the operators' halves, which launch the kernels; see `tiles`."""
+"""Fused attention on a GPU: forward and backward of the operators, which launch the kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from .._attention_checks import Arguments
 from . import kernels, launches, products
 from .chunk import Chunk, chunks, rows_of, unit_stride
-from .tiles import Terms
+from .tiles import ScoreTerms
 from .zones import BLOCK
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """``torch.ops.wavepe.attention_forward`` of checked arguments."""
+    """Return ``torch.ops.wavepe.attention_forward`` of checked arguments."""
     call = Arguments(*arguments)
     q = call.q
     out = q.new_empty((*q.shape[:3], call.v.shape[3]))
@@ -29,14 +29,15 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 def backward(
     grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
-    """``torch.ops.wavepe.attention_backward`` of checked arguments."""
+    """Return ``torch.ops.wavepe.attention_backward`` of checked arguments."""
     count = len(Arguments._fields)
     call = Arguments(*arguments[:count])
     p_grad, bias_grad = (*arguments[count:], False, False)[:2]
-    like = torch.empty_like if call.q.shape[1] else torch.zeros_like  # of keys without queries
+    # Without query heads no kernel writes the gradients of keys.
+    like = torch.empty_like if call.q.shape[1] else torch.zeros_like
     dq, dk, dv = (like(x) for x in (call.q, call.k, call.v))
     dq_rel = None if call.q_rel is None else torch.empty_like(call.q_rel)
-    # Sums over batches, and over the heads that share a table, are float32 until the end.
+    # Sums over batches and heads are float32 until the end.
     dp = torch.zeros_like(call.p, dtype=torch.float32) if call.p is not None and p_grad else None
     dbias = torch.zeros_like(call.bias) if call.bias is not None and bias_grad else None
     for chunk in chunks(call, gradients=True):
@@ -49,13 +50,13 @@ def backward(
         if dbias is not None:
             gradients.of_bias(chunk.of_heads(dbias, 2))
     dp = None if dp is None else dp.to(call.q.dtype)
-    # an operator may not return one tensor twice
+    # An operator may not return the same tensor twice.
     grads = (dq, dk, dv, dp, dq_rel, dbias)
     return tuple(call.q.new_empty((0,)) if grad is None else grad for grad in grads)
 
 
 class _Gradients:
-    """The kernels of the backward of one chunk; `of_queries` comes first."""
+    """The backward of one chunk. `of_queries` must be called first: it computes `sums`."""
 
     def __init__(
         self, chunk: Chunk, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
@@ -63,16 +64,17 @@ class _Gradients:
         self.chunk, self.grad, self.out, self.lse = chunk, grad, out, lse.contiguous()
         self.grad_lse = None if grad_lse is None else grad_lse.contiguous()
         self.sums = torch.empty_like(self.lse)  # dO . out - d lse
-        chunk.make_products()
-        made = chunk.terms.products
+        chunk.compute_products()
+        forward_products = chunk.terms.products
         self.dproducts = self.dedges = None
-        if made is not None:  # zeros where no tile is
-            self.dproducts = chunk.q.new_zeros(made.shape)
+        if forward_products is not None:  # zeros, because products without a tile are not written
+            self.dproducts = chunk.q.new_zeros(forward_products.shape)
         if chunk.edge:
             self.dedges = lse.new_empty((*lse.shape, 2))
         self.has_table = chunk.terms.p is not None
 
     def of_queries(self, dq: Tensor, dq_rel: Tensor | None) -> None:
+        """Write dq and dq_rel."""
         chunk = self.chunk
         both = self.has_table and dq_rel is None
         part = dq.new_empty(dq.shape, dtype=torch.float32) if both else _writable(dq)
@@ -83,18 +85,19 @@ class _Gradients:
         )  # fmt: skip
         if self.has_table:
             dr = dq if dq_rel is None else dq_rel
-            written = _writable(dr)
+            buffer = _writable(dr)
             chunk.over_remainders(
                 products.table_backward_queries, 1, self.dproducts, self.dedges, chunk.far,
-                rows_of(part if both else None), rows_of(written), chunk.scale,
+                rows_of(part if both else None), rows_of(buffer), chunk.scale,
             )  # fmt: skip
-            _keep(dr, written)
+            _copy_back(dr, buffer)
         elif dq_rel is not None:
             dq_rel.zero_()
         if not both:
-            _keep(dq, part)
+            _copy_back(dq, part)
 
     def of_keys(self, dk: Tensor, dv: Tensor) -> None:
+        """Write dk and dv."""
         chunk = self.chunk
         programs = chunk.batch * (chunk.heads // chunk.group) * -(-chunk.n // BLOCK)
         to_k, to_v = _writable(dk), _writable(dv)
@@ -102,26 +105,26 @@ class _Gradients:
             kernels.attention_backward_keys, "keys", programs,
             self.lse, rows_of(self.grad), self.sums, rows_of(to_k), rows_of(to_v),
         )  # fmt: skip
-        _keep(dk, to_k)
-        _keep(dv, to_v)
+        _copy_back(dk, to_k)
+        _copy_back(dv, to_v)
 
     def of_table(self, dp: Tensor) -> None:
-        """Add to dp (rows, d) or (heads, rows, d)."""
+        """Add the gradient of the table to dp (rows, d) or (heads, rows, d)."""
         chunk = self.chunk
         if not self.has_table:
             return
         rows, d = chunk.terms.p.shape[-2:]
-        own = dp.new_empty((chunk.batch, chunk.heads, rows, d))
+        per_head = dp.new_empty((chunk.batch, chunk.heads, rows, d))
         programs = chunk.batch * chunk.heads * -(-rows // BLOCK)
         launches.launch(
             products.table_backward, (programs,), rows_of(chunk.r), self.dproducts, self.dedges,
-            rows_of(own), chunk.scale, chunk.hidden, chunk.terms, chunk.heads, chunk.m, chunk.n,
-            **chunk.size, **chunk.tuning("table"),
+            rows_of(per_head), chunk.scale, chunk.hidden, chunk.terms, chunk.heads, chunk.m,
+            chunk.n, **chunk.size, **chunk.tuning("table"),
         )  # fmt: skip
-        dp += own.sum((0, 1) if dp.dim() == 2 else 0)
+        dp += per_head.sum((0, 1) if dp.dim() == 2 else 0)
 
     def of_bias(self, dbias: Tensor) -> None:
-        """Add to dbias (w,) or (heads, w)."""
+        """Add the gradient of the bias to dbias (w,) or (heads, w)."""
         chunk, terms = self.chunk, self.chunk.terms
         if terms.bias is None or not chunk.m * chunk.n:
             return
@@ -134,8 +137,8 @@ class _Gradients:
         )  # fmt: skip
         by_place = tiles.new_empty((pairs, diagonals, 2, BLOCK))
         launches.launch(kernels.diagonal_sums, (tiles.shape[0],), tiles, by_place)
-        # On diagonal D = i // 64 - j // 64 and place u = i % 64 - j % 64: i - j = 64 * D + u.
-        # (D, u) and (D + 1, u - 64) are one distance.
+        # With the diagonal D = i // 64 - j // 64 and the place u = i % 64 - j % 64, the distance is
+        # i - j = 64 * D + u. So (D, u) and (D + 1, u - 64) are the same distance.
         before, behind = by_place.unbind(2)
         before, behind = F.pad(before, (0, 0, 0, 1)), F.pad(behind, (0, 0, 1, 0))
         by_distance = (before + behind).reshape(chunk.batch, chunk.heads, -1)
@@ -143,12 +146,15 @@ class _Gradients:
         if offset is None:
             offset = torch.full((1,), chunk.n - chunk.m, device=dbias.device)
         start = offset.long().reshape(-1, 1) + (-chunk.n // BLOCK) * BLOCK
-        own = _by_delta(by_distance, start, terms, chunk.bias_edge)
-        dbias += own.sum((0, 1) if dbias.dim() == 1 else 0)
+        per_head = _by_delta(by_distance, start, terms, chunk.bias_edge)
+        dbias += per_head.sum((0, 1) if dbias.dim() == 1 else 0)
 
 
-def _by_delta(x: Tensor, start: Tensor, terms: Terms, edge: bool) -> Tensor:
-    """The gradient (B, H, w) of the bias from x (B, H, deltas from `start` (B|1, 1) on)."""
+def _by_delta(x: Tensor, start: Tensor, terms: ScoreTerms, edge: bool) -> Tensor:
+    """Return the gradient (B, H, w) of the bias.
+
+    x (B, H, deltas) holds the gradient of each delta, from `start` (B|1, 1) on.
+    """
     first, last = terms.bias_first, terms.bias_last
     place = torch.arange(first, last + 1, device=x.device) - start
     inside = (place >= 0) & (place < x.shape[-1])
@@ -162,10 +168,11 @@ def _by_delta(x: Tensor, start: Tensor, terms: Terms, edge: bool) -> Tensor:
 
 
 def _writable(x: Tensor) -> Tensor:
-    """x, or where the kernels cannot write to it a tensor for `_keep`."""
+    """Return x, or a buffer for `_copy_back` if the kernels cannot write to x."""
     return x if unit_stride(x) is x else x.new_empty(x.shape)
 
 
-def _keep(x: Tensor, written: Tensor) -> None:
-    if written is not x:
-        x.copy_(written)
+def _copy_back(x: Tensor, buffer: Tensor) -> None:
+    """Copy a buffer of `_writable` to x, unless it is x."""
+    if buffer is not x:
+        x.copy_(buffer)

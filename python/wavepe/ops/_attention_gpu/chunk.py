@@ -1,7 +1,7 @@
-"""Fused attention on a GPU: the arguments of the kernels, for some heads of a call at a time.
+"""Fused attention on a GPU: the arguments of the kernels for a chunk, a part of a call's heads.
 
-The products of the queries with the table are made for one chunk, so that they stay small and in
-the GPU's cache. Nothing here reads a value from the device.
+The products of the queries with the table are computed chunk by chunk, so that they stay small and
+in the GPU's cache. Nothing here reads a value from the device.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from .._attention_checks import Arguments
 from .._attention_composed import _default_scale
 from .._common import check
 from . import kernels, launches, products
-from .tiles import FARTHEST, LEAST, Dropout, Hidden, Options, Rows, Terms
+from .tiles import FARTHEST, LEAST, Config, Dropout, Hidden, Rows, ScoreTerms
 from .zones import BLOCK, zone_range
 
-PRODUCTS_BYTES = 1 << 28  # of one chunk of heads, unless one head needs more
+PRODUCTS_BYTES = 1 << 28  # the most for the products of a chunk, unless one head needs more
 
 
 def unit_stride(x: Any) -> Any:
+    """Return x with a last stride of 1: itself, or a contiguous copy."""
     if x is None or x.dim() == 0 or x.shape[-1] <= 1 or x.stride(-1) == 1:
         return x
     return x.contiguous()
 
 
 def rows_of(x: Any) -> Rows:
-    """A tensor (B, H, rows, size), or none."""
+    """Return a tensor (B, H, rows, size), or None, as `Rows`."""
     if x is None:
         return Rows(None, 0, 0, 0)
     x = unit_stride(x)
@@ -46,21 +47,22 @@ def _batch_stride(x: Any) -> int:
 
 
 class Zones(NamedTuple):
-    """Which zones of a table hold rows: `near` ones from `first` on, and low-rank ones beside."""
+    """The zones of a table that hold rows: near ones, and far ones of low rank on both sides."""
 
-    first: int
-    near: int
-    left: int
-    right: int
+    near_first: int  # the first near zone
+    near_count: int
+    left_count: int  # number of far zones before the near ones
+    right_count: int  # number of far zones after them
     rank: int
 
     @property
     def columns(self) -> int:
-        """Products a query."""
-        return self.near * BLOCK + (self.left + self.right) * self.rank
+        """The number of products of a query."""
+        return self.near_count * BLOCK + (self.left_count + self.right_count) * self.rank
 
     @classmethod
     def of(cls, call: Arguments) -> Zones:
+        """Return the zones of a call's table."""
         rank = LEAST
         if call.p is None or not call.p.shape[-2]:
             return cls(0, 0, 0, 0, rank)
@@ -79,9 +81,11 @@ class Zones(NamedTuple):
 
 
 def _deltas(first: int, count: int) -> tuple[int, int]:
-    """Those of the first and the last row, which the kernels hold in 32 bits."""
-    near = -FARTHEST <= first <= FARTHEST - count
-    check(near, f"on a GPU the rows of a table must lie within +-2^29, got {count} from {first} on")
+    """Return the deltas of the first and the last row, which the kernels hold in 32 bits."""
+    check(
+        -FARTHEST <= first <= FARTHEST - count,
+        f"on a GPU the deltas of a table must lie within +-2^29, got {count} rows from {first} on",
+    )
     return first, first + count - 1
 
 
@@ -89,32 +93,35 @@ def _deltas(first: int, count: int) -> tuple[int, int]:
 
 
 def chunks(call: Arguments, gradients: bool) -> Iterator[Chunk]:
-    """Whole batches, or some key heads of one batch: what is contiguous stays so."""
+    """Return the chunks of a call: whole batches, or some key heads of one batch.
+
+    So contiguous tensors stay contiguous.
+    """
     batch, heads, m, _ = call.q.shape
     key_heads = call.k.shape[1]
     if not batch * heads:
         return
     each = m * Zones.of(call).columns * call.q.itemsize * (2 if gradients else 1)
     if gradients and call.p is not None:
-        each += call.p.shape[-2] * call.p.shape[-1] * 4  # its gradient, of one head
+        each += call.p.shape[-2] * call.p.shape[-1] * 4  # the gradient of the table, for one head
     most = PRODUCTS_BYTES // max(each * (heads // key_heads), 1)  # key heads
-    batches, some_heads = max(most // key_heads, 1), max(min(most, key_heads), 1)
+    batches, heads_at_once = max(most // key_heads, 1), max(min(most, key_heads), 1)
     for b in range(0, batch, batches):
-        for h in range(0, key_heads, some_heads):
+        for h in range(0, key_heads, heads_at_once):
             yield Chunk(
                 call,
                 slice(b, min(b + batches, batch)),
-                slice(h, min(h + some_heads, key_heads)),
+                slice(h, min(h + heads_at_once, key_heads)),
             )
 
 
 class Chunk:
-    """Some batches and key heads of a call, and what the kernels are given of them."""
+    """A part of the batches and key heads of a call, and the kernels' arguments for it."""
 
     def __init__(self, call: Arguments, batch: slice, key_heads: slice) -> None:
         self.group = call.q.shape[1] // call.k.shape[1]
-        self.some_batches, self.some_key_heads = batch, key_heads
-        self.some_heads = slice(key_heads.start * self.group, key_heads.stop * self.group)
+        self.batch_slice, self.key_head_slice = batch, key_heads
+        self.head_slice = slice(key_heads.start * self.group, key_heads.stop * self.group)
         self.q, self.k, self.v = self.queries(call.q), self.keys(call.k), self.keys(call.v)
         self.q_rel = self.queries(call.q_rel)
         self.r = self.q if self.q_rel is None else self.q_rel
@@ -129,30 +136,32 @@ class Chunk:
         self.edge = self.terms.p is not None and call.beyond == "edge"
         self.size = {"SIZE": self.d, "WIDTH": launches.width(self.d)}
         self.bias_edge = call.bias_beyond == "edge"
-        one_sided = not self.zones.columns or (call.causal and self.zones.first <= 0)
+        one_sided = not self.zones.columns or (call.causal and self.zones.near_first <= 0)
         options = (
             *self.size.values(), self.dv, launches.width(self.dv), call.causal, self.edge,
             self.bias_edge, self.zones.rank, 4 if one_sided else 7,
         )  # fmt: skip
-        self.options = Options(*map(tl.constexpr, options))
+        self.config = Config(*map(tl.constexpr, options))
 
-    # Parts of the whole call's tensors.
+    # ---- the chunk's part of the call's tensors
 
     def queries(self, x: Any) -> Any:
-        return None if x is None else x[self.some_batches, self.some_heads]
+        """Return the chunk's part of a tensor (B, H, ...), or None."""
+        return None if x is None else x[self.batch_slice, self.head_slice]
 
     def keys(self, x: Tensor) -> Tensor:
-        return x[self.some_batches, self.some_key_heads]
+        """Return the chunk's part of a tensor (B, Hk, ...)."""
+        return x[self.batch_slice, self.key_head_slice]
 
     def of_heads(self, x: Any, dims: int) -> Any:
-        """All of x where the heads share it."""
-        return x if x is None or x.dim() < dims else x[self.some_heads]
+        """Return the chunk's heads of x; all of x if it has fewer than `dims` axes, so no heads."""
+        return x if x is None or x.dim() < dims else x[self.head_slice]
 
     def of_batches(self, x: Any) -> Any:
-        """All of x where the batches share it."""
-        return x if x is None or x.dim() == 0 or x.shape[0] == 1 else x[self.some_batches]
+        """Return the chunk's batches of x; all of x if all batches use it."""
+        return x if x is None or x.dim() == 0 or x.shape[0] == 1 else x[self.batch_slice]
 
-    # What the kernels are given.
+    # ---- the kernels' arguments
 
     def _hidden(self, call: Arguments) -> Hidden:
         key_mask, segments, offset, mask = (
@@ -160,7 +169,7 @@ class Chunk:
             for x in (call.key_mask, call.segments, call.offset, call.mask)
         )
         if mask is not None:
-            mask = mask if mask.shape[1] == 1 else mask[:, self.some_heads]
+            mask = mask if mask.shape[1] == 1 else mask[:, self.head_slice]
             mask = mask.expand(self.batch, self.heads, -1, -1)
         window = None if call.window is None else min(call.window, FARTHEST)
         return Hidden(
@@ -168,7 +177,7 @@ class Chunk:
             *rows_of(mask), offset, _batch_stride(offset),
         )  # fmt: skip
 
-    def _terms(self, call: Arguments) -> Terms:
+    def _terms(self, call: Arguments) -> ScoreTerms:
         p, bias = self.of_heads(call.p, 3), self.of_heads(call.bias, 2)
         slopes = self.of_heads(call.slopes, 1)
         p = None if p is None or not p.shape[-2] else p.contiguous()
@@ -176,9 +185,9 @@ class Chunk:
         p_range = _deltas(call.first, 0 if p is None else p.shape[-2])
         bias_range = _deltas(call.bias_first, 0 if bias is None else bias.shape[-1])
         zones = self.zones
-        return Terms(
+        return ScoreTerms(
             None, zones.columns, call.zones[2] if call.zones else None,
-            zones.first, zones.near, zones.left, zones.right,
+            zones.near_first, zones.near_count, zones.left_count, zones.right_count,
             p, 0 if p is None or p.dim() == 2 else p.stride(0), *p_range,
             None if slopes is None else slopes.float().contiguous(),
             bias, 0 if bias is None or bias.dim() == 1 else bias.stride(0), *bias_range,
@@ -194,51 +203,55 @@ class Chunk:
             call.seed,
             min(math.floor(call.dropout_p * 2.0**32), 2**32 - 1),
             1 / kept if kept else 0.0,
-            (self.some_batches.start * heads + self.some_heads.start) * m,
+            (self.batch_slice.start * heads + self.head_slice.start) * m,
             heads * m,
         )
 
-    # Launches.
+    # ---- launches
 
-    def over_tiles(self, kernel: Any, role: str, programs: int, *own: Any) -> None:
-        """Launch a kernel of attention."""
+    def over_tiles(self, kernel: Any, role: str, programs: int, *arguments: Any) -> None:
+        """Launch a kernel of `kernels`; `arguments` are those after r."""
         launches.launch(
             kernel, (programs,), rows_of(self.q), rows_of(self.k), rows_of(self.v),
-            rows_of(self.q_rel), *own, self.hidden, self.terms, self.dropout, self.options,
+            rows_of(self.q_rel), *arguments, self.hidden, self.terms, self.dropout, self.config,
             self.heads, self.group, self.m, self.n, self.scale, **self.tuning(role),
         )  # fmt: skip
 
-    def over_queries(self, kernel: Any, role: str, *own: Any) -> None:
+    def over_queries(self, kernel: Any, role: str, *arguments: Any) -> None:
+        """Launch a kernel of `kernels` with a program for each block of queries."""
         rows = self.tuning(role)["ROWS"]
         programs = self.batch * self.heads * -(-self.m // rows)
-        self.over_tiles(kernel, role, programs, *own)
+        self.over_tiles(kernel, role, programs, *arguments)
 
-    def over_remainders(self, kernel: Any, slots: int, *own: Any) -> None:
-        """Launch a kernel of products: a table that heads share takes the rows of all at once."""
+    def over_remainders(self, kernel: Any, slots: int, *arguments: Any) -> None:
+        """Launch a kernel of `products`. If heads use one table, all their rows go together."""
         shared = self.terms.p.dim() == 2
-        how = self.tuning("products")
+        tuning = self.tuning("products")
         each = -(-self.m // BLOCK) * (self.heads if shared else 1)
-        parts = -(-each // how["ROWS"]) * self.batch * (1 if shared else self.heads)
+        parts = -(-each // tuning["ROWS"]) * self.batch * (1 if shared else self.heads)
         launches.launch(
-            kernel, (min(BLOCK, self.m) * parts * slots,), *own, self.hidden, self.terms,
-            self.heads, self.m, self.n, **self.size, SHARED=shared, **how,
+            kernel, (min(BLOCK, self.m) * parts * slots,), *arguments, self.hidden, self.terms,
+            self.heads, self.m, self.n, **self.size, SHARED=shared, **tuning,
         )  # fmt: skip
 
     def tuning(self, role: str) -> dict[str, int]:
+        """Return the options for launching a kernel of this role."""
         return launches.tuning(role, self.q, launches.width(max(self.d, self.dv)))
 
-    def make_products(self) -> None:
-        """The products of the queries with the table, which the tiles read."""
+    def compute_products(self) -> None:
+        """Compute the products of the queries with the table, which the tiles read."""
         if not self.zones.columns:
             return
-        # float16 is more exact than bfloat16, and a score beyond its range takes all the weight.
+        # float16 has more digits than bfloat16. Its smaller range does no harm: a score beyond it
+        # takes all the weight.
         dtype = torch.float32 if self.q.dtype == torch.float32 else torch.float16
         shape = (self.batch, self.heads, self.m, self.zones.columns)
-        made = self.q.new_empty(shape, dtype=dtype)
+        out = self.q.new_empty(shape, dtype=dtype)
         slots = -(-self.zones.columns // BLOCK)
-        self.over_remainders(products.table_products, slots, rows_of(self.r), self.far, made)
-        self.terms = self.terms._replace(products=made)
+        self.over_remainders(products.table_products, slots, rows_of(self.r), self.far, out)
+        self.terms = self.terms._replace(products=out)
 
     def attend(self, out: Tensor, lse: Tensor) -> None:
-        self.make_products()
+        """Compute the chunk's out and lse."""
+        self.compute_products()
         self.over_queries(kernels.attention_forward, "forward", rows_of(out), lse)

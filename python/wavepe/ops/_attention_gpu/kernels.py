@@ -1,7 +1,7 @@
 """Fused attention on a GPU: the Triton kernels over tiles, forward and backward, without atomics.
 
-In the backward each element of ``products`` belongs to one tile, which writes its gradient; the
-kernels of `products` turn these into the gradients of q and p. Sums have a fixed order.
+In the backward each element of ``products`` belongs to one tile, which writes its gradient. The
+kernels of `products` then compute the gradients of q and p from it. Sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from .tiles import (
 
 
 @triton.jit
-def _queries(q, r, b, h, i, m, heads, offset, terms, how, MASKED: tl.constexpr):
-    """The rows of q, and what is known of them."""
-    rows = load(q, b, h, i, m, how.SIZE, how.WIDTH, MASKED)
+def _queries(q, r, b, h, i, m, heads, offset, terms, config, MASKED: tl.constexpr):
+    """Return rows of q, and their `Queries`."""
+    rows = load(q, b, h, i, m, config.SIZE, config.WIDTH, MASKED)
     low = tl.zeros((i.shape[0],), tl.float32)
     high = low
-    if how.EDGE:
-        first, last = edge_rows(terms, h, how.SIZE, how.WIDTH)
+    if config.EDGE:
+        first, last = edge_rows(terms, h, config.SIZE, config.WIDTH)
         relative = rows
         if r.ptr is not None:
-            relative = load(r, b, h, i, m, how.SIZE, how.WIDTH, MASKED)
+            relative = load(r, b, h, i, m, config.SIZE, config.WIDTH, MASKED)
         low = tl.sum(relative.to(tl.float32) * first[None, :], 1)
         high = tl.sum(relative.to(tl.float32) * last[None, :], 1)
     row = (b.to(tl.int64) * heads + h) * m + i
@@ -53,7 +53,7 @@ def _queries(q, r, b, h, i, m, heads, offset, terms, how, MASKED: tl.constexpr):
 
 @triton.jit
 def _query_block(m, heads, ROWS: tl.constexpr):
-    """Batch, head and queries of a program; the longest rows of a causal head come first."""
+    """Return batch, head and queries of a program. The last queries start first: they see most."""
     blocks = tl.cdiv(m, ROWS)
     pair = tl.program_id(0) // blocks
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -61,9 +61,9 @@ def _query_block(m, heads, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _key_bounds(i, m, n, offset, hidden, terms, how):
+def _key_bounds(i, m, n, offset, hidden, terms, config):
     last = tl.minimum(tl.max(i, 0), m - 1)
-    return key_phases(tl.min(i, 0) + offset, last + offset, n, hidden, terms, how)
+    return key_phases(tl.min(i, 0) + offset, last + offset, n, hidden, terms, config)
 
 
 # ---- forward ------------------------------------------------------------------------------------
@@ -71,25 +71,25 @@ def _key_bounds(i, m, n, offset, hidden, terms, how):
 
 @triton.jit
 def attention_forward(
-    q, k, v, r, out, lse, hidden, terms, dropout, how, heads, group, m, n, scale,
+    q, k, v, r, out, lse, hidden, terms, dropout, config, heads, group, m, n, scale,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """out (B, H, m, dv) and lse (B, H, m); a program has ROWS queries of one head."""
+    """Write out (B, H, m, dv) and lse (B, H, m); a program has ROWS queries of one head."""
     b, h, i = _query_block(m, heads, ROWS)
     offset = offset_of(hidden, b, m, n)
-    queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, how, True)
-    acc = tl.zeros((ROWS, how.V_WIDTH), tl.float32)
+    queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, config, True)
+    acc = tl.zeros((ROWS, config.V_WIDTH), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    bounds = _key_bounds(i, m, n, offset, hidden, terms, how)
-    for phase in tl.static_range(how.PHASES):
+    bounds = _key_bounds(i, m, n, offset, hidden, terms, config)
+    for phase in tl.static_range(config.PHASES):
         if _LEVELS[phase] != _FAR or terms.basis is not None:
             for block in range(bounds[phase], bounds[phase + 1]):
                 keys = load_keys(
-                    k, b, h // group, block, n, hidden, how.SIZE, how.WIDTH, _LEVELS[phase]
+                    k, b, h // group, block, n, hidden, config.SIZE, config.WIDTH, _LEVELS[phase]
                 )
-                s = scores(queries, keys, x, block, terms, scale, how, _LEVELS[phase], False)
-                seen = visible(x, block, n, hidden, how, _LEVELS[phase], False)
+                s = scores(queries, keys, x, block, terms, scale, config, _LEVELS[phase], False)
+                seen = visible(x, block, n, hidden, config, _LEVELS[phase], False)
                 s = tl.where(seen, s, float("-inf"))
                 new = tl.maximum(peak, tl.max(s, 1))
                 safe = tl.where(new == float("-inf"), 0.0, new)
@@ -100,13 +100,14 @@ def attention_forward(
                 if dropout.seed is not None:
                     weights *= kept_weights(dropout, x, block, False)
                 values = load_keys(
-                    v, b, h // group, block, n, hidden, how.V_SIZE, how.V_WIDTH, _LEVELS[phase]
-                )
+                    v, b, h // group, block, n, hidden, config.V_SIZE, config.V_WIDTH,
+                    _LEVELS[phase],
+                )  # fmt: skip
                 acc = acc * shrink[:, None]
                 acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
     blind = total == 0
     total = tl.where(blind, 1.0, total)
-    store(out, b, h, i, m, acc / total[:, None], how.V_SIZE, how.V_WIDTH)
+    store(out, b, h, i, m, acc / total[:, None], config.V_SIZE, config.V_WIDTH)
     tl.store(lse + x.row, tl.where(blind, float("-inf"), peak + tl.log2(total) / _LOG2E), i < m)
 
 
@@ -115,14 +116,16 @@ def attention_forward(
 
 @triton.jit
 def _gradient(
-    queries, keys, values, do, lse, sums, x, block, n, hidden, terms, dropout, scale, how,
+    queries, keys, values, do, lse, sums, x, block, n, hidden, terms, dropout, scale, config,
     LEVEL: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """A tile of weights after dropout, and of the gradient of scores before softcap:
-    dS = P (dO v^T - sums)."""
-    s = scores(queries, keys, x, block, terms, scale, how, LEVEL, T)
-    seen = visible(x, block, n, hidden, how, LEVEL, T)
-    # of a row that sees nothing lse is -inf, and every weight 0
+    """Return a tile of weights after dropout, and a tile of gradients of scores before softcap.
+
+    The gradient is dS = P (dO v^T - sums), where P are the weights before dropout.
+    """
+    s = scores(queries, keys, x, block, terms, scale, config, LEVEL, T)
+    seen = visible(x, block, n, hidden, config, LEVEL, T)
+    # A query that sees no key has the lse -inf: +inf in its place makes its weights 0.
     total = tl.load(lse + x.row, mask=x.i < x.m, other=float("-inf"))
     total = of_queries(tl.where(total == float("-inf"), float("inf"), total), T)
     weights = tl.exp2((tl.where(seen, s, float("-inf")) - total) * _LOG2E)
@@ -142,57 +145,58 @@ def _gradient(
 @triton.jit
 def attention_backward_queries(
     q, k, v, r, out, lse, grad, grad_lse, sums, dq, dproducts, dedges,
-    hidden, terms, dropout, how, heads, group, m, n, scale,
+    hidden, terms, dropout, config, heads, group, m, n, scale,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq without the relative term, and the gradients of that term's products, not scaled.
+    """Write dq without the relative term, and the gradients of that term's products, not scaled.
 
-    Writes sums (B, H, m) = dO . out - d lse, which the other kernels read; dproducts where tiles
-    are; and dedges (B, H, m, 2).
+    Also write sums (B, H, m) = dO . out - d lse, which the other kernels read, dproducts for the
+    tiles that exist, and dedges (B, H, m, 2), the gradients of the products with the edge rows.
     """
     b, h, i = _query_block(m, heads, ROWS)
     offset = offset_of(hidden, b, m, n)
-    queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, how, True)
-    do = load(grad, b, h, i, m, how.V_SIZE, how.V_WIDTH, True)
-    results = load(out, b, h, i, m, how.V_SIZE, how.V_WIDTH, True)
-    own = tl.sum(do.to(tl.float32) * results.to(tl.float32), 1)
+    queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, config, True)
+    do = load(grad, b, h, i, m, config.V_SIZE, config.V_WIDTH, True)
+    results = load(out, b, h, i, m, config.V_SIZE, config.V_WIDTH, True)
+    row_sums = tl.sum(do.to(tl.float32) * results.to(tl.float32), 1)
     if grad_lse is not None:
-        own -= tl.load(grad_lse + x.row, mask=i < m, other=0.0)
-    tl.store(sums + x.row, own, mask=i < m)
-    acc = tl.zeros((ROWS, how.WIDTH), tl.float32)
+        row_sums -= tl.load(grad_lse + x.row, mask=i < m, other=0.0)
+    tl.store(sums + x.row, row_sums, mask=i < m)
+    acc = tl.zeros((ROWS, config.WIDTH), tl.float32)
     low = tl.zeros((ROWS,), tl.float32)
     high = tl.zeros((ROWS,), tl.float32)
-    bounds = _key_bounds(i, m, n, offset, hidden, terms, how)
-    for phase in tl.static_range(how.PHASES):
+    bounds = _key_bounds(i, m, n, offset, hidden, terms, config)
+    for phase in tl.static_range(config.PHASES):
         if _LEVELS[phase] != _FAR or terms.basis is not None:
             for block in range(bounds[phase], bounds[phase + 1]):
                 keys = load_keys(
-                    k, b, h // group, block, n, hidden, how.SIZE, how.WIDTH, _LEVELS[phase]
+                    k, b, h // group, block, n, hidden, config.SIZE, config.WIDTH, _LEVELS[phase]
                 )
                 values = load_keys(
-                    v, b, h // group, block, n, hidden, how.V_SIZE, how.V_WIDTH, _LEVELS[phase]
-                )
+                    v, b, h // group, block, n, hidden, config.V_SIZE, config.V_WIDTH,
+                    _LEVELS[phase],
+                )  # fmt: skip
                 _, ds = _gradient(
-                    queries, keys, values, do, lse, own, x, block, n, hidden, terms, dropout,
-                    scale, how, _LEVELS[phase], False,
+                    queries, keys, values, do, lse, row_sums, x, block, n, hidden, terms, dropout,
+                    scale, config, _LEVELS[phase], False,
                 )  # fmt: skip
                 rounded = ds.to(keys.dtype)
                 acc = tl.dot(rounded, keys, acc, input_precision="ieee")
-                if how.EDGE:
+                if config.EDGE:
                     delta = x.position[:, None] - members(block)[None, :]
                     low += tl.sum(tl.where(delta < terms.first, ds, 0.0), 1)
                     high += tl.sum(tl.where(delta > terms.last, ds, 0.0), 1)
                 if terms.products is not None:
                     if _LEVELS[phase] >= _FAR and terms.basis is not None:
-                        basis = basis_of(terms, how).to(keys.dtype)
+                        basis = basis_of(terms, config).to(keys.dtype)
                         far = tl.dot(rounded, tl.trans(basis), input_precision="ieee")
-                        at, there = far_at(terms, x, block, how)
+                        at, there = far_at(terms, x, block, config)
                         tl.store(dproducts + at, far.to(keys.dtype), mask=there)
                     if _LEVELS[phase] == _FULL:
                         at, there = near_at(terms, x, block)
                         tl.store(dproducts + at, rounded, mask=there)
-    store(dq, b, h, i, m, acc * scale, how.SIZE, how.WIDTH)
-    if how.EDGE:
+    store(dq, b, h, i, m, acc * scale, config.SIZE, config.WIDTH)
+    if config.EDGE:
         tl.store(dedges + 2 * x.row, low, mask=i < m)
         tl.store(dedges + 2 * x.row + 1, high, mask=i < m)
 
@@ -200,47 +204,48 @@ def attention_backward_queries(
 @triton.jit
 def attention_backward_keys(
     q, k, v, r, lse, grad, sums, dk, dv,
-    hidden, terms, dropout, how, heads, group, m, n, scale,
+    hidden, terms, dropout, config, heads, group, m, n, scale,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of 64 keys: all query heads that share them, one after the other."""
+    """Write dk and dv of 64 keys, summed over the query heads of their key head."""
     key_blocks = tl.cdiv(n, _BLOCK)
     pair, block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
     b, key_head = pair // (heads // group), pair % (heads // group)
     offset = offset_of(hidden, b, m, n)
-    keys = load_keys(k, b, key_head, block, n, hidden, how.SIZE, how.WIDTH, _FULL)
-    values = load_keys(v, b, key_head, block, n, hidden, how.V_SIZE, how.V_WIDTH, _FULL)
-    dkeys = tl.zeros((_BLOCK, how.WIDTH), tl.float32)
-    dvalues = tl.zeros((_BLOCK, how.V_WIDTH), tl.float32)
-    bounds = query_phases(block, m, offset, hidden, terms, how, ROWS)
-    for phase in tl.static_range(7 - how.PHASES, 7):
+    keys = load_keys(k, b, key_head, block, n, hidden, config.SIZE, config.WIDTH, _FULL)
+    values = load_keys(v, b, key_head, block, n, hidden, config.V_SIZE, config.V_WIDTH, _FULL)
+    dkeys = tl.zeros((_BLOCK, config.WIDTH), tl.float32)
+    dvalues = tl.zeros((_BLOCK, config.V_WIDTH), tl.float32)
+    bounds = query_phases(block, m, offset, hidden, terms, config, ROWS)
+    for phase in tl.static_range(7 - config.PHASES, 7):
         if _LEVELS[phase] != _FAR or terms.basis is not None:
-            # one loop over heads and blocks: a loop in a loop would cost registers
+            # One loop over heads and blocks, because nested loops would need more registers.
             blocks = bounds[phase + 1] - bounds[phase]
             for step in range(group * blocks):
                 h = key_head * group + step // blocks
                 i = tl.arange(0, ROWS) + (bounds[phase] + step % blocks) * ROWS
                 queries, x = _queries(
-                    q, r, b, h, i, m, heads, offset, terms, how, _LEVELS[phase] == _FULL
-                )
-                do = load(grad, b, h, i, m, how.V_SIZE, how.V_WIDTH, _LEVELS[phase] == _FULL)
-                own = tl.load(sums + x.row, mask=i < m, other=0.0)
+                    q, r, b, h, i, m, heads, offset, terms, config,
+                    _LEVELS[phase] == _FULL,
+                )  # fmt: skip
+                do = load(grad, b, h, i, m, config.V_SIZE, config.V_WIDTH, _LEVELS[phase] == _FULL)
+                row_sums = tl.load(sums + x.row, mask=i < m, other=0.0)
                 kept, ds = _gradient(
-                    queries, keys, values, do, lse, own, x, block, n, hidden, terms, dropout,
-                    scale, how, _LEVELS[phase], True,
+                    queries, keys, values, do, lse, row_sums, x, block, n, hidden, terms, dropout,
+                    scale, config, _LEVELS[phase], True,
                 )  # fmt: skip
                 dvalues = tl.dot(kept.to(do.dtype), do, dvalues, input_precision="ieee")
                 dkeys = tl.dot(ds.to(queries.dtype), queries, dkeys, input_precision="ieee")
-    store(dk, b, key_head, members(block), n, dkeys * scale, how.SIZE, how.WIDTH)
-    store(dv, b, key_head, members(block), n, dvalues, how.V_SIZE, how.V_WIDTH)
+    store(dk, b, key_head, members(block), n, dkeys * scale, config.SIZE, config.WIDTH)
+    store(dv, b, key_head, members(block), n, dvalues, config.V_SIZE, config.V_WIDTH)
 
 
 @triton.jit
 def attention_backward_bias(
     q, k, v, r, lse, grad, sums, tiles,
-    hidden, terms, dropout, how, heads, group, m, n, scale,
+    hidden, terms, dropout, config, heads, group, m, n, scale,
 ):  # fmt: skip
-    """tiles (B, H, block diagonals, 64, 64): dS summed over the tiles of a diagonal of blocks."""
+    """Write tiles (B, H, block diagonals, 64, 64): dS summed over each diagonal of blocks."""
     key_blocks, query_blocks = tl.cdiv(n, _BLOCK), tl.cdiv(m, _BLOCK)
     count = key_blocks + query_blocks - 1
     pair = tl.program_id(0) // count
@@ -249,7 +254,7 @@ def attention_backward_bias(
     offset = offset_of(hidden, b, m, n)
     low = tl.maximum(diagonal, 0)
     high = tl.minimum(query_blocks, key_blocks + diagonal)
-    if how.CAUSAL:
+    if config.CAUSAL:
         high = tl.where((diagonal + 1) * _BLOCK - 1 + offset < 0, low, high)
     if hidden.window is not None:
         high = tl.where((diagonal - 1) * _BLOCK + 1 + offset >= hidden.window, low, high)
@@ -257,14 +262,14 @@ def attention_backward_bias(
     for query_block in range(low, high):
         block = query_block - diagonal
         i = members(query_block)
-        queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, how, True)
-        do = load(grad, b, h, i, m, how.V_SIZE, how.V_WIDTH, True)
-        keys = load_keys(k, b, h // group, block, n, hidden, how.SIZE, how.WIDTH, _FULL)
-        values = load_keys(v, b, h // group, block, n, hidden, how.V_SIZE, how.V_WIDTH, _FULL)
-        own = tl.load(sums + x.row, mask=i < m, other=0.0)
+        queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, config, True)
+        do = load(grad, b, h, i, m, config.V_SIZE, config.V_WIDTH, True)
+        keys = load_keys(k, b, h // group, block, n, hidden, config.SIZE, config.WIDTH, _FULL)
+        values = load_keys(v, b, h // group, block, n, hidden, config.V_SIZE, config.V_WIDTH, _FULL)
+        row_sums = tl.load(sums + x.row, mask=i < m, other=0.0)
         _, ds = _gradient(
-            queries, keys, values, do, lse, own, x, block, n, hidden, terms, dropout, scale, how,
-            _FULL, False,
+            queries, keys, values, do, lse, row_sums, x, block, n, hidden, terms, dropout, scale,
+            config, _FULL, False,
         )  # fmt: skip
         acc += ds
     place = members(0)
@@ -274,7 +279,7 @@ def attention_backward_bias(
 
 @triton.jit
 def diagonal_sums(tiles, sums):
-    """sums[..., u + 64] of tiles[..., i, i - u], for u from -64 to 63."""
+    """Write sums[..., u + 64], the sum of tiles[..., i, i - u] over i, for u from -64 to 63."""
     u = tl.arange(0, 2 * _BLOCK) - _BLOCK
     tile = tiles + tl.program_id(0).to(tl.int64) * _BLOCK * _BLOCK
     acc = tl.zeros((2 * _BLOCK,), tl.float32)

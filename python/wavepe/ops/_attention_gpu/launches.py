@@ -1,4 +1,4 @@
-"""Fused attention on a GPU: how the kernels are launched."""
+"""Fused attention on a GPU: launches of the kernels, and the sizes of their tiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .tiles import LEAST
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel, unless the grid is empty."""
     if all(grid):
         kernel[grid](*arguments, **options)
 
 
-# By compute capability and tile's width: queries, warps and stages of a program. To a width of 128
-# next to nothing spills (docs/internals/attention-gpu.md), at 256 the backward does.
-# Others than 9 and 10 are as 8.
+# Queries, warps and stages of a program, by compute capability and width of a tile. Other
+# capabilities use those of 8. Up to a width of 128 almost no registers spill; at 256 the backward
+# spills (docs/internals/attention-gpu.md).
 _TUNING = {
     9: {
         "forward": {64: (128, 8, 2), 128: (128, 8, 2), 256: (32, 8, 2)},
@@ -42,22 +43,22 @@ _FLOAT32 = {64: (32, 8, 1), 128: (16, 8, 1)}
 
 @functools.cache
 def capability(device: torch.device) -> int:
-    """Compute capability of the kind of GPU that a device is tuned as."""
+    """Return the compute capability whose tuning a device uses; without a GPU it is 9."""
     major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
     return major if major in _TUNING else 8
 
 
 def tuning(role: str, q: Tensor, width: int) -> dict[str, int]:
-    """What a kernel is launched with; `width` is the power of two at the head size or above."""
+    """Return the options for launching a kernel of this role; `width` is that of a tile."""
     size = max(64, width)
     full = q.dtype == torch.float32
     if role in ("forward", "queries", "keys"):
         rows, warps, stages = (_FLOAT32 if full else _TUNING[capability(q.device)][role])[size]
         return {"ROWS": rows, "num_warps": warps, "num_stages": stages}
-    how = {"num_warps": 4 if size == 64 else 8, "num_stages": 1}
-    return how if role == "bias" else {"ROWS": 16 if full or size == 256 else 64, **how}
+    options = {"num_warps": 4 if size == 64 else 8, "num_stages": 1}
+    return options if role == "bias" else {"ROWS": 16 if full or size == 256 else 64, **options}
 
 
 def width(size: int) -> int:
-    """What a tile has room for: a power of two."""
+    """Return the width of a tile for a head size: the next power of two, at least `LEAST`."""
     return max(triton.next_power_of_2(size), LEAST)

@@ -1,7 +1,7 @@
 """Fused attention on a GPU: the products of the queries with the table, and their gradients.
 
-Queries whose position has one remainder modulo 64 meet the same rows of the table in the same
-columns of their products. So they are multiplied together: 64 matrix products, one a remainder.
+Queries whose positions are equal modulo 64 have the same rows of the table in the same columns of
+their products. So one matrix product serves all of them: 64 in all, one for each remainder.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .tiles import _BLOCK, clamp, edge_rows, floor_div, load, members, offset_of
 
 @triton.jit
 def _same_remainder(program, hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl.constexpr):
-    """A program's remainder and batch, and the heads and indices of its queries.
+    """Return a program's remainder and batch, the heads and indices of its queries, which exist.
 
-    Where heads share the table, all of them are in one matrix; else h is the same everywhere.
+    If SHARED, all heads use one table and are rows of one matrix. Otherwise all h are equal.
     """
     classes = tl.minimum(m, _BLOCK)
     member, part = program % classes, program // classes
-    count = tl.cdiv(m, _BLOCK)  # of a head
+    count = tl.cdiv(m, _BLOCK)  # queries of one head
     rows = heads * count if SHARED else count
     parts = tl.cdiv(rows, ROWS)
     pair, row = part // parts, tl.arange(0, ROWS) + (part % parts) * ROWS
@@ -33,23 +33,23 @@ def _same_remainder(program, hidden, heads, m, n, SHARED: tl.constexpr, ROWS: tl
 
 @triton.jit
 def _rows_at(x, b, h, i):
-    """Addresses (i,) of rows of several heads."""
+    """Return the addresses (i,) of rows of several heads."""
     return x.ptr + b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head + i.to(tl.int64) * x.row
 
 
 @triton.jit
 def _columns(terms, far, h, remainder, slot, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """(64, WIDTH): what one slot of 64 columns of products is the products with."""
+    """Return the factors (64, WIDTH) of the queries for one slot of 64 columns of products."""
     place, column = members(slot), tl.arange(0, WIDTH)
-    # member j of near zone z: row 64 z + remainder - j of the table
+    # Key j of near zone z has the table row 64 z + remainder - j.
     row = terms.near_first * _BLOCK + slot * 2 * _BLOCK + remainder - place - terms.first
-    there = (place < terms.near * _BLOCK) & (row >= 0) & (row <= terms.last - terms.first)
+    there = (place < terms.near_count * _BLOCK) & (row >= 0) & (row <= terms.last - terms.first)
     at = terms.p + h.to(tl.int64) * terms.p_head + row.to(tl.int64)[:, None] * SIZE
     inside = (column < SIZE)[None, :]
     values = tl.load(at + column[None, :], mask=there[:, None] & inside, other=0.0)
     if far is not None:
-        place -= terms.near * _BLOCK
-        count = terms.columns - terms.near * _BLOCK
+        place -= terms.near_count * _BLOCK
+        count = terms.columns - terms.near_count * _BLOCK
         there = (place >= 0) & (place < count)
         at = far + (remainder * count + place)[:, None] * SIZE + column[None, :]
         values += tl.load(at, mask=there[:, None] & inside, other=0.0)
@@ -58,7 +58,7 @@ def _columns(terms, far, h, remainder, slot, SIZE: tl.constexpr, WIDTH: tl.const
 
 @triton.jit
 def _products_at(terms, b, h, heads, i, m, slot):
-    """Places (i, 64) of the columns of one slot, and which exist."""
+    """Return the indices (i, 64) of the columns of one slot, and which exist."""
     column = members(slot)
     row = (b.to(tl.int64) * heads + h) * m + i
     return row[:, None] * terms.columns + column[None, :], (column < terms.columns)[None, :]
@@ -69,7 +69,7 @@ def table_products(
     r, far, products, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """products (B, H, m, columns) of r with the table; a program has 64 columns."""
+    """Write products (B, H, m, columns) of r with the table; a program has 64 columns."""
     slots = tl.cdiv(terms.columns, _BLOCK)
     program, slot = tl.program_id(0) // slots, tl.program_id(0) % slots
     remainder, b, h, i, there = _same_remainder(program, hidden, heads, m, n, SHARED, ROWS)
@@ -78,7 +78,7 @@ def table_products(
     queries = tl.load(_rows_at(r, b, h, i)[:, None] + column[None, :], mask=mask, other=0.0)
     columns = _columns(terms, far, tl.min(h, 0), remainder, slot, SIZE, WIDTH)
     values = tl.dot(queries, tl.trans(columns), input_precision="ieee")
-    if products.dtype.element_ty == tl.float16:  # of bfloat16 queries, too: inf would make NaN
+    if products.dtype.element_ty == tl.float16:  # an overflow to inf would become NaN later
         finite = tl.abs(values) < float("inf")
         values = tl.where(finite, clamp(values, -65504.0, 65504.0), values)
     at, inside = _products_at(terms, b, h, heads, i, m, slot)
@@ -90,19 +90,19 @@ def table_backward_queries(
     dproducts, dedges, far, part, dr, scale, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dr: the gradients of the products times the table, scaled, plus `part` if given."""
+    """Write dr: the gradients of the products times the table, scaled, plus `part` if given."""
     program = tl.program_id(0)
     remainder, b, h, i, there = _same_remainder(program, hidden, heads, m, n, SHARED, ROWS)
-    own = tl.min(h, 0)
+    head = tl.min(h, 0)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     if dproducts is not None:
         for slot in range(tl.cdiv(terms.columns, _BLOCK)):
             at, inside = _products_at(terms, b, h, heads, i, m, slot)
             gradients = tl.load(dproducts + at, mask=there[:, None] & inside, other=0.0)
-            columns = _columns(terms, far, own, remainder, slot, SIZE, WIDTH)
+            columns = _columns(terms, far, head, remainder, slot, SIZE, WIDTH)
             acc = tl.dot(gradients, columns, acc, input_precision="ieee")
     if dedges is not None:
-        low, high = edge_rows(terms, own, SIZE, WIDTH)
+        low, high = edge_rows(terms, head, SIZE, WIDTH)
         at = dedges + 2 * ((b.to(tl.int64) * heads + h) * m + i)
         acc += tl.load(at, mask=there, other=0.0)[:, None] * low[None, :]
         acc += tl.load(at + 1, mask=there, other=0.0)[:, None] * high[None, :]
@@ -120,7 +120,7 @@ def table_backward(
     r, dproducts, dedges, dp, scale, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dp (B, H, rows, d) of each batch and head; a program has 64 rows of the table."""
+    """Write dp (B, H, rows, d) of each batch and head; a program has 64 rows of the table."""
     count = terms.last - terms.first + 1
     blocks = tl.cdiv(count, _BLOCK)
     pair = tl.program_id(0) // blocks
@@ -137,7 +137,8 @@ def table_backward(
             key = position - terms.first - row[:, None]
             slot = floor_div(position, _BLOCK) - floor_div(key, _BLOCK) - terms.near_first
             at = (start * terms.columns)[None, :] + slot * _BLOCK + (key & (_BLOCK - 1))
-            there = (slot >= 0) & (slot < terms.near) & (row < count)[:, None] & (i < m)[None, :]
+            there = (slot >= 0) & (slot < terms.near_count)
+            there = there & (row < count)[:, None] & (i < m)[None, :]
             gradients = tl.load(dproducts + at, mask=there, other=0.0)
         if dedges is not None:
             low = tl.load(dedges + 2 * start, mask=i < m, other=0.0)[None, :]

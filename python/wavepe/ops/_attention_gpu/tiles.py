@@ -1,18 +1,18 @@
-"""Fused attention on a GPU: what its Triton kernels do to one tile of queries and keys.
+"""Fused attention on a GPU: functions of the Triton kernels for one tile of queries and keys.
 
-Keys are taken in blocks of 64. For a query at position t = i + offset and keys of block b, the
-zone is ``t // 64 - b``: all deltas of a zone lie within 63 of ``64 * zone``. A kernel before the
-attention computes ``products[i, ...]``, what the relative term is made of, by zones. So every tile
-of the attention reads rows that begin at a multiple of 64 numbers, whatever the query's position:
+Keys are taken in blocks of 64. A query at position t = i + offset and the keys of block b are in
+the zone ``t // 64 - b``. All deltas of a zone lie within 63 of ``64 * zone``. Another kernel runs
+before the attention. It computes ``products[i, ...]``, from which each tile adds the relative term
+of its zone. So a tile reads rows that begin at a multiple of 64 numbers for every position.
 
-- near the diagonal, and for tables that are differentiated: ``q_i . p[64 * zone + t % 64 - j]`` for
-  the 64 keys j of the block;
-- far from it a constant table is smooth, and ``rank`` numbers times a basis (rank, 64) give the
-  64 terms, see `zones`;
-- beyond the table: nothing (beyond="zero"), or one number a query (beyond="edge").
+- In a near zone, ``products`` holds ``q_i . p[64 * zone + t % 64 - j]`` for each of the 64 keys j
+  of the block. Zones near the diagonal are near, and so are all zones of a differentiable table.
+- In a far zone a constant table is smooth. Here ``products`` holds ``rank`` numbers. Their product
+  with a basis (rank, 64) gives the 64 terms (see `zones`).
+- Beyond the table there is no term (beyond="zero"), or one number for each query (beyond="edge").
 
-A tile is (queries, keys), or (keys, queries) where T is true: the gradients of keys and values are
-products with its transpose, which tensor cores take from registers.
+A tile is (queries, keys), or (keys, queries) if T is true. The gradients of keys and values are
+products with the transposed tile, which tensor cores then read from registers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import triton.language as tl
 
 from .zones import BLOCK
 
-LEAST = 16  # what a tensor core multiplies at once; smaller sizes and ranks are padded
-FARTHEST = 1 << 29  # positions beyond count as this: sums of a few fit 32 bits
+LEAST = 16  # the smallest size that a tensor core multiplies; smaller sizes and ranks are padded
+FARTHEST = 1 << 29  # larger positions are set to this, so that sums of a few fit 32 bits
 _BLOCK = tl.constexpr(BLOCK)
 _LEAST = tl.constexpr(LEAST)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FARTHEST = tl.constexpr(FARTHEST)
 
-# What a tile needs: nothing but q k^T; low-rank products too; or everything, masks included.
-_PLAIN = tl.constexpr(0)
-_FAR = tl.constexpr(1)
-_FULL = tl.constexpr(2)
-_LEVELS = tl.constexpr((2, 0, 1, 2, 1, 0, 2))  # of the seven ranges of blocks, see key_phases
+# The level of a tile says what its scores need.
+_PLAIN = tl.constexpr(0)  # q k^T
+_FAR = tl.constexpr(1)  # also the products of far zones
+_FULL = tl.constexpr(2)  # everything, masks included
+_LEVELS = tl.constexpr((2, 0, 1, 2, 1, 0, 2))  # of the seven ranges of key_phases
 
 
 class Rows(NamedTuple):
-    """A tensor (B, H, rows, size) by its strides; the stride of size is 1."""
+    """A tensor (B, H, rows, size) as a pointer and strides; the stride of `size` is 1."""
 
     ptr: Any
     batch: Any
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Which pairs are hidden; each tensor may be None."""
+    """What hides pairs of a query and a key; each tensor may be None."""
 
     window: Any  # int
     key_mask: Any  # (B, n) bool
@@ -63,20 +63,20 @@ class Hidden(NamedTuple):
     offset_batch: Any
 
 
-class Terms(NamedTuple):
-    """What is added to q k^T; each tensor may be None."""
+class ScoreTerms(NamedTuple):
+    """What is added to q k^T in the scores; each tensor may be None."""
 
     products: Any  # (B, H, m, columns): near zones, then far ones
     columns: Any
     basis: Any  # (rank, 64)
     near_first: Any  # the first near zone
-    near: Any  # how many zones are near
-    left: Any  # how many far zones lie before them
-    right: Any  # and after
+    near_count: Any  # number of near zones
+    left_count: Any  # number of far zones before the near ones
+    right_count: Any  # number of far zones after them
     p: Any  # (rows, d) or (H, rows, d)
-    p_head: Any  # stride of a head; 0 where all share one table
+    p_head: Any  # stride of a head; 0 if all heads use one table
     first: Any  # delta of the table's first row
-    last: Any  # and of its last
+    last: Any  # delta of its last row
     slopes: Any  # (H,)
     bias: Any  # (w,) or (H, w)
     bias_head: Any
@@ -86,27 +86,27 @@ class Terms(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Rows of the whole call are counted, so that a chunk of heads drops the same weights."""
+    """Dropout. Rows are counted in the whole call, so that chunks of heads change no result."""
 
     seed: Any  # one int64, or None
     threshold: Any
     factor: Any
-    row: Any  # number of the first row
-    batch: Any  # rows a batch
+    row: Any  # number of the chunk's first row in the call
+    batch: Any  # number of rows of a batch
 
 
-class Options(NamedTuple):
-    """What a kernel is compiled for."""
+class Config(NamedTuple):
+    """Constants for which a kernel is compiled."""
 
-    SIZE: tl.constexpr  # head size, and the power of two that has room for it
-    WIDTH: tl.constexpr
+    SIZE: tl.constexpr  # head size
+    WIDTH: tl.constexpr  # the next power of two
     V_SIZE: tl.constexpr
     V_WIDTH: tl.constexpr
     CAUSAL: tl.constexpr
-    EDGE: tl.constexpr  # p's rows at both ends stand for all beyond
+    EDGE: tl.constexpr  # beyond="edge": the first and last row of p stand for all rows outside
     BIAS_EDGE: tl.constexpr
     RANK: tl.constexpr
-    PHASES: tl.constexpr  # 4 where only one side of the diagonal has a table, else 7
+    PHASES: tl.constexpr  # 4 if the table has rows on one side of the diagonal only, else 7
 
 
 class Queries(NamedTuple):
@@ -118,8 +118,8 @@ class Queries(NamedTuple):
     m: Any
     position: Any  # i + offset
     row: Any  # number in a contiguous (B, H, m)
-    low: Any  # products with the table's first row, for beyond="edge"
-    high: Any  # and its last
+    low: Any  # with beyond="edge": products with the table's first row
+    high: Any  # with beyond="edge": products with its last row
 
 
 # ---- indices ------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Queries(NamedTuple):
 
 @triton.jit
 def floor_div(x, N: tl.constexpr):
-    """x // N for a power of two; Triton's own division rounds towards zero."""
+    """Return x // N for a power of two N; Triton's own division rounds towards zero."""
     return (x & -N) // N
 
 
@@ -138,24 +138,25 @@ def clamp(x, low, high):
 
 @triton.jit
 def members(block):
-    """(64,) numbers of the members of a block."""
+    """Return the indices (64,) of the keys (or queries) of a block."""
     return tl.arange(0, _BLOCK) + block * _BLOCK
 
 
 @triton.jit
 def of_queries(x, T: tl.constexpr):
-    """(queries,) as an axis of a tile."""
+    """Return x (queries,) with the axes of a tile."""
     return x[None, :] if T else x[:, None]
 
 
 @triton.jit
 def of_keys(x, T: tl.constexpr):
+    """Return x (keys,) with the axes of a tile."""
     return of_queries(x, not T)
 
 
 @triton.jit
 def multiply(q, k, add, T: tl.constexpr):
-    """q k^T, or its transpose, plus a tile or None."""
+    """Return q k^T, or its transpose if T, plus the tile `add`, which may be None."""
     if T:
         product = tl.dot(k, tl.trans(q), add, input_precision="ieee")
     else:
@@ -165,7 +166,7 @@ def multiply(q, k, add, T: tl.constexpr):
 
 @triton.jit
 def load(x, b, h, row, rows, SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """(row, WIDTH) of x; 0 in columns beyond SIZE and, if MASKED, in rows beyond `rows`."""
+    """Return rows (row, WIDTH) of x: 0 from column SIZE on and, if MASKED, from row `rows` on."""
     column = tl.arange(0, WIDTH)
     start = x.ptr + b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head
     at = start + row.to(tl.int64)[:, None] * x.row + column[None, :]
@@ -189,7 +190,7 @@ def store(x, b, h, row, rows, values, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def offset_of(hidden, b, m, n):
-    """The position of query 0."""
+    """Return the position of query 0."""
     if hidden.offset is None:
         offset = n - m
     else:
@@ -203,7 +204,7 @@ def offset_of(hidden, b, m, n):
 
 @triton.jit
 def _seen_keys(hidden, b, j, n):
-    """The keys j that exist and that key_mask shows."""
+    """Tell which keys j exist and are not hidden by key_mask."""
     inside = j < n
     if hidden.key_mask is not None:
         shown = tl.load(hidden.key_mask + b.to(tl.int64) * hidden.key_mask_batch + j, inside, 0)
@@ -215,7 +216,7 @@ def _seen_keys(hidden, b, j, n):
 def load_keys(
     x, b, h, block, n, hidden, SIZE: tl.constexpr, WIDTH: tl.constexpr, LEVEL: tl.constexpr
 ):
-    """(64, WIDTH) of k or v; zeros where key_mask hides a key, which may hold NaN."""
+    """Return a block (64, WIDTH) of k or v, with zeros for hidden keys, which may hold NaN."""
     j = members(block)
     if hidden.key_mask is not None:
         j = tl.where(_seen_keys(hidden, b, j, n), j, n)
@@ -223,15 +224,15 @@ def load_keys(
 
 
 @triton.jit
-def visible(x, block, n, hidden, how, LEVEL: tl.constexpr, T: tl.constexpr):
-    """A tile of bool; one that is not _FULL lies within what causal, window and n allow."""
+def visible(x, block, n, hidden, config, LEVEL: tl.constexpr, T: tl.constexpr):
+    """Return a tile of bool. Causal mask, window and n hide no pair of a tile below level _FULL."""
     keys = members(block)
     i, j = of_queries(x.i, T), of_keys(keys, T)
     delta = of_queries(x.position, T) - j
-    seen = delta == delta
+    seen = delta == delta  # a tile of True
     if LEVEL == _FULL:
         seen = seen & (j < n)
-        if how.CAUSAL:
+        if config.CAUSAL:
             seen = seen & (delta >= 0)
         if hidden.window is not None:
             seen = seen & (delta < hidden.window)
@@ -239,8 +240,8 @@ def visible(x, block, n, hidden, how, LEVEL: tl.constexpr, T: tl.constexpr):
         seen = seen & of_keys(_seen_keys(hidden, x.b, keys, n), T)
     if hidden.segments is not None:
         start = hidden.segments + x.b.to(tl.int64) * hidden.segments_batch
-        own = tl.load(start + i, mask=i < x.m, other=0)
-        seen = seen & (own == tl.load(start + j, mask=j < n, other=0))
+        query_segment = tl.load(start + i, mask=i < x.m, other=0)
+        seen = seen & (query_segment == tl.load(start + j, mask=j < n, other=0))
     if hidden.mask is not None:
         start = hidden.mask + x.b.to(tl.int64) * hidden.mask_batch
         start += x.h.to(tl.int64) * hidden.mask_head
@@ -254,42 +255,43 @@ def visible(x, block, n, hidden, how, LEVEL: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def _far_slot(terms, zone):
-    """The number of a zone among the far ones, and whether it is one."""
-    left = zone - terms.near_first + terms.left
-    right = zone - terms.near_first - terms.near
-    is_left = (left >= 0) & (left < terms.left)
-    is_right = (right >= 0) & (right < terms.right)
-    return tl.where(is_right, right + terms.left, left), is_left | is_right
+    """Return the number of a zone among the far zones, and whether it is a far zone."""
+    left = zone - terms.near_first + terms.left_count
+    right = zone - terms.near_first - terms.near_count
+    is_left = (left >= 0) & (left < terms.left_count)
+    is_right = (right >= 0) & (right < terms.right_count)
+    return tl.where(is_right, right + terms.left_count, left), is_left | is_right
 
 
 @triton.jit
-def far_at(terms, x, block, how):
-    """Places (queries, 16) of the far products with one block, and which exist."""
+def far_at(terms, x, block, config):
+    """Return the indices (queries, 16) of a block's products in far zones, and which exist."""
     slot, there = _far_slot(terms, floor_div(x.position, _BLOCK) - block)
     rank = tl.arange(0, _LEAST)
-    at = (x.row * terms.columns + terms.near * _BLOCK + slot * how.RANK)[:, None] + rank[None, :]
-    return at, (there & (x.i < x.m))[:, None] & (rank < how.RANK)[None, :]
+    start = x.row * terms.columns + terms.near_count * _BLOCK + slot * config.RANK
+    at = start[:, None] + rank[None, :]
+    return at, (there & (x.i < x.m))[:, None] & (rank < config.RANK)[None, :]
 
 
 @triton.jit
 def near_at(terms, x, block):
-    """Places (queries, 64) of the near products with one block, and which exist."""
+    """Return the indices (queries, 64) of a block's products in near zones, and which exist."""
     slot = floor_div(x.position, _BLOCK) - block - terms.near_first
     at = (x.row * terms.columns + slot * _BLOCK)[:, None] + tl.arange(0, _BLOCK)[None, :]
-    return at, ((slot >= 0) & (slot < terms.near) & (x.i < x.m))[:, None]
+    return at, ((slot >= 0) & (slot < terms.near_count) & (x.i < x.m))[:, None]
 
 
 @triton.jit
-def basis_of(terms, how):
-    """(16, 64)"""
+def basis_of(terms, config):
+    """Return the basis of the far zones, (16, 64), with zeros in rows from RANK on."""
     rank = tl.arange(0, _LEAST)[:, None]
     at = terms.basis + rank * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-    return tl.load(at, mask=rank < how.RANK, other=0.0)
+    return tl.load(at, mask=rank < config.RANK, other=0.0)
 
 
 @triton.jit
 def edge_rows(terms, h, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """The table's first and last row, which stand for all before and behind."""
+    """Return the table's first and last row, which stand for all rows outside the table."""
     column = tl.arange(0, WIDTH)
     at = terms.p + h.to(tl.int64) * terms.p_head + column
     low = tl.load(at, mask=column < SIZE, other=0.0).to(tl.float32)
@@ -299,7 +301,7 @@ def edge_rows(terms, h, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    """Right for small x, too, where 1 - exp(-2x) cancels."""
+    """Return tanh(x). Small x need a series, because 1 - exp(-2x) loses their digits."""
     e = tl.exp2(tl.abs(x) * (-2 * _LOG2E))
     large = (1 - e) / (1 + e)
     y = x * x
@@ -309,20 +311,20 @@ def _tanh(x):
 
 
 @triton.jit
-def scores(q, k, x, block, terms, scale, how, LEVEL: tl.constexpr, T: tl.constexpr):
-    """A tile of scores, softcap included."""
+def scores(q, k, x, block, terms, scale, config, LEVEL: tl.constexpr, T: tl.constexpr):
+    """Return a tile of scores, softcap included."""
     s = multiply(q, k, None, T)
     delta = of_queries(x.position, T) - of_keys(members(block), T)
     if terms.products is not None:
         if LEVEL >= _FAR and terms.basis is not None:
-            at, there = far_at(terms, x, block, how)
+            at, there = far_at(terms, x, block, config)
             far = tl.load(terms.products + at, mask=there, other=0.0)
-            s = multiply(far, tl.trans(basis_of(terms, how)), s, T)
+            s = multiply(far, tl.trans(basis_of(terms, config)), s, T)
         if LEVEL == _FULL:
             at, there = near_at(terms, x, block)
             near = tl.load(terms.products + at, mask=there, other=0.0).to(tl.float32)
             s += tl.trans(near) if T else near
-    if how.EDGE:
+    if config.EDGE:
         s += tl.where(delta < terms.first, of_queries(x.low, T), 0.0)
         s += tl.where(delta > terms.last, of_queries(x.high, T), 0.0)
     s *= scale
@@ -332,7 +334,7 @@ def scores(q, k, x, block, terms, scale, how, LEVEL: tl.constexpr, T: tl.constex
         row = delta - terms.bias_first
         count = terms.bias_last - terms.bias_first
         at = terms.bias + x.h.to(tl.int64) * terms.bias_head
-        if how.BIAS_EDGE:
+        if config.BIAS_EDGE:
             s += tl.load(at + clamp(row, 0, count))
         else:
             s += tl.load(at + row, mask=(row >= 0) & (row <= count), other=0.0)
@@ -343,10 +345,10 @@ def scores(q, k, x, block, terms, scale, how, LEVEL: tl.constexpr, T: tl.constex
 
 @triton.jit
 def kept_weights(dropout, x, block, T: tl.constexpr):
-    """A tile of 0 where a weight is dropped and 1 / (1 - dropout_p) where it is kept.
+    """Return a tile of 0 for dropped weights and 1 / (1 - dropout_p) for kept ones.
 
-    The CPU's hash: splitmix64 of seed and row gives two keys, a mix of 32 bits of them and the
-    key's index the decision.
+    The hash is the CPU kernel's: splitmix64 of seed and row gives two hash keys, and a 32-bit mix
+    of the hash keys and the key's index gives the decision.
     """
     row = dropout.row + x.b.to(tl.int64) * dropout.batch + x.h.to(tl.int64) * x.m + x.i
     z = tl.load(dropout.seed).to(tl.uint64) + (row + 1).to(tl.uint64) * 0x9E3779B97F4A7C15

@@ -1,41 +1,48 @@
-"""The zones of a constant table for the GPU: which are smooth enough for a few numbers a query.
+"""The zones of a constant table for the GPU, and the zones that need few numbers for each query.
 
-Keys come in blocks of 64, and zone z of a query at position t is the block whose keys have deltas
-``64 z + t % 64 - j`` for j = 0..63. As functions of j, the rows of a smooth table span a small
-space there. One basis of it serves all smooth zones. It is taken from the table's values.
+Keys come in blocks of 64. For a query at position t, zone z is the block whose keys have the deltas
+``64 z + t % 64 - j`` for j = 0..63. If the table is smooth there, its rows as functions of j span a
+small space. One basis of that space serves all smooth zones. It follows from the table's values.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-BLOCK = 64  # keys a tile, and deltas a zone
+BLOCK = 64  # keys of a tile, and distance of two zones
 RANKS = (8, 16)
-_LONGEST = 1 << 14  # rows; the search in longer tables takes minutes
-_TRIALS = 12  # zones that are left out of the basis, one after the other on each side
+_LONGEST = 1 << 14  # rows; for longer tables the search takes minutes
+_TRIALS = 12  # attempts; each one adds a zone on each side to the rough ones
 
 
 def zone_range(first: int, last: int) -> tuple[int, int]:
-    """The first and the last zone that hold a delta of first..last."""
+    """Return the first and the last zone that hold a delta of first..last."""
     return first // BLOCK, -(-last // BLOCK)
 
 
 def block_zones(
     p: np.ndarray, first: int, tolerance: float
 ) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """The low-rank zones at both ends of the table p (w, d), whose row 0 has delta `first`.
+    """Return the low-rank zones at both ends of the table p (w, d), or None if none saves work.
+
+    Parameters
+    ----------
+    p : array (w, d)
+        The table.
+    first : int
+        The delta of its first row.
+    tolerance : float
+        The largest error of an entry.
 
     Returns
     -------
     left : int
-        How many of these zones lie before the others; the rest lie behind.
-    far : (64, zones, rank, d)
-        ``far[t % 64, zone]`` times a query are the numbers of the query in that zone.
-    basis : (rank, 64)
-        Orthonormal rows. ``basis.T @ far[t % 64, zone]`` are the zone's rows of p, within
+        The number of these zones before the other zones. The rest of them come after.
+    far : array (64, zones, rank, d)
+        ``far[t % 64, zone]`` times a query at position t gives the query's numbers in that zone.
+    basis : array (rank, 64)
+        Orthonormal rows. ``basis.T @ far[t % 64, zone]`` are the zone's rows of p, up to
         `tolerance` in every entry.
-
-    None where no zone saves work.
     """
     if len(p) > _LONGEST:
         return None
@@ -59,7 +66,7 @@ def block_zones(
 
 
 def _tiles(p: np.ndarray, first: int) -> np.ndarray:
-    """(zones, 64 keys j, 64 remainders t, d): p at delta 64 zone + t - j, 0 outside."""
+    """Return (zones, 64 keys j, 64 remainders t, d): p at delta 64 zone + t - j, 0 outside."""
     last = first + len(p) - 1
     lowest, highest = zone_range(first, last)
     start = lowest * BLOCK - (BLOCK - 1)
@@ -74,7 +81,11 @@ def _tiles(p: np.ndarray, first: int) -> np.ndarray:
 def _smooth_ends(
     tiles: np.ndarray, rank: int, tolerance: float
 ) -> tuple[int, int, np.ndarray] | None:
-    """How many zones lie left of the rough ones, how many are rough, and the others' basis."""
+    """Return the number of zones before the rough ones, the number of rough ones, and the basis.
+
+    Rough zones are those in the middle that the basis of the others does not give. Return None if
+    all zones are rough.
+    """
     zones = len(tiles)
     peak = int(np.argmax([np.abs(_flat(tile)).max() for tile in tiles]))
     left, right = peak, zones - peak - 1
@@ -88,7 +99,7 @@ def _smooth_ends(
         rough = [z for z in smooth if not _fits(tiles[z], basis, tolerance)]
         if not rough:
             return left, zones - left - right, basis
-        # the roughest lie beside those that are rough already
+        # The next rough zones are the neighbours of the present ones.
         left -= any(z < left for z in rough)
         right -= any(z >= zones - right for z in rough)
     return None
