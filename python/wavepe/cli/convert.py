@@ -86,6 +86,7 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
         "    import transformers, wavepe.hf; "
         f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
     )
+    print("a model whose encoding has changed must be trained on")
 
 
 def _size(count: int) -> str:

@@ -55,7 +55,7 @@ def fix_length(model: M, length: int | None) -> M:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(
     ...     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-    ...     num_attention_heads=2, max_position_embeddings=16))
+    ...     num_attention_heads=2, max_position_embeddings=16, eos_token_id=None))
     >>> model = wavepe.hf.patch(model, "rope:inference_theta=scaled").eval()
     >>> model = wavepe.hf.fix_length(model, 40)
     >>> tuple(model.generate(torch.arange(1, 9)[None], max_new_tokens=32, do_sample=False).shape)

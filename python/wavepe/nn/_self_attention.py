@@ -26,8 +26,14 @@ class SelfAttention(Attention):
         Size of a token's vector.
     heads : int
         Number of query heads H. It divides `dim` unless `head_dim` is given.
-    kv_heads, encoding, causal, dropout, device, dtype
-        As in `Attention`.
+    kv_heads : int, optional
+        Number of key and value heads Hk, a divisor of `heads`; None is `heads`.
+    encoding : str, dict or Encoding
+        The encoding, as in `Attention`.
+    causal : bool
+        True: a token sees itself and the tokens before it. False: it sees all tokens.
+    dropout : float
+        Probability that an attention weight is dropped in training mode.
     head_dim : int, optional
         Head size d; None is dim / heads.
     bias : bool
@@ -36,6 +42,10 @@ class SelfAttention(Attention):
         Hide keys at a distance of `window` tokens or more before the query.
     max_length : int, optional
         Length of the sequences in training, for the rope types that need it.
+    device : torch.device or str, optional
+        The device of the parameters.
+    dtype : torch.dtype, optional
+        The dtype of the parameters.
 
     Raises
     ------
