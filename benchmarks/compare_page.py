@@ -179,8 +179,9 @@ def standings(root: Path) -> str:
     for protocol, text in (("blocks", "blocks"), ("sliding", "sliding window")):
         runs = [run for run in fairseq if run["protocol"] == protocol]
         rows.append((f"`alibi`, in fairseq, {text}, one seed", runs, "wavelet", "alibi"))
-    rows.append(("`rope` trained on, after a swap and the same steps, one seed", _runs_of(root / SWAP),
-                 f"rope -> {W}, trained on", "rope, trained on"))  # fmt: skip
+    swapped, stayed = f"rope -> {W}, trained on", "rope, trained on"
+    text = "`rope` trained on, after a swap and the same steps, one seed"
+    rows.append((text, _runs_of(root / SWAP), swapped, stayed))
     cells = [
         (name, [_standing(_ratios(runs, ours, (rival,), str(length))) for length in lengths])
         for name, runs, ours, rival in rows

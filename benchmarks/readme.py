@@ -161,7 +161,7 @@ def bench_section(folder: Path) -> str:
             for row in headline
         ),
         "",
-        "In these cases wavepe is slower by more than 5 %. The table has the worst case of each operation:",
+        "In these cases wavepe is slower by more than 5 %, the worst case of each operation:",
         "",
         "| operation | input | wavepe | what is faster |",
         "|---|---|---:|---|",

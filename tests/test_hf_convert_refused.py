@@ -153,6 +153,7 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
         f"{target}: WavePELlamaForCausalLM with shaw:clip=3",
         f"copied from {source}: 21 tensors, 23.6 kB",
         "new parameters: model.position_encoding.table",
+        "a model whose encoding has changed must be trained on",
         "to load it in Python:",
     ]
     script = f"{last.strip()}\nprint(type(model).__name__, model.config.position_encoding)"

@@ -79,6 +79,7 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
     ):
         if names:
             print(f"{what}: {leading_names(names)}")
+    print("a model whose encoding has changed must be trained on")
     auto = "AutoModel" + "".join(done.model.partition("For")[1:])
     print("to load it in Python, after importing the module of --import:" if args.imports
         else "to load it in Python:")  # fmt: skip
@@ -86,7 +87,6 @@ def _print(done: Conversion, args: argparse.Namespace) -> None:
         "    import transformers, wavepe.hf; "
         f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
     )
-    print("a model whose encoding has changed must be trained on")
 
 
 def _size(count: int) -> str:
