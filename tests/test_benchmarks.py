@@ -554,11 +554,9 @@ def test_wins_and_losses(repository):
     assert "| `rope` | behind, 1.11 | ahead, 0.47 |" in text
     assert "| `alibi`, in fairseq, blocks, one seed | ahead, 0.80 |  |" in text
     assert "| `alibi`, in fairseq, sliding window, one seed | behind, 1.25 |  |" in text
-    assert (
-        "| `rope` trained on, after a swap and the same steps, one seed | behind, 1.25 |  |" in text
-    )
+    assert "after a swap and the same steps, one seed | behind, 1.25 |  |" in text
     assert "t5" not in text
-    assert "4 trainings of 7 steps, 2 minutes of one thread; 2 seeds, mean ±" in text
+    assert "2 seeds. 4 trainings of 7 steps took 2 minutes of one thread." in text
 
 
 def test_sentence_of_the_swap(repository):
