@@ -80,13 +80,13 @@ class Rows:
         return self.found.get((op, dtype, who, kind, length, d))
 
     @staticmethod
-    def over(row: dict | None, rival: str) -> str:
+    def over_rival(row: dict | None, rival: str) -> str:
         """Return wavepe's time over the rival's, or "" if the row or the rival is missing."""
         ratio = row and row["ratios"].get(rival)
         return f"{1 / ratio['rounds']:.2f}" if ratio else ""
 
     @staticmethod
-    def times(row: dict | None, rival: str) -> str:
+    def rival_over(row: dict | None, rival: str) -> str:
         """Return the rival's time over wavepe's, or "" if the row or the rival is missing."""
         ratio = row and row["ratios"].get(rival)
         return f"{ratio['rounds']:.1f}" if ratio else ""
@@ -171,7 +171,7 @@ def times(by_threads: dict[int, Rows]) -> str:
         cells = [f"{length}"]
         for op, kind in OVER_SDPA.values():
             both = [rows.get(op, _sized(kind, length), length, d) for rows in by_threads.values()]
-            cells.append(" / ".join(filter(None, (Rows.over(row, "sdpa") for row in both))))
+            cells.append(" / ".join(filter(None, (Rows.over_rival(row, "sdpa") for row in both))))
         lines.append(cells)
     table = markdown([f"L, d = {d}", *OVER_SDPA], lines)
     return "\n\n".join([table, "\n".join(map(made_with, by_threads.values()))])
@@ -192,10 +192,10 @@ def others(by_threads: dict[int, Rows]) -> str:
         both = [rows.found.get(key) for rows in by_threads.values()]
         cells = [f"`{op}` {row['size']}, {dtype}", f"{1e3 * row['seconds']['median']:.2f} ms"]
         for name in ("sdpa", "plain"):
-            ratios = (Rows.over(one, name) for one in both)
+            ratios = (Rows.over_rival(one, name) for one in both)
             cells.append(" / ".join(filter(None, ratios)))
         theirs = [name for name in row["ratios"] if name not in ("sdpa", "plain")]
-        cells.append(", ".join(f"{Rows.times(row, name)} {name}" for name in theirs))
+        cells.append(", ".join(f"{Rows.rival_over(row, name)} {name}" for name in theirs))
         lines.append(cells)
     heads = ["", "time", "/ PyTorch, no positions", "/ wavepe, no positions", "other ways / wavepe"]
     return markdown(heads, lines)

@@ -109,7 +109,9 @@ def table(results: dict) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=41, help="rounds for each size (default 41)")
+    parser.add_argument(
+        "--repeats", type=int, default=41, metavar="N", help="rounds for each size (default 41)"
+    )
     add_json(parser)
     parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
     args = parser.parse_args(argv)

@@ -106,8 +106,12 @@ def table(results: dict) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("--threads", type=int, default=2, help="N, compared with 1 (default 2)")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds for each size (default 15)")
+    parser.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="threads, compared with 1 (default 2)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=15, metavar="N", help="rounds for each size (default 15)"
+    )
     add_json(parser)
     parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
     args = parser.parse_args(argv)

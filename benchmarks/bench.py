@@ -171,12 +171,12 @@ def _cases(names: Sequence[str], args: argparse.Namespace) -> Iterator[Any]:
         module = importlib.import_module(f".bench_{name}", __package__)
         compiler = Compiler(enabled=not args.quick)
         if args.full and not args.quick and hasattr(module, "full_cases"):
-            made = module.full_cases(compiler)
+            pending = module.full_cases(compiler)
         else:
-            made = module.cases(args.quick, compiler)
+            pending = module.cases(args.quick, compiler)
         while True:
             torch.compiler.reset()  # torch would run a function of many shapes in eager mode
-            case = next(made, None)
+            case = next(pending, None)
             if case is None:
                 break
             yield case

@@ -81,7 +81,7 @@ def judge(exact: tuple[np.ndarray, ...], bound: tuple[np.ndarray | float, ...]):
 
     def verdict(result: Any) -> Verdict:
         got = result if isinstance(result, (tuple, list)) else (result,)
-        error = share = 0.0
+        error = of_bound = 0.0
         for value, right, allowed in zip(got, exact, bound, strict=True):
             value = plain(value)
             if value.shape != right.shape:
@@ -91,8 +91,8 @@ def judge(exact: tuple[np.ndarray, ...], bound: tuple[np.ndarray | float, ...]):
                 part = np.where(distance == 0, 0.0, distance / allowed)
             worst = float(part.max()) if part.size else 0.0
             error = max(error, float(distance.max()) if part.size else 0.0)
-            share = max(share, worst if worst == worst else float("inf"))
-        return Verdict(error if error == error else float("inf"), share)
+            of_bound = max(of_bound, worst if worst == worst else float("inf"))
+        return Verdict(error if error == error else float("inf"), of_bound)
 
     return verdict
 

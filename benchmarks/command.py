@@ -54,7 +54,11 @@ def add_page(parser: argparse.ArgumentParser, page: Path, required: bool = False
         "--check", action="store_true", help="change nothing; exit with 1 if it is stale"
     )
     parser.add_argument(
-        "--root", type=Path, default=ROOT, help="folder of the repository (default: this one)"
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the repository (default: this one)",
     )
 
 

@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="the folder that wavepe compare wrote")
     parser.add_argument(
-        "--root", type=Path, default=ROOT, help="folder of the repository (default: this one)"
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the repository (default: this one)",
     )
     args = parser.parse_args(argv)
     results = json.loads((args.folder / "results.json").read_text("utf-8"))

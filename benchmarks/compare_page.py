@@ -106,7 +106,9 @@ PUBLISHED = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Keep results, or write the page; return the exit code."""
     parser = new_parser(__doc__)
-    parser.add_argument("--keep", nargs=2, metavar=("FOLDER", "NAME"), help="keep results as NAME")
+    parser.add_argument(
+        "--keep", nargs=2, metavar=("FOLDER", "NAME"), help="keep the results of FOLDER as NAME"
+    )
     add_page(parser, PAGE)
     args = parser.parse_args(argv)
     if args.keep:

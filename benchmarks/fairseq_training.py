@@ -139,10 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
     parser.add_argument(
-        "--threads", type=int, default=1, help="number of torch's threads (default 1)"
+        "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
     )
     parser.add_argument(
-        "--repeats", type=int, default=15, help="updates of each model (default 15)"
+        "--repeats", type=int, default=15, metavar="N", help="updates of each model (default 15)"
     )
     add_json(parser)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")

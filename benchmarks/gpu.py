@@ -118,8 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--minutes",
         type=float,
+        metavar="N",
         default=gpu_tasks.DEADLINE / 60,
-        help="what has not begun by then is not run (default: %(default)g)",
+        help="no task begins after this time (default: %(default)g)",
     )
     args = parser.parse_args(argv)
     there = torch.cuda.is_available() and not args.emulated

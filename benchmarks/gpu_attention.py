@@ -177,12 +177,12 @@ def _flex_band(place: Place, given: Problem) -> Way:
     masks = [create_block_mask(each, *sizes, device=place.device) for each in (in_band, beyond)]
 
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        near, near_lse = flex_attention(
+        band, band_lse = flex_attention(
             q, k, v, score_mod=_term(q, p), block_mask=masks[0], return_lse=True
         )
-        far, far_lse = flex_attention(q, k, v, block_mask=masks[1], return_lse=True)
-        share = torch.sigmoid(near_lse - far_lse)[..., None]  # far_lse may be -inf
-        return (share * near + (1 - share) * far).to(q.dtype)
+        rest, rest_lse = flex_attention(q, k, v, block_mask=masks[1], return_lse=True)
+        band_weight = torch.sigmoid(band_lse - rest_lse)[..., None]  # rest_lse may be -inf
+        return (band_weight * band + (1 - band_weight) * rest).to(q.dtype)
 
     return _compiled(place, way)
 
@@ -241,10 +241,12 @@ def row(
         return found
     found |= {"differs": differs, "seconds": {}, "memory": {}, "ratios": {}}
     rounds = 1 if place.emulated else ROUNDS
-    for phase, some in calls.items():
-        seconds = time_calls(some, place.device, rounds)
+    for phase, phase_calls in calls.items():
+        seconds = time_calls(phase_calls, place.device, rounds)
         found["seconds"][phase] = seconds
-        found["memory"][phase] = {n: extra_memory(call, place.device) for n, call in some.items()}
+        found["memory"][phase] = {
+            n: extra_memory(call, place.device) for n, call in phase_calls.items()
+        }
         found["ratios"][phase] = {
             name: seconds[over] / seconds[under]
             for name, (over, under) in RATIOS.items()

@@ -153,7 +153,7 @@ def draw(name: str, size: Size) -> tuple[dict[str, Any], list[Tensor]]:
     return {"p": None, **given, **build(s, generator)}, grads
 
 
-def there(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
+def kernel_argument(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
     """Return an argument on the GPU, in the dtype that the kernels take."""
     if not isinstance(x, Tensor):
         return x
@@ -170,8 +170,10 @@ def _case(
     exact = outputs(lambda **options: judged(seed=seed, **options), given, grads)
     attention = place.attention()
     for dtype in dtypes:
-        options = {n: there(place, n, x, dtype) for n, x in given.items()}
-        incoming = [there(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)]
+        options = {n: kernel_argument(place, n, x, dtype) for n, x in given.items()}
+        incoming = [
+            kernel_argument(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)
+        ]
         place.needs_kernel(options["q"])
         torch.manual_seed(SEED)
         found = outputs(lambda **o: attention(**o, return_lse=True), options, incoming)
@@ -213,8 +215,10 @@ def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Ten
         first = attention(q, k, v, p=p)
         return attention(first, k, v, p=table, return_lse=True)
 
-    options = {n: there(place, n, given[n], dtype) for n in ("q", "k", "v", "p")}
-    incoming = [there(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)]
+    options = {n: kernel_argument(place, n, given[n], dtype) for n in ("q", "k", "v", "p")}
+    incoming = [
+        kernel_argument(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)
+    ]
     place.needs_kernel(options["q"])
     return function, options, incoming
 

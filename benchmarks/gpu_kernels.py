@@ -60,7 +60,7 @@ def _rope(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
             for inverse in (False, True):
                 options = {"interleaved": layout, "inverse": inverse}
                 want = ops.rope(x.double(), cos, sin, **options)
-                with place.here():
+                with place.kernels_in_use():
                     got = [ops.rope(z, c, s, **options) for z in (y, one_off)]
                     got += ops.rope_qk(strided, y[:, :1], c, s, **options)
                     got.append(ops.rope_(y.clone(), c, s, **options))
@@ -73,7 +73,7 @@ def _rope_table(place: Place, dtype: torch.dtype) -> Iterator[Triple]:
     inv_freq = torch.from_numpy(wavepe.rope_frequencies(128, 5e5)[0])
     given: tuple[dict[str, Any], ...] = ({}, {"precision": "hf"}, {"attention_factor": 1.25})
     for options in given:
-        with place.here():
+        with place.kernels_in_use():
             got = ops.rope_table(*place.to(positions, inv_freq), dtype=dtype, **options)
         want = ops.rope_table(positions, inv_freq, dtype=torch.float64, **options)
         bound = {torch.float32: 1.2e-7, torch.float64: 1e-15}.get(dtype, UNITS[dtype])
@@ -85,7 +85,7 @@ def _wavelets(place: Place, dtype: torch.dtype) -> Iterator[Triple]:
     offsets = torch.arange(-50, 200)
     for kind in ("ricker", "gaussian", "morlet", "haar"):
         scale, shift = (torch.from_numpy(a).to(dtype) for a in wavepe.wavelet_grid(64))
-        with place.here():
+        with place.kernels_in_use():
             got = ops.wavelet_table(*place.to(offsets, scale, shift), kind=kind)
         want = ops.wavelet_table(offsets, scale.double(), shift.double(), kind=kind)
         yield got, want, max(UNITS[dtype], 1e-15)
@@ -96,7 +96,7 @@ def _gradients(place: Place, generator: torch.Generator) -> Iterator[Triple]:
     for kind in ("ricker", "gaussian", "morlet"):
         leaves = [torch.from_numpy(a).requires_grad_() for a in wavepe.wavelet_grid(24)]
         want = torch.autograd.grad(ops.wavelet_table(offsets, *leaves, kind=kind), leaves, grad)
-        with place.here():
+        with place.kernels_in_use():
             there = [t.detach().requires_grad_() for t in place.to(*leaves)]
             table = ops.wavelet_table(*place.to(offsets), *there, kind=kind)
             got = torch.autograd.grad(table, there, place.to(grad)[0])
@@ -118,7 +118,7 @@ def _bias(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
         leaves = [t.double().requires_grad_() for t in (q, p)]
         out = ops.relative_bias(*leaves, 70, first=-3, beyond=beyond)
         want = (out, *torch.autograd.grad(out, leaves, grad.double()))
-        with place.here():
+        with place.kernels_in_use():
             there = [t.requires_grad_() for t in place.to(q, p)]
             made = bias(*there, beyond)
             got = (made, *torch.autograd.grad(made, there, place.to(grad)[0]))

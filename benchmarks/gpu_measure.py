@@ -45,7 +45,7 @@ class Place:
         return [t.to(self.device) for t in tensors]
 
     @contextlib.contextmanager
-    def here(self) -> Iterator[None]:
+    def kernels_in_use(self) -> Iterator[None]:
         """Let the CPU's operators be the emulated kernels; outside they are the reference."""
         if self.emulated:
             torch.ops.wavepe.emulate_cuda(True)

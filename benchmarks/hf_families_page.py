@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep", type=Path, required=True, metavar="FILE", help="the file of --junitxml"
     )
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="the repository")
     args = parser.parse_args(argv)
     try:
         results = read(args.keep)

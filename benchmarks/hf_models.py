@@ -368,21 +368,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--threads", type=int, default=1, help="number of torch's threads (default 1)")
-    add("--rounds", type=int, default=20, help="rounds for 512 tokens, fewer for more (default 20)")
+    add("--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)")
+    add(
+        "--rounds",
+        type=int,
+        default=20,
+        metavar="N",
+        help="rounds for 512 tokens, fewer for more (default 20)",
+    )
     add("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N", help="numbers of tokens")
     add("--padded", type=int, default=PADDED, metavar="N",
         help=f"tokens of the two padded sequences; 0: no such row (default {PADDED})")  # fmt: skip
     add("--fused", type=int, nargs="*", default=FUSED_LENGTHS, metavar="N",
-        help="numbers of tokens to time use_fused_rope with")  # fmt: skip
+        help="numbers of tokens for use_fused_rope; none: not timed")  # fmt: skip
     add("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS,
         help="models to compare; ratios are to the first (default: all)")  # fmt: skip
-    add("--layers", type=int, default=2, help="number of layers (default 2)")
+    add("--layers", type=int, default=2, metavar="N", help="number of layers (default 2)")
     add(
         "--hidden",
         type=int,
         default=256,
-        help=f"hidden size; heads have {HEAD_SIZE} of it (default 256)",
+        help=f"hidden size, a multiple of the head size {HEAD_SIZE} (default 256)",
     )
     add("--memory-of", choices=CONTENDERS, help="measure memory in this process, and print JSON")
     add_json(parser)

@@ -75,9 +75,9 @@ class Allocator:
         if self._fresh and self.control:
             self._libc.malloc_trim(0)
             if self._on_request:
-                self._take_back_requests()
+                self._withdraw_requests()
 
-    def _take_back_requests(self) -> None:
+    def _withdraw_requests(self) -> None:
         for line in Path("/proc/self/maps").read_text().splitlines():
             if line.endswith("[heap]"):
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))

@@ -56,7 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="change nothing; exit with 1 if README is stale"
     )
     parser.add_argument(
-        "--root", type=Path, default=ROOT, help="folder of the repository (default: this one)"
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the repository (default: this one)",
     )
     args = parser.parse_args(argv)
     readme = args.root / "README.md"
