@@ -2,7 +2,7 @@
 
 score[i, j] = (q_i . k_j + r_i . p[delta - first]) scale - slope |delta|, delta = i + offset - j
 ([W]; [S]; [X]; [A] for the slope), + bias[delta - bias_first], then softcap tanh(score / softcap);
-softmax over what is seen.
+softmax over the visible keys.
 Nothing here is shared with the package.
 """
 
@@ -64,7 +64,7 @@ def products(a, b):
 
 
 def weighted(weights, visible, x):
-    """sum over the seen j of weights[i, j] x[j]; what is not seen may be NaN."""
+    """Return the sum of weights[i, j] x[j] over the visible j; a hidden x[j] may be NaN."""
     if np.isfinite(x).all() and np.isfinite(weights).all():
         return weights @ x
     shape = (*visible.shape[:-1], x.shape[-1])
@@ -157,7 +157,7 @@ def scale_of(d, scale):
 
 
 def softmax(score, visible):
-    """Over what is seen; weights 0 and lse -inf for a row that sees nothing."""
+    """Apply the softmax over visible keys; without any, weights are 0 and lse is -inf."""
     with np.errstate(all="ignore"):
         score = np.where(visible, score, -np.inf)
         largest = score.max(-1, keepdims=True, initial=-np.inf)
@@ -232,7 +232,7 @@ def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, bias=None, magnit
 
 
 def bias_gradient(ds, bias, done):
-    """The sum of ds over the pairs that read each number; what is not seen may be NaN."""
+    """Sum ds over the pairs that read each number of the bias; hidden pairs may be NaN."""
     row, inside = (np.broadcast_to(x, ds.shape) for x in (done.bias_row, done.bias_inside))
     inside = inside & done.visible
     grad = np.zeros((ds.shape[1], bias.shape[-1]))

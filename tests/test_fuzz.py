@@ -26,7 +26,7 @@ def test_random_calls(every_variant, name):
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "rope_frequencies", "wavelet_grid", "sinusoidal"])
 def test_random_arguments_of_the_small_functions(name):
-    """Whatever comes in, nothing but a result, ValueError or TypeError comes out."""
+    """Every argument gives a result, a ValueError or a TypeError."""
     rng = generator("small", name)
     values = (
         *NONSENSE,
