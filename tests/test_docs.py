@@ -1,4 +1,4 @@
-"""Tables of docs are current, their figures are judged rightly, and what is said of them holds.
+"""Tables of docs are current, their figures are judged rightly, and the text on them is true.
 
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """

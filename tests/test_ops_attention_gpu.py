@@ -16,7 +16,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def reasons(monkeypatch):
-    """The reasons that were warned of; what is asked is asked again for each test."""
+    """Return the set of reasons that were warned of; each test starts without any."""
     monkeypatch.setattr(_attention_gpu, "_warned", set())
     _attention_gpu._missing_kernel.cache_clear()
     yield _attention_gpu._warned
