@@ -1,4 +1,4 @@
-"""Inputs of the attention benchmarks, what a user writes today, and the float64 judge."""
+"""Inputs of the attention benchmarks, attention without wavepe, and the float64 judge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _JUDGED_AT_ONCE = 1 << 23  # scores: 64 MiB in float64
 
 @dataclass
 class Inputs:
-    """q, k, v and the gradient of the output, (1, heads, length, d); p (rows, d), row delta."""
+    """q, k, v and the output's gradient, (1, heads, length, d), and the table p (rows, d).
+
+    Row delta of p is the position vector of the distance delta.
+    """
 
     q: Tensor
     k: Tensor
@@ -32,7 +35,7 @@ class Inputs:
 
     @classmethod
     def make(cls, heads: int, length: int, d: int, dtype=torch.float32, queries=None) -> Inputs:
-        """Random tensors, and the table of wavelets at all distances."""
+        """Return random tensors, and a table of wavelets with a row for each distance."""
         random = torch.Generator().manual_seed(0)
         rows = (length if queries is None else queries, length, length, length)
         tensors = [torch.randn(1, heads, n, d, generator=random).to(dtype) for n in rows]
@@ -40,7 +43,7 @@ class Inputs:
         return cls(*tensors, p)
 
     def with_learned(self, rows: int) -> Inputs:
-        """The same with a table of random numbers, which has no structure to make use of."""
+        """Return the same inputs with a table of random numbers, which no kernel can compress."""
         random = torch.Generator().manual_seed(1)
         p = torch.randn(rows, self.q.shape[-1], generator=random).mul_(0.5).to(self.q.dtype)
         return Inputs(self.q, self.k, self.v, self.grad, p)
@@ -60,7 +63,7 @@ class Inputs:
 
     @property
     def flops(self) -> int:
-        """Of the two products over the pairs that a causal query sees: 2 L^2 d a head."""
+        """Operations of the two products, for the pairs with delta >= 0: 2 L^2 d a head."""
         _, heads, length, d = self.k.shape
         return 2 * heads * length**2 * d
 
@@ -70,7 +73,10 @@ class Inputs:
 
     @cached_property
     def index(self) -> Tensor:
-        """Rows of p by (query, key), expanded over the heads; the last one for what is beyond."""
+        """The row of p for each (query, key), expanded over the heads.
+
+        Distances without a row have the last one; `near` masks them.
+        """
         clamped = self.delta.clamp(0, len(self.p) - 1)
         return clamped.expand(*self.q.shape[:2], -1, -1)
 
@@ -80,26 +86,26 @@ class Inputs:
 
     @cached_property
     def near(self) -> Tensor | None:
-        """Where the table has a row; None if it has one for every distance."""
+        """True where the table has a row for the distance; None if it always has one."""
         return None if len(self.p) >= self.length else self.delta < len(self.p)
 
     @cached_property
     def relative_table(self):
-        """p as the operator takes a constant table; it looks for zones itself."""
+        """The table of wavelets as an ops.relative_table, which finds its own zones."""
         return ops.relative_table(torch.from_numpy(table(self.length, self.k.shape[-1])))
 
 
 def table(rows: int, d: int):
-    """Wavelets of 8 scales (4 where the head is small) at distances 0 to rows - 1."""
+    """Return wavelets at the distances 0 to rows - 1, of 8 scales (4 if the head is small)."""
     scale, shift = wavepe.wavelet_grid(d, scales=8 if d % 8 == 0 and d > 16 else 4)
     return wavepe.wavelet_table(rows, scale, shift)
 
 
-# ------------------------------------------------------------------ what a user writes today
+# ------------------------------------------------------------------ attention without wavepe
 
 
 def gathered(q, k, v, p, index: Tensor, hidden: Tensor, near: Tensor | None = None) -> Tensor:
-    """q @ p.T gathered by distance, added to q @ k.T; softmax; times v."""
+    """Gather q @ p.T by distance, add it to q @ k.T, apply the softmax, and multiply by v."""
     bias = (q @ p.T).gather(-1, index)
     if near is not None:
         bias = bias * near
@@ -108,7 +114,10 @@ def gathered(q, k, v, p, index: Tensor, hidden: Tensor, near: Tensor | None = No
 
 
 def skewed(q, k, v, p, hidden: Tensor) -> Tensor:
-    """The same by Music Transformer's pad and reshape; p has a row for each distance."""
+    """Compute the same by the pad and reshape of Music Transformer.
+
+    p must have a row for each distance.
+    """
     t = pad(q @ p.flip(0).T, (1, 0))
     *outer, rows, wide = t.shape
     bias = t.reshape(*outer, wide, rows)[..., 1:, :]
@@ -117,7 +126,7 @@ def skewed(q, k, v, p, hidden: Tensor) -> Tensor:
 
 
 def dense(q, k, v, p, index: Tensor, hidden: Tensor, near: Tensor | None = None) -> Tensor:
-    """PyTorch's attention with the term of position as its mask."""
+    """Call PyTorch's attention with the position term as its mask."""
     bias = (q @ p.T).gather(-1, index) * q.shape[-1] ** -0.5
     if near is not None:
         bias = bias * near
@@ -125,7 +134,10 @@ def dense(q, k, v, p, index: Tensor, hidden: Tensor, near: Tensor | None = None)
 
 
 def flexed(x: Inputs, compiler: Compiler) -> Call | None:
-    """FlexAttention, which takes the term of position from q @ p.T; forward only on CPUs."""
+    """Return a call of FlexAttention, which reads the position term from q @ p.T.
+
+    On CPUs it has no backward pass. None if torch.compile is off.
+    """
 
     def attend(q, k, v, t, blocks):
         def score_mod(score, b, h, i, j):
@@ -148,7 +160,7 @@ def flexed(x: Inputs, compiler: Compiler) -> Call | None:
 
 
 def sdpa(q, k, v) -> Tensor:
-    """PyTorch's attention without positions."""
+    """Call PyTorch's attention without positions."""
     return scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
 
 
@@ -162,10 +174,10 @@ def exact_results(
     leaves: tuple[str, ...] = (),
     bias: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """out, then the gradients of `leaves` (of q, k, v, p, bias), in float64 by the formula.
+    """Return out and the gradients of `leaves` (names among q, k, v, p, bias), in float64.
 
-    The bias is (heads, keys), from the distance 0 on. Block by block of queries, so that memory
-    stays bounded: autograd adds up what the blocks give to k, v, p and bias.
+    The bias is (heads, keys); its columns are the distances 0, 1, ... The queries are computed in
+    blocks, so that memory stays bounded; autograd sums the gradients over the blocks.
     """
     values = {"q": x.q, "k": x.k, "v": x.v, "p": p, "bias": bias}
     values = {name: None if t is None else t.detach().double() for name, t in values.items()}
@@ -203,6 +215,9 @@ def judged(
     leaves: tuple[str, ...] = (),
     bias: Tensor | None = None,
 ) -> Callable[[object], Verdict]:
-    """A judge of out and the gradients of `leaves`: no error above TOLERANCE of the largest."""
+    """Return a judge of out and the gradients of `leaves`.
+
+    The bound of each result is TOLERANCE times its largest element.
+    """
     exact = tuple(map(plain, exact_results(x, p, slopes, leaves, bias)))
     return judge(exact, tuple(TOLERANCE[x.q.dtype] * abs(right).max() for right in exact))

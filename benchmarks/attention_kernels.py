@@ -1,9 +1,9 @@
-"""What Triton makes of the GPU's kernels of attention: registers, spills, shared memory, and the
-instructions of tensor cores.
+"""Print the registers, spills and shared memory that Triton gives each attention kernel.
 
-`python -m benchmarks.attention_kernels` compiles them with the launches' own arguments and prints a
-table (needs Triton, from wavepe[dev]; no GPU); `--json FILE` keeps it; `--write` puts the kept one
-into docs/internals/attention-gpu.md.
+`python -m benchmarks.attention_kernels` compiles the GPU's kernels with the arguments of real calls
+and prints a table. It counts the instructions of tensor cores too. It needs Triton, from
+wavepe[dev], but no GPU. `--json FILE` keeps the table; `--write` puts the kept table into
+docs/internals/attention-gpu.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .readme import Missing, replaced
 PAGE = Path("docs", "internals", "attention-gpu.md")
 RESULTS = Path("benchmarks", "results", "attention-kernels.json")
 ARCHS = (80, 90, 100)
-# Kilobytes of shared memory that a program may have.
+# The most kilobytes of shared memory of a program, by architecture.
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTCHMMA)\b")
 LENGTH = 1024
@@ -53,7 +53,7 @@ CASES = [
 
 
 class _Driver:
-    """What Triton asks of a driver before it compiles; nothing runs."""
+    """A driver that can only compile: it answers what Triton asks before a compilation."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
@@ -71,10 +71,10 @@ class _Driver:
 
 
 def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
-    """A row for each kernel of a call with these options, in the order of the launches."""
+    """Return a row for each kernel of a call with these options, in the order of launches."""
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         raise Missing("TRITON_INTERPRET is set: kernels that are interpreted are not compiled")
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns of its future
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # silences a warning of Triton 3.9
     try:
         from triton.runtime.driver import driver
     except ImportError as error:
@@ -85,7 +85,7 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
 
     def compile_only(kernel: Any, grid: tuple[int, ...], *arguments: Any, **how: Any) -> None:
         if kernel.__name__ not in found:
-            kernel.device_caches.clear()  # of another architecture, which the key does not name
+            kernel.device_caches.clear()  # its key does not name the architecture
             compiled = kernel.warmup(*arguments, grid=grid, **how)
             found[kernel.__name__] = _properties(compiled) | {"rows": how.get("ROWS")}
 
@@ -103,7 +103,7 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
 
 
 def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
-    """The launches of one call: nothing is computed."""
+    """Make the launches of one call; `measure` has replaced them, so nothing is computed."""
     from wavepe.ops._attention_checks import Arguments
     from wavepe.ops._attention_gpu import call
 
@@ -123,7 +123,7 @@ def _run(case: Case, backward: bool, options: dict[str, Any]) -> None:
 
 
 def _properties(compiled: Any) -> dict:
-    """From the machine code, by the tools that Triton brings."""
+    """Read a kernel's properties from its machine code, by cuobjdump, which Triton brings."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -149,7 +149,7 @@ def _properties(compiled: Any) -> dict:
 
 
 def measure_all() -> dict:
-    """Every kernel of every case."""
+    """Return the rows of every kernel of every case, ready for JSON."""
     rows = [row for case in CASES for row in measure(case)]
     import triton
 
@@ -157,7 +157,7 @@ def measure_all() -> dict:
 
 
 def section(results: dict) -> str:
-    """A row for each kernel, table and head size, a column for each architecture."""
+    """Return the table as Markdown, with a column for each architecture."""
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
     lines = ["| kernel | table | head size | " + " | ".join(f"sm_{a}" for a in archs) + " |"]
     lines.append("|---|---|---:|" + "---|" * len(archs))
@@ -186,7 +186,7 @@ def _cell(row: dict) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the kept table."""
+    """Return the page with the kept table."""
     path = root / RESULTS
     if not path.is_file():
         raise Missing(f"no {RESULTS}: run benchmarks.attention_kernels --json {RESULTS}")
@@ -194,7 +194,7 @@ def updated(text: str, root: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or something is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a tool is missing."""
     return measuring_command(__doc__, PAGE, updated, measure_all, section, argv)
 
 

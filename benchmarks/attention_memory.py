@@ -1,12 +1,12 @@
-"""Peak memory of attention, forward and backward, over the bytes of q, k and v together.
+"""Measure the peak memory of attention, forward and backward, over the bytes of q, k and v.
 
-`python -m benchmarks.attention_memory` prints the table; `--json FILE` keeps it.
+`python -m benchmarks.attention_memory` prints the table; `--json FILE` keeps it. Linux only.
 
-Each row is a process of its own. It makes the table of positions, as a model does once, and calls
-attention on short tensors, so that what is loaded once is there; then it notes its resident memory,
-makes q, k, v and the gradient of the output, calls attention and asks for the gradients. Counted is
-the growth to the peak (VmHWM, reset beforehand): q, k, v themselves, the output, its gradient and
-those of q, k and v are in, 2.67 times q, k and v with nothing beside. Linux only.
+Each row is measured in a process of its own. The process makes the position table, and calls
+attention on short tensors, so that everything is loaded. It notes its resident memory. Then it
+makes q, k, v and the gradient of the output, calls attention and asks for the gradients.
+The figure is the growth to the peak (VmHWM, reset beforehand). It includes q, k and v, the output,
+its gradient, and the gradients of q, k and v; these alone are 2.67 times the bytes of q, k and v.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .command import add_json, keep, new_parser
 
 HEAD_SIZE = 64
 LENGTH = 16384
-SHORTER = 4096  # for gather, whose scores would take gigabytes
+SHORTER = 4096  # also measured, because the scores of gather would take gigabytes at LENGTH
 BAR = 6.0
 KINDS = ("plain", "wavelets", "learned", "sdpa", "gather")
 
 
 def configurations(quick: bool) -> list[dict]:
-    """What is measured, one process each."""
+    """Return the configurations; each is measured in a process of its own."""
     length, shorter = (256, 128) if quick else (LENGTH, SHORTER)
     rows = [
         {"kind": kind, "heads": heads, "length": length, "threads": threads}
@@ -42,11 +42,11 @@ def configurations(quick: bool) -> list[dict]:
     return rows
 
 
-# ------------------------------------------------------------------ in the process
+# ------------------------------------------------------------------ in the measured process
 
 
 def kilobytes(field: str) -> int:
-    """A field of /proc/self/status, as VmRSS or VmHWM."""
+    """Return a field of /proc/self/status, such as VmRSS or VmHWM."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1])
@@ -54,7 +54,7 @@ def kilobytes(field: str) -> int:
 
 
 def training_call(kind: str, length: int) -> Callable[..., Any]:
-    """The call of this kind on q, k, v and the output's gradient; its table is made here."""
+    """Make the table of this kind; return its call on q, k, v and the output's gradient."""
     import torch
     import wavepe.ops as ops
 
@@ -67,7 +67,7 @@ def training_call(kind: str, length: int) -> Callable[..., Any]:
     delta = delta - delta.T
 
     def gather(q, k, v):
-        rows = slice(q.shape[2])  # of the short call
+        rows = slice(q.shape[2])  # the short call has fewer queries
         index = delta[rows, rows].clamp(min=0).expand(*q.shape[:2], -1, -1)
         return gathered(q, k, v, p, index, delta[rows, rows] < 0)
 
@@ -88,14 +88,14 @@ def training_call(kind: str, length: int) -> Callable[..., Any]:
 
 
 def measure_here(kind: str, heads: int, length: int, threads: int) -> dict:
-    """Growth of this process's resident memory to its peak, in bytes."""
+    """Return the bytes by which this process's resident memory grows to its peak."""
     import torch
 
     torch.set_num_threads(threads)
     call = training_call(kind, length)
     call(*torch.randn(4, 1, heads, min(256, length), HEAD_SIZE).unbind())
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM
     before = kilobytes("VmRSS")
     tensors = [torch.randn(1, heads, length, HEAD_SIZE) for _ in range(4)]
     call(*tensors)
@@ -104,11 +104,11 @@ def measure_here(kind: str, heads: int, length: int, threads: int) -> dict:
     return {"inputs": inputs, "growth": growth, "over_inputs": growth / inputs}
 
 
-# ------------------------------------------------------------------ all of them
+# ------------------------------------------------------------------ all rows
 
 
 def measure(quick: bool = False) -> dict:
-    """All rows, ready for JSON."""
+    """Measure all rows; return them ready for JSON."""
     import datetime
 
     from wavepe.cli.environment import cpu_name, version_of
@@ -136,7 +136,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def table(results: dict) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     lines = [
         "| | heads x length x head size | threads | q, k, v | growth | growth / q, k, v |",
         "|---|---|---:|---:|---:|---:|",
@@ -151,16 +151,16 @@ def table(results: dict) -> str:
 
 
 def too_much(results: dict) -> list[dict]:
-    """The rows of wavepe's at full length that are over the bar."""
+    """Return wavepe's rows at the full length that are over the bar."""
     ours = [row for row in results["rows"] if row["kind"] in KINDS[:3]]
     return [row for row in ours if row["length"] == LENGTH and row["over_inputs"] > BAR]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if a row of wavepe's is over the bar."""
+    """Run the command; return 0, or 1 if a row of wavepe is over the bar."""
     parser = new_parser(__doc__)
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--one", nargs=4, metavar=("KIND", "HEADS", "LENGTH", "THREADS"),
                         help="measure in this process, print JSON")  # fmt: skip
     args = parser.parse_args(argv)

@@ -1,10 +1,10 @@
-"""Writes the kept results of the attention benchmarks into docs/internals/attention-speed.md.
+"""Write docs/internals/attention-speed.md from the kept results of the attention benchmarks.
 
-python -m benchmarks.attention_page --write | --check    with --write, its pictures too
+python -m benchmarks.attention_page --write | --check    --write draws the pictures too
 
-Times come from the newest results of `benchmarks.bench --full` with one and with two threads, the
-rest from attention-memory.json, attention-tails-*.json (one of each machine),
-attention-threads.json and training-step.json beside them.
+Times come from the newest results of `benchmarks.bench --full` with one thread and with two. The
+other figures come from attention-memory.json, attention-tails-*.json (one for each machine),
+attention-threads.json and training-step.json in the same folder.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FORWARD, TRAINED = "ops.attention", "ops.attention + gradients"
 DECODE = "ops.attention, one query"
 SHORT = {FORWARD: "forward", TRAINED: "with gradients"}
 PICTURES = Path("docs", "results")
-# Columns of the table and lines of a picture: what is timed, beside PyTorch's attention.
+# Columns of the table and lines of a picture: calls that are compared to PyTorch's attention.
 OVER_SDPA = {
     "wavelets, forward": (FORWARD, "wavelets"),
     "wavelets, with gradients": (TRAINED, "wavelets"),
     "learned, 512 rows": (TRAINED, "learned, {few} rows"),
     "learned, L rows": (TRAINED, "learned, {length} rows"),
 }
-# Lines of the other pictures: name, colour, style.
+# The lines of the other pictures: name, colour and style.
 WAYS = {
     "gather": ("gather", COLOURS[1], "-"),
     "skew": ("skew", COLOURS[5], "-"),
@@ -63,7 +63,7 @@ SIZE = re.compile(r"\d+ heads x (\d+) x (\d+), (.*)")
 
 
 class Rows:
-    """The attention rows of one results file, of the variant that wavepe uses by itself."""
+    """The attention rows of one results file, for the variant that wavepe chooses."""
 
     def __init__(self, path: Path, results: dict):
         self.path, self.about, self.machine = path, results["environment"], results["machine"]
@@ -76,29 +76,29 @@ class Rows:
                 self.found[row["op"], row["dtype"], row["who"], kind, int(length), int(d)] = row
 
     def get(self, op: str, kind: str, length: int, d: int, who="wavepe", dtype="float32"):
-        """The row, or None."""
+        """Return the row, or None."""
         return self.found.get((op, dtype, who, kind, length, d))
 
     @staticmethod
-    def over(row: dict | None, rival: str) -> str:
-        """wavepe's time over the rival's; nothing where there is no such row or rival."""
+    def over_rival(row: dict | None, rival: str) -> str:
+        """Return wavepe's time over the rival's, or "" if the row or the rival is missing."""
         ratio = row and row["ratios"].get(rival)
         return f"{1 / ratio['rounds']:.2f}" if ratio else ""
 
     @staticmethod
-    def times(row: dict | None, rival: str) -> str:
-        """The rival's time over wavepe's."""
+    def rival_over(row: dict | None, rival: str) -> str:
+        """Return the rival's time over wavepe's, or "" if the row or the rival is missing."""
         ratio = row and row["ratios"].get(rival)
         return f"{ratio['rounds']:.1f}" if ratio else ""
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(length, head size) of the cases with wavelets."""
+        """Return (length, head size) of the cases with wavelets."""
         keys = [key for key in self.found if key[:4] == (FORWARD, "float32", "wavepe", "wavelets")]
         return sorted((length, d) for *_, length, d in keys)
 
 
 def read(root: Path) -> dict[int, Rows]:
-    """threads -> the newest results that hold attention."""
+    """Return the newest results with attention, by the number of threads."""
     newest: dict[int, tuple] = {}
     for path in sorted((root / RESULTS).glob("*.json")):
         results = json.loads(path.read_text("utf-8"))
@@ -118,8 +118,10 @@ def read(root: Path) -> dict[int, Rows]:
 
 
 def kept(root: Path, module: ModuleType) -> list[dict]:
-    """The results of one of the other measurements, of one machine or of several:
-    attention-memory.json and attention-memory-*.json of attention_memory."""
+    """Return the results of another measurement, such as attention_memory, by machine.
+
+    They are attention-memory.json, and attention-memory-*.json of other machines.
+    """
     name = module.__name__.rpartition(".")[2]
     stem = name.replace("_", "-")
     folder = root / RESULTS
@@ -134,14 +136,14 @@ def kept(root: Path, module: ModuleType) -> list[dict]:
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, without the rows that hold nothing."""
+    """Return a Markdown table, without the rows whose cells are all empty."""
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows if any(row[1:])]
     return "\n".join(lines)
 
 
 def made_with(rows: Rows) -> str:
-    """What a reader needs beside a ratio, as an item of a list."""
+    """Return the machine and versions of these results, as an item of a list."""
     about, machine = rows.about, rows.machine
     threads = in_threads(about["threads"])
     text = (
@@ -160,16 +162,16 @@ def commit_of(about: dict) -> str:
 
 
 def times(by_threads: dict[int, Rows]) -> str:
-    """wavepe's time over that of PyTorch's attention without positions, one and two threads."""
+    """Return wavepe's time over that of PyTorch's attention without positions."""
     sizes = by_threads[1].sizes()
     heads = sorted({d for _, d in sizes})
-    d = heads[len(heads) // 2]  # the pictures have them all
+    d = heads[len(heads) // 2]  # the pictures show all head sizes
     lines = []
     for length in (length for length, size in sizes if size == d):
         cells = [f"{length}"]
         for op, kind in OVER_SDPA.values():
             both = [rows.get(op, _sized(kind, length), length, d) for rows in by_threads.values()]
-            cells.append(" / ".join(filter(None, (Rows.over(row, "sdpa") for row in both))))
+            cells.append(" / ".join(filter(None, (Rows.over_rival(row, "sdpa") for row in both))))
         lines.append(cells)
     table = markdown([f"L, d = {d}", *OVER_SDPA], lines)
     return "\n\n".join([table, "\n".join(map(made_with, by_threads.values()))])
@@ -180,7 +182,7 @@ def _sized(kind: str, length: int) -> str:
 
 
 def others(by_threads: dict[int, Rows]) -> str:
-    """bfloat16, alibi, bias, one query, NumPy."""
+    """Return the table of bfloat16, ALiBi, bias, one query and NumPy."""
     lines = []
     for key, row in by_threads[1].found.items():
         op, dtype, who, kind, *_ = key
@@ -190,10 +192,10 @@ def others(by_threads: dict[int, Rows]) -> str:
         both = [rows.found.get(key) for rows in by_threads.values()]
         cells = [f"`{op}` {row['size']}, {dtype}", f"{1e3 * row['seconds']['median']:.2f} ms"]
         for name in ("sdpa", "plain"):
-            ratios = (Rows.over(one, name) for one in both)
+            ratios = (Rows.over_rival(one, name) for one in both)
             cells.append(" / ".join(filter(None, ratios)))
         theirs = [name for name in row["ratios"] if name not in ("sdpa", "plain")]
-        cells.append(", ".join(f"{Rows.times(row, name)} {name}" for name in theirs))
+        cells.append(", ".join(f"{Rows.rival_over(row, name)} {name}" for name in theirs))
         lines.append(cells)
     heads = ["", "time", "/ PyTorch, no positions", "/ wavepe, no positions", "other ways / wavepe"]
     return markdown(heads, lines)
@@ -205,7 +207,7 @@ def with_date(table: str, about: dict) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the tables of the kept results."""
+    """Return the page with the tables of the kept results."""
     by_threads = read(root)
     for name, section in TIMES.items():
         text = replaced(text, name, section(by_threads), PAGE)
@@ -220,7 +222,7 @@ def updated(text: str, root: Path) -> str:
 
 
 class Line(NamedTuple):
-    """A line of a panel; `value` gives its height at a length and a head size, or None."""
+    """A line of a panel; `value` is its height at a length and a head size, or None."""
 
     label: str
     colour: str
@@ -229,7 +231,7 @@ class Line(NamedTuple):
 
 
 def draw(root: Path) -> None:
-    """Draw the pictures of the page, each with a panel for each head size."""
+    """Draw the pictures of the page; each has a panel for each head size."""
     by_threads = read(root)
     rows, sizes = by_threads[1], by_threads[1].sizes()
     sgemm, folder = rows.machine["sgemm"]["rate"], root / PICTURES
@@ -271,7 +273,7 @@ def _panels(
     path: Path,
     log: bool = False,
 ) -> None:
-    """A row of panels over the length for each part; the names of the lines stand below."""
+    """Draw a row of panels over the length for each part, and the legend below them."""
     heads = sorted({d for _, d in sizes})
     figure = new_figure(3.2 * len(heads), 0.6 + 2.4 * len(parts))
     grid = figure.subplots(len(parts), len(heads), sharex=True, sharey="row", squeeze=False)
@@ -317,7 +319,7 @@ OTHERS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     parser = new_parser(__doc__)
     add_page(parser, PAGE, required=True)
     args = parser.parse_args(argv)

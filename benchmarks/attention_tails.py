@@ -1,12 +1,12 @@
-"""What the tails of wavelets cost: attention and relative_bias with them, over without.
+"""Measure the cost of the tails of wavelets in attention and relative_bias.
 
 `python -m benchmarks.attention_tails` prints the table; `--json FILE` keeps it.
 
-Far from its centre a wavelet is a subnormal number, and each one would cost an Intel CPU about 150
-cycles. wavepe's kernels count subnormals as zero. So its time should not depend on whether the
-table holds the tails, or zeros wherever an element is below 2^-100. Both take turns, in one
-process; the ratio is the quotient of their fastest times, and the median of the quotients round by
-round stands beside it.
+Far from its centre a wavelet is a subnormal number. An operation on such a number costs an Intel
+CPU about 150 cycles. wavepe's kernels count subnormals as zero. So their time should not depend on
+the tails. This is tested with two tables: one has the tails, the other has zeros where an element
+is below 2^-100. Calls with the two tables take turns in one process. The ratio is the quotient of
+their fastest times; beside it stands the median of the quotients of all rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def without_tails(p: Tensor) -> Tensor:
 
 
 def calls_of(x: Inputs) -> dict[tuple[str, bool, str], Callable | None]:
-    """(kind, gradients, which table) -> call; the plain attention of PyTorch as ("sdpa", ...)."""
+    """Return the calls by (kind, gradients, which table); PyTorch's attention is "sdpa"."""
     q, k, v = x.q, x.k, x.v
     leaves = trained(x, "q", "k", "v")
     calls: dict[tuple[str, bool, str], Callable | None] = {}
@@ -58,7 +58,7 @@ def calls_of(x: Inputs) -> dict[tuple[str, bool, str], Callable | None]:
 
 
 def rows_of(x: Inputs, repeats: int) -> list[dict]:
-    """One row for each kind, forward and with gradients."""
+    """Return one row for each kind, forward and with gradients."""
     timings = take_turns(calls_of(x), repeats=repeats, budget=20, warm_up=2)
     rows = []
     for kind, gradients, which in timings:
@@ -81,7 +81,7 @@ def rows_of(x: Inputs, repeats: int) -> list[dict]:
 
 
 def measure(repeats: int, sizes: Sequence[tuple[int, int, int]] = SIZES) -> dict:
-    """All rows, ready for JSON; one thread."""
+    """Measure all rows with one thread; return them ready for JSON."""
     before, allocator = torch.get_num_threads(), Allocator()
     about = {**surroundings("wavepe", "torch"), "threads": 1}
     try:
@@ -95,7 +95,7 @@ def measure(repeats: int, sizes: Sequence[tuple[int, int, int]] = SIZES) -> dict
 
 
 def table(results: dict) -> str:
-    """The ratios as Markdown: time with tails over without, a row for each size."""
+    """Return the ratios (time with tails over time without) as Markdown."""
     found = {(row["size"], row["kind"], row["gradients"]): row["ratio"] for row in results["rows"]}
     columns = list(dict.fromkeys(key[1:] for key in found))
     heads = [f"{kind}, {('forward', 'with gradients')[gradients]}" for kind, gradients in columns]
@@ -107,11 +107,13 @@ def table(results: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0"""
+    """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=41, help="rounds (default 41)")
+    parser.add_argument(
+        "--repeats", type=int, default=41, metavar="N", help="rounds for each size (default 41)"
+    )
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="a tiny size: a check, no figures")
+    parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
     args = parser.parse_args(argv)
     results = measure(args.repeats, ((2, 48, 16),) if args.quick else SIZES)
     print(table(results))

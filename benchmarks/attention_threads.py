@@ -1,10 +1,11 @@
-"""What a second thread gives a single head: attention with 1 and with N threads, in one process.
+"""Measure the speed-up of attention with one head by a second thread.
 
 `python -m benchmarks.attention_threads` prints the table; `--json FILE` keeps it.
 
-One head leaves nothing to share out by heads, so this is the hard case. The calls with 1 and with N
-threads take turns; the speed-up is the quotient of their fastest times, and the median of the
-quotients round by round stands beside it. PyTorch's attention is measured in the same rounds.
+One head is the hard case, because the threads cannot share out the heads. The calls with 1 and with
+N threads take turns in one process. The speed-up is the quotient of their fastest times; beside it
+stands the median of the quotients of all rounds. PyTorch's attention is measured in the same
+rounds.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .memory import Allocator
 from .timing import take_turns
 
 SIZES = tuple((length, d) for d in (64, 128) for length in (1024, 2048, 4096, 8192))
-BAR = 1.85  # wavelets, from 2048 on
+BAR = 1.85  # the least speed-up of wavelets, from length 2048 on
 
 
 def calls_of(x: Inputs, gradients: bool) -> dict[str, Callable]:
-    """name -> call"""
+    """Return the calls by name."""
     known = x.relative_table
     forwards = {
         "wavelets": lambda q, k, v: ops.attention(q, k, v, p=known),
@@ -41,7 +42,7 @@ def calls_of(x: Inputs, gradients: bool) -> dict[str, Callable]:
 
 
 def rows_of(x: Inputs, gradients: bool, threads: int, repeats: int) -> list[dict]:
-    """One row for each way of attention."""
+    """Return one row for each call."""
     calls = calls_of(x, gradients)
     timings = take_turns(
         {(name, count): call for name, call in calls.items() for count in (1, threads)},
@@ -67,7 +68,7 @@ def rows_of(x: Inputs, gradients: bool, threads: int, repeats: int) -> list[dict
 
 
 def measure(threads: int, repeats: int, sizes: Sequence[tuple[int, int]] = SIZES) -> dict:
-    """All rows, ready for JSON."""
+    """Measure all rows; return them ready for JSON."""
     before, allocator = torch.get_num_threads(), Allocator()
     about = surroundings("wavepe", "torch")
     rows = []
@@ -84,7 +85,7 @@ def measure(threads: int, repeats: int, sizes: Sequence[tuple[int, int]] = SIZES
 
 
 def table(results: dict) -> str:
-    """The speed-ups as Markdown, a row for each size."""
+    """Return the speed-ups as Markdown, with a row for each size."""
     names = list(dict.fromkeys(row["who"] for row in results["rows"]))
     heads = [f"{name}, {what}" for what in ("forward", "with gradients") for name in names]
     lines = ["| length x head size | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
@@ -103,12 +104,16 @@ def table(results: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0"""
+    """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("--threads", type=int, default=2, help="N (default 2)")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
+    parser.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="threads, compared with 1 (default 2)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=15, metavar="N", help="rounds for each size (default 15)"
+    )
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="a tiny size: a check, no figures")
+    parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
     args = parser.parse_args(argv)
     sizes = ((48, 16),) if args.quick else SIZES
     results = measure(args.threads, args.repeats, sizes)

@@ -1,9 +1,11 @@
-"""The runner: `python -m benchmarks.bench [op ...]`; exit 1 if an error is over its bound.
+"""Time wavepe's operators and their rivals, and check their results against float64.
 
-Each case is timed in turns, A B C A B C ..., in one process: wavepe in every variant this CPU runs
-(in the fastest alone where a case would take long), then its rivals (each bench_<op>.py says who
-they are). One warm-up call of each is judged against a float64 oracle and is not timed; compilation
-happens there. memory.py says what fresh and warm are.
+Run `python -m benchmarks.bench [op ...]`. The exit code is 1 if an error is over its bound.
+
+The calls of a case take turns in one process, A B C A B C ...: wavepe in every variant of this CPU,
+and its rivals, which each bench_<op>.py lists. If a case takes long, only the fastest variant runs.
+The first call of each is the warm-up, which compiles what is to be compiled. It is not timed, and
+its result is judged against a float64 oracle. memory.py explains fresh and warm memory.
 """
 
 from __future__ import annotations
@@ -28,53 +30,56 @@ _MOST_REPEATS = 1_000_000
 
 
 def operators() -> list[str]:
-    """The names of the bench_<op>.py beside this file."""
+    """Return the <op> of each bench_<op>.py in this folder."""
     modules = pkgutil.iter_modules([str(Path(__file__).parent)])
     return [m.name.removeprefix("bench_") for m in modules if m.name.startswith("bench_")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options, here and in `wavepe bench`."""
+    """Add the options, which `wavepe bench` has too."""
     known = ", ".join(operators())
-    parser.add_argument("op", nargs="*", help=f"what to time: {known} (default: all)")
+    parser.add_argument("op", nargs="*", help=f"operators to time: {known} (default: all)")
     parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="torch's threads (default 1)"
+        "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
     )
     parser.add_argument(
         "--variants",
         metavar="NAMES",
-        help="of wavepe, as avx2,avx512 (default: all that run here)",
+        help="kernel variants of wavepe, such as avx2,avx512 (default: all that run here)",
     )
     parser.add_argument(
-        "--repeats", type=int, default=21, metavar="N", help="rounds of each case (default 21)"
+        "--repeats", type=int, default=21, metavar="N", help="most rounds of a case (default 21)"
     )
     parser.add_argument(
         "--budget",
         type=float,
         default=4.0,
         metavar="SECONDS",
-        help="seconds after which a case ends, though not before 7 rounds (default 4)",
+        help="end a case after this time, but not before 7 rounds (default 4)",
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="write the results there; a folder gets a file named by date, CPU and threads",
+        help="write the results to FILE; in a folder, the name is made of date, CPU and threads",
     )
-    parser.add_argument("--rivals", action="store_true", help="print the rivals' own rows too")
+    parser.add_argument("--rivals", action="store_true", help="print a row for each rival too")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
-        "--quick", action="store_true", help="tiny sizes without torch.compile: a check, no figures"
+        "--quick", action="store_true", help="tiny sizes, no torch.compile: a check that it runs"
     )
     sizes.add_argument(
         "--full",
         action="store_true",
-        help="all sizes of attention: half an hour instead of minutes",
+        help="all sizes of attention, which take half an hour instead of minutes",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if an error is over its bound or something is missing; 2 for wrong arguments."""
+    """Run the command; return the exit code.
+
+    It is 1 if an error is over its bound or a package is missing, and 2 for wrong arguments.
+    """
     parser = argparse.ArgumentParser(prog="benchmarks.bench", description=__doc__.split("\n")[0])
     add_arguments(parser)
     args = parser.parse_args(argv)
@@ -86,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """What `main` does, for arguments as `add_arguments` gives them."""
+    """Run the command with parsed arguments; return the exit code."""
     names = args.op or operators()
     for name in names:
         if name not in operators():
@@ -98,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--budget {args.budget:g}: needs a finite number of seconds, 0 or more")
     if args.json:
         _try_to_write(args.json)
-    import wavepe.ops  # says how to get torch, where it is missing
+    import wavepe.ops  # if torch is missing, its error says how to get it
 
     variants = _variants(args.variants)
     before = wavepe.variant()
@@ -110,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
     print_report(results, with_rivals=args.rivals)
     if args.json:
-        sys.stdout.flush()  # shown before anything can fail
+        sys.stdout.flush()  # the tables must be visible if the writing fails
         print(f"\nresults: {write(results, args.json)}")
     return 1 if any(row["ok"] is False for row in results["rows"]) else 0
 
@@ -127,7 +132,7 @@ def _variants(wanted: str | None) -> list[str]:
 
 
 def measure(names: Sequence[str], variants: Sequence[str], args: argparse.Namespace) -> dict:
-    """Run the cases of these operators; all results, ready for JSON."""
+    """Run the cases of these operators; return all results ready for JSON."""
     import torch
 
     from .machine import Rates, facts, set_threads
@@ -166,19 +171,19 @@ def _cases(names: Sequence[str], args: argparse.Namespace) -> Iterator[Any]:
         module = importlib.import_module(f".bench_{name}", __package__)
         compiler = Compiler(enabled=not args.quick)
         if args.full and not args.quick and hasattr(module, "full_cases"):
-            made = module.full_cases(compiler)
+            pending = module.full_cases(compiler)
         else:
-            made = module.cases(args.quick, compiler)
+            pending = module.cases(args.quick, compiler)
         while True:
-            torch.compiler.reset()  # else many shapes of one function end in eager mode
-            case = next(made, None)
+            torch.compiler.reset()  # torch would run a function of many shapes in eager mode
+            case = next(pending, None)
             if case is None:
                 break
             yield case
 
 
 def time_case(case: Any, variants: Sequence[str], allocator: Any, args: Any) -> list[dict]:
-    """The rows of one case: for each situation wavepe's variants, then the rivals."""
+    """Return the rows of one case: for each kind of memory, wavepe's variants and the rivals."""
     import torch
     import wavepe
 
@@ -263,7 +268,10 @@ def _row(case, memory: str, key: tuple, timings: dict, verdict, threads: int) ->
 
 
 def _with_share(row: dict, results: dict) -> dict:
-    """Adds the rate, and its share of what the machine gave: of a clone where memory is fresh."""
+    """Return the row with its rate, and the rate as a share of the machine's.
+
+    The machine's rate is that of sgemm, of a clone (fresh memory) or of a copy.
+    """
     rate = row["work"] / row["seconds"]["median"]
     reference = "clone" if row["memory"] == "fresh" else "copy"
     reference = reference if row["unit"] == "GB/s" else "sgemm"
@@ -277,9 +285,9 @@ def _one_line(error: Exception) -> str:
 
 
 def write(results: dict, target: Path) -> Path:
-    """Write the JSON file; its name, if `target` is a folder, from date, CPU and threads.
+    """Write the JSON file and return its path; in a folder, its name has date, CPU and threads.
 
-    It is written whole: where that fails, an older file stays as it was.
+    If writing fails, an older file stays as it was.
     """
     environment = results["environment"]
     if target.is_dir():
@@ -292,7 +300,7 @@ def write(results: dict, target: Path) -> Path:
         if _is_device(target):
             target.write_text(text, "utf-8")
         else:
-            with new_file(target.resolve()) as part:  # a link stays one
+            with new_file(target.resolve()) as part:  # so that a link stays a link
                 part.write_text(text, "utf-8")
     except OSError as error:
         raise CommandError(f"--json {target}: {error.strerror}") from error
@@ -300,7 +308,7 @@ def write(results: dict, target: Path) -> Path:
 
 
 def _try_to_write(target: Path) -> None:
-    """Raise UsageError now where `write` would fail after a run of minutes."""
+    """Raise UsageError if `write` would fail after a run of minutes."""
     try:
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -313,12 +321,12 @@ def _try_to_write(target: Path) -> None:
 
 
 def _is_device(target: Path) -> bool:
-    """Whether it is written itself, and not replaced."""
+    """Return whether the target is a device, which is written to and not replaced."""
     return target.exists() and not (target.is_file() or target.is_dir())
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to 6 digits, which is more than any of them means."""
+    """Round floats to 6 digits, which is more than a measurement has."""
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value

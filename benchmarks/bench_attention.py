@@ -1,27 +1,27 @@
-"""attention with relative positions, causal, against PyTorch's attention without any.
+"""Cases of causal attention with relative positions, against PyTorch's without positions.
 
-Floating point operations: of the two products over the pairs that a causal query sees, 2 L^2 d a
-head, times 3.5 with gradients (five more products); the term of position does not count. Heads are
-8192 / L, at least one, so that a size costs in proportion to its length. Sizes are heads, length
-and head size; all rows stand in warm memory.
+Counted are the floating point operations of the two products for the pairs with delta >= 0, which
+are 2 L^2 d for each head. With gradients they are 3.5 times as many, for five more products. The
+position term does not count. There are 8192 / L heads, at least one, so that the cost of a case is
+proportional to its length. A size is heads, length and head size. All rows are in warm memory.
 
 The kinds
     wavelets  a constant table, ops.relative_table of wavelets at all distances
-    learned   p is a tensor with a gradient: L rows, or 512 and nothing beyond
+    learned   p is a tensor with a gradient: L rows, or 512, and no term beyond them
     alibi     slopes
     bias      a number for each head and distance, with a gradient
 
-Own calls, timed beside in the same variant
-    plain    the same kernel without positions: less work, a reference
+Other calls of wavepe, timed in the same variant
+    plain    the same kernel without positions, as a reference: it does less work
     slopes   (bias) the same kernel with slopes instead
 
 Rivals
-    sdpa     scaled_dot_product_attention, causal, without positions: not the same result
+    sdpa     scaled_dot_product_attention, causal, without positions: another result
     gather   (q @ k.T + (q @ p.T).gather(...)), masked_fill, softmax, @ v
     skew     the same with the pad-and-reshape of Music Transformer
-    dense    scaled_dot_product_attention with the term of position (alibi: made once) as its mask
+    dense    scaled_dot_product_attention with the position term (alibi: made once) as its mask
     compile  torch.compile of gather
-    compile-flex  FlexAttention with the term of position as its score_mod
+    compile-flex  FlexAttention with the position term as its score_mod
     numpy    gather in NumPy
 """
 
@@ -62,7 +62,7 @@ def inputs(length: int, d: int, dtype: torch.dtype = torch.float32) -> Inputs:
 def with_gradients(
     forward: Callable[..., Tensor] | None, leaves: tuple[Tensor, ...], grad: Tensor, *more
 ) -> Call | None:
-    """The call that gives forward(*leaves, *more) and the gradients of the leaves."""
+    """Return a call that computes forward(*leaves, *more) and the gradients of the leaves."""
     if forward is None:
         return None
 
@@ -78,7 +78,7 @@ def trained(x: Inputs, *names: str) -> tuple[Tensor, ...]:
 
 
 def case_of(x: Inputs, kind: str, *, gradients: bool = False, **more) -> Case:
-    """What all cases of square attention have in common."""
+    """Return a case of square attention."""
     _, _, length, d = x.k.shape
     plain_kind = kind not in BY_DISTANCE and x.q.dtype == torch.float32
     return Case(
@@ -99,7 +99,7 @@ def case_of(x: Inputs, kind: str, *, gradients: bool = False, **more) -> Case:
 
 
 def without_slow(x: Inputs, rivals: dict[str, Call | None]) -> dict[str, Call | None]:
-    """Without those whose bfloat16 products take PyTorch a hundred times as long on many CPUs."""
+    """Drop the rivals whose bfloat16 products are a hundred times slower on many CPUs."""
     low = x.q.dtype != torch.float32
     return {name: call for name, call in rivals.items() if not low or name in ("sdpa", "dense")}
 
@@ -219,7 +219,10 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def timed(x: Inputs, gradients: bool, *more: Tensor) -> Callable[[Callable[..., Tensor]], Call]:
-    """Make calls of any forward with q, k, v and more, with the gradients of all or without."""
+    """Return what makes a call of a forward function with q, k, v and more.
+
+    With `gradients` the call computes the gradients of all of them too.
+    """
     leaves = tuple(t.clone().requires_grad_(gradients) for t in (x.q, x.k, x.v, *more))
     if gradients:
         return lambda forward: with_gradients(forward, leaves, x.grad)
@@ -227,7 +230,10 @@ def timed(x: Inputs, gradients: bool, *more: Tensor) -> Callable[[Callable[..., 
 
 
 def one_query(heads: int, keys: int, d: int) -> Case:
-    """A decoding step. Bytes: k and v read once; the mask's table is flipped beforehand."""
+    """Return the case of a decoding step. Its bytes are k and v, read once.
+
+    The rival "dense" has its table flipped beforehand.
+    """
     x = Inputs.make(heads, keys, d, queries=1)
     known, flipped = x.relative_table, x.p.flip(0).T.contiguous()
 
@@ -282,20 +288,20 @@ def numpy_case(x: Inputs) -> Case:
 
 
 def one_size(x: Inputs, compiler: Compiler | None = None, every_variant: bool = False):
-    """Wavelets without and with gradients."""
+    """Yield the cases of wavelets without and with gradients."""
     compiler = compiler or Compiler(enabled=False)
     yield wavelets(x, compiler, every_variant)
     yield wavelets_with_gradients(x, compiler, every_variant)
 
 
 def learned(x: Inputs, few: int = LEARNED_ROWS) -> Iterator[Case]:
-    """With a row for each distance, and with few rows where that is less."""
+    """Yield the cases of a learned table with `few` rows, and with a row for each distance."""
     for rows in sorted({min(x.length, few), x.length}):
         yield learned_with_gradients(x, rows)
 
 
 def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
-    """The chosen sizes, made one by one."""
+    """Yield the cases of the chosen sizes; each is made when it is asked for."""
     if quick:
         yield from tiny(compiler)
         return
@@ -307,7 +313,7 @@ def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
 
 
 def full_cases(compiler: Compiler) -> Iterator[Case]:
-    """All lengths and head sizes: half an hour."""
+    """Yield the cases of all lengths and head sizes, which take half an hour."""
     for d in HEAD_SIZES:
         for length in LENGTHS:
             x, size = inputs(length, d), (length, d)
@@ -321,7 +327,7 @@ def full_cases(compiler: Compiler) -> Iterator[Case]:
 
 
 def others() -> Iterator[Case]:
-    """What stands beside the grid."""
+    """Yield the cases beside the grid of lengths and head sizes."""
     for case in (alibi, bias):
         for gradients in (False, True):
             yield case(inputs(1024, 64), gradients)
@@ -333,7 +339,7 @@ def others() -> Iterator[Case]:
 
 
 def tiny(compiler: Compiler) -> Iterator[Case]:
-    """One of each kind."""
+    """Yield a tiny case of each kind."""
     x = Inputs.make(2, *TINY)
     yield from one_size(x, compiler, every_variant=True)
     yield from learned(x, few=8)

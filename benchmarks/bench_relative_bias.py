@@ -1,7 +1,8 @@
-"""relative_bias [W][S], causal, against a matrix product whose rows are then shifted.
+"""Cases of causal relative_bias [W][S], against a matrix product whose rows are then shifted.
 
-Floating point operations: only what the result needs, 2 d for each (query, key) with delta >= 0,
-and three times that with the gradients of q and p. Rivals compute the whole product, twice as much.
+Counted are the floating point operations that the result needs: 2 d for each (query, key) with
+delta >= 0, and three times as many with the gradients of q and p. The rivals compute the whole
+product, which takes twice as many.
 
 Rivals
     numpy    q @ p.T, then a fancy index
@@ -9,7 +10,7 @@ Rivals
     skew     q @ p.flip(0).T, then the pad-and-reshape of Music Transformer, and tril
     compile  torch.compile of eager
     compile-skew  torch.compile of skew
-    matmul   q @ p.T alone, with its own two gradients: not the same result, a reference
+    matmul   q @ p.T alone, with its own two gradients, as a reference: another result
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BOUND = (
 
 @dataclass
 class Inputs:
-    """q (H, n, d), p (n, d), the gradient of the output; index and mask for the rivals."""
+    """q (H, n, d), p (n, d) and the gradient of the output; index and mask for the rivals."""
 
     q: Tensor
     p: Tensor
@@ -93,7 +94,7 @@ def _allowed(terms: int, size: np.ndarray) -> np.ndarray:
 
 
 def _bias(q: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Row by row: out[:, i, j] = q[:, i] . p[i - j]."""
+    """Return out[:, i, j] = q[:, i] . p[i - j], computed row by row."""
     out = np.zeros((*q.shape[:2], len(p)))
     for i in range(q.shape[1]):
         out[:, i, : i + 1] = q[:, i] @ p[i::-1].T
@@ -101,7 +102,7 @@ def _bias(q: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _gradients(q: np.ndarray, p: np.ndarray, grad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """dq[:, i] = sum of grad[:, i, j] p[i - j]; dp[i - j] = sum of grad[:, i, j] q[:, i]."""
+    """Return dq[:, i] = sum of grad[:, i, j] p[i - j], dp[i - j] = sum of grad[:, i, j] q[:, i]."""
     dq, dp = np.zeros_like(q), np.zeros_like(p)
     for i in range(q.shape[1]):
         by_delta = grad[:, i, i::-1]
@@ -209,7 +210,7 @@ def numpy_case(x: Inputs) -> Case:
 
 
 def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
-    """All cases, made one by one."""
+    """Yield all cases; each is made when it is asked for."""
     heads, length = (2, 32) if quick else (8, 1024)
     for d in (16,) if quick else (64, 128):
         x = Inputs.make(heads, length, d)

@@ -1,18 +1,18 @@
-"""rope, rope_, rope_qk [R] against what Hugging Face, NumPy and PyTorch users run.
+"""Cases of rope, rope_ and rope_qk [R], against the code of Hugging Face, NumPy and PyTorch users.
 
-Queries and keys are strided head-major views, (B, L, H, d).transpose(1, 2), as attention layers
-hand them over, 32 + 8 heads of 128, at 16384 tokens 8 + 2 heads. Bytes: q and k read and written
-once (with gradients these too), cos and sin read once.
+Queries and keys are strided views, (B, L, H, d).transpose(1, 2), as attention layers pass them.
+There are 32 + 8 heads of size 128, and 8 + 2 heads at 16384 tokens. Counted are the bytes of q and
+k, read and written once, and of cos and sin, read once. The gradients count like q and k.
 
 Rivals
     hf       apply_rotary_pos_emb of transformers: Llama's for half-split pairs, Cohere's for
-             interleaved ones; its tables are in x's dtype, as its models make them. In bfloat16
-             Llama's rounds after every operation, so it is less exact.
-    eager    the expression in PyTorch: half-split by chunks, interleaved by complex numbers; in
-             bfloat16 computed in float32 and rounded once, as wavepe does.
+             interleaved ones. Its tables are in x's dtype, as its models make them. In bfloat16
+             Llama's function rounds after every operation, so it is less exact.
+    eager    the expression in PyTorch: half-split by chunks, interleaved by complex numbers.
+             bfloat16 is computed in float32 and rounded once, as in wavepe.
     compile  torch.compile of the expression.
     numpy    the expression in NumPy, float32.
-    clone, copy_   no rotation at all: q and k copied to new tensors, or to kept ones.
+    clone, copy_   no rotation: q and k are copied to new tensors, or to existing ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BOUND = {
 
 @dataclass
 class Inputs:
-    """q and k (1, H, L, d), cos and sin (L, d/2) in float32, and how pairs lie."""
+    """q and k (1, H, L, d), cos and sin (L, d/2) in float32, and the layout of the pairs."""
 
     q: Tensor
     k: Tensor
@@ -73,15 +73,15 @@ class Inputs:
         return str(self.q.dtype).removeprefix("torch.")
 
     def bytes(self, *tensors: Tensor) -> int:
-        """Least traffic: each tensor read and written, the tables read."""
+        """Return the least traffic: each tensor is read and written, and the tables are read."""
         return sum(2 * x.nbytes for x in tensors) + self.cos.nbytes + self.sin.nbytes
 
     def judge(self, *tensors: Tensor):
-        """Of float64 rotations of these tensors."""
+        """Return a judge of the rotated tensors, against float64."""
         return judge(*self._exact(tensors, plain(self.sin)))
 
     def judge_gradients(self, tensors: tuple[Tensor, ...], grads: tuple[Tensor, ...]):
-        """Of rotations of the tensors, and of the gradients' rotations back."""
+        """Return a judge of the rotated tensors, and of the gradients, which are rotated back."""
         forward, back = self._exact(tensors, plain(self.sin)), self._exact(grads, -plain(self.sin))
         return judge(forward[0] + back[0], forward[1] + back[1])
 
@@ -102,7 +102,7 @@ class Inputs:
 
 
 def pairs(d: int, interleaved: bool) -> tuple[slice, slice]:
-    """Where the two halves of the pairs lie in a head."""
+    """Return the elements of a head that are first in their pair, and those that are second."""
     if interleaved:
         return slice(0, None, 2), slice(1, None, 2)
     return slice(0, d // 2), slice(d // 2, None)
@@ -122,7 +122,7 @@ def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def complex_product(x: Tensor, turn: Tensor) -> Tensor:
-    """The interleaved rotation as Meta's Llama code writes it."""
+    """Rotate interleaved pairs as in Meta's code of Llama."""
     z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(z * turn).flatten(-2).to(x.dtype)
 
@@ -185,7 +185,7 @@ def torch_rivals(x: Inputs, tensors: tuple[Tensor, ...], compiler: Compiler) -> 
 
 
 def qk_case(x: Inputs, compiler: Compiler) -> Case:
-    """At one token the time is that of the calls, so many are timed together."""
+    """Return a case of rope_qk. With one token a call is short, so many are timed together."""
     notes: list[str] = []
     one_token = x.q.shape[2] == 1
     full = x.q.dtype == torch.float32
@@ -219,7 +219,7 @@ def qk_case(x: Inputs, compiler: Compiler) -> Case:
 
 
 def gradients_case(x: Inputs, compiler: Compiler) -> Case:
-    """rope_qk, then the gradients to q and k."""
+    """Return a case of rope_qk and the gradients of q and k."""
     leaves = tuple(t.clone().requires_grad_() for t in (x.q, x.k))
     turned = Inputs(*leaves, x.cos, x.sin, x.interleaved)
     random = torch.Generator().manual_seed(1)
@@ -257,7 +257,10 @@ def gradients_case(x: Inputs, compiler: Compiler) -> Case:
 
 
 def in_place_case(x: Inputs, compiler: Compiler) -> Case:
-    """rope_ of q and of k. Every call turns the values further; what a judge sees is reset."""
+    """Return a case of rope_ on q and k.
+
+    Every call rotates the values further, so they are reset before a call that is judged.
+    """
     tensors = [x.q.clone(), x.k.clone()]
     kept = [t.clone() for t in tensors]
 
@@ -317,7 +320,7 @@ def numpy_case(x: Inputs) -> Case:
 
 
 def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
-    """All cases, made one by one."""
+    """Yield all cases; each is made when it is asked for."""
     for length in (1, 32) if quick else (1, 128, 2048, 16384):
         for dtype in (torch.float32, torch.bfloat16):
             for pairs_interleaved in (False, True):

@@ -1,14 +1,14 @@
-"""rope_table [R] against the same angles in NumPy and PyTorch, and against Hugging Face's.
+"""Cases of rope_table [R], against the same angles in NumPy, PyTorch and Hugging Face.
 
-Ours are exact; the rivals in float64 round the product, and Hugging Face's drift with the position
-in float32. Bytes: the two tables written once; the time goes into cos and sin, so the share of the
-copy bandwidth is small for everybody.
+wavepe's angles are exact. NumPy and PyTorch round the product in float64. Hugging Face computes in
+float32, and its error grows with the position. Counted are the bytes of the two tables, written
+once. Most of the time goes into cos and sin, so the share of the copy bandwidth is small for all.
 
 Rivals
-    hf       LlamaRotaryEmbedding of transformers: float32, and each angle twice (not judged)
+    hf       LlamaRotaryEmbedding of transformers: float32, each angle twice; it is not judged
     numpy    cos and sin of the float64 product, cast to float32
     eager    the same in PyTorch
-    compile  torch.compile of it
+    compile  torch.compile of eager
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def hugging_face(positions: Tensor, d: int, notes: list[str]) -> Call | None:
 
 
 def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
-    """All cases, made one by one."""
+    """Yield all cases; each is made when it is asked for."""
     d = 16 if quick else 128
     inv_freq, _ = wavepe.rope_frequencies(d)
     frequencies = torch.from_numpy(inv_freq)

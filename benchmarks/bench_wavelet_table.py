@@ -1,12 +1,12 @@
-"""wavelet_table [W] (ricker) against the same expression in NumPy and PyTorch.
+"""Cases of wavelet_table [W] (ricker), against the same expression in NumPy and PyTorch.
 
-All evaluate in float64 and round to float32 once. Bytes: the table written once; the time goes into
-exp, so the share of the copy bandwidth is small for everybody.
+All compute in float64 and round to float32 once. Counted are the bytes of the table, written once.
+Most of the time goes into exp, so the share of the copy bandwidth is small for all.
 
 Rivals
     numpy    (1 - u^2) exp(-u^2 / 2) in float64, cast to float32
     eager    the same in PyTorch
-    compile  torch.compile of it
+    compile  torch.compile of eager
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def table_judge(rows: int, scale: np.ndarray, shift: np.ndarray):
 
 
 def cases(quick: bool, compiler: Compiler) -> Iterator[Case]:
-    """All cases, made one by one."""
+    """Yield all cases; each is made when it is asked for."""
     d, scales = (16, 4) if quick else (128, 8)
     scale, shift = wavepe.wavelet_grid(d, scales=scales)
     scale64, shift64 = torch.from_numpy(scale), torch.from_numpy(shift)

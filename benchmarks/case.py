@@ -1,4 +1,4 @@
-"""What a bench_<op>.py hands to the runner: one thing to time, its rivals and its judge."""
+"""The cases that each bench_<op>.py gives to bench.py: a call, its rivals and its judge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[[], Any]
 
 
 class Verdict(NamedTuple):
-    """Largest error, and the largest share of its bound that any element's error reaches."""
+    """The largest error of a result, and the largest quotient of an error and its bound."""
 
     error: float
     of_bound: float
@@ -25,19 +25,22 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Case:
-    """One thing to time.
+    """A call to time, with its rivals.
 
-    op, size, dtype: what the row shows.
-    ours: the call to time, once per variant; rivals: name -> a call that gives the same.
-    own: name -> another call of wavepe's, timed beside it in the same variant.
-    every_variant: False where only the fastest of the chosen variants is timed.
-    work, unit: bytes ("GB/s") or floating point operations ("GFLOP/s") that no way around exists.
-    judge: result of any of the calls -> Verdict; bound: the bound in words.
-    memory: the situations to time, see memory.py; headline: those that README shows.
-    reset: run before a call that is judged (for what works in place).
-    batch: calls that are timed together, where one takes microseconds.
-    inference: timed under torch.inference_mode, as a decoding step runs.
-    floor: rivals and own calls that do less than the case asks; they are not judged.
+    op, size, dtype: the text of the row.
+    ours: the call to time, once for each variant.
+    rivals: name -> a call with the same result.
+    own: name -> another call of wavepe, timed in the same variant.
+    every_variant: if False, only the fastest of the chosen variants is timed.
+    work, unit: the least bytes ("GB/s") or floating point operations ("GFLOP/s") of the result.
+    judge: a function of a call's result that returns a Verdict.
+    bound: the bound in words.
+    memory: the kinds of memory to time in, see memory.py.
+    headline: the kinds of memory whose rows README shows.
+    reset: called before a call that is judged, for calls that work in place.
+    batch: number of calls that are timed together, if one takes microseconds.
+    inference: if True, calls are timed under torch.inference_mode, as in decoding.
+    floor: names of rivals and own calls that do less work; they are not judged.
     """
 
     op: str
@@ -64,21 +67,21 @@ class Case:
 
 
 def plain(x: Any) -> np.ndarray:
-    """A tensor or an array as float64."""
+    """Return a tensor or an array as a float64 array."""
     if isinstance(x, torch.Tensor):
         x = x.detach().double().numpy()
     return np.asarray(x, np.float64)
 
 
 def judge(exact: tuple[np.ndarray, ...], bound: tuple[np.ndarray | float, ...]):
-    """A judge for results that are as many arrays as `exact`, or that array alone.
+    """Return a judge of results: a tuple of arrays like `exact`, or one array if `exact` has one.
 
-    An error is a distance that is not within the bound, so NaN and a wrong shape are errors too.
+    NaN and a wrong shape are errors too.
     """
 
     def verdict(result: Any) -> Verdict:
         got = result if isinstance(result, (tuple, list)) else (result,)
-        error = share = 0.0
+        error = of_bound = 0.0
         for value, right, allowed in zip(got, exact, bound, strict=True):
             value = plain(value)
             if value.shape != right.shape:
@@ -88,26 +91,29 @@ def judge(exact: tuple[np.ndarray, ...], bound: tuple[np.ndarray | float, ...]):
                 part = np.where(distance == 0, 0.0, distance / allowed)
             worst = float(part.max()) if part.size else 0.0
             error = max(error, float(distance.max()) if part.size else 0.0)
-            share = max(share, worst if worst == worst else float("inf"))
-        return Verdict(error if error == error else float("inf"), share)
+            of_bound = max(of_bound, worst if worst == worst else float("inf"))
+        return Verdict(error if error == error else float("inf"), of_bound)
 
     return verdict
 
 
 class Compiler:
-    """torch.compile (inductor). The runner makes the first call, which compiles, untimed, and
-    leaves the rival out with the reason where that fails (no C++ compiler, for one)."""
+    """torch.compile (inductor) for rivals.
+
+    The first call compiles. bench.py does not time it. If it fails, for example because there is no
+    C++ compiler, bench.py leaves the rival out and notes the reason.
+    """
 
     def __init__(self, enabled: bool = True):
         self.enabled = enabled
 
     def function(self, function: Callable) -> Callable | None:
-        """`function` to be compiled at its first call; None if rivals of this kind are off."""
+        """Return `function`, compiled at its first call, or None if compilation is off."""
         if not self.enabled:
             return None
         return torch.compile(function, fullgraph=True, dynamic=False)
 
     def __call__(self, function: Callable, *args: Any) -> Call | None:
-        """The call `function(*args)`, compiled."""
+        """Return the call `function(*args)`, compiled, or None if compilation is off."""
         compiled = self.function(function)
         return None if compiled is None else lambda: compiled(*args)

@@ -1,4 +1,4 @@
-"""What the commands of benchmarks share: their options, and the pages of docs that they write."""
+"""The options that the commands of benchmarks share, and the writing of pages of docs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ RESULTS = Path("benchmarks", "results")
 
 
 def new_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Described by the first line of a module's docstring."""
+    """Return a parser, described by the first line of a module's docstring."""
     return argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
 
 
 def keep(results: dict, path: Path | None) -> None:
-    """What --json asks for."""
+    """Write the results to the file of --json, if there is one."""
     if path:
         path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 def kept_runs(root: Path, name: str, command: str) -> list[dict]:
-    """The results <name>-<version>.json of a test run with each transformers, the newest first.
+    """Return the results <name>-<version>.json, one for each transformers, the newest first.
 
     Raises
     ------
     Missing
-        There are none; the message names the command that makes them.
+        There are none. The message names the command that makes them.
     """
     paths = sorted((root / RESULTS).glob(f"{name}-*.json"))
     if not paths:
@@ -50,14 +50,22 @@ def _version(text: str) -> list[int]:
 def add_page(parser: argparse.ArgumentParser, page: Path, required: bool = False) -> None:
     what = parser.add_mutually_exclusive_group(required=required)
     what.add_argument("--write", action="store_true", help=f"update {page} from the kept figures")
-    what.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    what.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if it is stale"
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the repository (default: this one)",
+    )
 
 
 def write_page(page: Path, updated: Callable[[str, Path], str], root: Path, check: bool) -> int:
-    """Update a page of docs, or see whether that would change it; an exit code.
+    """Update a page of docs, or check that it is up to date; return the exit code.
 
-    `updated` makes the new text of the old one and the repository's kept results.
+    `updated` takes the old text and the repository's folder, and returns the new text.
     """
     path = root / page
     old = path.read_text("utf-8")
@@ -82,7 +90,10 @@ def measuring_command(
     section: Callable[[dict], str],
     argv: Sequence[str] | None,
 ) -> int:
-    """The whole command of a module that measures (by default, or for --json) and has a page."""
+    """Run the command of a module that measures and has a page; return the exit code.
+
+    It measures with --json, and if neither --write nor --check is given.
+    """
     parser = new_parser(doc)
     add_json(parser)
     add_page(parser, page)
@@ -103,7 +114,7 @@ def measuring_command(
 def page_command(
     doc: str | None, page: Path, updated: Callable[[str, Path], str], argv: Sequence[str] | None
 ) -> int:
-    """The whole command of a module that only writes a page, or checks it."""
+    """Run the command of a module that writes or checks a page; return the exit code."""
     parser = new_parser(doc)
     add_page(parser, page, required=True)
     args = parser.parse_args(argv)

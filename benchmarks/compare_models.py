@@ -1,7 +1,7 @@
-"""Measures the models of `wavepe compare --preset wavelet`: p-RoPE at inference, and windows.
+"""Measure p-RoPE at inference, and attention windows, of the models of a comparison.
 
-Runs `wavepe sweep` and `wavepe heatmap` on the checkpoints, keeps their figures for
-docs/results/index.md, and draws its attention maps.
+The models are the checkpoints of `wavepe compare --preset wavelet`. This runs `wavepe sweep` and
+`wavepe heatmap` on them, keeps the figures for docs/results/index.md, and draws its attention maps.
 
 python -m benchmarks.compare_models FOLDER
 """
@@ -22,16 +22,23 @@ from .readme import ROOT
 
 FRACTIONS = ("1", "0.9", "0.75", "0.5", "0.25", "0")
 BASES = ("rope-theta-10000", "rope-theta-128")
-# Of a head's window; at these lengths an even attention is above the papers' 0.001.
+# The threshold of a head's window. The papers' 0.001 is below even uniform attention at these
+# lengths.
 THRESHOLD = "0.01"
 MAPPED = ("alibi", "rope-theta-10000", "wavelet-scales-6")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and keep the figures."""
+    """Measure, and keep the figures; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument("folder", type=Path, help="the folder that wavepe compare wrote")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the repository (default: this one)",
+    )
     args = parser.parse_args(argv)
     results = json.loads((args.folder / "results.json").read_text("utf-8"))
     length, seeds = results["train_length"], results["environment"]["settings"]["seeds"]
@@ -62,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(*words: object) -> dict:
-    """What the JSON of a command of `wavepe` holds."""
+    """Run a command of `wavepe`; return the results that it writes with --json."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "figures.json")
         code = wavepe.cli.main([*map(str, words), "--quiet", "--json", str(path)])

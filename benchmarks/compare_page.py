@@ -1,9 +1,10 @@
-"""Writes docs/results/index.md, and README's table of wins and losses, from kept comparisons.
+"""Write the tables of docs/results/index.md from kept comparisons.
 
-benchmarks/results/compare/NAME.json is the results.json of a preset, without what is large.
+README's table of wins and losses is made here too. benchmarks/results/compare/NAME.json is the
+results.json of a preset, without its large parts.
 
 python -m benchmarks.compare_page --keep FOLDER NAME    keep the results.json of a folder as NAME
-python -m benchmarks.compare_page --write | --check     the tables, and with --write the pictures
+python -m benchmarks.compare_page --write | --check     --write draws the pictures too
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ KEPT = Path("benchmarks", "results", "compare")
 PICTURES = Path("docs", "results")
 FAIRSEQ, SWAP = PICTURES / "fairseq-demo.json", PICTURES / "hf-swap.json"
 ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")
-# README's picture has no room for all rows: what readers use, and the best ones.
+# README's picture has no room for all rows. It shows the encodings in use, and the best ones.
 HEADLINE = (
     "none",
     "rope",
@@ -48,9 +49,9 @@ HEADLINE = (
     "transformer_xl",
     "wavelet:scales=6",
 )
-# README's table has every rival that is trained for its encoding and comes near.
+# README's table has the rivals that were trained with their encoding and are close.
 RIVALS = (*HEADLINE[1:-1], "shaw", "sandwich")
-ONE_SEED = 0.02  # seeds differ by about one hundredth
+ONE_SEED = 0.02  # twice the usual difference between seeds
 W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
 HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
 FIXED_BASES = tuple(f"rope:theta=10000,inference_theta={10000 * n}" for n in (2, 4, 8, 16, 64))
@@ -59,8 +60,10 @@ L_SCALED, SCALED = "rope:theta=128,inference_theta=scaled", "rope:inference_thet
 
 @dataclass(frozen=True)
 class Claim:
-    """Somebody published or expects that `better` has a lower perplexity than `worse`: than each of
-    these rows, so than the best of them at each length."""
+    """A published or expected result: `better` has a lower perplexity than `worse`.
+
+    If `worse` has several rows, `better` is compared to the best of them at each length.
+    """
 
     text: str
     preset: str
@@ -92,8 +95,8 @@ CLAIMS = (
 )  # fmt: skip
 
 
-# [W], table 3: perplexity of Ricker's sets of scales, in the preset's order, trained on 512 tokens
-# and evaluated at our length in bytes (first, at 512 tokens; then at 2512).
+# [W], table 3: perplexity of Ricker's sets of scales, in the preset's order, trained on 512 tokens.
+# The keys are our lengths in bytes; the paper's are 512 tokens, then 2512.
 PUBLISHED = {
     "512": (19.19, 19.25, 19.40, 19.55, 19.95, 19.24, 19.26, 19.30, 19.46, 19.80),
     "2048": (17.99, 18.02, 18.07, 21.73, 70.80, 17.84, 17.84, 18.02, 18.29, 21.31),
@@ -101,9 +104,11 @@ PUBLISHED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Keep results, or write the page."""
+    """Keep results, or write the page; return the exit code."""
     parser = new_parser(__doc__)
-    parser.add_argument("--keep", nargs=2, metavar=("FOLDER", "NAME"))
+    parser.add_argument(
+        "--keep", nargs=2, metavar=("FOLDER", "NAME"), help="keep the results of FOLDER as NAME"
+    )
     add_page(parser, PAGE)
     args = parser.parse_args(argv)
     if args.keep:
@@ -121,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def keep_results(folder: Path, target: Path, name: str) -> None:
-    """Write the results of a comparison, one file for each of its parts."""
+    """Keep the results of a comparison, one file for each of its parts."""
     parts = {path.parent.name: path for path in sorted(folder.glob("*/results.json"))}
     for part, path in (parts or {"": folder / "results.json"}).items():
         results = json.loads(path.read_text("utf-8"))
@@ -153,7 +158,7 @@ def _rounded(value: Any) -> Any:
 
 
 def kept(root: Path, name: str) -> dict[str, Any]:
-    """The kept results of `name`."""
+    """Return the kept results of `name`."""
     path = root / KEPT / f"{name}.json"
     if not path.exists():
         raise Missing(f"{path.relative_to(root)} is missing")
@@ -161,7 +166,7 @@ def kept(root: Path, name: str) -> dict[str, Any]:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the tables that the kept results give."""
+    """Return the page with the tables of the kept results."""
     for name, section in SECTIONS.items():
         if f"<!-- {name}:begin" not in text:
             continue
@@ -170,7 +175,7 @@ def updated(text: str, root: Path) -> str:
 
 
 def standings(root: Path) -> str:
-    """README's table: wavelets against each rival, at each multiple of the trained length."""
+    """Return README's table: wavelets against each rival, at each multiple of the length."""
     results = kept(root, "wavelet")
     lengths, trained = results["environment"]["settings"]["lengths"], results["train_length"]
     compared = {run["encoding"] for run in results["runs"]}
@@ -191,14 +196,14 @@ def standings(root: Path) -> str:
 
 
 def _runs_of(path: Path) -> list[dict[str, Any]]:
-    """The runs of an example's results.json."""
+    """Return the runs of an example's results.json."""
     if not path.exists():
         raise Missing(f"{path.name} is missing")
     return json.loads(path.read_text("utf-8"))["runs"]
 
 
 def _standing(ratios: Sequence[float]) -> str:
-    """Whether the first one is ahead for every seed, behind for every seed, or neither."""
+    """Return "ahead" or "behind" if all seeds agree, else "unclear", and the mean ratio."""
     if not ratios:
         return ""
     margin = 0 if len(ratios) > 1 else ONE_SEED
@@ -212,7 +217,7 @@ def _headline_runs(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def protocols(root: Path) -> str:
-    """The main table's rows at the longest length, by each protocol."""
+    """Return the table of the longest length, with a column for each protocol."""
     results = kept(root, "wavelet")
     length = results["environment"]["settings"]["lengths"][-1]
     names = list(results["runs"][0]["protocols"])
@@ -223,7 +228,7 @@ def protocols(root: Path) -> str:
 
 
 def tables_of(*names: str) -> Callable[[Path], str]:
-    """All tables of comparisons, and how they were made."""
+    """Return a section with all tables of these comparisons, and how they were made."""
 
     def section(root: Path) -> str:
         parts = []
@@ -241,7 +246,7 @@ def tables_of(*names: str) -> Callable[[Path], str]:
 
 
 def made_with(*parts: Mapping[str, Any]) -> str:
-    """What a comparison of one or more parts was made with, in sentences."""
+    """Return how a comparison of one or more parts was made, in sentences."""
     about = parts[0]["environment"]
     settings, data = about["settings"], about["data"]
     trainings = sum(part["trainings"] for part in parts)
@@ -261,7 +266,7 @@ def made_with(*parts: Mapping[str, Any]) -> str:
 
 
 def claims(root: Path) -> str:
-    """Each claim at each length: the ratio of the perplexities, and whether all seeds agree."""
+    """Return the table of claims, with the verdict and the ratio at each length."""
     lengths = kept(root, "wavelet")["environment"]["settings"]["lengths"]
     rows = []
     for claim in CLAIMS:
@@ -274,7 +279,7 @@ def claims(root: Path) -> str:
 
 
 def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> str:
-    """ "yes" or "no" where every seed says so, else "unclear", and the ratio's mean over seeds."""
+    """Return "yes" or "no" if all seeds agree, else "unclear", and the mean ratio."""
     rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
     standing = _standing(_ratios(runs, claim.better, rivals, length))
     return standing.replace("ahead", "yes").replace("behind", "no")
@@ -283,8 +288,10 @@ def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> st
 def _ratios(
     runs: Sequence[Mapping[str, Any]], one: str, rivals: Sequence[str], length: str
 ) -> list[float]:
-    """For each seed, the perplexity of `one` over that of the rival that is best on average; none
-    where the length was not evaluated."""
+    """Return the perplexity of `one` over that of the rival that is best on average, by seed.
+
+    The list is empty if the length was not evaluated.
+    """
     found: dict[str, dict[int, float]] = {name: {} for name in (one, *rivals)}
     for run in runs:
         if run["encoding"] in found and length in run["perplexity"]:
@@ -296,14 +303,14 @@ def _ratios(
 
 
 def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[Row]) -> str:
-    """As `markdown_rows`, whose labels are code."""
+    """Return a Markdown table. `markdown_rows` is not used, because its labels are code."""
     lines = [f"| {' | '.join((heading, *heads))} |", "|---|" + "---|" * len(heads)]
     lines += [f"| {' | '.join((name, *cells))} |" for name, cells in rows]
     return "\n".join(lines) + "\n"
 
 
 def scale_sets(root: Path) -> str:
-    """Literal beside mirrored, a row each set of scales."""
+    """Return the table of literal and mirrored wavelets, with a row for each set of scales."""
     results = kept(root, "scales")
     settings = results["environment"]["settings"]
     lengths = settings["lengths"]
@@ -317,7 +324,7 @@ def scale_sets(root: Path) -> str:
 
 
 def bands(root: Path) -> str:
-    """Predicted and measured bands, a row for each trained length and base."""
+    """Return the table of predicted and measured bands, by trained length and base."""
     rows, parts = [], []
     for path in sorted((root / KEPT).glob("bands-length-*.json"), key=_number_in):
         results = json.loads(path.read_text("utf-8"))
@@ -345,7 +352,7 @@ def _number_in(path: Path) -> int:
 
 
 def sweep(root: Path) -> str:
-    """p-RoPE at inference, of the main table's models."""
+    """Return the table of p-RoPE at inference, with the main table's models."""
     results = kept(root, "models")
     heads = [f"p = {fraction:g}" for fraction in results["fractions"]]
     rows = []
@@ -357,7 +364,7 @@ def sweep(root: Path) -> str:
 
 
 def windows(root: Path) -> str:
-    """How far the heads of three models look back, at twice the trained length."""
+    """Return the table of the windows of three models' heads, at twice the trained length."""
     results = kept(root, "models")
     rows = [
         (name, [", ".join(map(str, layer)) for layer in layers])
@@ -368,8 +375,10 @@ def windows(root: Path) -> str:
 
 
 def scale_ranks(root: Path) -> str:
-    """How far each sign orders the sets of scales as the paper does: Spearman's rank correlation,
-    the mean over seeds and the lowest and highest."""
+    """Return the table of Spearman's rank correlations of our perplexities and the paper's.
+
+    A row is literal or mirrored wavelets; cells are mean, lowest and highest over the seeds.
+    """
     results = kept(root, "scales")
     names = results["environment"]["settings"]["encodings"]
     seeds = range(results["environment"]["settings"]["seeds"])
@@ -388,7 +397,7 @@ def scale_ranks(root: Path) -> str:
 
 
 def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's: the correlation of the ranks, those of equal values shared."""
+    """Return Spearman's rank correlation; equal values share their rank."""
     ranks = [[sum(v < x for v in row) + sum(v == x for v in row) / 2 for x in row]
              for row in (one, other)]  # fmt: skip
     return statistics.correlation(*ranks)
@@ -412,7 +421,7 @@ SECTIONS: dict[str, Callable[[Path], str]] = {
 
 
 def draw(root: Path) -> None:
-    """The pictures of README and the page."""
+    """Draw the pictures of README and the page."""
     (root / PICTURES).mkdir(exist_ok=True)
     results = kept(root, "wavelet")
     perplexity_by_length(

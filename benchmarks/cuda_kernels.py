@@ -1,8 +1,8 @@
-"""What nvcc made of each CUDA kernel: registers, spilled bytes, and the widths of its accesses.
+"""Print the registers, spilled bytes and access widths that nvcc gives each CUDA kernel.
 
-`python -m benchmarks.cuda_kernels` compiles them and prints a table (needs nvcc and, from
-wavepe[dev], nvdisasm; no GPU); `--json FILE` keeps it; `--write` puts the kept one into
-docs/internals/cuda.md.
+`python -m benchmarks.cuda_kernels` compiles the kernels and prints a table. It needs nvcc, and
+nvdisasm from wavepe[dev], but no GPU. `--json FILE` keeps the table; `--write` puts the kept table
+into docs/internals/cuda.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ARCHS = tuple(int(arch.removeprefix("sm_")) for arch in wavepe.build_info()["cud
 PAGE = Path("docs", "internals", "cuda.md")
 RESULTS = Path("benchmarks", "results", "cuda-kernels.json")
 ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)")
-# What an access is called that has not 4 bytes.
+# Bytes of an access, by a part of its name; an access without such a part has 4.
 BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 
 def tools() -> tuple[str, str] | None:
-    """Paths of nvcc and nvdisasm, or None."""
+    """Return the paths of nvcc and nvdisasm, or None."""
     wheels = Path(sysconfig.get_path("purelib"), "nvidia")
     found = []
     for name in ("nvcc", "nvdisasm"):
@@ -51,7 +51,7 @@ def _run(*words: str) -> str:
 
 
 def _widths(sass: str) -> dict[str, dict[str, list[int]]]:
-    """Bytes of each global read ("LDG") and write ("STG"), by kernel."""
+    """Return the bytes of each global read ("LDG") and write ("STG"), by kernel."""
     found: dict[str, dict[str, list[int]]] = collections.defaultdict(lambda: {"LDG": [], "STG": []})
     kernel = ""
     for line in sass.splitlines():
@@ -67,7 +67,7 @@ def _widths(sass: str) -> dict[str, dict[str, list[int]]]:
 
 @functools.cache
 def measure(arch: int) -> tuple[dict, ...]:
-    """A row for each kernel, compiled for one architecture."""
+    """Return a row for each kernel, compiled for one architecture."""
     found = tools()
     if not found:
         raise Missing("nvcc or nvdisasm is not there: pip install wavepe[dev] brings the latter")
@@ -94,7 +94,7 @@ def measure(arch: int) -> tuple[dict, ...]:
 
 
 def _properties(said: str) -> tuple[str, int, int, int]:
-    """Of the kernel, not of the functions that it calls."""
+    """Read the properties of a kernel, and not of the functions that it calls."""
     name = re.search(r"'(\w+)'", said)
     used = re.search(r"Used (\d+) registers", said)
     spills = name and re.search(
@@ -107,7 +107,7 @@ def _properties(said: str) -> tuple[str, int, int, int]:
 
 
 def section(results: dict) -> str:
-    """A row for each kernel, a column for each architecture."""
+    """Return the table as Markdown, with a column for each architecture."""
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
     lines = ["| kernel | " + " | ".join(f"sm_{arch}" for arch in archs) + " | reads | writes |"]
     lines.append("|---|" + "---:|" * len(archs) + "---|---|")
@@ -126,7 +126,7 @@ def section(results: dict) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the kept table."""
+    """Return the page with the kept table."""
     path = root / RESULTS
     if not path.is_file():
         raise Missing(f"no {RESULTS}: run benchmarks.cuda_kernels --json {RESULTS}")
@@ -134,7 +134,7 @@ def updated(text: str, root: Path) -> str:
 
 
 def measure_all() -> dict:
-    """The rows of every architecture that this build of wavepe holds kernels for."""
+    """Return the rows of every architecture that this build of wavepe has kernels for."""
     if not ARCHS:
         raise Missing("this build of wavepe holds no CUDA kernels")
     rows = [row for arch in ARCHS for row in measure(arch)]
@@ -144,7 +144,7 @@ def measure_all() -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or something is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a tool is missing."""
     return measuring_command(__doc__, PAGE, updated, measure_all, section, argv)
 
 

@@ -1,4 +1,7 @@
-"""Writes the tables of docs/results/fairseq.md: of docs/results/fairseq-demo.json, and of speed.
+"""Write the tables of docs/results/fairseq.md, of the demo and of speed.
+
+The demo's figures are in docs/results/fairseq-demo.json, and those of speed in
+benchmarks/results/fairseq-training.json.
 
 python -m benchmarks.fairseq_page --write | --check
 """
@@ -23,7 +26,7 @@ SPEED = Path("benchmarks", "results", "fairseq-training.json")
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the tables that the kept figures give."""
+    """Return the page with the tables of the kept figures."""
     for name, section, source in (
         ("fairseq-demo", demo_section, DEMO),
         ("fairseq-speed", speed_section, SPEED),
@@ -36,7 +39,7 @@ def updated(text: str, root: Path) -> str:
 
 
 def demo_section(results: dict) -> str:
-    """The picture, a table for each protocol, and what they were made with, as Markdown."""
+    """Return the picture, a table for each protocol, and how they were made, as Markdown."""
     length, about = results["train_length"], results["environment"]
     protocols = {
         "blocks": "In blocks (`--context-window 0`)",
@@ -62,7 +65,7 @@ def demo_section(results: dict) -> str:
 
 
 def speed_section(results: dict) -> str:
-    """Words per second, and what they were measured on, as Markdown."""
+    """Return the words per second, and the machine and versions, as Markdown."""
     about, sizes = results["environment"], results["sizes"]
     threads = in_threads(about["threads"])
     words = (
@@ -82,7 +85,7 @@ def speed_section(results: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     return page_command(__doc__, PAGE, updated, argv)
 
 

@@ -1,11 +1,11 @@
-"""Words per second of fairseq's training: wavelets against fairseq's own sinusoidal positions.
+"""Measure words per second of training in fairseq, with wavelets and with its own positions.
 
 `python -m benchmarks.fairseq_training` prints the table; `--json FILE` keeps the figures. It needs
 fairseq (docs/guides/fairseq.md); `make .venv-fairseq/built` makes an environment that has it.
 
-Both models are `transformer_lm_wiki103` made small, of the same sizes and dropouts, and are trained
-by fairseq's Trainer on the same random words (forward, loss, backward, clipping, NAG); their
-updates take turns in one process. A word is a token of the batch.
+The models are small forms of `transformer_lm_wiki103`, with the same sizes and dropouts. fairseq's
+Trainer trains them on the same random words (forward, loss, backward, clipping, NAG). Their updates
+take turns in one process. A word is a token of the batch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .timing import take_turns
 ENCODINGS = {"sinusoidal, fairseq": None, "wavelet": "wavelet", "alibi": "alibi", "rope": "rope"}
 STOCK = next(iter(ENCODINGS))
 LENGTHS = (128, 512, 2048)
-TOKENS = 2048  # of a batch
+TOKENS = 2048  # in a batch
 VOCABULARY = 10_000
-# The recipe of [A] and of fairseq's README, but for the sizes.
+# The recipe of [A] and of fairseq's README, with other sizes.
 RECIPE = (
     "--task language_modeling --arch transformer_lm_wiki103 --criterion adaptive_loss --cpu "
     "--ddp-backend legacy_ddp --optimizer nag --lr 0.1 --lr-scheduler fixed --clip-norm 0.1 "
@@ -38,14 +38,14 @@ SIZES = {"layers": 4, "embed_dim": 256, "ffn_embed_dim": 1024, "attention_heads"
 
 
 def update(spec: str | None, length: int, tokens: int) -> Callable[[], Any]:
-    """One update of a new model.
+    """Return a call that makes one update of a new model.
 
     Parameters
     ----------
     spec : str or None
-        Of the position encoding; None is fairseq's own.
+        The position encoding; None is fairseq's own.
     length, tokens : int
-        Of a sample, and of the batch.
+        Tokens in a sample, and in the batch.
     """
     from fairseq import options  # after `register`, which makes it importable
     from fairseq.data import Dictionary
@@ -83,7 +83,7 @@ def update(spec: str | None, length: int, tokens: int) -> Callable[[], Any]:
 
 
 def row(length: int, tokens: int, repeats: int) -> dict:
-    """Every encoding at one length."""
+    """Measure every encoding at one length; return the row."""
     tokens = max(tokens, length)
     calls = {name: update(spec, length, tokens) for name, spec in ENCODINGS.items()}
     timings = take_turns(calls, repeats=repeats, budget=120, warm_up=2)
@@ -104,7 +104,7 @@ def row(length: int, tokens: int, repeats: int) -> dict:
 
 
 def measure(lengths: Sequence[int], tokens: int, threads: int, repeats: int) -> dict:
-    """All rows, ready for JSON."""
+    """Measure all rows; return them ready for JSON."""
     plugin.register()
     logging.disable(logging.WARNING)
     about = {**surroundings("wavepe", "torch", "fairseq"), "threads": threads}
@@ -121,7 +121,7 @@ def measure(lengths: Sequence[int], tokens: int, threads: int, repeats: int) -> 
 
 
 def table(results: dict) -> str:
-    """Words per second, and in brackets the ratio to fairseq's own, as Markdown."""
+    """Return words per second, and in brackets the ratio to fairseq's own, as Markdown."""
     names = list(ENCODINGS)
     lines = [
         f"| samples x length | {' | '.join(names)} |",
@@ -136,12 +136,16 @@ def table(results: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0"""
+    """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
-    parser.add_argument("--repeats", type=int, default=15, help="updates of each (default 15)")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=15, metavar="N", help="updates of each model (default 15)"
+    )
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
     args = parser.parse_args(argv)
     lengths, tokens = ((16,), 32) if args.quick else (LENGTHS, TOKENS)
     results = measure(lengths, tokens, args.threads, args.repeats)

@@ -1,12 +1,13 @@
-"""What runs on the GPU of this machine: right in every dtype, then how fast.
+"""Check the results of the GPU's kernels in every dtype, then time the kernels.
 
-`python -m benchmarks.gpu` prints both; `--json FILE` keeps them, row by row. What has not begun
-after eight minutes (`--minutes`) is not run. Without a GPU the kernels' emulation on the CPU is
-judged, attention's by Triton's interpreter at toy sizes; nothing of it is a figure, and the last
-line says so.
+`python -m benchmarks.gpu` prints both; `--json FILE` keeps them, row by row. A task that has not
+begun after eight minutes (`--minutes`) is not run.
 
-Right means: the largest error over its bound is at most 1. Times are CUDA events around many calls,
-in turns, the least of several rounds.
+Without a GPU, the CUDA kernels are emulated on the CPU, and Triton's interpreter runs those of
+attention at toy sizes. Then there are no figures, and the last line says so.
+
+A result is right if every error is within its bound. Times are measured by CUDA events around many
+calls. The calls take turns, and the fastest of several rounds counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NO_GPU = "no GPU: nothing was timed, and what ran was the kernels' emulation on 
 
 
 def emulate(arguments: Sequence[str]) -> int:
-    """The whole command again, on a build whose CUDA kernels run on the CPU."""
+    """Run the command again, with a build whose CUDA kernels run on the CPU."""
     places = (f"--build-base={EMULATED}", f"--build-lib={EMULATED / 'lib'}")
     environment = {**os.environ, "WAVEPE_EMULATE_CUDA": "1"}
     build = [sys.executable, "setup.py", "--quiet", "build", *places]
@@ -52,7 +53,7 @@ def emulate(arguments: Sequence[str]) -> int:
 
 
 def print_row(row: dict[str, Any], interpreted: bool) -> bool:
-    """Print it; whether nothing in it is wrong."""
+    """Print a row; return whether nothing in it is wrong."""
     for why in ("error", "not_run"):
         if why in row:
             print(f"  {why.replace('_', ' ')}: {row['name']}: {row[why]}", flush=True)
@@ -69,7 +70,7 @@ def print_row(row: dict[str, Any], interpreted: bool) -> bool:
         right &= ok
         error = f"{found['error']:.2f} of the bound, {found['largest']:.1e} absolute"
         print(f"  {'ok' if ok else 'WRONG':5} {found['name']}{where}: {error}")
-    first = row["name"].startswith("first")  # its errors come again
+    first = row["name"].startswith("first")  # the timed row shows its errors again
     for name, error in () if first else row.get("errors", {}).items():
         print(f"    {name}: {error}")
     for line in _times(row.get("seconds", {}), row.get("memory", {})):
@@ -96,7 +97,7 @@ def _times(seconds: Any, memory: Any) -> list[str]:
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any]:
-    """{phase: {name: x}} as {"phase, name": x}; what is not nested stays."""
+    """Return {phase: {name: x}} as {"phase, name": x}; other values stay as they are."""
     found = {}
     for name, value in nested.items():
         inner = value if isinstance(value, dict) else {"": value}
@@ -108,15 +109,18 @@ def _flat(nested: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if a result is wrong, or could not be had."""
+    """Run the command; return 0, or 1 if a result is wrong or missing."""
     parser = new_parser(__doc__)
     add_json(parser)
-    parser.add_argument("--emulated", action="store_true", help="this build is an emulation")
+    parser.add_argument(
+        "--emulated", action="store_true", help="this build emulates the CUDA kernels on the CPU"
+    )
     parser.add_argument(
         "--minutes",
         type=float,
+        metavar="N",
         default=gpu_tasks.DEADLINE / 60,
-        help="what has not begun by then is not run (default: %(default)g)",
+        help="no task begins after this time (default: %(default)g)",
     )
     args = parser.parse_args(argv)
     there = torch.cuda.is_available() and not args.emulated

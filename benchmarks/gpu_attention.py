@@ -1,10 +1,10 @@
-"""How fast attention with the wavelet's relative term is on a GPU, beside what else is to be had.
+"""Time attention with the wavelet's relative term on a GPU, against other implementations.
 
-Every way gets the same numbers, in one process, in turns. "Flex" is torch's flex_attention, as a
-user writes the same term with it today: the products of the queries with the table, made first and
-read by score_mod. "band and rest" is its stronger form: the term only where the table has rows, in
-a call of its own, and both merged. The other ways have no term (the price of it shows), or hold all
-scores.
+All ways get the same numbers, and take turns in one process. "Flex" is torch's flex_attention: it
+computes the products of the queries and the table first, and its score_mod reads them. "Flex, band
+and rest" is a faster form of it: one call has the term, for the distances with a row in the table,
+another has the other distances, and the results are merged. The other ways have no term, which
+shows its cost, or they hold all scores in memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .gpu_measure import ROUNDS, Place, extra_memory, time_calls
 
-ROWS = 65536  # heads x length, the same in all rows
-MOST_HEADS = 32  # of a sequence
+ROWS = 65536  # heads (of all sequences) x length, the same in all rows
+MOST_HEADS = 32  # in a sequence
 OURS, PLAIN, FLEX = "wavepe", "wavepe, no term", "Flex"
 BAND, FLEX_PLAIN = "Flex, band and rest", "Flex, no term"
 CUDNN, FLASH = "SDPA cuDNN, no term", "SDPA flash, no term"
@@ -34,7 +34,7 @@ WITH_TERM = (OURS, FLEX, BAND, EAGER, DENSE)
 WAYS = (OURS, PLAIN, FLEX, CUDNN, FLASH, FLEX_PLAIN, BAND, DENSE, EAGER)
 LONGEST = {EAGER: 2048, DENSE: 4096}
 PHASES = ("forward", "forward and backward")
-RATIOS = {  # name -> over and under
+RATIOS = {  # name -> numerator and denominator
     "no term / with": (PLAIN, OURS),
     "cuDNN / wavepe": (CUDNN, OURS),
     "flash / wavepe": (FLASH, OURS),
@@ -69,7 +69,7 @@ def problem(place: Place, d: int, length: int) -> Problem:
 
 
 def ways(place: Place, given: Problem) -> dict[str, Callable[[], Way]]:
-    """name -> what makes the function of q, k, v; only those that this length lets be."""
+    """Return, by name, what makes each function of q, k and v that can run at this length."""
     attention, table, length = place.attention(), given.table, given.q.shape[2]
     makers = {
         OURS: lambda: functools.partial(attention, p=table),
@@ -84,18 +84,20 @@ def ways(place: Place, given: Problem) -> dict[str, Callable[[], Way]]:
     }
     found = {name: makers[name] for name in WAYS if length <= LONGEST.get(name, length)}
     if length <= _rows(given).shape[0]:
-        found.pop(BAND)  # there is no rest
+        found.pop(BAND)  # no distance is beyond the table
     return found
 
 
 def _rows(given: Problem) -> Tensor:
-    """The table as flex_attention is given it: rows from delta = 0 on, in q's dtype."""
+    """Return the rows of the table from delta = 0 on, in q's dtype."""
     return given.table.tensors(given.q.dtype, given.q.device)[0]
 
 
 def _scaled(given: Problem) -> Tensor:
-    """The same, scaled as scores are; a product that is scaled afterwards torch 2.13 cannot compile
-    for the CPU."""
+    """Return the rows of the table, scaled like the scores.
+
+    Scaling the products instead is not possible: torch 2.13 cannot compile it for the CPU.
+    """
     return _rows(given) / math.sqrt(given.q.shape[-1])
 
 
@@ -114,7 +116,7 @@ def _compiled(place: Place, function: Way) -> Way:
 
 
 def _quiet(function: Way) -> Way:
-    """Without the warning that it is not compiled."""
+    """Silence the warning of flex_attention that it is not compiled."""
 
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with warnings.catch_warnings():
@@ -136,7 +138,7 @@ def _causal(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def _term(q: Tensor, p: Tensor) -> Callable[..., Tensor]:
-    """score_mod; p holds the scale, for scores are scaled before it."""
+    """Return a score_mod that adds the term. It reads scaled scores, so p must be scaled."""
     products, last = q @ p.mT, p.shape[0] - 1
 
     def score(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -175,12 +177,12 @@ def _flex_band(place: Place, given: Problem) -> Way:
     masks = [create_block_mask(each, *sizes, device=place.device) for each in (in_band, beyond)]
 
     def way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        near, near_lse = flex_attention(
+        band, band_lse = flex_attention(
             q, k, v, score_mod=_term(q, p), block_mask=masks[0], return_lse=True
         )
-        far, far_lse = flex_attention(q, k, v, block_mask=masks[1], return_lse=True)
-        share = torch.sigmoid(near_lse - far_lse)[..., None]  # far_lse may be -inf
-        return (share * near + (1 - share) * far).to(q.dtype)
+        rest, rest_lse = flex_attention(q, k, v, block_mask=masks[1], return_lse=True)
+        band_weight = torch.sigmoid(band_lse - rest_lse)[..., None]  # rest_lse may be -inf
+        return (band_weight * band + (1 - band_weight) * rest).to(q.dtype)
 
     return _compiled(place, way)
 
@@ -210,10 +212,10 @@ def _eager(given: Problem) -> Way:
 def row(
     place: Place, d: int, length: int, once: bool = False, only: Sequence[str] = WAYS
 ) -> dict[str, Any]:
-    """Seconds, extra memory and how far out and dq are from ours, by phase and way.
+    """Return seconds, extra memory and differences, by phase and way.
 
-    A way that fails has its error in place of its figures. With `once` every way runs once: what
-    compilers make is then on the disk.
+    A difference is the distance of out or dq from wavepe's. A way that fails has an error instead
+    of figures. With `once` every way runs once without timing, to fill the compilers' caches.
     """
     given = problem(place, d, length)
     place.needs_kernel(given.q)
@@ -232,17 +234,19 @@ def row(
                 if name in WITH_TERM and phase in ours:
                     differs[phase][name] = _distance(result, ours[phase])
                 calls[phase][name] = call
-        except Exception as error:  # a rival that this torch or GPU lacks must not end the others
+        except Exception as error:  # torch or the GPU may not support a rival; the others go on
             found["errors"][name] = brief(error)
-        result = None  # so that no other's memory counts it
+        result = None  # so that it does not count in the memory of another way
     if once:
         return found
     found |= {"differs": differs, "seconds": {}, "memory": {}, "ratios": {}}
     rounds = 1 if place.emulated else ROUNDS
-    for phase, some in calls.items():
-        seconds = time_calls(some, place.device, rounds)
+    for phase, phase_calls in calls.items():
+        seconds = time_calls(phase_calls, place.device, rounds)
         found["seconds"][phase] = seconds
-        found["memory"][phase] = {n: extra_memory(call, place.device) for n, call in some.items()}
+        found["memory"][phase] = {
+            n: extra_memory(call, place.device) for n, call in phase_calls.items()
+        }
         found["ratios"][phase] = {
             name: seconds[over] / seconds[under]
             for name, (over, under) in RATIOS.items()
@@ -256,7 +260,7 @@ def _distance(x: Tensor, y: Tensor) -> float:
 
 
 def _calls(way: Way, given: Problem) -> list[Callable[[], Any]]:
-    """Of each phase: what gives (out,) and (dq, dk, dv)."""
+    """Return the call of each phase: one returns (out,), the other (dq, dk, dv)."""
     q, k, v, grad, _ = given
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
 
@@ -271,6 +275,6 @@ def _calls(way: Way, given: Problem) -> list[Callable[[], Any]]:
 
 
 def brief(error: Exception) -> str:
-    """The first line that says something, with the kind of error."""
+    """Return the type of an error and the first line of its message that is not empty."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

@@ -1,7 +1,7 @@
-"""Attention on a GPU against the CPU's operator in float64, on the same numbers.
+"""Check attention on a GPU against the CPU's operator in float64, on the same numbers.
 
-Numbers are drawn so that float16 and bfloat16 hold them: one judgement serves every dtype, and what
-a result is off by is the kernels' own.
+float16 and bfloat16 can represent the numbers exactly. So one float64 result serves every dtype,
+and all errors are those of the kernels.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .gpu_measure import UNITS, Check, Place, Triple, worst
 
 SEED = 5
 DIFFERENTIABLE = ("q", "k", "v", "p", "q_rel", "bias")
-# float32, of the largest value: scores of up to 50 are rounded, to 3e-6 each. The others, in units
-# of a row's norm (at least a tenth of the usual one): the table, weights and their gradients are
-# rounded once, and so is the result. The gradient of a query may be what sums leave that cancel, so
-# it has the norm of all.
+# Bounds. FLOAT32 is relative to the largest value: scores of up to 50 are rounded, by 3e-6 each.
+# LOW_ROW and LOW are for the other dtypes, in which the table, the weights, their gradients and the
+# result are rounded once. LOW_ROW is relative to the norm of a row plus a tenth of the usual norm.
+# LOW is relative to the norm of all rows. It is for gradients of queries, whose sums may cancel.
 FLOAT32, LOW_ROW, LOW = 6e-6, 6.0, 2.0
 
 
@@ -39,7 +39,7 @@ TOY_NAMES = ("wavelet", "learned table", "bias", "dropout", "bits")
 
 
 def numbers(*shape: int, generator: torch.Generator, size: float = 1.0) -> Tensor:
-    """Float64, as bfloat16 and float16 hold them too."""
+    """Return float64 numbers that bfloat16 and float16 can represent."""
     drawn = size * torch.randn(shape, generator=generator)
     return drawn.bfloat16().half().double()
 
@@ -84,7 +84,7 @@ CASES: dict[str, Options] = {
     "softcap": lambda s, g: {"softcap": 5.0, "p": wavelets(s)},
     "dropout": lambda s, g: {"dropout_p": 0.3, "p": wavelets(s)},
 }
-# The cases whose sizes are not Size(): names of tasks, and the sizes of each.
+# The tasks whose sizes are not Size(), and their sizes.
 SIZES: dict[str, list[Size]] = {
     f"wavelet, d {d}": [Size(1, 4, 2, 300, 300, d)] for d in (80, 128, 256)
 }
@@ -92,14 +92,14 @@ SIZES |= {f"learned table, d {d}": [Size(1, 4, 2, 300, 300, d)] for d in (80, 12
 SIZES["wavelet, lengths"] = [Size(m=n, n=n) for n in (1, 127, 128, 1000)]
 SIZES["learned table, lengths"] = SIZES["wavelet, lengths"]
 SIZES["offsets"] = [Size(m=50, n=201)]
-ALONE = ("bits", "graph", "compile")  # of a GPU, apart from bits
+ALONE = ("bits", "graph", "compile")  # tasks for a GPU only, except "bits"
 NAMES = (*dict.fromkeys((*CASES, *SIZES)), *ALONE)
 
 
 def judged(
     q: Tensor, k: Tensor, v: Tensor, *, p: Any, seed: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """out and lse of the CPU's operator, differentiable; dropout's seed is given."""
+    """Return out and lse of the CPU's operator, differentiable; `seed` is that of dropout."""
     from wavepe.ops._attention_checks import Arguments
 
     if isinstance(p, ops.RelativeTable):
@@ -112,7 +112,7 @@ def judged(
 def outputs(
     function: Callable[..., Any], given: dict[str, Any], grads: list[Tensor]
 ) -> dict[str, Tensor]:
-    """out, lse and every gradient, by name."""
+    """Return out, lse and every gradient, by name."""
     given = dict(given)
     leaves = {
         name: given[name].detach().requires_grad_()
@@ -125,12 +125,12 @@ def outputs(
 
 
 def check(place: Place, name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Check]:
-    """One of NAMES."""
+    """Run the task `name`, one of NAMES; yield a check for each dtype."""
     if name in ALONE:
         checks = {"bits": _bits, "graph": _graph, "compile": _compiled}
         yield worst(f"attention: {name}", _alone_dtype(place), checks[name](place))
         return
-    if name.endswith("d 256"):  # there are no kernels for float32
+    if name.endswith("d 256"):  # which has no kernels for float32
         dtypes = tuple(dtype for dtype in dtypes if dtype != torch.float32)
     found: dict[torch.dtype, list[Triple]] = {dtype: [] for dtype in dtypes}
     for size in [TOY] if place.emulated else SIZES.get(name, [Size()]):
@@ -141,7 +141,7 @@ def check(place: Place, name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[
 
 
 def draw(name: str, size: Size) -> tuple[dict[str, Any], list[Tensor]]:
-    """The arguments of a case, and what comes in as gradients of out and lse."""
+    """Return the arguments of a case, and the incoming gradients of out and lse."""
     s, generator = size, torch.Generator().manual_seed(SEED)
     shapes = {"q": (s.heads, s.m), "k": (s.key_heads, s.n), "v": (s.key_heads, s.n)}
     given: dict[str, Any] = {
@@ -153,8 +153,8 @@ def draw(name: str, size: Size) -> tuple[dict[str, Any], list[Tensor]]:
     return {"p": None, **given, **build(s, generator)}, grads
 
 
-def there(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
-    """An argument as the kernels are given it."""
+def kernel_argument(place: Place, name: str, x: Any, dtype: torch.dtype) -> Any:
+    """Return an argument on the GPU, in the dtype that the kernels take."""
     if not isinstance(x, Tensor):
         return x
     wide = name in ("bias", "slopes", "lse")
@@ -170,8 +170,10 @@ def _case(
     exact = outputs(lambda **options: judged(seed=seed, **options), given, grads)
     attention = place.attention()
     for dtype in dtypes:
-        options = {n: there(place, n, x, dtype) for n, x in given.items()}
-        incoming = [there(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)]
+        options = {n: kernel_argument(place, n, x, dtype) for n, x in given.items()}
+        incoming = [
+            kernel_argument(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)
+        ]
         place.needs_kernel(options["q"])
         torch.manual_seed(SEED)
         found = outputs(lambda **o: attention(**o, return_lse=True), options, incoming)
@@ -179,9 +181,12 @@ def _case(
 
 
 def _triple(name: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> Triple:
-    """Rows that see nothing must agree."""
+    """Return the result, the exact values and the bound, or an error, 0 and its bound.
+
+    The lse of a row that sees no key is -inf in both; equal values of lse are ignored.
+    """
     got, want = got.cpu().double(), want.double()
-    same = got == want  # -inf of lse
+    same = got == want  # -inf - -inf would be NaN
     got, want = (x.masked_fill(same, 0.0) if name == "lse" else x for x in (got, want))
     if dtype == torch.float32:
         return got, want, FLOAT32 * max(want.abs().max().item(), 1e-3)
@@ -201,7 +206,7 @@ def _alone_dtype(place: Place) -> torch.dtype:
 
 
 def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Tensor]]:
-    """A call with a table that is learned, then one with a wavelet's."""
+    """Return a function that calls attention with a learned table, then with wavelets."""
     dtype = _alone_dtype(place)
     given, grads = draw("learned table", TOY if place.emulated else Size(n=500, m=500))
     attention, table = place.attention(), wavelets(TOY if place.emulated else Size(n=500))
@@ -210,15 +215,17 @@ def _problem(place: Place) -> tuple[Callable[..., Any], dict[str, Any], list[Ten
         first = attention(q, k, v, p=p)
         return attention(first, k, v, p=table, return_lse=True)
 
-    options = {n: there(place, n, given[n], dtype) for n in ("q", "k", "v", "p")}
-    incoming = [there(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)]
+    options = {n: kernel_argument(place, n, given[n], dtype) for n in ("q", "k", "v", "p")}
+    incoming = [
+        kernel_argument(place, n, x, dtype) for n, x in zip(("out", "lse"), grads, strict=True)
+    ]
     place.needs_kernel(options["q"])
     return function, options, incoming
 
 
 def _differing(found: dict[str, Tensor], want: dict[str, Tensor]) -> Iterator[Triple]:
-    """How many elements are not the same: none is right."""
-    for name, x in found.items():  # a NaN differs from itself
+    """Yield the number of elements that differ, which must be 0."""
+    for name, x in found.items():  # != also counts NaN
         yield (x != want[name]).sum().double(), torch.zeros(()), 0.5
 
 
@@ -230,7 +237,7 @@ def _bits(place: Place) -> Iterator[Triple]:
 
 
 def _graph(place: Place) -> Iterator[Triple]:
-    """Forward and backward captured on other numbers, replayed on these."""
+    """Capture forward and backward in a CUDA graph on zeros, and replay it on the numbers."""
     function, given, grads = _problem(place)
     want = outputs(function, given, grads)
     static = {name: x.clone().zero_() for name, x in given.items()}
@@ -252,7 +259,7 @@ def _graph(place: Place) -> Iterator[Triple]:
 
 
 def _compiled(place: Place) -> Iterator[Triple]:
-    """The kernels of a compiled function are the same."""
+    """Compare a compiled function with the eager one."""
     function, given, grads = _problem(place)
     want = outputs(function, given, grads)
     yield from _differing(outputs(torch.compile(function, fullgraph=True), given, grads), want)

@@ -1,7 +1,8 @@
-"""The CUDA kernels on a GPU, or emulated: right in every dtype, and how fast rope is there.
+"""Check the CUDA kernels, on a GPU or emulated, in every dtype, and time rope.
 
-The judge is the CPU's operator, whose own errors tests/ bound, on the same numbers; bounds are
-units of the result's rounding. A copy of the same bytes in the same run says what the memory gives.
+The results are compared to those of the CPU's operators on the same numbers; the tests bound the
+errors of these. The bounds are multiples of one rounding of the result. A copy of the same bytes in
+the same run shows the bandwidth of the memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LENGTHS = (128, 2048, 16384)
 
 
 def check(place: Place) -> Iterator[Check]:
-    """Every kernel, on odd and even sizes, in every dtype and layout."""
+    """Check every kernel, on odd and even sizes, in every dtype and layout."""
     generator = torch.Generator().manual_seed(1)
     for dtype in FLOATS:
         yield worst("rope, rope_, rope_qk", dtype, _rope(place, dtype, generator))
@@ -49,7 +50,7 @@ def _rope(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
         inv_freq = torch.rand(h, generator=generator).double()
         exact = dtype if dtype == torch.float64 else torch.float32
         cos, sin = ops.rope_table(positions, inv_freq, dtype=exact)
-        # a pair's two products and their sum, rounded as computed; then the result
+        # the roundings of the two products and their sum, then that of the result
         bound = (4 * UNITS[exact] + 2 * UNITS[dtype]) * x.double().abs().max().item()
         y, c, s = place.to(x, cos, sin)
         one_off = torch.empty(y.numel() + 1, dtype=dtype, device=y.device)[1:].view(shape)
@@ -59,7 +60,7 @@ def _rope(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
             for inverse in (False, True):
                 options = {"interleaved": layout, "inverse": inverse}
                 want = ops.rope(x.double(), cos, sin, **options)
-                with place.here():
+                with place.kernels_in_use():
                     got = [ops.rope(z, c, s, **options) for z in (y, one_off)]
                     got += ops.rope_qk(strided, y[:, :1], c, s, **options)
                     got.append(ops.rope_(y.clone(), c, s, **options))
@@ -72,7 +73,7 @@ def _rope_table(place: Place, dtype: torch.dtype) -> Iterator[Triple]:
     inv_freq = torch.from_numpy(wavepe.rope_frequencies(128, 5e5)[0])
     given: tuple[dict[str, Any], ...] = ({}, {"precision": "hf"}, {"attention_factor": 1.25})
     for options in given:
-        with place.here():
+        with place.kernels_in_use():
             got = ops.rope_table(*place.to(positions, inv_freq), dtype=dtype, **options)
         want = ops.rope_table(positions, inv_freq, dtype=torch.float64, **options)
         bound = {torch.float32: 1.2e-7, torch.float64: 1e-15}.get(dtype, UNITS[dtype])
@@ -84,7 +85,7 @@ def _wavelets(place: Place, dtype: torch.dtype) -> Iterator[Triple]:
     offsets = torch.arange(-50, 200)
     for kind in ("ricker", "gaussian", "morlet", "haar"):
         scale, shift = (torch.from_numpy(a).to(dtype) for a in wavepe.wavelet_grid(64))
-        with place.here():
+        with place.kernels_in_use():
             got = ops.wavelet_table(*place.to(offsets, scale, shift), kind=kind)
         want = ops.wavelet_table(offsets, scale.double(), shift.double(), kind=kind)
         yield got, want, max(UNITS[dtype], 1e-15)
@@ -95,7 +96,7 @@ def _gradients(place: Place, generator: torch.Generator) -> Iterator[Triple]:
     for kind in ("ricker", "gaussian", "morlet"):
         leaves = [torch.from_numpy(a).requires_grad_() for a in wavepe.wavelet_grid(24)]
         want = torch.autograd.grad(ops.wavelet_table(offsets, *leaves, kind=kind), leaves, grad)
-        with place.here():
+        with place.kernels_in_use():
             there = [t.detach().requires_grad_() for t in place.to(*leaves)]
             table = ops.wavelet_table(*place.to(offsets), *there, kind=kind)
             got = torch.autograd.grad(table, there, place.to(grad)[0])
@@ -117,18 +118,18 @@ def _bias(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Itera
         leaves = [t.double().requires_grad_() for t in (q, p)]
         out = ops.relative_bias(*leaves, 70, first=-3, beyond=beyond)
         want = (out, *torch.autograd.grad(out, leaves, grad.double()))
-        with place.here():
+        with place.kernels_in_use():
             there = [t.requires_grad_() for t in place.to(q, p)]
             made = bias(*there, beyond)
             got = (made, *torch.autograd.grad(made, there, place.to(grad)[0]))
         for result, wanted in zip(got, want, strict=True):
-            size = wanted.abs().max().item()  # of sums of up to 2000 products
+            size = wanted.abs().max().item()  # sums of up to 2000 products
             unit = UNITS[torch.float64 if dtype == torch.float64 else torch.float32]
             yield result.detach(), wanted.detach(), (64 * unit + 4 * UNITS[dtype]) * size
 
 
 def _streams(place: Place) -> Iterator[Triple]:
-    """A stream with work ahead of the kernel, and a graph that is captured and replayed."""
+    """Check a stream with work before the kernel, and a graph that is captured and replayed."""
     x = torch.randn(1, 4, 64, 128)
     cos, sin = ops.rope_table(torch.arange(64), torch.rand(64).double())
     want = ops.rope(x, cos, sin)
@@ -171,7 +172,7 @@ def _mixed_are_refused() -> bool:
 
 
 def rivals(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> dict[str, Callable[[], Any]]:
-    """Ways to rotate q and k, half-split, in new tensors; and a copy of the same bytes."""
+    """Return calls that rotate q and k (half-split) into new tensors, and a copy."""
     calls: dict[str, Callable[[], Any]] = {
         "wavepe": lambda: ops.rope_qk(q, k, cos, sin),
         "copy": lambda: (q.clone(), k.clone()),
@@ -183,7 +184,7 @@ def rivals(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> dict[str, Callable
         return calls
     wide_cos, wide_sin = (torch.cat([t, t], -1)[None].to(q.dtype) for t in (cos, sin))
     calls["Hugging Face"] = lambda: apply_rotary_pos_emb(q, k, wide_cos, wide_sin)
-    torch._dynamo.reset()  # a kernel for this length, not one for any
+    torch._dynamo.reset()  # compile for this length, and not for any length
     compiled = torch.compile(apply_rotary_pos_emb, dynamic=False)
     calls["Hugging Face, compiled"] = lambda: compiled(q, k, wide_cos, wide_sin)
     try:
@@ -195,7 +196,7 @@ def rivals(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> dict[str, Callable
 
 
 def time_rope() -> Iterator[dict[str, Any]]:
-    """Rows: seconds of each way, and the bytes that it has to move."""
+    """Yield rows with the seconds of each way, and the least bytes that it moves."""
     for dtype in FLOATS[:2]:
         for length in LENGTHS:
             q = torch.randn(1, HEADS, length, HEAD_SIZE, device="cuda", dtype=dtype)

@@ -1,4 +1,4 @@
-"""What the parts of `benchmarks.gpu` share: judging a result, timing calls, and their memory."""
+"""Judge results, time calls and measure their memory, for the parts of `benchmarks.gpu`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# What one rounding of a result may be off, of its own size or of the largest summand.
+# The relative error of one rounding, of the result or of the largest summand.
 UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 UNITS[torch.float64] = 2.0**-53
 CALLS, ROUNDS = 20, 9
-ROUND_SECONDS = 0.02  # of one call's turn: fewer calls where they are slow
+ROUND_SECONDS = 0.02  # a turn makes as many calls as take this time, but at most CALLS
 
 
 # ---- right ---------------------------------------------------------------------------------------
@@ -23,19 +23,19 @@ ROUND_SECONDS = 0.02  # of one call's turn: fewer calls where they are slow
 
 class Check(NamedTuple):
     name: str
-    error: float  # over its bound; inf for a NaN
-    largest: float  # absolute
+    error: float  # divided by its bound; inf for a NaN
+    largest: float  # the largest absolute error
 
     @property
     def ok(self) -> bool:
         return self.error <= 1
 
 
-Triple = tuple[Tensor, Tensor, float]  # got, exact, bound of every element
+Triple = tuple[Tensor, Tensor, float]  # result, exact values, bound of every element
 
 
 class Place:
-    """Where the kernels run: a GPU, or their emulation, for tensors on the CPU."""
+    """The device of the kernels: a GPU, or the CPU, where they are emulated."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -45,8 +45,8 @@ class Place:
         return [t.to(self.device) for t in tensors]
 
     @contextlib.contextmanager
-    def here(self) -> Iterator[None]:
-        """Inside, the CPU's operators are the emulated kernels; outside they are the judge."""
+    def kernels_in_use(self) -> Iterator[None]:
+        """Let the CPU's operators be the emulated kernels; outside they are the reference."""
         if self.emulated:
             torch.ops.wavepe.emulate_cuda(True)
         try:
@@ -56,7 +56,7 @@ class Place:
                 torch.ops.wavepe.emulate_cuda(False)
 
     def attention(self) -> Callable[..., Any]:
-        """The operator on a GPU; without one its kernels by Triton's interpreter."""
+        """Return ops.attention; without a GPU, return its kernels in Triton's interpreter."""
         if self.emulated:
             from .interpreted import interpreted
 
@@ -66,7 +66,7 @@ class Place:
         return ops.attention
 
     def needs_kernel(self, q: Tensor) -> None:
-        """Raise where the operator would take another way than its kernels."""
+        """Raise if the operator would not use its kernels."""
         from wavepe.ops._attention_gpu import missing_kernel
 
         if self.device != "cpu" and (missing := missing_kernel(q, q)):
@@ -92,7 +92,7 @@ def short(dtype: torch.dtype) -> str:
 def time_calls(
     calls: dict[str, Callable[[], Any]], device: str = "cuda", rounds: int = ROUNDS
 ) -> dict[str, float]:
-    """The least seconds a call of each, in turns."""
+    """Return the least seconds of each call; the calls take turns."""
     least = dict.fromkeys(calls, math.inf)
     counts = {}
     for name, call in calls.items():
@@ -107,7 +107,10 @@ def time_calls(
 
 
 def _seconds(call: Callable[[], Any], count: int, device: str) -> float:
-    """Of one of `count` calls; by events on a GPU, which says nothing of the time to launch."""
+    """Return the seconds of one of `count` calls.
+
+    On a GPU they are measured by events, so the time of launches may be hidden.
+    """
     if device == "cpu":
         began = time.perf_counter()
         for _ in range(count):
@@ -123,7 +126,7 @@ def _seconds(call: Callable[[], Any], count: int, device: str) -> float:
 
 
 def extra_memory(call: Callable[[], Any], device: str) -> int | None:
-    """Bytes that a call holds at most beside what was there; None without a GPU."""
+    """Return the peak of the bytes that a call allocates; None without a GPU."""
     if device == "cpu":
         return None
     torch.cuda.synchronize()

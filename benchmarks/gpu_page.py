@@ -1,6 +1,6 @@
-"""Writes the tables of docs/guides/gpu.md from benchmarks/results/gpu-*.json.
+"""Write the tables of docs/guides/gpu.md from benchmarks/results/gpu-*.json.
 
-They are kept by `python -m benchmarks.gpu --json`, one for each GPU.
+`python -m benchmarks.gpu --json FILE` makes these files, one for each GPU.
 
 python -m benchmarks.gpu_page --write | --check
 """
@@ -25,14 +25,14 @@ OURS = "wavepe"
 
 
 def updated(text: str, root: Path) -> str:
-    """docs/guides/gpu.md with the tables that the kept figures give."""
+    """Return docs/guides/gpu.md with the tables of the kept figures."""
     runs = [json.loads(p.read_text("utf-8")) for p in sorted((root / RESULTS).glob("gpu-*.json"))]
     runs = [run for run in runs if not run["environment"]["interpreted"]]
     return replaced(text, "gpu", "\n\n".join(map(section, runs)) or NOTHING, PAGE)
 
 
 def section(run: dict[str, Any]) -> str:
-    """All tables of one GPU; those without rows are left out."""
+    """Return all tables of one GPU that have rows."""
     about, rows = run["environment"], run["rows"]
     words = (
         f"{about['gpu']}; torch {about['torch']}, Triton {about['triton']}, transformers "
@@ -56,12 +56,12 @@ def section(run: dict[str, Any]) -> str:
 
 
 def _of(rows: list[dict], kind: str) -> list[dict]:
-    """The rows of a kind of task that have figures."""
+    """Return the rows of a kind of task that have figures."""
     return [row for row in rows if row["name"].split()[0] == kind and not _why(row)]
 
 
 def _why(row: dict) -> str:
-    """Why a row has no figures, or ""."""
+    """Return why a row has no figures, or ""."""
     return row.get("error") or row.get("not_run") or ""
 
 
@@ -136,7 +136,7 @@ def _rope(rows: list[dict]) -> list[str]:
 
 
 def _left(rows: list[dict]) -> list[str]:
-    """What else is to be said: `compare`, and what has no figures."""
+    """Return a line for `compare`, and a line for each row without figures."""
     said = [
         f"`wavepe compare --device cuda --steps {row['steps']}`: {row['seconds']:.0f} s."
         for row in _of(rows, "compare")
@@ -151,7 +151,7 @@ def _left(rows: list[dict]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check)."""
+    """Run the command; return 0, or 1 if the page is stale (--check)."""
     return page_command(__doc__, PAGE, updated, argv)
 
 

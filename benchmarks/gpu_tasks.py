@@ -1,9 +1,9 @@
-"""The tasks of `python -m benchmarks.gpu`: what each does, and running them whatever fails.
+"""Run the tasks of `python -m benchmarks.gpu`; a task that fails does not end the others.
 
-On a GPU each is a process of its own, `python -m benchmarks.gpu_tasks NAME SECONDS`, whose last
-line is its row in JSON: a fault of the GPU, which ends all work of a process there, ends one row.
-Checks run side by side, for they mostly compile, and so does a first round of what is timed; then
-it is timed, one at a time, with all kernels on the disk.
+On a GPU each task is a process of its own, `python -m benchmarks.gpu_tasks NAME SECONDS`, because a
+fault of the GPU ends all GPU work of the process. The last line of its output is its row in JSON.
+The checks run side by side, because they mostly compile. So do the "first" tasks, which compile the
+kernels of the timed tasks and leave them on the disk. Then the timed tasks run one at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch
 from .gpu_attention import brief
 from .gpu_measure import Check, Place
 
-DEADLINE = 480.0  # seconds; what has not begun by then is not run
-GRACE = 90.0  # and what has begun may take so much longer
+DEADLINE = 480.0  # seconds; a task that has not begun by then is not run
+GRACE = 90.0  # seconds after the deadline that a running task may take
 WORKERS = min(8, os.cpu_count() or 1)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# By importance. "first" makes the kernels of the rows of the same name.
+# The most important first. A task "first NAME" compiles the kernels of the task NAME.
 TIMES = (
     *("times 128 8192", "times 128 2048", "training 128", "times 64 2048", "times 128 32768"),
     *("times 64 8192", "rope", "times 64 32768", "training 64", "times 128 512", "times 64 512"),
@@ -37,11 +37,11 @@ TIMES = (
 NEEDS_TRITON = "attention's kernels need Triton: pip install triton"
 
 Row = dict[str, Any]
-Do = Callable[[str, float], Row]  # a task's name, and how many seconds it has
+Do = Callable[[str, float], Row]  # takes the name of a task and its time limit in seconds
 
 
 def names(place: Place) -> tuple[list[str], list[str]]:
-    """Tasks that run side by side, and those that are timed, one after the other."""
+    """Return the tasks that run side by side, and those that run one after the other."""
     from . import gpu_attention_checks as checks
 
     if not place.emulated:
@@ -52,7 +52,7 @@ def names(place: Place) -> tuple[list[str], list[str]]:
 
 
 def run(place: Place, left: Callable[[], float]) -> Iterator[Row]:
-    """A row for each task, as they come."""
+    """Run all tasks; yield the row of each when it ends."""
     together, alone = names(place)
     do = functools.partial(in_this_process, place) if place.emulated else in_a_process
     yield from rows(together, do, left, 1 if place.emulated else WORKERS)
@@ -62,7 +62,10 @@ def run(place: Place, left: Callable[[], float]) -> Iterator[Row]:
 def rows(
     tasks: Sequence[str], do: Do, left: Callable[[], float], workers: int = 1
 ) -> Iterator[Row]:
-    """Run tasks; one that fails has its error, and one that comes too late says so."""
+    """Run tasks and yield their rows.
+
+    The row of a task that fails has its error; that of a task that is too late says so.
+    """
 
     def row(name: str) -> Row:
         if left() <= 0:
@@ -74,7 +77,7 @@ def rows(
             found = {"error": brief(error)}
         return {"name": name, **found, "wall": time.perf_counter() - began}
 
-    if workers == 1:  # in this thread
+    if workers == 1:  # run in this thread
         yield from map(row, tasks)
         return
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -96,7 +99,7 @@ def in_a_process(name: str, timeout: float) -> Row:
 
 
 def in_this_process(place: Place, name: str, timeout: float) -> Row:
-    """Do a task."""
+    """Run a task in this process; return its row."""
     kind, _, rest = name.partition(" ")
     missing = no_interpreter(place)
     if missing and name not in ("check kernels", "rope", "compare"):
@@ -140,7 +143,7 @@ def _checks(place: Place, name: str) -> Row:
 
 
 def no_interpreter(place: Place) -> str:
-    """Why attention's kernels cannot run at this place, or ""."""
+    """Return why attention's kernels cannot run on this device, or ""."""
     if importlib.util.find_spec("triton") is None:
         return NEEDS_TRITON
     if place.emulated and os.environ.get("TRITON_INTERPRET") != "1":
@@ -149,7 +152,7 @@ def no_interpreter(place: Place) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0; the row stands on the last line."""
+    """Run a task, and print its row on the last line; return 0."""
     name, timeout = argv
     print(json.dumps(in_this_process(Place("cuda"), name, float(timeout))))
     return 0

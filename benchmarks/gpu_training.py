@@ -1,4 +1,4 @@
-"""A Llama's training step on a GPU, with wavelets and as transformers has it; `wavepe compare`."""
+"""Time a Llama's training step on a GPU, with wavelets and stock, and `wavepe compare`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row(
     batch: int = BATCH,
     layers: int = LAYERS,
 ) -> dict[str, Any]:
-    """Seconds and memory of a step: forward and loss under autocast, backward, AdamW."""
+    """Return seconds and memory of a step: forward and loss under autocast, backward, AdamW."""
     import wavepe.hf
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -81,7 +81,7 @@ def _step(model: Any, tokens: torch.Tensor, device: str) -> Callable[[], torch.T
 
 
 def compare(timeout: float) -> dict[str, Any]:
-    """Seconds of the whole command on a GPU, few steps."""
+    """Return the seconds of the whole command on a GPU, with few steps."""
     command = [sys.executable, "-m", "wavepe", "compare"]
     said = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=timeout)
     if "--device" not in said.stdout:

@@ -1,4 +1,4 @@
-"""Keeps what the families' tests say, and writes it into docs/reference/families.md.
+"""Keep the results of the model families' tests, and write them into docs/reference/families.md.
 
 python -m pytest tests/test_hf_{families,situations,types,workflows}.py \
     -o junit_family=xunit1 --junitxml build/families.xml
@@ -19,7 +19,7 @@ from .command import RESULTS, keep, kept_runs, new_parser, page_command
 from .readme import ROOT, Missing, replaced
 
 PAGE = Path("docs", "reference", "families.md")
-# test -> what the page calls its situation
+# test -> the name of its situation on the page
 COLUMNS = {
     "values": "full pass",
     "gradients": "gradients",
@@ -44,15 +44,15 @@ TEST = re.compile(r"test_(\w+)\[(?:.*-)?(\w+)\]")
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The results of a run of pytest, family by situation.
+    """Return the results of a run of pytest, by family and situation.
 
-    A test with several cases of a family counts as failed if one has failed. Tests that are not of
-    the table are passed over.
+    A test with several cases of a family counts as failed if one of them failed. Tests that are not
+    in the table are ignored.
 
     Raises
     ------
     Missing
-        No such file, no test of the table in it, or no version.
+        The file does not exist, or it has no test of the table, or no versions.
     """
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
@@ -81,12 +81,12 @@ def _outcome(case: ElementTree.Element, properties: dict) -> str:
 
 
 def section(runs: Sequence[dict[str, Any]]) -> str:
-    """What does not work with each version of transformers."""
+    """Return a list of what does not work with each version of transformers."""
     return "\n\n".join(_exceptions(run) for run in runs)
 
 
 def _exceptions(run: dict[str, Any]) -> str:
-    """A sentence on all that works, and a table of the cells that are not "right"."""
+    """Return the sentence that all works, and a table of the exceptions."""
     families = run["families"]
     heading = f"**transformers {run['transformers']}** (torch {run['torch']}): "
     everything = f"all {len(COLUMNS)} situations work in all {len(families)} families"
@@ -106,19 +106,21 @@ def _exceptions(run: dict[str, Any]) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the exceptions of all kept runs, the newest version first."""
+    """Return the page with the exceptions of all kept runs, the newest version first."""
     runs = kept_runs(root, "hf-families", "benchmarks.hf_families_page --keep")
     return replaced(text, "families", section(runs), PAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     argv = sys.argv[1:] if argv is None else argv
     if "--keep" not in argv:
         return page_command(__doc__, PAGE, updated, argv)
     parser = new_parser(__doc__)
-    parser.add_argument("--keep", type=Path, required=True, metavar="FILE", help="of --junitxml")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument(
+        "--keep", type=Path, required=True, metavar="FILE", help="the file of --junitxml"
+    )
+    parser.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="the repository")
     args = parser.parse_args(argv)
     try:
         results = read(args.keep)

@@ -1,19 +1,19 @@
-"""Time and peak memory of a small Llama of transformers: stock, and with other position encodings.
+"""Measure time and peak memory of a small Llama, stock and with other position encodings.
 
 `python -m benchmarks.hf_models` prints the tables; `--json FILE` keeps the figures.
 
-The models have the same weights and read the same random tokens; their forward passes (evaluation
-mode, no gradient, no cache), then their training steps (forward, loss, backward, AdamW), take turns
-in one process. In the padded rows a quarter of the first sequence is padding, on the left. The
-vocabulary is small, so that the logits hide neither the time nor the memory of attention.
+The models have the same weights and read the same random tokens. First their forward passes
+(evaluation mode, no gradient, no cache) take turns in one process, then their training steps
+(forward, loss, backward, AdamW). In the padded rows, a quarter of the first sequence is padding, on
+the left. The vocabulary is small, so that the logits do not hide the time and memory of attention.
 
-Peak memory is that of a process for each contender: it makes the model, calls it on a short text
-and takes a step (what is loaded or made once is there then, AdamW's state too), and notes its
-resident memory; counted is the growth to the peak (VmHWM, reset beforehand) of a forward pass and
-of a step. Linux only.
+Peak memory is measured in a process for each contender (Linux only). The process makes the model,
+calls it on a short text and makes a training step, so that everything is loaded and AdamW has its
+state. It notes its resident memory. The figure is the growth to the peak (VmHWM, reset beforehand)
+in a forward pass, and in a training step.
 
 `use_fused_rope` is timed on the stock model: the rotation of one layer alone, the forward pass, and
-a step of decoding with that many tokens in the cache.
+a step of decoding. A length is then the number of tokens in the cache.
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ PHASES = {"forward": "forward", "step": "training step"}
 LENGTHS, PADDED = (512, 2048, 8192), 2048
 VOCABULARY, HEAD_SIZE = 256, 64
 M_MMAP_THRESHOLD = -3  # malloc.h
-SHORT = 16  # tokens of the calls before memory is noted
+SHORT = 16  # tokens in the calls before the resident memory is noted
 LEAST_ROUNDS = 3
-# Of the fused rotation, whose share of a forward pass is a few per cent.
+# For the fused rotation, which is a few per cent of a forward pass.
 FUSED_LENGTHS = (512, 2048)
-FUSED_ROUNDS = 5  # times as many as of the rest
-DECODED = 8  # steps timed together
+FUSED_ROUNDS = 5  # times as many rounds as for the rest
+DECODED = 8  # decoding steps that are timed together
 FUSED = {"rotation": "rotation, one layer", "forward": "forward", "decoding": "step of decoding"}
 _ROOT = Path(__file__).resolve().parent.parent
 
 
 class Size(NamedTuple):
-    """Of an input."""
+    """The size of an input."""
 
     length: int
     sequences: int = 1
     padded: bool = False
 
     def rounds(self, most: int) -> int:
-        """`most` at 512 tokens, fewer in proportion where there are more."""
+        """Return `most` for 512 tokens, and fewer in proportion for more tokens."""
         return min(most, max(LEAST_ROUNDS, most * 512 // (self.length * self.sequences)))
 
 
 def sizes_of(args: argparse.Namespace) -> list[Size]:
-    """The rows."""
+    """Return the sizes of the rows."""
     padded = [Size(args.padded, 2, True)] if args.padded else []
     return [*map(Size, args.lengths), *padded]
 
 
-# ------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------ the measured calls
 
 
 def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:
-    """A small Llama, the same weights for all."""
+    """Return a small Llama; the weights are the same for every encoding."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
@@ -97,7 +97,7 @@ def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:
 
 
 def inputs(size: Size) -> dict[str, torch.Tensor]:
-    """Tokens, and the mask of padding where there is some; labels are added for training."""
+    """Return tokens, and a mask if there is padding; `step_of` adds labels."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCABULARY, (size.sequences, size.length), generator=generator)
     if not size.padded:
@@ -108,7 +108,7 @@ def inputs(size: Size) -> dict[str, torch.Tensor]:
 
 
 def forward_of(model: LlamaForCausalLM, size: Size) -> Callable[[], Any]:
-    """One forward pass."""
+    """Return a call that makes a forward pass."""
     given = inputs(size)
 
     def call() -> torch.Tensor:
@@ -121,7 +121,7 @@ def forward_of(model: LlamaForCausalLM, size: Size) -> Callable[[], Any]:
 def step_of(
     model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, size: Size
 ) -> Callable[[], Any]:
-    """One training step."""
+    """Return a call that makes a training step."""
     given = inputs(size)
     labels = given["input_ids"]
     if size.padded:
@@ -138,7 +138,7 @@ def step_of(
 
 
 def call_of(model: LlamaForCausalLM, phase: str, size: Size) -> Callable[[], Any]:
-    """One of PHASES; the model is put into its mode."""
+    """Return the call of one of PHASES, and set the mode of the model."""
     model.train(phase == "step")
     if phase == "forward":
         return forward_of(model, size)
@@ -146,7 +146,7 @@ def call_of(model: LlamaForCausalLM, phase: str, size: Size) -> Callable[[], Any
 
 
 def compared(timings: dict[str, Timing]) -> dict:
-    """Seconds of each, and their ratio to the first's, ready for JSON."""
+    """Return seconds, and their ratio to those of the first, ready for JSON."""
     first = next(iter(timings.values()))
     return {
         "seconds": {name: timing.summary() for name, timing in timings.items()},
@@ -158,12 +158,12 @@ def compared(timings: dict[str, Timing]) -> dict:
 
 
 def times(models: dict[str, LlamaForCausalLM], size: Size, most: int) -> dict:
-    """Both phases of all contenders at one size."""
+    """Time both phases of all contenders at one size; return the results by phase."""
     rounds = size.rounds(most)
     found: dict[str, Any] = {**size._asdict()}
     for phase in PHASES:
         calls = {name: call_of(model, phase, size) for name, model in models.items()}
-        # With few rounds the first is the warm-up: the minimum leaves it out.
+        # If there are few rounds, the first one is the warm-up; the minimum leaves it out.
         timings = take_turns(calls, repeats=rounds, budget=120, warm_up=rounds > LEAST_ROUNDS)
         found[phase] = compared(timings)
     return found
@@ -173,16 +173,16 @@ def times(models: dict[str, LlamaForCausalLM], size: Size, most: int) -> dict:
 
 
 def growth(call: Callable[[], Any]) -> int:
-    """Bytes that this process's resident memory grows by, at the peak of a call."""
+    """Return the bytes by which this process's resident memory grows to its peak in a call."""
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM
     before = kilobytes("VmRSS")
     call()
     return 1024 * (kilobytes("VmHWM") - before)
 
 
 def memory_here(name: str, sizes: Sequence[Size], layers: int, hidden: int) -> list[dict]:
-    """Of one contender in this process, smaller sizes first."""
+    """Measure the memory of one contender in this process, the smaller sizes first."""
     model = new_model(CONTENDERS[name], layers, hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     rows = []
@@ -199,7 +199,7 @@ def memory_here(name: str, sizes: Sequence[Size], layers: int, hidden: int) -> l
 
 
 def memory(name: str, args: argparse.Namespace) -> list[dict]:
-    """`memory_here` in a process of its own."""
+    """Run `memory_here` in a process of its own."""
     words = ["--memory-of", name, "--padded", args.padded, "--threads", args.threads]
     words += ["--layers", args.layers, "--hidden", args.hidden, "--lengths", *args.lengths]
     command = [sys.executable, "-m", __spec__.name, *map(str, words)]
@@ -213,12 +213,12 @@ def memory(name: str, args: argparse.Namespace) -> list[dict]:
 
 
 def rotation_of(model: LlamaForCausalLM, length: int) -> Callable[[], Any]:
-    """The rotation of one layer, by the function that it calls."""
+    """Return a call that makes the rotation of one layer, by the layer's own function."""
     attention = model.model.layers[0].self_attn
     scope: Any = inspect.unwrap(attention.forward)
     apply = scope.__globals__["apply_rotary_pos_emb"]
     config, random = model.config, torch.Generator().manual_seed(0)
-    # as the projections leave them: positions before heads
+    # in the layout of the projections: positions before heads
     q, k = (
         torch.randn(1, length, heads, HEAD_SIZE, generator=random).transpose(1, 2)
         for heads in (config.num_attention_heads, config.num_key_value_heads)
@@ -233,7 +233,7 @@ def rotation_of(model: LlamaForCausalLM, length: int) -> Callable[[], Any]:
 
 
 def decoding_of(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], Any], Any]:
-    """A step of decoding, and the cache with `length` tokens that it appends to."""
+    """Return a call that makes a decoding step, and its cache, which has `length` tokens."""
     ids = inputs(Size(length))["input_ids"]
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
@@ -246,7 +246,7 @@ def decoding_of(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], Any]
 
 
 def fused(layers: int, hidden: int, length: int, most: int) -> dict:
-    """Rotation, forward pass and decoding, stock and fused."""
+    """Time rotation, forward pass and decoding, stock and fused."""
     models = {name: new_model(None, layers, hidden).eval() for name in (STOCK, "fused")}
     wavepe.hf.use_fused_rope(models["fused"])
     rounds = Size(length).rounds(FUSED_ROUNDS * most)
@@ -258,7 +258,7 @@ def fused(layers: int, hidden: int, length: int, most: int) -> dict:
 
     def shorten(name: str) -> None:
         if added := caches[name].get_seq_length() - length:
-            caches[name].crop(-added)  # what a length of its own means differs between versions
+            caches[name].crop(-added)  # the meaning of a positive argument differs between versions
 
     options: dict[str, Any] = {"budget": 60, "warm_up": 2}
     many = {**options, "repeats": FUSED_ROUNDS * most, "batch": DECODED}
@@ -270,12 +270,12 @@ def fused(layers: int, hidden: int, length: int, most: int) -> dict:
     }
 
 
-# ------------------------------------------------------------------ all of it
+# ------------------------------------------------------------------ all rows
 
 
 @contextmanager
 def prepared(threads: int) -> Iterator[None]:
-    """torch's threads, and memory that stays with the process."""
+    """Set torch's threads, and let malloc keep memory that is freed."""
     before, allocator = torch.get_num_threads(), Allocator()
     try:
         torch.set_num_threads(threads)
@@ -287,7 +287,7 @@ def prepared(threads: int) -> Iterator[None]:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """All rows, ready for JSON."""
+    """Measure all rows; return them ready for JSON."""
     began = time.perf_counter()
 
     def tell(what: str) -> None:
@@ -317,12 +317,12 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def label(row: dict) -> str:
-    """Of an input."""
+    """Return the name of a row: the size of its input."""
     return f"{row['sequences']} x {row['length']}{', padded' * row['padded']}"
 
 
 def time_table(results: dict) -> str:
-    """Milliseconds, and in brackets the ratio to the first contender's, as Markdown."""
+    """Return milliseconds, and in brackets the ratio to the first contender, as Markdown."""
     return _table(
         results,
         lambda row, phase, name: row[phase]["seconds"][name]["min"],
@@ -331,7 +331,7 @@ def time_table(results: dict) -> str:
 
 
 def memory_table(results: dict) -> str:
-    """Growth to the peak, and in brackets the ratio to the first contender's, as Markdown."""
+    """Return the memory, and in brackets the ratio to the first contender, as Markdown."""
     return _table(
         results,
         lambda row, phase, name: row["memory"][name][phase],
@@ -353,7 +353,7 @@ def _table(
 
 
 def fused_table(results: dict) -> str:
-    """Time of stock and fused, and their ratio, as Markdown."""
+    """Return the times of stock and fused, and their ratio, as Markdown."""
     lines = ["| tokens | | stock | fused | fused / stock |", "|---:|---|---:|---:|---:|"]
     for row in results["fused"]:
         for key, words in FUSED.items():
@@ -365,26 +365,37 @@ def fused_table(results: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0"""
+    """Run the command; return 0."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--threads", type=int, default=1, help="torch's threads (default 1)")
-    add("--rounds", type=int, default=20, help="at 512 tokens; fewer at more (default 20)")
-    add("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N", help="tokens")
+    add("--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)")
+    add(
+        "--rounds",
+        type=int,
+        default=20,
+        metavar="N",
+        help="rounds for 512 tokens, fewer for more (default 20)",
+    )
+    add("--lengths", type=int, nargs="+", default=LENGTHS, metavar="N", help="numbers of tokens")
     add("--padded", type=int, default=PADDED, metavar="N",
-        help=f"tokens of two padded sequences, 0: no such row (default {PADDED})")  # fmt: skip
+        help=f"tokens of the two padded sequences; 0: no such row (default {PADDED})")  # fmt: skip
     add("--fused", type=int, nargs="*", default=FUSED_LENGTHS, metavar="N",
-        help="tokens for use_fused_rope")  # fmt: skip
+        help="numbers of tokens for use_fused_rope; none: not timed")  # fmt: skip
     add("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS,
-        help="the first is what the ratios are to (default: all)")  # fmt: skip
-    add("--layers", type=int, default=2, help="default 2")
-    add("--hidden", type=int, default=256, help=f"in heads of {HEAD_SIZE} (default 256)")
-    add("--memory-of", choices=CONTENDERS, help="measure in this process, print JSON")
+        help="models to compare; ratios are to the first (default: all)")  # fmt: skip
+    add("--layers", type=int, default=2, metavar="N", help="number of layers (default 2)")
+    add(
+        "--hidden",
+        type=int,
+        default=256,
+        help=f"hidden size, a multiple of the head size {HEAD_SIZE} (default 256)",
+    )
+    add("--memory-of", choices=CONTENDERS, help="measure memory in this process, and print JSON")
     add_json(parser)
     args = parser.parse_args(argv)
     if args.memory_of:
         torch.set_num_threads(args.threads)
-        # Each large tensor a mapping, given back at once: no holes of the heap are counted.
+        # Each large tensor is a mapping, which is freed at once, so the heap has no holes to count.
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
         print(json.dumps(memory_here(args.memory_of, sizes_of(args), args.layers, args.hidden)))
         return 0

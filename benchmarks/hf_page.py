@@ -1,7 +1,7 @@
-"""Writes the tables of docs/results/speed.md and docs/results/swap.md.
+"""Write the tables of docs/results/speed.md and docs/results/swap.md.
 
-From benchmarks/results/hf-models.json, kept by `python -m benchmarks.hf_models --json`, and
-docs/results/hf-swap.json, the results.json of examples/hf_swap_and_train.py.
+The sources are benchmarks/results/hf-models.json, which `python -m benchmarks.hf_models --json`
+makes, and docs/results/hf-swap.json, the results.json of examples/hf_swap_and_train.py.
 
 python -m benchmarks.hf_page --write | --check
 """
@@ -26,7 +26,7 @@ SWAP = Path("docs", "results", "hf-swap.json")
 
 
 def kept(source: Path, root: Path) -> dict:
-    """The figures of a file."""
+    """Return the figures of a file."""
     path = root / source
     if not path.exists():
         raise Missing(f"{source} is missing")
@@ -34,7 +34,7 @@ def kept(source: Path, root: Path) -> dict:
 
 
 def speed_updated(text: str, root: Path) -> str:
-    """docs/results/speed.md with the tables that the kept figures give."""
+    """Return docs/results/speed.md with the tables of the kept figures."""
     from . import hf_models  # needs torch and transformers
 
     results = kept(SPEED, root)
@@ -49,7 +49,7 @@ def speed_updated(text: str, root: Path) -> str:
 
 
 def measured_on(results: dict) -> str:
-    """What the figures were measured on."""
+    """Return the machine and versions of the figures."""
     about, sizes = results["environment"], results["sizes"]
     threads = in_threads(about["threads"])
     return (
@@ -62,7 +62,7 @@ def measured_on(results: dict) -> str:
 
 
 def swap_updated(text: str, root: Path) -> str:
-    """docs/results/swap.md with the table that the kept figures give."""
+    """Return docs/results/swap.md with the table of the kept figures."""
     results = kept(SWAP, root)
     about, settings = results["environment"], results["settings"]
     threads = in_threads(about["threads"])
@@ -83,7 +83,7 @@ def swap_updated(text: str, root: Path) -> str:
 
 
 def swap_sentence(root: Path) -> str:
-    """README's figures of a model that is swapped and trained on."""
+    """Return README's sentence on a model that was swapped and trained further."""
     results = kept(SWAP, root)
     before, swapped, rope, trained = (run["perplexity"] for run in results["runs"])
     near, far = (str(length) for length in map(int, before))
@@ -109,7 +109,7 @@ PAGES: dict[Path, Callable[[str, Path], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if a page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if a page is stale (--check) or a source is missing."""
     parser = new_parser(__doc__)
     add_page(parser, Path("the pages"), required=True)
     args = parser.parse_args(argv)

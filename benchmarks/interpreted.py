@@ -1,7 +1,9 @@
-"""The GPU's kernels of attention on the CPU, by Triton's interpreter: `interpreted` is called as
-ops.attention is. TRITON_INTERPRET=1 must be set before Triton is loaded. It runs one program after
-the other in NumPy, so it shows neither races nor what a GPU rounds otherwise, and its bfloat16 is
-not arithmetic."""
+"""Run the GPU's kernels of attention on the CPU, in Triton's interpreter.
+
+`interpreted` takes the arguments of ops.attention. TRITON_INTERPRET=1 must be set before Triton is
+loaded. The interpreter runs one program after the other in NumPy. So it does not show races, or
+roundings that are different on a GPU, and its bfloat16 is not bfloat16 arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class _Interpreted(torch.autograd.Function):
 def interpreted(
     q: Tensor, k: Tensor, v: Tensor, *, p: Any = None, return_lse: bool = False, **options: Any
 ) -> Any:
-    if isinstance(p, RelativeTable):  # as on a GPU
+    if isinstance(p, RelativeTable):  # converted as on a GPU
         table, options["first"], zones = p._build(q.dtype, torch.device("cpu"), gpu=True)
         options |= {"p": table, "beyond": p.beyond, "zones": list(zones) or None}
     elif p is not None:

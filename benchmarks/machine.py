@@ -1,4 +1,4 @@
-"""What the machine is, and what it gives: copy bandwidth and the sgemm rate."""
+"""Describe the machine, and measure its copy bandwidth and sgemm rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .memory import Allocator
 from .timing import Timing, take_turns
 
 _HERE = Path(__file__).resolve().parent
-# What decides a measurement; a change elsewhere does not make a results file "dirty".
+# A results file is "dirty" if one of these differs from the commit.
 _MEASURED = ("csrc", "python", "setup.py", "pyproject.toml", "benchmarks/*.py")
 _BLAS = [
     f"{prefix}openblas_set_num_threads{suffix}"
@@ -29,9 +29,10 @@ _BLAS = [
 
 
 def set_threads(count: int) -> bool:
-    """Threads of torch and of NumPy's matrix products; False if the latter are out of reach.
+    """Set the threads of torch and of NumPy's matrix products.
 
-    wavepe's NumPy functions, and NumPy's own besides matrix products, always use one.
+    Return False if NumPy's cannot be set. All other functions of NumPy, and wavepe's functions for
+    NumPy, always use one thread.
     """
     torch.set_num_threads(count)
     found = False
@@ -47,11 +48,11 @@ def set_threads(count: int) -> bool:
 
 
 class Rates:
-    """Copy bandwidth (read plus written bytes) and sgemm rate, sampled through the run."""
+    """Copy bandwidth (read plus written bytes) and sgemm rate, sampled several times in a run."""
 
     def __init__(self, quick: bool):
         size = 1 << 18 if quick else max(1 << 25, min(1 << 27, last_level_cache()))
-        self.buffer_bytes = 4 * size  # four times the last-level cache: `size` floats
+        self.buffer_bytes = 4 * size  # as many floats as the last-level cache has bytes
         self.order = 128 if quick else 1024
         self._source, self._target = torch.ones(size), torch.zeros(size)
         self._a, self._b = torch.randn(2, self.order, self.order)
@@ -59,7 +60,7 @@ class Rates:
         self._timings: dict[str, Timing] = {}
 
     def sample(self, allocator: Allocator) -> None:
-        """Add a few timings of each."""
+        """Time the copy, the clone and the matrix product a few times."""
         allocator.enter("fresh")
         calls = {
             "copy": lambda: self._target.copy_(self._source),
@@ -72,7 +73,7 @@ class Rates:
             kept.faults += timing.faults
 
     def results(self) -> dict[str, Any]:
-        """Rates from median times, in bytes or floating point operations per second."""
+        """Return the rates of the median times, in bytes or operations per second."""
         work = {
             "copy": 2 * self.buffer_bytes,
             "clone": 2 * self.buffer_bytes,
@@ -85,7 +86,7 @@ class Rates:
 
 
 def last_level_cache() -> int:
-    """Bytes of the first processor's largest cache, 0 where the system does not tell."""
+    """Return the bytes of the first processor's largest cache, or 0 if they are unknown."""
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -95,16 +96,16 @@ def last_level_cache() -> int:
 
 
 def commit() -> dict[str, Any]:
-    """The commit these files belong to, and whether what is measured differs from it."""
+    """Return the commit of these files, and whether the measured code differs from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=_HERE, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
-        # Installed inside somebody's repository (a .venv, say), these files are not part of it.
+        # If they are installed in a .venv inside another repository, they are not part of that.
         tracked = git("ls-files", "--error-unmatch", "bench.py")
-    except OSError:  # no git
+    except OSError:  # git is missing
         tracked = ""
     if not tracked:
         return {"commit": None, "dirty": None}
@@ -114,7 +115,7 @@ def commit() -> dict[str, Any]:
 
 
 def surroundings(*packages: str) -> dict[str, Any]:
-    """What a reader of a small measurement needs to know, ready for JSON; `packages` by version."""
+    """Return the machine, date, commit and the packages' versions, ready for JSON."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         **commit(),
@@ -127,7 +128,7 @@ def surroundings(*packages: str) -> dict[str, Any]:
 
 
 def facts(threads: int, blas: bool, allocator: Allocator) -> dict[str, Any]:
-    """Everything a reader of the results needs to know, ready for JSON."""
+    """Return all that `bench` records about its environment, ready for JSON."""
     build = wavepe.build_info()
     return {
         **surroundings("wavepe", "torch", "numpy", "transformers"),

@@ -1,26 +1,26 @@
-"""Fresh or warm memory for results, the same for wavepe and its rivals.
+"""Give wavepe and its rivals the same kind of memory for results: fresh or warm.
 
-Where a result lands decides much of a memory-bound operator's time: pages that the kernel must
-first find and zero cost about as much as the operator itself. Which of the two a call meets depends
-on what ran before it, because glibc's malloc adapts: a block above its mmap threshold comes from
-the kernel and goes back to it, but each block freed raises the threshold, up to 32 MiB. So a 40 MiB
-result is always fresh, an 8 MiB one only the first time. Here both situations are made on purpose:
+The memory of the result decides much of a memory-bound operator's time. If its pages are new, the
+kernel must find and zero them, which takes about as long as the operator itself. Whether they are
+new depends on earlier calls, because glibc's malloc adapts: a block above its mmap threshold comes
+from the kernel and goes back to it, but each block that is freed raises the threshold, up to
+32 MiB. So a result of 40 MiB is always fresh, and one of 8 MiB is fresh only the first time. This
+module makes each situation on purpose:
 
-fresh    malloc as a long-running process has it (threshold at its maximum, 32 MiB), and before each
-         timed call all free memory is handed back to the kernel: every page of the result is new.
-         Temporaries smaller than the threshold may still be reused within the call, as they are in
-         real life.
-warm     malloc keeps what it once had. Results are dropped before the next call, so that it finds
-         mapped pages.
-in place as warm; the result lies in the input.
+fresh    malloc has its threshold at the maximum, 32 MiB, as in a process that has run for long.
+         Before each timed call all free memory goes back to the kernel, so every page of the result
+         is new. The call may still reuse its own temporaries that are below the threshold, as it
+         would without a benchmark.
+warm     malloc keeps all memory. Results are freed before the next call, which so gets mapped
+         pages.
+in place as warm; the result is in the memory of the input.
 
-Huge pages: NumPy asks for them (madvise) for its large arrays, torch does not, and what NumPy asked
-for stays with the addresses when malloc gives them to somebody else. Where the system grants huge
-pages on request only, the requests of others are therefore taken back before each fresh call, and
-in warm memory nobody has any.
+NumPy asks for huge pages (madvise) for its large arrays, and torch does not. The request stays with
+the addresses, also when malloc gives them to another caller. So if the system grants huge pages on
+request only, the requests are withdrawn before each fresh call. In warm memory there are none.
 
-The page faults of each call are counted, so that the results file shows what was met. Other C
-libraries than glibc do as they like; `control` says so.
+The page faults of each call are counted and kept in the results file. Other C libraries than glibc
+cannot be controlled in this way; then `control` is False.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MIB = 1 << 20
 
 
 class Allocator:
-    """malloc's settings, for the rest of the process."""
+    """Set malloc's options, for the rest of the process."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None)
@@ -47,7 +47,7 @@ class Allocator:
         self._fresh = False
 
     def enter(self, situation: str) -> None:
-        """Make one of SITUATIONS."""
+        """Set malloc's options for one of SITUATIONS."""
         if situation not in SITUATIONS:
             raise ValueError(f"situation must be one of {SITUATIONS}, got {situation!r}")
         self._fresh = situation == "fresh"
@@ -66,18 +66,18 @@ class Allocator:
             self._libc.prctl(_PR_SET_THP_DISABLE, disabled, zero, zero, zero)
 
     def leave(self) -> None:
-        """Huge pages as they were; malloc adapts no more, but behaves as if it had."""
+        """Allow huge pages again. malloc keeps a threshold of 32 MiB and does not adapt again."""
         self.enter("fresh")
         self._fresh = False
 
     def before_call(self) -> None:
-        """To be called before each timed call, outside of the timing."""
+        """Prepare memory before each timed call; this must not be timed."""
         if self._fresh and self.control:
             self._libc.malloc_trim(0)
             if self._on_request:
-                self._take_back_requests()
+                self._withdraw_requests()
 
-    def _take_back_requests(self) -> None:
+    def _withdraw_requests(self) -> None:
         for line in Path("/proc/self/maps").read_text().splitlines():
             if line.endswith("[heap]"):
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))
@@ -86,5 +86,5 @@ class Allocator:
 
 
 def page_faults() -> int:
-    """Pages this process has been given so far without reading from a disk."""
+    """Return how many pages this process has got so far without reading from a disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

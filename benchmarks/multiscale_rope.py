@@ -1,17 +1,18 @@
-"""What the dropped multi-scale rotation costs, over RoPE and beside wavelet attention.
+"""Measure the cost of the multi-scale rotation, which wavepe dropped, against RoPE and wavelets.
 
-`python -m benchmarks.multiscale_rope` measures and prints; `--json FILE` keeps the figures;
-`--write` puts benchmarks/results/multiscale-rope.json into docs/internals/rope-speed.md, `--check`
-says whether that is stale. One thread, float32, calls taken in turns, the fastest of each.
+`python -m benchmarks.multiscale_rope` measures and prints; `--json FILE` keeps the figures.
+`--write` puts benchmarks/results/multiscale-rope.json into docs/internals/rope-speed.md, and
+`--check` tells whether that page is stale. There is one thread, and the dtype is float32. The calls
+take turns, and the fastest of each counts.
 
-The ways to tell attention the positions of q and k
+The ways to give attention the positions of q and k
     none         attention alone
     rope         the rotation (interleaved pairs), then attention
     wavelet      attention with a table of wavelets
-    matrices     analysis.multiscale_rope_matrix, a d x d matrix for each position, for q and for k
-    prefix sums  the same numbers: block (i, j) is the rotation of pair i for all j <= i, so it is
-                 the rotation of the sum of the pairs up to i
-Each is judged against the matrices in float64.
+    matrices     analysis.multiscale_rope_matrix: a d x d matrix for each position of q and k
+    prefix sums  the same numbers, computed faster. The blocks (i, j) with j <= i are all the
+                 rotation of pair i, so their sum is the rotation of the sum of the pairs 0 to i
+The results are compared to the matrices in float64.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from .timing import take_turns
 KEPT = RESULTS / "multiscale-rope.json"
 HEADS, HEAD_SIZE, LENGTHS = 8, 64, (256, 512, 1024, 2048)
 WAYS = ("none", "rope", "wavelet", "matrices", "prefix sums")
-TURNS = ("rope", "matrices", "prefix sums")  # those that change q and k
+TURNS = ("rope", "matrices", "prefix sums")  # the ways that change q and k
 
 Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def turns(length: int, d: int) -> tuple[dict[str, Turn], dict[str, int]]:
-    """What each way does to q and k, (1, heads, length, d), and the bytes of what it holds."""
+    """Return what each way does to q and k, (1, heads, length, d), and the bytes of its tables."""
     matrices = np.empty((length, d, d), np.float32)
     for position in range(length):
         matrices[position] = multiscale_rope_matrix(position, d)
@@ -60,7 +61,7 @@ def turns(length: int, d: int) -> tuple[dict[str, Turn], dict[str, int]]:
         return ops.rope_qk(q, k, cos, sin, interleaved=True)
 
     def by_matrices(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """A product (d, d) x (d, heads) for each position."""
+        """Multiply (d, d) by (d, heads) for each position."""
         q, k = ((held @ x[0].permute(1, 2, 0)).permute(2, 0, 1)[None] for x in (q, k))
         return q, k
 
@@ -74,7 +75,7 @@ def turns(length: int, d: int) -> tuple[dict[str, Turn], dict[str, int]]:
 
 
 def error(turn: Turn, x: Inputs) -> float:
-    """The largest of q's and k's, over the largest exact number; of the first 64 positions."""
+    """Return the largest error of q and k, over the largest exact number, at 64 positions."""
     few = slice(min(64, x.length))
     exact = np.stack([multiscale_rope_matrix(m, x.q.shape[-1]) for m in range(few.stop)])
     worst = 0.0
@@ -86,7 +87,7 @@ def error(turn: Turn, x: Inputs) -> float:
 
 
 def row(heads: int, length: int, d: int, repeats: int) -> dict:
-    """Every way at one length."""
+    """Measure every way at one length; return the row."""
     x = Inputs.make(heads, length, d)
     found, held = turns(length, d)
     known = ops.relative_table(x.p)
@@ -118,7 +119,7 @@ def row(heads: int, length: int, d: int, repeats: int) -> dict:
 def measure(
     repeats: int = 41, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
 ) -> dict:
-    """All rows, ready for JSON; one thread."""
+    """Measure all rows with one thread; return them ready for JSON."""
     before, allocator = torch.get_num_threads(), Allocator()
     about = {**surroundings("wavepe", "torch"), "threads": 1}
     try:
@@ -132,7 +133,7 @@ def measure(
 
 
 def section(results: dict) -> str:
-    """The table and what it was made with, as Markdown."""
+    """Return the table and how it was made, as Markdown."""
     columns = {
         "q and k alone": ("matrices", "prefix sums"),
         "forward": ("matrices", "prefix sums", "wavelet"),
@@ -165,12 +166,12 @@ def section(results: dict) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the table of the kept results."""
+    """Return the page with the table of the kept results."""
     return replaced(text, "multiscale", section(kept(KEPT, root)), PAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     return measuring_command(__doc__, PAGE, updated, measure, section, argv)
 
 

@@ -1,10 +1,11 @@
-"""Writes README's tables: `python -m benchmarks.readme`; with --check, says whether they are stale.
+"""Write README's tables, or check with --check whether they are stale.
 
-Each stands between two markers, `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
+Run `python -m benchmarks.readme`. Each table is between two markers, `<!-- NAME:begin -->` and
+`<!-- NAME:end -->`:
 
-address    how to get the sources
+address    the command that gets the sources
 bench      the headline rows of each operator, from the newest file in benchmarks/results that has
-           it (one thread before several), and the rows where a rival is faster
+           the operator (one thread before several), and the rows where a rival is faster
 results    `compare_page.standings`
 swap       `hf_page.swap_sentence`
 """
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Rivals with the same result, by the name that README gives them ...
+# Rivals with the same result -> their names in README ...
 RIVALS = {
     "hf": "transformers",
     "numpy": "NumPy",
@@ -33,26 +34,34 @@ RIVALS = {
     "compile-skew": "torch.compile",
     "compile-flex": "FlexAttention, compiled",
 }
-# ... and what does less work.
+# ... and rivals that do less work.
 LESS = {
     "clone": "a copy of the same memory",
     "matmul": "the matrix product alone",
     "sdpa": "PyTorch's attention without positions",
 }
-# What wavepe aims to be faster than.
+# The rivals that wavepe should be faster than.
 AIMED_AT = RIVALS | {"sdpa": LESS["sdpa"]}
-SLOWER = 0.95  # less is not told from noise
+SLOWER = 0.95  # a ratio between this and 1 may be noise
 
 
 class Missing(Exception):
-    """A source or a marker is not there."""
+    """A source or a marker is missing."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if README is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if README is stale (--check) or a source is missing."""
     parser = argparse.ArgumentParser(prog="benchmarks.readme", description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if README is stale"
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the repository (default: this one)",
+    )
     args = parser.parse_args(argv)
     readme = args.root / "README.md"
     old = readme.read_text("utf-8")
@@ -67,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def updated(text: str, root: Path) -> tuple[str, list[str]]:
-    """README's text with the tables as the committed figures give them, and what is missing."""
+    """Return README's text with the tables of the committed figures, and what is missing."""
     from .compare_page import standings
     from .hf_page import swap_sentence
 
@@ -87,7 +96,7 @@ def updated(text: str, root: Path) -> tuple[str, list[str]]:
 
 
 def replaced(text: str, name: str, section: str, page: str | Path = "README.md") -> str:
-    """`text` with what stands between the two markers of `name` replaced."""
+    """Return `text` with a new section between the two markers of `name`."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
     if len(pattern.findall(text)) != 1:
@@ -115,11 +124,11 @@ def how_to_get(root: Path) -> str:
 
 
 def newest_results(folder: Path) -> dict[str, Path]:
-    """The newest file of each operator; one of a --quick run does not count."""
+    """Return the newest file of each operator; files of --quick runs do not count."""
     dated = []
     for path in folder.glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
-        if "machine" in results and not results["quick"]:  # rope-accuracy.json is no timing
+        if "machine" in results and not results["quick"]:  # rope-accuracy.json has no times
             about = results["environment"]
             dated.append((about["threads"] == 1, about["date"], path.name, path, results["rows"]))
     if not dated:
@@ -129,9 +138,10 @@ def newest_results(folder: Path) -> dict[str, Path]:
 
 
 def bench_section(folder: Path) -> str:
-    """The headline rows, the slowest row of each operator where a rival is faster, and the sources.
+    """Return the headline rows, the rows where a rival is faster, and the sources.
 
-    Of the variants that wavepe uses by itself.
+    Of the latter rows, each operator shows the slowest. All rows are of the variants that wavepe
+    chooses itself.
     """
     newest = newest_results(folder)
     loaded = {path: json.loads(path.read_text("utf-8")) for path in set(newest.values())}
@@ -179,7 +189,7 @@ def _line(row: dict, *cells: str) -> str:
 
 
 def _fastest(row: dict, names: dict[str, str]) -> tuple[float, str]:
-    """The ratio and the name of the fastest of these rivals; (inf, "") where the row has none."""
+    """Return the ratio and the name of the fastest of these rivals, or (inf, "")."""
     return min(
         (
             (row["ratios"][key]["rounds"], name)
@@ -217,7 +227,7 @@ def _time(seconds: float) -> str:
 
 
 def in_threads(count: int) -> str:
-    """A number of threads in words."""
+    """Return a number of threads in words."""
     return "one thread" if count == 1 else f"{count} threads"
 
 

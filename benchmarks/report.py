@@ -1,4 +1,4 @@
-"""The results as text."""
+"""Print the results of `bench` as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def print_report(results: dict, with_rivals: bool = False) -> None:
-    """Print machine, tables and notes on stdout."""
+    """Print the machine, the tables and the notes on stdout."""
     for line in _heading(results):
         print(wrapped(line))
     ops = list(dict.fromkeys(row["op"] for row in results["rows"]))
@@ -93,10 +93,10 @@ def _cells(row: dict, rivals: Sequence[str]) -> list[str]:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """The table in one piece, or as the terminal has room.
+    """Return the table in one piece, or in parts that fit a narrow terminal.
 
-    In a narrow one the first three columns are a line above their rows, and the numbers that do not
-    fit beside one another follow below.
+    In a part, the first three columns are a line above their rows. Columns of numbers that do not
+    fit are in the next part.
     """
     room, cases = columns(), 3
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -117,7 +117,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> str:
-    """The first columns to the left, numbers to the right."""
+    """Align the first `left` columns to the left, and the others to the right."""
     return "\n".join(
         (" " * GAP)
         .join(

@@ -1,25 +1,26 @@
-"""Largest error of rope_table and of other ways to make RoPE angles, per decade of |position|.
+"""Measure the errors of rope_table and of other RoPE tables, for each decade of |position|.
 
-`python -m benchmarks.rope_accuracy` measures and prints; `--json FILE` keeps the figures; `--write`
-puts benchmarks/results/rope-accuracy.json into docs/internals/rope-exactness.md, `--check` says
-whether that is stale.
+`python -m benchmarks.rope_accuracy` measures and prints; `--json FILE` keeps the figures. `--write`
+puts benchmarks/results/rope-accuracy.json into docs/internals/rope-exactness.md, and `--check`
+tells whether that page is stale.
 
-The judge is benchmarks/exact_angles.py: cos and sin of position * inv_freq in integers. Head size
-128, theta 1e4, 5e5 and 1e6; per decade and theta some thousand positions of either sign: the ends,
-powers of two and their neighbours, for each frequency the positions whose angle lies nearest to a
-multiple of pi/2 (continued fractions), and random ones. Errors are in float32 ulp of the exact
-result (near a zero of cos or sin that is a small unit) and absolute.
+The reference is benchmarks/exact_angles.py, which computes position * inv_freq in integers. The
+head size is 128, and theta is 1e4, 5e5 or 1e6. For each decade and theta there are some thousand
+positions of either sign: the ends, powers of two and their neighbours, random positions, and for
+each frequency the positions whose angle is nearest to a multiple of pi/2 (by continued fractions).
+An error is given in float32 ulp of the exact result, which is a small unit near a zero of cos or
+sin, and as an absolute number.
 
 The ways
-    wavepe          rope_table, float32, inv_freq in float64; every variant, and the torch operator.
+    wavepe          rope_table, float32, inv_freq in float64; every variant and the torch operator.
     from theta      the same numbers against theta^(-2i/d) itself instead of its float64 rounding.
-    transformers    LlamaRotaryEmbedding as it is: inv_freq and the product in float32.
+    transformers    stock LlamaRotaryEmbedding: inv_freq and the product in float32.
     its own angles  the same numbers against the exact product with its float32 inv_freq.
-    recurrence      (c, s) of position m + 1 from those of m by one rotation, in float32, to 10^6.
-                    Beyond it, where nobody walks: the product, in float32, of the rotations by f,
-                    2f, 4f, ... that the bits of m name, each the square of the one before, brought
-                    back to length 1 each time.
-    bf16 positions  position rounded to bfloat16, then as transformers (angles made under autocast).
+    recurrence      (cos, sin) of position m + 1 from those of m by one rotation in float32, up to
+                    m = 10^6. That would take too long beyond, so larger positions use repeated
+                    squaring: the product, in float32, of the rotations by f, 2f, 4f, ... for the
+                    bits of m. Each rotation is the square of the one before, scaled to length 1.
+    bf16 positions  like transformers, but positions are rounded to bfloat16, as under autocast.
     bf16 inv_freq   LlamaRotaryEmbedding after model.to(torch.bfloat16), which casts its buffer.
 """
 
@@ -48,9 +49,9 @@ RESULTS = Path("benchmarks", "results", "rope-accuracy.json")
 PAGE = Path("docs", "internals", "rope-exactness.md")
 DIM = 128
 THETAS = (1e4, 5e5, 1e6)
-STEPS = 10**6  # how far the recurrence is walked
+STEPS = 10**6  # the last position of the recurrence by single steps
 BOUNDS = (*(10**k for k in range(10)), 2**31, 10**10, 10**12, 10**14, 2**53)
-WAYS = {  # name in the results -> heading of the page's table
+WAYS = {  # name in the results -> heading in the table of the page
     "wavepe": "wavepe",
     "transformers": "transformers",
     "recurrence": "recurrence",
@@ -68,7 +69,7 @@ Way = Callable[[np.ndarray], Table]
 def positions_of(
     low: int, high: int, count: int, quarters: list[int], rng: np.random.Generator
 ) -> np.ndarray:
-    """Positions in [low, high], of either sign: all if they are few, else the hard and random."""
+    """Return positions in [low, high], of either sign: all, or the hard ones and random ones."""
     if high - low <= count:
         chosen = np.arange(low, high + 1)
     else:
@@ -100,7 +101,7 @@ def wavepe_table(inv_freq: np.ndarray, variant: str) -> Way:
 
 
 def llama(theta: float, dtype: torch.dtype) -> torch.nn.Module:
-    """transformers' module for this base, cast as its model would be."""
+    """Return transformers' module for this base, cast like its model."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -126,12 +127,12 @@ def bf16_positions(module: torch.nn.Module) -> Way:
 
 
 def one_step(inv_freq: np.ndarray) -> np.ndarray:
-    """cos + i sin of the angle of one position, rounded once: complex64 (h,)."""
+    """Return cos + i sin of the angle of position 1, rounded once: complex64 (h,)."""
     return np.exp(1j * inv_freq).astype(np.complex64)
 
 
 def walked(inv_freq: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The recurrence: one rotation after another, kept at the sorted positions `wanted`."""
+    """Rotate step by step; return the results at the sorted positions `wanted`."""
     step, block, done = one_step(inv_freq), 1000, 0
     rows, now = np.empty((block, step.size), np.complex64), np.ones_like(step)
     out = np.empty((wanted.size, step.size), np.complex64)
@@ -146,10 +147,10 @@ def walked(inv_freq: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def doubled(inv_freq: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Rotations by squaring and multiplying, for positions > 0: complex64 (n, h).
+    """Return the rotations of positions > 0 by repeated squaring: complex64 (n, h).
 
-    Each product is brought back to length 1: otherwise squaring doubles the error of the length,
-    and ends in infinity near 10^8.
+    Each product is scaled to length 1. Without that, each squaring doubles the error of the length,
+    which becomes infinite near position 10^8.
     """
     power = one_step(inv_freq)
     out = np.ones((positions.size, inv_freq.size), np.complex64)
@@ -163,7 +164,7 @@ def doubled(inv_freq: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def recurrence(inv_freq: np.ndarray, decades: Sequence[np.ndarray]) -> Way:
-    """Walked once to STEPS for the positions of all decades, doubled beyond."""
+    """Return the recurrence: step by step up to STEPS, by squaring beyond."""
     steps = np.abs(np.concatenate(decades))
     steps = np.unique(steps[steps <= STEPS])
     rows = walked(inv_freq, steps)
@@ -181,7 +182,7 @@ def recurrence(inv_freq: np.ndarray, decades: Sequence[np.ndarray]) -> Way:
 
 
 def errors(made: Table, exact: Table) -> dict[str, float]:
-    """The largest of cos and sin, in float32 ulp of the exact result and absolute."""
+    """Return the largest error of cos and sin, in float32 ulp and absolute."""
     ulps, absolute = [], []
     for got, right in zip(made, exact, strict=True):
         distance = np.abs(got.astype(np.float64) - right)
@@ -192,7 +193,7 @@ def errors(made: Table, exact: Table) -> dict[str, float]:
 
 
 def judged(theta: float, count: int, bounds: Sequence[int]) -> list[dict]:
-    """For each decade: positions, smallest distance to a quarter turn, errors of each way."""
+    """Return positions, nearest distance to a quarter turn and all errors, for each decade."""
     rng = np.random.default_rng(int(theta))
     inv_freq, _ = wavepe.rope_frequencies(DIM, theta)
     stock, cast = llama(theta, torch.float32), llama(theta, torch.bfloat16)
@@ -223,13 +224,13 @@ def judged(theta: float, count: int, bounds: Sequence[int]) -> list[dict]:
 
 
 def worst(several: Iterable[dict[str, float]]) -> dict[str, float]:
-    """The larger of each error."""
+    """Return the largest of each error."""
     several = list(several)
     return {key: max(one[key] for one in several) for key in ("ulp", "absolute")}
 
 
 def measure(count: int = 3000, bounds: Sequence[int] = BOUNDS) -> dict:
-    """All results, ready for JSON; `count` random positions per decade and theta."""
+    """Return all results, with `count` random positions for each decade and theta."""
     by_theta = [judged(theta, count, bounds) for theta in THETAS]
     rows = []
     for low, high, *parts in zip(bounds, bounds[1:], *by_theta, strict=False):
@@ -259,7 +260,7 @@ def measure(count: int = 3000, bounds: Sequence[int] = BOUNDS) -> dict:
 
 
 def place(number: int) -> str:
-    """A bound as people write it."""
+    """Return a bound in short form, such as a power of ten."""
     for base, power in ((10, len(str(number)) - 1), (2, number.bit_length() - 1)):
         if number == base**power and power > 3:
             return f"{base}^{power}"
@@ -274,7 +275,7 @@ def cell(error: dict[str, float]) -> str:
 
 
 def section(results: dict) -> str:
-    """The table and what it was made with, as Markdown."""
+    """Return the table and how it was made, as Markdown."""
     lines = [
         "| positions | " + " | ".join(WAYS.values()) + " |",
         "|---|" + "---:|" * len(WAYS),
@@ -294,7 +295,7 @@ def section(results: dict) -> str:
 
 
 def read(root: Path) -> dict:
-    """The kept results."""
+    """Return the kept results."""
     path = root / RESULTS
     if not path.exists():
         raise Missing(f"{RESULTS} is missing: python -m benchmarks.rope_accuracy --json {RESULTS}")
@@ -302,12 +303,12 @@ def read(root: Path) -> dict:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page's text with the table as the kept results give it."""
+    """Return the page with the table of the kept results."""
     return replaced(text, "accuracy", section(read(root)), PAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     return measuring_command(__doc__, PAGE, updated, measure, section, argv)
 
 

@@ -1,7 +1,7 @@
-"""Writes the table of images in docs/results/images.md from docs/results/rope-images.json.
+"""Write the table of docs/results/images.md from docs/results/rope-images.json.
 
-That and docs/results/rope-images.png are results.json and rope-images.png of
-examples/rope_images.py.
+That file and docs/results/rope-images.png are copies of results.json and rope-images.png, which
+examples/rope_images.py writes.
 
 python -m benchmarks.rope_images_page --write | --check
 """
@@ -23,7 +23,7 @@ RESULTS = Path("docs", "results", "rope-images.json")
 
 
 def section(results: dict) -> str:
-    """The picture, the table and what it was made with, as Markdown."""
+    """Return the picture, the table and how it was made, as Markdown."""
     grids, runs, settings = results["grids"], results["runs"], results["settings"]
     about = results["environment"]
     lines = [
@@ -54,12 +54,12 @@ def section(results: dict) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the table that the kept figures give."""
+    """Return the page with the table of the kept figures."""
     return replaced(text, "rope-images", section(kept(RESULTS, root)), PAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     return page_command(__doc__, PAGE, updated, argv)
 
 

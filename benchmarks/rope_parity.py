@@ -1,21 +1,22 @@
-"""rope_frequencies beside transformers' own functions, over many configurations.
+"""Compare rope_frequencies to transformers' own functions, in many configurations.
 
     python -m benchmarks.rope_parity [--json benchmarks/results/rope-parity-VERSION.json]
 
-Runs on transformers 4.57 and 5. Three differences per rope type, the largest of its configurations:
+This runs with transformers 4.57 and 5. For each rope type it prints the largest differences of all
+configurations:
 
-- "inv_freq", "factor": relative, to what transformers computes, in float32;
-- "float64": relative, to the same functions of transformers run in float64;
-- "cos, sin": of `rope_table(..., precision="hf")` and transformers' tables, from the same
-  frequencies, relative to the attention factor.
+- "inv_freq", "factor": to transformers' results in float32, relative;
+- "float64": to the results of transformers' functions when they run in float64, relative;
+- "cos, sin": between the tables of `rope_table(..., precision="hf")` and of transformers, from the
+  same frequencies, relative to the attention factor.
 
-Exits 1 above the bounds, but for what is transformers' own:
+The exit code is 1 if a difference is above its bound. There are two exceptions:
 
-- its rounding: yarn and llama3 divide nearly by the factor where a ramp nearly ends, and 1 - ramp
-  in float32 has lost bits there, the more the larger the factor. Such a configuration is excused,
-  and counted, where the same function run in float64 is as far from its own float32 result;
-- the known exception: transformers 4.57 overrides an explicit factor of longrope by the ratio of
-  the lengths. These configurations are listed by themselves.
+- Rounding in transformers. Near the end of a ramp, yarn and llama3 divide by almost the factor, and
+  1 - ramp has lost bits in float32; a larger factor loses more. Such a configuration is excused and
+  counted if transformers' own float64 result differs as much from its float32 result.
+- A known difference. transformers 4.57 replaces an explicit factor of longrope by the ratio of the
+  lengths. These configurations are listed separately.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .command import add_json, keep, new_parser
 
-BOUND = 2e-6  # of inv_freq and attention factor, relative
+BOUND = 2e-6  # for inv_freq and the attention factor, relative
 BOUND_FLOAT64 = 1e-13
-BOUND_TABLE = 2.0**-22  # one float32 ulp of 1 for each of the two, which have rounded once each
+BOUND_TABLE = 2.0**-22  # two float32 ulp of 1: each of the two tables has rounded once
 OLD = int(transformers.__version__.split(".")[0]) < 5
 DIMS = (32, 64, 80, 96, 128, 256)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One call: the head size, `rope_parameters`, and the lengths."""
+    """The arguments of one call: head size, `rope_parameters` and lengths."""
 
     dim: int
     parameters: dict[str, Any]
@@ -62,7 +63,7 @@ class Configuration:
 
 
 def configurations() -> list[Configuration]:
-    """All of them, some hundreds, the same in every run."""
+    """Return all configurations: some hundreds, the same in every run."""
     return [
         *_without_length(),
         *_dynamic(),
@@ -84,7 +85,7 @@ def _without_length() -> Iterator[Configuration]:
         for factor in (1.0, 2, 3.7, 32.0):
             if theta > 1e3 or factor == 2:
                 yield Configuration(dim, _parameters("linear", theta, partial, factor=factor))
-    for factor in (..., 2.0):  # 25 rotated dims are rounded up to 13 pairs
+    for factor in (..., 2.0):  # 25 rotated elements are rounded up to 13 pairs
         kind = "default" if factor is ... else "linear"
         yield Configuration(100, _parameters(kind, 1e4, 0.25, factor=factor))
     for dim, theta, partial in itertools.product(DIMS, (1e4, 1e6), (1.0, 0.75, 0.25, 0.0)):
@@ -121,7 +122,7 @@ def _yarn() -> Iterator[Configuration]:
         yield Configuration(dim, _parameters("yarn", 150000.0, factor=32.0))
         none = _parameters("yarn", 1e4, factor=None, **original)
         yield Configuration(dim, none, max_length=65536)
-        # An explicit factor that is not the ratio of the lengths.
+        # An explicit factor differs from the ratio of the lengths.
         yield Configuration(dim, _parameters("yarn", 1e4, factor=3.5, **original), max_length=65536)
 
 
@@ -161,7 +162,7 @@ def _llama3() -> Iterator[Configuration]:
 
 
 class _Float64(TorchFunctionMode):
-    """Runs torch code that asks for float32 in float64."""
+    """A mode in which torch code computes in float64 where it asks for float32."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -171,7 +172,7 @@ class _Float64(TorchFunctionMode):
 
 
 def theirs(case: Configuration) -> tuple[torch.Tensor, float] | None:
-    """What transformers computes; None where this version of it cannot."""
+    """Return transformers' results, or None if this version cannot compute them."""
     config = _old_config(case) if OLD else _config(case)
     if config is None:
         return None
@@ -179,7 +180,7 @@ def theirs(case: Configuration) -> tuple[torch.Tensor, float] | None:
     if case.rope_type == "default" and not OLD:
         from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-        # Of the many like it, one that honours partial_rotary_factor.
+        # One of many such classes; this one honours partial_rotary_factor.
         return Phi3RotaryEmbedding.compute_default_rope_parameters(config)
     return function(config, torch.device("cpu"), seq_len=case.length)
 
@@ -199,7 +200,7 @@ def _config(case: Configuration) -> LlamaConfig:
 
 
 def _old_config(case: Configuration) -> LlamaConfig | None:
-    """With rope_scaling, rope_theta and what else 4.57 reads beside them."""
+    """Return a config with rope_scaling, rope_theta and the other settings that 4.57 reads."""
     scaling = dict(case.parameters)
     kind, theta = scaling["rope_type"], scaling.pop("rope_theta")
     partial = scaling.pop("partial_rotary_factor", 1.0)
@@ -218,7 +219,7 @@ def _old_config(case: Configuration) -> LlamaConfig | None:
 
 
 def is_known_exception(case: Configuration) -> bool:
-    """Whether 4.57 is known to compute something else than 5 here."""
+    """Return whether 4.57 is known to differ from 5 in this configuration."""
     given = case.parameters
     original = given.get("original_max_position_embeddings")
     if not OLD or case.rope_type != "longrope" or original is None or "factor" not in given:
@@ -227,7 +228,7 @@ def is_known_exception(case: Configuration) -> bool:
 
 
 def differences(case: Configuration) -> dict[str, float] | None:
-    """The largest differences of one configuration; None where transformers has no such thing."""
+    """Return the largest differences of one configuration; None if transformers lacks it."""
     found = theirs(case)
     if found is None:
         return None
@@ -249,7 +250,7 @@ def differences(case: Configuration) -> dict[str, float] | None:
 
 
 def _relative(ours: np.ndarray, other: np.ndarray) -> float:
-    """Largest difference relative to `other`; its zeros must be zeros."""
+    """Return the largest difference relative to `other`, whose zeros must be zeros in both."""
     if ours.shape != other.shape:
         return np.inf
     if np.any((ours != 0) & (other == 0)):
@@ -259,7 +260,7 @@ def _relative(ours: np.ndarray, other: np.ndarray) -> float:
 
 
 def _tables(case: Configuration, inv_freq: torch.Tensor, factor: float) -> float:
-    """precision="hf" against LlamaRotaryEmbedding.forward, positions to the longest length."""
+    """Return the difference of precision="hf" and the expression of LlamaRotaryEmbedding."""
     last = max(case.length or 0, case.max_length) - 1
     positions = np.unique(np.linspace(0, last, 33).astype(np.int64))
     ours = wavepe.rope_table(
@@ -286,13 +287,13 @@ LIMITS = {
 
 
 def is_excused(found: dict[str, float]) -> bool:
-    """Whether inv_freq is above its bound by the float32 rounding of transformers alone."""
+    """Return whether only transformers' float32 rounding puts inv_freq above its bound."""
     ours, own = found["inv_freq"], found["rounding"]
     return ours > BOUND and found["float64"] <= BOUND_FLOAT64 and ours <= own * (1 + 1e-6)
 
 
 def compare() -> list[dict[str, Any]]:
-    """A row a rope type: configurations, largest differences, and those that are not counted."""
+    """Return a row for each rope type, with its largest differences and its exceptions."""
     rows: dict[tuple[str, bool], dict[str, Any]] = {}
     for case in configurations():
         known = is_known_exception(case)
@@ -313,7 +314,7 @@ def compare() -> list[dict[str, Any]]:
 
 
 def print_report(rows: list[dict[str, Any]]) -> None:
-    """The rows as a table."""
+    """Print the rows as a table."""
     print(f"wavepe {wavepe.__version__}, transformers {transformers.__version__}")
     print(f"{'type':14}{'configurations':>15}" + "".join(f"{key:>11}" for key in LIMITS))
     counted = [row for row in rows if not row["known exception"]]
@@ -342,12 +343,12 @@ def _note(row: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 1 where a difference is above its bound."""
+    """Run the command; return 1 if a difference is above its bound, else 0."""
     parser = new_parser(__doc__)
     add_json(parser)
     options = parser.parse_args(argv)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it doubts many of these on purpose
+    transformers.logging.set_verbosity_error()  # it warns of many configurations
     try:
         rows = compare()
     finally:

@@ -1,4 +1,4 @@
-"""Writes the kept results of rope_parity into docs/internals/rope-exactness.md.
+"""Write the kept results of rope_parity into docs/internals/rope-exactness.md.
 
 python -m benchmarks.rope_parity_page --write | --check
 """
@@ -18,7 +18,7 @@ COLUMNS = ("inv_freq", "float64", "factor", "cos, sin")
 
 
 def section(runs: Sequence[dict[str, Any]]) -> str:
-    """A table for each version of transformers."""
+    """Return a table for each version of transformers."""
     return "\n\n".join(_table(run) for run in runs)
 
 
@@ -53,13 +53,13 @@ def _number(value: float) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page with the tables of all kept runs, the newest version first."""
+    """Return the page with the tables of all kept runs, the newest version first."""
     runs = kept_runs(root, "rope-parity", "benchmarks.rope_parity --json")
     return replaced(text, "parity", section(runs), PAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     return page_command(__doc__, PAGE, updated, argv)
 
 

@@ -1,10 +1,10 @@
-"""The roofline of one case, put into docs/internals/rope-speed.md.
+"""Write the roofline of one case of rope_qk into docs/internals/rope-speed.md.
 
 python -m benchmarks.rope_roofline --write | --check
 
-ops.rope_qk, float32, 32 + 8 heads x 2048 x 128, half-split: the bytes it has to move, the time they
-take at the copy bandwidth of the same run, and the time it took. Figures come from the results file
-that README shows; `--check` says whether the page is stale.
+The case is ops.rope_qk, float32, 32 + 8 heads x 2048 x 128, half-split. The page shows the bytes
+that the call must move, the time for them at the copy bandwidth of the same run, and the measured
+time. The figures come from the results file that README shows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .readme import Missing, in_threads, newest_results, replaced
 PAGE = Path("docs", "internals", "rope-speed.md")
 OP, SIZE, DTYPE = "ops.rope_qk", "32+8 heads x 2048 x 128, half-split", "float32"
 HEADS, LENGTH, DIM, BYTES = 32 + 8, 2048, 128, 4
-HEAD_BYTES = HEADS * LENGTH * DIM * BYTES  # q and k, once
+HEAD_BYTES = HEADS * LENGTH * DIM * BYTES  # the bytes of q and k
 TABLE_BYTES = 2 * LENGTH * DIM // 2 * BYTES
-FLOPS = 6 * HEADS * LENGTH * DIM // 2  # four products and two sums a pair
+FLOPS = 6 * HEADS * LENGTH * DIM // 2  # four products and two sums for each pair
 SITUATIONS = {"warm": ("copy", "copy_"), "fresh": ("clone", "clone")}  # bandwidth, rival
 
 
 def row_of(results: dict, memory: str) -> dict:
-    """The row of this case and memory, in the variant that wavepe uses by itself."""
+    """Return the row of this case and memory, in the variant that wavepe chooses itself."""
     wanted = {
         "op": OP,
         "size": SIZE,
@@ -45,7 +45,7 @@ def row_of(results: dict, memory: str) -> dict:
 
 
 def section(path: Path) -> str:
-    """Both tables, warm memory beside fresh, as Markdown."""
+    """Return both tables, for warm and fresh memory, as Markdown."""
     results = json.loads(path.read_text("utf-8"))
     machine, about = results["machine"], results["environment"]
     rows = {memory: row_of(results, memory) for memory in SITUATIONS}
@@ -104,7 +104,7 @@ def _ms(seconds: float) -> str:
 
 
 def updated(text: str, root: Path) -> str:
-    """The page's text with the tables as the newest results give them."""
+    """Return the page with the tables of the newest results."""
     return replaced(text, "roofline", section(newest(root)), PAGE)
 
 
@@ -116,7 +116,7 @@ def newest(root: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 1 if the page is stale (--check) or a source is missing."""
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
     parser = new_parser(__doc__)
     add_page(parser, PAGE)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Times of several calls, taken in turns."""
+"""Time several calls, which take turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Timing:
     faults: list[int] = field(default_factory=list)
 
     def quantile(self, share: float) -> float:
-        """Linear between the two nearest, as numpy.quantile has it."""
+        """Return a quantile, linear between the two nearest times, as numpy.quantile."""
         ordered = sorted(self.seconds)
         place = share * (len(ordered) - 1)
         low = int(place)
@@ -35,12 +35,12 @@ class Timing:
         return self.quantile(0.5)
 
     def over(self, other: Timing) -> Timing:
-        """Quotients, round by round: what slowed both of a round down drops out."""
+        """Return the quotients of all rounds, in which a disturbance of both calls cancels."""
         pairs = zip(self.seconds, other.seconds, strict=True)
         return Timing([mine / theirs for mine, theirs in pairs])
 
     def summary(self) -> dict[str, Any]:
-        """Ready for JSON, in seconds."""
+        """Return the statistics in seconds, ready for JSON."""
         return {
             "median": self.median,
             "p10": self.quantile(0.1),
@@ -61,12 +61,12 @@ def take_turns(
     warm_up: int = 1,
     batch: int = 1,
 ) -> dict[Any, Timing]:
-    """Time all calls round by round: each once, in a new (seeded) order, `repeats` times.
+    """Time all calls in `repeats` rounds; a round makes each call once.
 
-    The order changes so that nobody always finds the caches as the same other call left them.
-    `before(key)` and the dropping of a result are not timed. Once LEAST_ROUNDS rounds are done,
-    `budget` seconds end it. A `batch` of calls is timed together and divided, for calls of
-    microseconds.
+    The order is shuffled in each round (with a seed), so that a call does not always find the
+    caches that the same other call left. `before(key)` and the freeing of a result are not timed.
+    After LEAST_ROUNDS rounds, no round begins later than `budget` seconds. `batch` calls are timed
+    together, and the time is divided by `batch`, for calls that take microseconds.
     """
     order, shuffle = list(calls), random.Random(0).shuffle
     timings = {key: Timing() for key in order}

@@ -1,13 +1,13 @@
-"""A training step of the demo's Llama with wavelets, against ALiBi and stock Llama's RoPE and SDPA.
+"""Time a training step of the demo's Llama with wavelets, ALiBi, or stock RoPE and SDPA.
 
 `python -m benchmarks.training_step` prints the tables; `--json FILE` keeps the figures.
 
 The step is that of `wavepe compare`: forward, loss, backward, clipping of the gradients, AdamW.
-The models have the same sizes and read the same random bytes; their steps take turns in one
+The models have the same sizes and read the same random bytes. Their steps take turns in one
 process.
-Then torch's profiler says where each spends its time: self time of the operators, by kind; what is
-left of the step is Python and autograd between them. The profiler slows a step down, so shares
-come from it, times do not.
+Then torch's profiler measures the self time of each kind of operator. The rest of a step is the
+time of Python and autograd between operators. The profiler slows a step down, so only the shares
+come from it, and not the times.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .timing import take_turns
 
 WAVELETS, ALIBI, STOCK = "wavelets", "alibi", "stock"
 SPEC = "wavelet:scales=6"
-LONGER = (1024, 1)  # length, sequences per step: as many tokens as the demo's 128 x 8
+LONGER = (1024, 1)  # length, sequences in a step; as many tokens as the demo's 128 x 8
 PROFILED_STEPS = 10
-KINDS = {  # kind -> how the names of its operators begin; the first that fits
+KINDS = {  # kind -> beginnings of the names of its operators; the first match counts
     "attention": ("wavepe::", "aten::_scaled_dot_product", "aten::_flash_attention"),
     "linear layers": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear"),
     "optimizer": ("aten::_fused_adamw", "aten::_foreach", "aten::linalg_vector_norm", "Optimizer"),
@@ -44,7 +44,7 @@ KINDS = {  # kind -> how the names of its operators begin; the first that fits
     "element by element, copies": ("aten::",),
 }
 BETWEEN = "between operators"
-SAME = (  # of the configurations
+SAME = (  # settings of the configuration that all models share
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -61,14 +61,14 @@ SAME = (  # of the configurations
 
 
 def demo_settings() -> Settings:
-    """What `wavepe compare` takes without arguments."""
+    """Return the default settings of `wavepe compare`."""
     parser = argparse.ArgumentParser()
     compare.add_arguments(parser)
     return settings_from(parser.parse_args([]))
 
 
 def models(settings: Settings) -> dict[str, Any]:
-    """The demo's models with wavelets and with ALiBi, and transformers' own of the same sizes."""
+    """Return the demo's models with wavelets and ALiBi, and a stock Llama of the same sizes."""
     ours = training.new_model(SPEC, 0, settings)
     same = {key: getattr(ours.config, key) for key in SAME}
     stock = LlamaForCausalLM(LlamaConfig(**same, attn_implementation="sdpa"))
@@ -76,7 +76,7 @@ def models(settings: Settings) -> dict[str, Any]:
 
 
 def steps(settings: Settings) -> dict[str, Callable[[], float]]:
-    """name -> one training step."""
+    """Return calls that make one training step, by name."""
     random = torch.Generator().manual_seed(0)
     shape = (settings.batch, settings.train_length + 1)
     batch = torch.randint(training.VOCABULARY, shape, generator=random)
@@ -89,11 +89,11 @@ def steps(settings: Settings) -> dict[str, Callable[[], float]]:
     return calls
 
 
-# ------------------------------------------------------------------ where the time goes
+# ------------------------------------------------------------------ shares of the time
 
 
 def kind_of(operator: str) -> str | None:
-    """Its place in KINDS; None for what is no operator, such as a node of autograd."""
+    """Return the kind of an operator; None for another event, such as a node of autograd."""
     for kind, beginnings in KINDS.items():
         if operator.startswith(beginnings):
             return kind
@@ -101,9 +101,9 @@ def kind_of(operator: str) -> str | None:
 
 
 def shares(step: Callable[[], Any], count: int = PROFILED_STEPS) -> dict[str, float]:
-    """kind -> its share of the time of `count` profiled steps; they sum to 1."""
+    """Return the share of each kind in the time of `count` profiled steps; they sum to 1."""
     with profile(activities=[ProfilerActivity.CPU]):
-        step()  # the profiler's own first time
+        step()  # the first step under the profiler is slower
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         began = time.perf_counter()
         for _ in range(count):
@@ -117,11 +117,11 @@ def shares(step: Callable[[], Any], count: int = PROFILED_STEPS) -> dict[str, fl
     return {**spent, BETWEEN: 1 - sum(spent.values())}
 
 
-# ------------------------------------------------------------------ all of it
+# ------------------------------------------------------------------ all rows
 
 
 def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dict:
-    """The steps at one size, and that with wavelets over each of the others."""
+    """Time the steps at one size; return them, and wavelets over each of the others."""
     calls = steps(settings)
     timings = take_turns(calls, repeats=repeats, budget=30, warm_up=3)
     ours, others = timings[WAVELETS], (ALIBI, STOCK)
@@ -144,7 +144,7 @@ def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dic
 
 
 def measure(settings: Sequence[Settings], threads: int, repeats: int, profiled: int) -> dict:
-    """All rows, ready for JSON."""
+    """Measure all rows; return them ready for JSON."""
     about = {**surroundings("wavepe", "torch", "transformers"), "threads": threads}
     before, allocator = torch.get_num_threads(), Allocator()
     try:
@@ -158,7 +158,7 @@ def measure(settings: Sequence[Settings], threads: int, repeats: int, profiled: 
 
 
 def table(results: dict) -> str:
-    """Milliseconds a step and the profiler's shares of them, as Markdown."""
+    """Return the milliseconds of a step and the profiler's shares, as Markdown."""
     lines = [
         f"| sequences x length | | whole step | {' | '.join(KINDS)} | {BETWEEN} |",
         "|---|---|---:|" + "---:|" * (len(KINDS) + 1),
@@ -179,12 +179,16 @@ def table(results: dict) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0"""
+    """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
-    parser.add_argument("--repeats", type=int, default=51, help="steps of each (default 51)")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=51, metavar="N", help="steps of each model (default 51)"
+    )
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: a check, no figures")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
     args = parser.parse_args(argv)
     demo = demo_settings()
     if args.quick:

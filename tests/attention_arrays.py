@@ -1,4 +1,4 @@
-"""What the tests of wavepe.attention share: arguments, the oracle's word on them, and `check`."""
+"""Helpers of the tests of wavepe.attention: random arguments, the oracle's results, `check`."""
 
 import functools
 
@@ -13,7 +13,7 @@ DECODING = [Shape(2, 4, 2, 1, n, d, dv) for n, d, dv in ((1, 1, 1), (33, 17, 9),
 
 
 NAMES = {"p", "first", "beyond", "slopes", "causal", "window", "scale"}
-NAMES |= {"bias", "bias_first", "bias_beyond"}  # what arrays can be given
+NAMES |= {"bias", "bias_first", "bias_beyond"}  # which arrays may have too
 
 
 def of_arrays(option):
@@ -28,12 +28,12 @@ OPTIONS = {
 
 
 def wide(dtype):
-    """What is computed in, and the dtype of lse and bias."""
+    """Return the dtype of the computation, which lse and bias have too."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
 def draw(rng, shape, option="plain", dtype=np.float32):
-    """Arguments by name."""
+    """Draw random arguments, by name."""
     s = Shape(*shape)
     q = rng.normal(size=(s.batch, s.heads, s.m, s.d))
     k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
@@ -44,7 +44,10 @@ def draw(rng, shape, option="plain", dtype=np.float32):
 
 
 def judge(q, k, v, *, p=None, slopes=None, bias=None, **options):
-    """(out, lse) and the sizes of their terms; leading axes broadcast, the last is the heads."""
+    """Return (out, lse) and the sizes of their terms.
+
+    Leading axes broadcast; the last of them is the heads.
+    """
 
     def whole(x, lead):
         return None if x is None else np.broadcast_to(x, (*lead, *x.shape[-2:])).astype(float)
@@ -97,7 +100,7 @@ def call(given):
 
 
 def check(given, what=""):
-    """The results of a call, held against the oracle."""
+    """Call the function, compare the results to the oracle, and return them."""
     got = call(given)
     compare(got, judge(**given), given["q"].dtype, what)
     return got
@@ -105,6 +108,6 @@ def check(given, what=""):
 
 @functools.cache
 def problem(option, shape, dtype):
-    """Arguments and what the oracle says: the same for every variant."""
+    """Return arguments and the oracle's results, which are the same for every variant."""
     given = draw(generator("grid", option), shape, option, dtype)
     return given, judge(**given)

@@ -1,5 +1,7 @@
-"""What the tests of attention share: shapes, options, bounds with their reasons, and `check`, which
-holds outputs and gradients against the oracle."""
+"""Helpers of the tests of attention: shapes, options, and bounds with their reasons.
+
+`check` compares outputs and gradients to the oracle.
+"""
 
 import functools
 from typing import NamedTuple
@@ -44,12 +46,12 @@ FEW = [
 
 
 def wide(dtype):
-    """What is computed in, and the dtype of lse and bias."""
+    """Return the dtype of the computation, which lse and bias have too."""
     return F64 if dtype == F64 else F32
 
 
 def tensors(values, dtype):
-    """Arguments by name, NumPy to torch: floating values of `dtype`, others as they are."""
+    """Convert arguments from NumPy to torch. Only floating values get `dtype`."""
     return {n: tensor(x, wide(dtype) if n == "bias" else dtype) for n, x in values.items()}
 
 
@@ -61,7 +63,7 @@ def tensor(value, dtype):
 
 
 def draw(rng, shape, options, dtype=F32):
-    """Arguments by name, as ops.attention takes them; segments make n = m."""
+    """Draw random arguments of ops.attention, by name. With segments n = m."""
     s = Shape(*shape)
     if callable(options):
         found = options(rng, s)
@@ -77,7 +79,7 @@ def draw(rng, shape, options, dtype=F32):
 
 
 def array(x):
-    """torch to what the oracle takes: float64 NumPy."""
+    """Convert a tensor to float64 NumPy, which the oracle takes."""
     if not isinstance(x, torch.Tensor):
         return x
     x = x.detach()
@@ -90,14 +92,16 @@ SEED = 1234
 
 
 def drawn_seed():
-    """What an op draws from torch's generator when it has just been seeded with SEED (without
-    torch.manual_seed, which takes a millisecond for devices that are not there)."""
+    """Return the seed that an op draws from torch's generator after it is seeded with SEED.
+
+    torch.manual_seed is not used, because it takes a millisecond for devices that are missing.
+    """
     torch.default_generator.manual_seed(SEED)
     return torch.randint(2**62, ())
 
 
 def composed(q, k, v, *, return_lse=False, **options):
-    """The composition, called as ops.attention is."""
+    """Call the composition of torch operators with the arguments of ops.attention."""
     given = DEFAULTS | options
     arguments, of_bias = ([given.get(n) for n in names] for names in (NAMES, BIAS_NAMES))
     seed = torch.randint(2**62, ()) if given["dropout_p"] > 0 else None
@@ -112,7 +116,7 @@ each_function = pytest.mark.parametrize(
 
 
 def run(function, arguments, grad_out=None, grad_lse=None, wanted=FLOATING):
-    """out, lse and the gradients by name; those of `wanted` where a gradient comes in."""
+    """Return out and lse by name, and with incoming gradients also those of `wanted`."""
     arguments = dict(arguments)
     backward = grad_out is not None or grad_lse is not None
     leaves = {}
@@ -125,7 +129,7 @@ def run(function, arguments, grad_out=None, grad_lse=None, wanted=FLOATING):
     if backward:
         pairs = ((out, grad_out), (lse, grad_lse))
         pairs = [(o, g) for o, g in pairs if g is not None and o.requires_grad]
-        grads = [torch.zeros_like(x) for x in leaves.values()]  # of v, by lse alone
+        grads = [torch.zeros_like(x) for x in leaves.values()]  # lse alone gives v no gradient
         if pairs:
             outputs, given = zip(*pairs, strict=True)
             grads = torch.autograd.grad(outputs, leaves.values(), given, materialize_grads=True)
@@ -135,9 +139,9 @@ def run(function, arguments, grad_out=None, grad_lse=None, wanted=FLOATING):
 
 class Exact(NamedTuple):
     values: dict  # out, lse and gradients by name
-    sizes: dict  # of their terms
+    sizes: dict  # sizes of their terms
     of_out: dict  # what the rounding of out adds to the gradients
-    terms: dict  # how many a sum has
+    terms: dict  # number of terms in each sum
 
 
 def judge(arguments, grad_out=None, grad_lse=None):
@@ -166,14 +170,14 @@ def judge(arguments, grad_out=None, grad_lse=None):
 
 
 def incoming(rng, arguments):
-    """Random gradients of out and lse."""
+    """Draw random gradients of out and lse."""
     q, v = arguments["q"], arguments["v"]
     grad_out = tensor(rng.normal(size=(*q.shape[:-1], v.shape[-1])), q.dtype)
     return grad_out, tensor(rng.normal(size=q.shape[:-1]), wide(q.dtype))
 
 
 def bound(exact, size, dtype, of_out, terms):
-    """Of every entry."""
+    """Return the allowed error of every entry."""
     kind = np.float64 if dtype == F64 else np.float32
     error = rounding(size, UNITS[wide(dtype)], kind, terms) + BOUNDS["out"].units * of_out
     if dtype not in LOW:
@@ -194,7 +198,7 @@ def compare(found, exact, dtype, what="", rounds_out=True):
 
 @functools.cache
 def problem(option, shape, dtype):
-    """Arguments, gradients that come in, and what the oracle says: the same for every variant."""
+    """Return arguments, incoming gradients and the oracle's results, for all variants."""
     rng = generator("grid", option)
     arguments = draw(rng, shape, OPTIONS[option], dtype)
     grads = incoming(rng, arguments)
@@ -209,7 +213,7 @@ def grid(function, option, shapes, dtype=F32):
 
 
 def check(function, rng, shape, options, dtype=F32, what="", backward=True):
-    """Draw, run and hold against the oracle: outputs and every gradient, through out and lse."""
+    """Draw arguments, run, and compare outputs and all gradients to the oracle."""
     arguments = draw(rng, shape, options, dtype)
     grads = incoming(rng, arguments) if backward else ()
     found = run(function, arguments, *grads)
@@ -218,7 +222,7 @@ def check(function, rng, shape, options, dtype=F32, what="", backward=True):
 
 
 def same(a, b, what=""):
-    """The same bits in tensors by name; NaN counts by its place."""
+    """Assert that tensors of the same name have the same bits; all NaNs are equal."""
     assert a.keys() == b.keys()
     for name in a:
         x, y = (t[name].contiguous() for t in (a, b))

@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 
 
 LEADS = ((1, 1, 1), (2, 4, 2), (1, 3, 3), (2, 2, 1), (1, 6, 2), (3, 1, 1))
-# Every size stands once in every place: 5, 7 and 3 have no common factor with their number, 17.
+# Every size is once in every place, because 5, 7 and 3 have no common factor with 17, their number.
 SHAPES = [
     Shape(*LEADS[i % 6], *(SIZES[(a * i + b) % 17] for a, b in ((1, 0), (5, 3), (7, 1), (3, 2))))
     for i in range(17)
@@ -54,8 +54,10 @@ def largest(x):
 
 
 def rounding(size, unit, dtype, terms):
-    """Allowed error of each entry, a sum of so many `terms` in arithmetic of `dtype`; what is below
-    the smallest normal may be dropped."""
+    """Return the allowed error of each entry, a sum of `terms` numbers in arithmetic of `dtype`.
+
+    Numbers below the smallest normal number may be dropped.
+    """
     tiny = float(np.finfo(dtype).tiny)
     units = BOUNDS["terms"].units + BOUNDS["sum"].units * terms
     return units * (unit * size + tiny * (1 + largest(size)))

@@ -1,5 +1,7 @@
-"""What the kernel tests share: sizes, layouts, error bounds with their reasons, and a canary around
-outputs."""
+"""Helpers of the kernel tests: sizes, layouts, error bounds with their reasons, and guards.
+
+A guard is known memory around an output, which no kernel may change.
+"""
 
 import contextlib
 import hashlib
@@ -16,11 +18,11 @@ import wavepe
 from wavepe import _wavelet_registered
 from wavepe.encodings import base
 
-# Around every block size a kernel may have: 2, 4, 8, 16, 32 and 64 lanes, one less, one more, and
+# Sizes around every block size of a kernel: 2, 4, 8, 16, 32 and 64 lanes, one less, one more, and
 # odd tails.
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97)
 
-# How an input with given values may lie in memory. "unaligned" is off by one byte.
+# Memory layouts of an input. "unaligned" is off by one byte.
 LAYOUTS = ("contiguous", "sliced", "negative", "zero", "fortran", "offset", "unaligned")
 OUT_LAYOUTS = ("contiguous", "sliced", "negative", "fortran", "offset")
 
@@ -28,8 +30,7 @@ INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint3
 
 
 class Bound(NamedTuple):
-    """Errors are at most `units` unit roundoffs (half an ulp of 1) of the size given by
-    `reason`."""
+    """A bound of `units` unit roundoffs (half an ulp of 1), times a size that `reason` explains."""
 
     units: float
     reason: str
@@ -65,14 +66,13 @@ UNIT = {
 
 
 def unit(dtype):
-    """Unit roundoff; doubled for float64, where the oracle's own roundings are as large as the
-    kernel's."""
+    """Return the unit roundoff; for float64 twice that, because the oracle rounds as well."""
     dtype = np.dtype(dtype)
     return UNIT[dtype] * (2 if dtype == np.float64 else 1)
 
 
 def ulp(values, dtype):
-    """Distance between neighbours of `dtype` at each float64 value, subnormals included."""
+    """Return the distance of neighbours in `dtype` at each float64 value, subnormals too."""
     info = np.finfo(dtype)
     values = np.asarray(values, np.float64)
     exponent = np.where(values == 0, info.minexp, np.frexp(values)[1])
@@ -80,8 +80,10 @@ def ulp(values, dtype):
 
 
 def psi_bound(kind, u, dtype):
-    """Allowed error of psi(u) in `dtype` (float16: float32 arithmetic, then at most twice the error
-    of one rounding)."""
+    """Return the allowed error of psi(u) in `dtype`.
+
+    float16 is computed in float32; then it may have twice the error of one rounding.
+    """
     dtype = np.dtype(dtype)
     work = np.dtype(np.float32) if dtype == np.float16 else dtype
     u2 = np.minimum(np.square(np.asarray(u, np.float64)), 1e4)
@@ -92,7 +94,7 @@ def psi_bound(kind, u, dtype):
     else:
         size = (1 + u2) * np.exp(-u2)
     bound = BOUNDS[kind].units * unit(work) * size
-    if kind != "haar":  # exp drops what is subnormal, and a little more, before the factor 1 - u^2
+    if kind != "haar":  # exp drops subnormal and slightly larger results, before the factor
         dropped = math.exp(-708) if work == np.float64 else float(np.finfo(work).tiny)
         bound = bound + dropped * (1 + u2 if kind == "ricker" else 1)
     if dtype == np.float16 and kind != "haar":
@@ -101,7 +103,7 @@ def psi_bound(kind, u, dtype):
 
 
 def assert_within(got, exact, bound, what=""):
-    """abs(got - exact) <= bound elementwise; NaN must meet NaN, and infinities must be equal."""
+    """Assert abs(got - exact) <= bound elementwise; NaN and infinities must be equal."""
     got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
     assert got.shape == exact.shape, f"{what}: shape {got.shape}, expected {exact.shape}"
     with np.errstate(all="ignore"):
@@ -117,7 +119,7 @@ def assert_within(got, exact, bound, what=""):
 
 
 def assert_same_bits(a, b, what=""):
-    """Equal dtype, shape and bits; NaNs count by their place, not by their payload."""
+    """Assert equal dtype, shape and bits; all NaNs are equal."""
     a, b = np.asarray(a), np.asarray(b)
     assert (a.dtype, a.shape) == (b.dtype, b.shape), what
     bits = np.dtype(f"u{a.dtype.itemsize}")
@@ -132,7 +134,7 @@ not_emulated = pytest.mark.skipif(EMULATED, reason="holds of the CPU's own kerne
 
 
 def assert_agrees(got, want, what=""):
-    """A tensor and what the NumPy function gives: the same bits, where one kernel makes both."""
+    """Assert that a tensor agrees with an array, to the bit if one kernel makes both."""
     if not EMULATED:
         return assert_same_bits(got, want, what)
     got, want = np.asarray(got), np.asarray(want)
@@ -143,8 +145,10 @@ def assert_agrees(got, want, what=""):
 
 
 def lay_out(values, layout):
-    """The same values in another memory layout. "zero" repeats the first entry of axis 0 with
-    stride 0."""
+    """Return the same values in another memory layout.
+
+    "zero" repeats the first entry of axis 0 with stride 0.
+    """
     values = np.asarray(values)
     if layout == "contiguous" or values.ndim == 0:
         return np.ascontiguousarray(values)
@@ -166,8 +170,10 @@ def lay_out(values, layout):
 
 
 class Guard:
-    """An array `out` inside a larger buffer of a known byte; `check` finds any write beside its
-    elements."""
+    """An array `out` inside a larger buffer of a known byte.
+
+    `check` finds any write outside the elements of `out`.
+    """
 
     BYTE = 0xA5
     MARGIN = 512
@@ -198,7 +204,7 @@ class Guard:
 
 @contextlib.contextmanager
 def using(name):
-    """The named variant for a block, then the one before."""
+    """Use the named variant in a block, and then the earlier one again."""
     before = wavepe.variant()
     wavepe.use_variant(name)
     try:
@@ -208,14 +214,16 @@ def using(name):
 
 
 def forget_registrations(monkeypatch):
-    """Wavelets and encodings registered from now on are forgotten with the test."""
+    """Forget wavelets and encodings that are registered from now on, when the test ends."""
     monkeypatch.setattr(_wavelet_registered, "_known", {})
     monkeypatch.setattr(base, "_known", dict(base._known))
 
 
 def generator(*key):
-    """A random generator that depends on the arguments alone, on all of each (Python's own hash
-    changes from run to run)."""
+    """Return a random generator that depends on the arguments alone.
+
+    It does not use Python's hash, which changes from run to run.
+    """
     text = repr([str(k) for k in key])
     return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 
@@ -226,13 +234,13 @@ def wavelets(d=128, w=2048, scales=8, first=0, dtype=np.float64, **options):
 
 
 def turn(rng, shape, dtype=np.float32):
-    """cos and sin of random angles, as a rotary table of any shape."""
+    """Return cos and sin of random angles: a rotary table of any shape."""
     angle = rng.uniform(-math.pi, math.pi, shape)
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 
 def load_torch():
-    """(torch, wavepe.ops), or skip the module: no torch here, or a build without it."""
+    """Return (torch, wavepe.ops), or skip the module without torch or its operators."""
     torch = pytest.importorskip("torch")
     if not wavepe.build_info()["torch"]:
         pytest.skip("wavepe was built without torch", allow_module_level=True)
@@ -240,18 +248,21 @@ def load_torch():
 
 
 def compiler(variable="CC"):
-    """The command that compiles C, or C++ (CXX), as a list."""
+    """Return the command that compiles C, or C++ (CXX), as a list."""
     known = {"CC": "cc", "CXX": "c++"}[variable]
     return shlex.split(os.environ.get(variable) or sysconfig.get_config_var(variable) or known)
 
 
 def recording_backend():
-    """A backend for torch.compile (autograd traced, then run eagerly) that keeps its `.graphs`."""
+    """Return a backend of torch.compile that traces autograd and keeps the `.graphs`.
+
+    It runs the graphs eagerly.
+    """
     testing = importlib.import_module("torch._dynamo.testing")
     importlib.import_module("torch._dynamo").reset()
     return testing.CompileCounterWithBackend("aot_eager")
 
 
 def compiled_once(backend):
-    """True if every length used one graph; empty graphs that Dynamo may add do not count."""
+    """Return whether one graph served all lengths; empty graphs of Dynamo do not count."""
     return sum(any(n.op == "call_function" for n in g.graph.nodes) for g in backend.graphs) == 1

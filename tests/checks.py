@@ -1,4 +1,4 @@
-"""Arrays of an operator against the oracle, each within its bound."""
+"""Compare the arrays of an operator to the oracle, within bounds."""
 
 import numpy as np
 import oracle
@@ -6,8 +6,10 @@ from cases import BOUNDS, assert_within, psi_bound, ulp, unit
 
 
 def rope_bound(x, cos, sin, interleaved, dtype):
-    """Allowed error; 0 where dims are only copied. float16: float32 arithmetic, then twice one
-    rounding's error."""
+    """Return the allowed error, which is 0 for elements that are only copied.
+
+    float16 is computed in float32; then it may have twice the error of one rounding.
+    """
     dtype = np.dtype(dtype)
     wide = np.result_type(cos, sin).itemsize > max(dtype.itemsize, 4)
     bound = BOUNDS["rope_wide_table" if wide else "rope"]
@@ -36,7 +38,7 @@ def check_rope_table(got, want, dtype=np.float32, ulps=BOUNDS["rope_table"].unit
 
 
 def flushed(x):
-    """As the kernel reads it: subnormals are zero."""
+    """Replace subnormals by zero, as the kernel does."""
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, 0, x)
 
 
@@ -46,14 +48,16 @@ def check_relative_bias(got, q, p, keys, first=0, beyond="zero", what=""):
     terms = oracle.relative_bias(np.abs(q), np.abs(p), keys, first, beyond)
     assert got.dtype == q.dtype
     bound = BOUNDS["relative_bias"].units * (q.shape[-1] + 1) * unit(q.dtype) * terms
-    bound = bound + q.shape[-1] * float(np.finfo(q.dtype).tiny)  # so is each sum
+    bound = bound + q.shape[-1] * float(np.finfo(q.dtype).tiny)  # each sum may be flushed too
     what = f"q {q.dtype}{q.shape} p {p.shape} keys={keys} first={first} {beyond} {what}"
     assert_within(got, exact, bound, what)
 
 
 def check_wavelet_table(got, offsets, scale, shift, kind, mirrored, dtype):
-    """Evaluated in float64, rounded once: half an ulp of the result and what float64 itself may
-    lose."""
+    """Compare a wavelet table to the oracle.
+
+    It is computed in float64 and rounded once: the bound is half an ulp and the error of float64.
+    """
     exact = oracle.wavelet_table(offsets, scale, shift, kind, mirrored)
     assert got.dtype == dtype
     t = np.array(range(offsets) if isinstance(offsets, int) else [int(o) for o in offsets], float)

@@ -1,4 +1,4 @@
-"""Comparisons of tiny models, as the tests of `wavepe compare` share them."""
+"""Comparisons of tiny models, for the tests of `wavepe compare`."""
 
 import json
 
@@ -12,7 +12,7 @@ TINY = [
 
 
 def text_in(folder):
-    """The folder, with twelve text files of 300 bytes each."""
+    """Write twelve text files of 300 bytes each into a folder; return the folder."""
     letters = np.random.default_rng(0).integers(97, 105, size=(12, 300)).astype(np.uint8)
     for number, content in enumerate(letters):
         (folder / f"part{number}.txt").write_bytes(content.tobytes())
@@ -33,7 +33,7 @@ def figures(out):
 
 
 def one_line(capsys):
-    """What a command that failed said."""
+    """Return the one line that a failed command wrote to stderr."""
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1

@@ -1,15 +1,18 @@
-"""Fixture `variant`: every kernel variant in turn. One that this CPU should run and the build lacks
-fails the run; WAVEPE_REQUIRE=portable,avx2,... asks for others instead. The last lines of a run say
-which variants were tested."""
+"""Fixtures of all tests. `variant` runs a test with every kernel variant.
+
+The run fails if the build lacks a variant that this CPU should run.
+WAVEPE_REQUIRE=portable,avx2,... names other variants instead. The last lines of a run list the
+tested variants.
+"""
 
 import collections
 import gc
 import os
 
-# Before torch is loaded, and for the processes that tests start: small operators on several threads
-# of a busy machine mostly wait. Tests of threads ask torch for theirs.
+# This must be set before torch is loaded. It is also for processes that tests start. On a busy
+# machine, small operators with several threads mostly wait. Tests of threads set their own number.
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"  # PEFT asks the Hub about folders
+os.environ["HF_HUB_OFFLINE"] = "1"  # PEFT would look for folders on the Hub
 # Triton's kernels run on the CPU (tests/attention_interpreted.py). On a GPU: TRITON_INTERPRET=0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -22,7 +25,7 @@ from wavepe import _threads
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
 TESTED = [name for name in KNOWN if runs(name)]
-if "avx512" not in TESTED and runs(TEST_ONLY):  # where avx512 runs, it would tell nothing new
+if "avx512" not in TESTED and runs(TEST_ONLY):  # where avx512 runs, it would test nothing new
     TESTED.append(TEST_ONLY)
 
 
@@ -42,7 +45,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """After everything else, the skipped tests too: the variants, by the tests that ran on each."""
+    """Print the variants at the end, with the number of tests of each."""
     result = yield
     ran = collections.Counter()
     for outcome in ("passed", "failed"):
@@ -68,7 +71,7 @@ def why_not(name):
 
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests first
 def pytest_collection_modifyitems(items):
-    """The longest first: at the end they would keep one core busy while the others wait."""
+    """Run the longest tests first; at the end, one core would run while the others wait."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if seed := os.environ.get("WAVEPE_HYPOTHESIS_SEED"):  # `make fuzz`: other examples each time
         hypothesis = pytest.importorskip("hypothesis")
@@ -78,16 +81,17 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What was imported stays: the collector, and what looks at all its objects, may skip it.
+    """Freeze the imported objects, so that the garbage collector skips them.
 
-    `wavepe.hf.patch` looks for caches among them, which takes longer than the rest of a tiny test.
+    `wavepe.hf.patch` looks for caches in all its objects. Without freezing that takes longer than
+    the rest of a tiny test.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish():
-    gc.unfreeze()  # else Triton calls what is frozen leaked
+    gc.unfreeze()  # Triton would report frozen objects as leaked
 
 
 if EMULATED:  # see test_sanitizers.py
@@ -96,7 +100,7 @@ if EMULATED:  # see test_sanitizers.py
 
 @pytest.fixture(params=TESTED)
 def variant(request):
-    """Switch to one variant for a test, and back."""
+    """Use one variant in a test, and then the earlier one again."""
     before = wavepe.variant()
     wavepe.use_variant(request.param)
     request.node.user_properties.append(("variant", request.param))
@@ -106,20 +110,20 @@ def variant(request):
 
 @pytest.fixture
 def every_variant(request):
-    """For tests that run all of them by themselves, with fuzz.py: the summary counts them."""
+    """Count a test that runs all variants itself, by fuzz.py, for the summary."""
     names = [wavepe.variant()] if EMULATED else all_of_them()
     request.node.user_properties += [("variant", name) for name in names]
 
 
 @pytest.fixture(scope="module")
 def torch():
-    """For the tests of a module that need torch where others do not."""
+    """Return torch, or skip the test, in a module whose other tests do not need torch."""
     return load_torch()[0]
 
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """NumPy's functions use threads for small arrays, too."""
+    """Let the functions for NumPy use threads for small arrays too."""
     monkeypatch.setattr(_threads, "LEAST_ELEMENTS", 16)
     yield
     wavepe.set_num_threads(1)
@@ -127,7 +131,7 @@ def small_pieces(monkeypatch):
 
 @pytest.fixture
 def pools(small_pieces, monkeypatch):
-    """How many workers each pool had: without it a test of threads could pass without any."""
+    """Return a list of each pool's workers. It shows that a test of threads used threads."""
     used = []
 
     class Counting(_threads.ThreadPoolExecutor):

@@ -1,4 +1,4 @@
-"""Checkpoint folders of tiny Llamas, as the tests of wavepe.hf.convert share them."""
+"""Checkpoint folders of tiny Llamas, for the tests of wavepe.hf.convert."""
 
 import json
 
@@ -10,7 +10,7 @@ from hf_model import tiny, tokens
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from wavepe.hf import convert
 
-SMALL = 2000  # bytes in a shard: most tensors have one of their own
+SMALL = 2000  # bytes in a shard, so most tensors have their own shard
 IDS = tokens(2, 12)
 OTHERS = {
     "tokenizer.json": "{}",
@@ -50,7 +50,7 @@ def stock_bin(model, folder, shards=1):
 
 
 def load(folder, auto=AutoModelForCausalLM, **options):
-    """A model that from_pretrained has nothing to report of."""
+    """Load a model; from_pretrained must report no missing or unexpected weights."""
     model, report = auto.from_pretrained(folder, output_loading_info=True, dtype="auto", **options)
     assert not any(report.values())
     return model
@@ -61,7 +61,7 @@ def patched(folder, spec):
 
 
 def state(folder):
-    """All tensors of a folder of safetensors."""
+    """Return all tensors of a folder of safetensors."""
     files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
     return {name: x for path in files for name, x in safetensors.torch.load_file(path).items()}
 
@@ -77,12 +77,12 @@ def change(path, **changes):
 
 
 def names(folder):
-    """All files, hidden ones too."""
+    """Return the names of all files, hidden ones too."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
 
 
 def refused(source, target, match, spec="alibi", error=ValueError):
-    """It raises, and nothing appears anywhere beside the target."""
+    """Assert that convert raises an error, and that no new file appears."""
     around = target.parent
     before = names(around) if around.exists() else None
     with pytest.raises(error, match=match):

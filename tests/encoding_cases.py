@@ -1,15 +1,15 @@
 """The encodings of the models' tests (wavepe.nn, Hugging Face, fairseq), by the oracle's formulas.
 
-A row is the spec of a small model (head size 8) and a function, which takes the arguments of
-`parts_of` by name, as many as it needs, and returns what the encoding puts into the model:
+A row is the spec of a small model (head size 8) and a function. The function takes some arguments
+of `parts_of` by name. It returns what the encoding adds to the model, in a dict:
 
     relative    p (deltas, 8) or (heads, deltas, 8); u, v (heads, 8), if any: (q + u).k + (q + v).p
-    slopes      (heads,); slope * abs(delta) leaves the score
-    bias        (heads, deltas), joins the score
+    slopes      (heads,); slope * abs(delta) is subtracted from the score
+    bias        (heads, deltas); it is added to the score
     rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
-    added       (length, dim), joins the token embeddings
+    added       (length, dim); it is added to the token embeddings
 
-A row of `LEARNED` also tells the shapes of the parameters, for 4 heads. Its formula is written for
+A row of `LEARNED` also has the shapes of the parameters, for 4 heads. Its formula is written for
 torch tensors and keeps their gradients.
 """
 
@@ -24,7 +24,7 @@ HEAD = 8
 
 
 def wavelet(kind, scales, mirrored=None):
-    """[W]: q.p_delta joins q.k before the division by sqrt(d)."""
+    """[W]: q.p_delta is added to q.k before the division by sqrt(d)."""
 
     def parts(deltas, **_):
         scale, shift = oracle.wavelet_grid(HEAD, scales)
@@ -181,11 +181,10 @@ ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
 
 
 def parts_of(encoding, length, heads, *, causal=True, **others):
-    """What an encoding puts into a model: a row of `ENCODINGS`, or a function as they have.
+    """Return what an encoding adds to a model. `encoding` is a row of `ENCODINGS`, or a function.
 
-    `others` are dim (of the token embeddings), trained_length, and learned, as `learned_by` returns
-    it, where the encoding needs them. Deltas are 0..length-1, or 1-length..length-1 where `causal`
-    is False.
+    `others` are dim (of the token embeddings), trained_length, and learned (from `learned_by`), if
+    the encoding needs them. Deltas are 0..length-1, or 1-length..length-1 if `causal` is False.
     """
     parts = encoding if callable(encoding) else ENCODINGS[str(encoding)]
     deltas = torch.arange(0 if causal else 1 - length, length)
@@ -193,7 +192,7 @@ def parts_of(encoding, length, heads, *, causal=True, **others):
 
 
 def learned_by(model):
-    """Names and float64 values of what the encoding of a model has learned."""
+    """Return names and float64 values of the encoding's learned parameters."""
     return {
         name.rpartition(".")[2]: x.detach().double()
         for name, x in model.named_parameters()

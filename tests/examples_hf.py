@@ -1,4 +1,4 @@
-"""What the tests of examples/hf_*.py share: the files as modules, and their models in float64."""
+"""Helpers of the tests of examples/hf_*.py: the files as modules, their models in float64."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ INITIAL = [1, 2, 4, 8]  # scales of wavelet:scales=4
 
 
 def load(name):
-    """examples/NAME.py as a module, without running its main."""
+    """Return examples/NAME.py as a module, without running its main."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -23,7 +23,7 @@ def load(name):
 
 
 def stored(file, words=""):
-    """Tensors of a safetensors file whose names contain `words`."""
+    """Return the tensors of a safetensors file whose names contain `words`."""
     with safe_open(file, "pt") as tensors:
         return {name: tensors.get_tensor(name) for name in tensors.keys() if words in name}  # noqa: SIM118
 
@@ -41,17 +41,17 @@ def wavelet(scale=None, shift=None):
 
 
 def error(model, row, parts, got=None):
-    """Largest difference of a model's logits of one row, or of given ones, from float64's."""
+    """Return the largest error of a model's logits of one row, or of given logits."""
     wanted, _ = reference(model, row, parts)
     return worst(logits(model, row[None])[0] if got is None else got, wanted)
 
 
 def numbers(text, words):
-    """All numbers that follow `words` in what was printed."""
+    """Return all numbers that follow `words` in a text."""
     number = r"\s*(\d[\d.]*(?:e[-+]\d+)?)"
     return [float(found) for found in re.findall(re.escape(words) + number, text)]
 
 
 def bytes_row(length, seed=0):
-    """Random tokens of the byte models."""
+    """Return random tokens of the byte models."""
     return torch.randint(256, (length,), generator=torch.Generator().manual_seed(seed))

@@ -1,5 +1,8 @@
-"""What the fairseq tests share: a tiny corpus, runs of fairseq's commands in this process, models,
-and attention written out in torch. Importing it skips a module where fairseq is not installed."""
+"""Helpers of the fairseq tests: a tiny corpus, runs of fairseq's commands, models, attention.
+
+The commands run in this process, and attention is written out in torch. If fairseq is not
+installed, importing this skips the module.
+"""
 
 import atexit
 import copy
@@ -47,10 +50,10 @@ with warnings.catch_warnings():
     from wavepe.fairseq import commands
 
 FIXED = "fairseq-fixed" in importlib.metadata.packages_distributions()["fairseq"]
-# Python 3.11 imports fairseq 0.12.2 with the help of a shim only.
+# Python 3.11 can import fairseq 0.12.2 only with a shim.
 NEEDS_SHIM = not FIXED and sys.version_info >= (3, 11)
 
-# What fairseq and Hydra bring about with today's packages; no test is about them.
+# Warnings of fairseq and Hydra with today's packages, which no test is about.
 MARKS = [
     pytest.mark.filterwarnings(f"ignore:{message}")
     for message in (
@@ -98,7 +101,7 @@ NO_DROPOUT = shlex.split(
 
 
 class Run(NamedTuple):
-    """Of a training: the loss per token of each update, and the last checkpoint."""
+    """A training: the loss per token of each update, and the last checkpoint."""
 
     losses: list[float]
     path: str
@@ -106,7 +109,7 @@ class Run(NamedTuple):
 
 
 def command(name, *arguments):
-    """One of our commands in this process."""
+    """Run one of our commands in this process."""
     with mock.patch.object(sys, "argv", [f"wavepe-fairseq-{name}", *map(str, arguments)]):
         getattr(commands, name)()
 
@@ -128,23 +131,23 @@ def corpus():
 
 
 def arguments(folder, *given, recipe=WIKI103):
-    """The command line of a training."""
+    """Return the command line of a training."""
     return [corpus(), *COMMON, *TRAINING, *recipe, "--save-dir", str(folder), *map(str, given)]
 
 
 def configuration(line, parser=options.get_training_parser):
-    """What fairseq makes of a command line."""
+    """Return fairseq's configuration of a command line."""
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser(), list(line)))
 
 
 def composed(*line):
-    """As fairseq-hydra-train makes a configuration: it parses no options."""
+    """Return a configuration as fairseq-hydra-train makes it, without parsing options."""
     with hydra.initialize_config_module("fairseq.config", version_base="1.1"):
         return hydra.compose("config", overrides=list(line))
 
 
 def train(folder, *given, recipe=WIKI103):
-    """A training in this process, of 10 updates unless it is said otherwise."""
+    """Train in this process, 10 updates by default."""
     line = arguments(folder, "--max-update", 10, *given, recipe=recipe)
     losses = []
     step = tasks.FairseqTask.train_step
@@ -154,7 +157,7 @@ def train(folder, *given, recipe=WIKI103):
         losses.append(float(loss.detach()) / sample_size)
         return loss, sample_size, logged
 
-    vars(checkpoint_utils.save_checkpoint).pop("best", None)  # of a run before
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)  # left by an earlier run
     with mock.patch.object(tasks.FairseqTask, "train_step", recorded):
         fairseq_cli.train.main(configuration(line))
     path = Path(folder) / "checkpoint_last.pt"
@@ -172,7 +175,7 @@ def _evaluation(tokens, batch, given):
 
 
 def evaluate(path, *given, tokens=LENGTH, batch=None, overrides=None, data=None):
-    """What eval-lm returns: loss (base 2) and perplexity; `overrides` as --model-overrides."""
+    """Run eval-lm; return loss (base 2) and perplexity. `overrides` is --model-overrides."""
     cfg = copy.deepcopy(_evaluation(tokens, batch, given))
     cfg.common_eval.path = str(path)
     cfg.task.data = str(data or corpus())
@@ -181,7 +184,7 @@ def evaluate(path, *given, tokens=LENGTH, batch=None, overrides=None, data=None)
 
 
 def process(name, *arguments_, **options_):
-    """One of our commands in a process of its own, as the installed script starts it."""
+    """Run one of our commands in a new process, like the installed script."""
     script = f"from wavepe.fairseq.commands import {name}; {name}()"
     line = [sys.executable, "-c", script, *map(str, arguments_)]
     return subprocess.Popen(
@@ -190,7 +193,7 @@ def process(name, *arguments_, **options_):
 
 
 def without_plugin(monkeypatch):
-    """fairseq as it was before the plug-in was registered, for a test."""
+    """Let fairseq be as before the plug-in was registered, in a test."""
     monkeypatch.setitem(models.MODEL_REGISTRY, "transformer_lm", STOCK)
     monkeypatch.setitem(models.MODEL_DATACLASS_REGISTRY, "transformer_lm", STOCK_OPTIONS)
     for arch, name in models.ARCH_MODEL_NAME_REGISTRY.items():
@@ -217,7 +220,7 @@ RECORD = "decoder.position_encoding.record"
 
 
 def record_of(state):
-    """What the state of a model says of its encoding: a dict."""
+    """Return the record of the encoding in the state of a model, a dict."""
     return json.loads("".join(chr(round(number)) for number in state[RECORD].tolist()))
 
 
@@ -226,7 +229,7 @@ def model(spec, seed=0, *, stock=False, **changed):
     encoding learns off its initial values; `stock`: fairseq's own, of no positions at all."""
     base, task = _of_gpt()
     cfg = copy.deepcopy(base.model)
-    if spec in EQUAL_COMPONENTS:  # which a normalisation before each layer would take away
+    if spec in EQUAL_COMPONENTS:  # a normalisation before each layer would remove it
         changed = {"_name": "transformer_lm", "decoder_normalize_before": False, **changed}
     # fairseq computes gelu in float32, whatever the model's dtype
     changed = {"no_token_positional_embeddings": stock, "activation_fn": "relu", **changed}
@@ -249,7 +252,7 @@ def dictionary():
 
 @functools.cache
 def validation_words():
-    """The valid split in one row, 1100 words and ends of lines."""
+    """Return the valid split in one row: 1100 words and ends of lines."""
     task = _of_gpt()[1]
     task.load_dataset("valid")
     blocks = task.dataset("valid")
@@ -257,7 +260,7 @@ def validation_words():
 
 
 def tokens(rows=3, length=24, seed=1):
-    """Random words."""
+    """Return random words."""
     known = dictionary()
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(known.nspecial, len(known), (rows, length), generator=generator)
@@ -274,7 +277,7 @@ EQUAL_COMPONENTS = ("integer", "normalised")
 
 
 def turned(x, frequencies, factor, interleaved):
-    """[R]: each pair (a, b) of x (B, H, L, d) by its angle."""
+    """[R]: rotate each pair (a, b) of x (B, H, L, d) by its angle."""
     a, b = (list(i) for i in zip(*oracle.rope_pairs(HEAD // 2, interleaved), strict=True))
     angles = np.arange(x.shape[-2])[:, None] * frequencies
     cos, sin = (torch.from_numpy(factor * f(angles)).to(x) for f in (np.cos, np.sin))
@@ -285,12 +288,12 @@ def turned(x, frequencies, factor, interleaved):
 
 
 def parts_in(encoding, length, learned=None):
-    """What `encoding` puts into a model, see encoding_cases.parts_of."""
+    """Return what `encoding` adds to a model, see encoding_cases.parts_of."""
     return parts_of(encoding, length, HEADS, dim=DIM, learned=learned, trained_length=LENGTH)
 
 
 def dense(attention, x, parts, hidden):
-    """What self-attention is: all scores at once, of x (T, B, C); `hidden` (B|1, 1, T, T)."""
+    """Compute self-attention of x (T, B, C), all scores at once; `hidden` is (B|1, 1, T, T)."""
     length = len(x)
     q, k, v = (
         projection(x).unflatten(-1, (HEADS, HEAD)).permute(1, 2, 0, 3)
@@ -310,12 +313,12 @@ def dense(attention, x, parts, hidden):
     if "bias" in parts:
         score = score + torch.as_tensor(parts["bias"]).to(x)[:, delta]
     weights = score.masked_fill(hidden, -math.inf).softmax(-1)
-    weights = attention.dropout_module(weights.nan_to_num(0))  # a row that sees nothing
+    weights = attention.dropout_module(weights.nan_to_num(0))  # a row that sees no key has NaN
     return attention.out_proj((weights @ v).permute(2, 0, 1, 3).flatten(2))
 
 
 class Reference(MultiheadAttention):
-    """fairseq's attention, which here gets fairseq's own masks, by `dense`."""
+    """fairseq's attention module, with `dense` as its forward and fairseq's own masks."""
 
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None, **_):
         hidden = attn_mask.isinf()[None, None]
@@ -325,7 +328,7 @@ class Reference(MultiheadAttention):
 
 
 class ReferencePositions(torch.nn.Module):
-    """Absolute vectors; padding gets zeros and is not counted."""
+    """Absolute position vectors. Padding gets zeros and does not count."""
 
     def __init__(self, encoding, padding):
         super().__init__()

@@ -1,5 +1,7 @@
-"""A fault at each write of a command: it must end in one line, leave nothing half written, and give
-the same files when it is called again.
+"""Make a fault at each write of a command.
+
+The command must end with one line, and leave no file half written. When it is called again, it must
+give the same files.
 
     python tests/faults.py                      every write of every case, every fault
     python tests/faults.py --cases compare --faults ENOSPC --every 5
@@ -42,8 +44,7 @@ TINY = (
 
 @dataclass
 class Ended:
-    """How a run ended: its exit status (minus a signal), its stderr, how many writes it made, and
-    the one that met the fault."""
+    """The end of a run: exit status (minus a signal), stderr, count of writes, failed write."""
 
     status: int
     err: str
@@ -52,7 +53,7 @@ class Ended:
 
 
 def library(folder):
-    """faults.c, compiled."""
+    """Compile faults.c; return the path of the library."""
     built = Path(folder, "faults.so")
     words = shlex.split(os.environ.get("CC", "cc"))
     done = subprocess.run([*words, "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(built)])
@@ -63,8 +64,7 @@ def library(folder):
 
 
 def run(faults, arguments, folder, at=0, fault=0):
-    """`wavepe ARGUMENTS` in a fork of this process; the write numbered `at` below `folder` meets
-    the fault."""
+    """Run `wavepe ARGUMENTS` in a fork; the write number `at` in `folder` has the fault."""
     from wavepe.cli import main
 
     with tempfile.TemporaryFile("w+") as err, tempfile.TemporaryFile("w+") as told:
@@ -94,7 +94,7 @@ def run(faults, arguments, folder, at=0, fault=0):
 
 
 def prepared(case, place):
-    """The arguments of the command, and the folder it writes below."""
+    """Return the arguments of the command, and the folder that it writes to."""
     place, out = Path(place, "in"), Path(place, "out")
     place.mkdir()
     if case in ("compare", "parts"):
@@ -127,7 +127,7 @@ def prepared(case, place):
 
 
 def files(folder):
-    """Every file below, by name: its bytes, but for times in JSON."""
+    """Return the bytes of every file by name, without times in JSON."""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
@@ -149,7 +149,7 @@ def without_times(value):
 
 
 def check(ended, name, out):
-    """What a run with a fault says and leaves."""
+    """Check the message and the files of a run with a fault."""
     fault = FAULTS[name]
     assert "Traceback" not in ended.err, "a traceback"
     assert "exception" not in ended.err.lower(), "an exception that nobody handled"
@@ -172,7 +172,7 @@ def check(ended, name, out):
 
 
 def attempt(faults, arguments, out, whole, at, name):
-    """One fault, and the same call again; the run with the fault."""
+    """Run with one fault, then again without; return the run with the fault."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     ended = run(faults, arguments, out, at, FAULTS[name])
@@ -194,7 +194,7 @@ def attempt(faults, arguments, out, whole, at, name):
 
 
 def sweep(case, names, every=1, at=None, shift=0):
-    """Faults at the writes of a case; (writes, runs, messages of those that failed)."""
+    """Make faults at the writes of a case; return (writes, runs, messages of failures)."""
     place = tempfile.mkdtemp()
     try:
         faults = library(place)

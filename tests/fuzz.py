@@ -4,8 +4,9 @@
     python tests/fuzz.py --minutes 10 --seed 7      the same calls again, as far as time allows
     python tests/fuzz.py --seed 7 --call rope:153   one call
 
-A call follows from seed, function and number alone. The tests make calls of the seed "suite". An
-eighth of more than two minutes goes to hostile_calls.py, whose failures say what repeats them.
+A call depends on seed, function and number alone. The tests make calls of the seed "suite". If
+--minutes is more than 2, hostile_calls.py gets an eighth of the time. Its failures name the command
+that repeats them.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small operators, one process a core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; each core has a process
 
 import fuzz_numpy
 import wavepe
@@ -36,15 +37,15 @@ NAMES = list(fuzz_numpy.TARGETS)
 if importlib.util.find_spec("torch") and wavepe.build_info()["torch"]:
     NAMES += [f"ops.{name}" for name in OPS]
 
-# Calls of a round: attention has the most ways to go wrong.
+# Calls in a round; attention has the most, because it has the most options.
 OFTEN = {"ops.attention": 8, "attention": 2}
-BATCH = 5000  # hostile calls of a process
-ENOUGH = 20  # failures, after which more of them tell nothing
+BATCH = 5000  # hostile calls in a process
+ENOUGH = 20  # stop after so many failures
 SANITIZED = "-fsanitize" in wavepe.build_info()["flags"]
 
 
 class Failure(AssertionError):
-    """What went wrong in a call, and how to make it again."""
+    """A failed call: what went wrong, and how to repeat it."""
 
 
 def variants():
@@ -52,7 +53,7 @@ def variants():
 
 
 def target_of(name):
-    """Loads torch for its operators alone, as that takes seconds."""
+    """Return a target. Only operators of torch load torch, which takes seconds."""
     if name in fuzz_numpy.TARGETS:
         return fuzz_numpy.TARGETS[name]
     module = importlib.import_module("fuzz_attention" if name == "ops.attention" else "fuzz_ops")
@@ -60,7 +61,7 @@ def target_of(name):
 
 
 def make_call(name, number, seed):
-    """One call on every variant, against what the oracle says; and a call that must be refused."""
+    """Compare one call on every variant to the oracle, and make a call that must be refused."""
     target, rng = target_of(name), generator("fuzz", seed, name, number)
     arguments = target.draw(rng)
     variant = "-"
@@ -96,7 +97,7 @@ def refused(target, arguments):
 
 
 def make_calls(name, numbers, seed="suite"):
-    """For the tests: the first failure ends it."""
+    """Make calls for a test; the first failure raises an error."""
     for number in numbers:
         make_call(name, number, seed)
 
@@ -105,8 +106,10 @@ def make_calls(name, numbers, seed="suite"):
 
 
 def work(seed, names, first, step, seconds, place):
-    """Rounds first, first + step, ... until the time is up. The call in progress stands in `place`,
-    in case it ends the process; the counts at the end."""
+    """Make the rounds first, first + step, ... until the time is up; return the counts.
+
+    `place` holds the current call, in case it ends the process.
+    """
     until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
     turn = first
     with open(place, "w") as file:
@@ -129,7 +132,7 @@ def say(file, value):
 
 
 def attempt(name, number, seed):
-    """1 if the call fails, which is printed."""
+    """Return 1 if the call fails, and print the failure."""
     try:
         make_call(name, number, seed)
     except Failure as failure:
@@ -139,7 +142,7 @@ def attempt(name, number, seed):
 
 
 def run_workers(seed, names, seconds, workers):
-    """(counts, failures) of all processes; one that dies is reported and replaced."""
+    """Return (counts, failures) of all workers; a worker that dies is reported and replaced."""
     until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder, str(i)) for i in range(workers)]
@@ -181,7 +184,7 @@ def report_death(code, seed, last):
 
 
 def run_properties(seed, seconds):
-    """The property tests, whose examples hypothesis then draws with this seed; 1 if one fails."""
+    """Run the property tests with examples of this seed; return 1 if one fails."""
     files = [p for p in sorted(HERE.glob("test_*.py")) if "from hypothesis" in p.read_text()]
     options = ("-q", "-p", "no:cacheprovider", "-m", "hypothesis")
     try:
@@ -202,7 +205,7 @@ def run_properties(seed, seconds):
 
 
 def run_hostile(seed, seconds):
-    """(calls, failures) of hostile_calls.py, in processes that are replaced when one dies."""
+    """Return (calls, failures) of hostile_calls.py; a process that dies is replaced."""
     until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
     first = {"numpy": 0} | ({"torch": 0} if "ops.rope" in NAMES else {})
     while time.monotonic() < until and failures < ENOUGH:

@@ -31,15 +31,15 @@ from fuzz_draw import (
     width,
 )
 
-FAR = 2**40  # from any key
-PAIRS = 200_000  # of a query and a key, of all heads: the oracle takes 50 ms for them
+FAR = 2**40  # further than any key
+PAIRS = 200_000  # pairs of a query and a key, in all heads; the oracle takes 50 ms for them
 
 
 # ---- shapes and options --------------------------------------------------------------------------
 
 
 def draw_shape(rng):
-    """A third of them small; of the others some decode, some are longer than usual."""
+    """Draw a shape: a third are small; some of the others decode, some are long."""
     small, how, m, n = chance(rng, 0.35), rng.random(), length(rng), length(rng)
     if small:
         m, n = (int(x) for x in rng.integers(0, 25, 2))
@@ -56,8 +56,10 @@ def draw_shape(rng):
 
 
 def draw_heads(rng, pairs):
-    """(batch, heads, key heads) of so many pairs each. The batch comes before the heads: each row
-    of it may have an offset, a padding and segments of its own."""
+    """Draw (batch, heads, key heads), which have `pairs` pairs each.
+
+    The batch is drawn first: each of its rows may have its own offset, padding and segments.
+    """
     batch, kv_heads, group = (int(x) for x in rng.integers(1, (4, 3, 4)))
     most = max(1, PAIRS // max(pairs, 1))
     batch = min(batch, most)
@@ -67,7 +69,7 @@ def draw_heads(rng, pairs):
 
 
 def draw_options(rng, s):
-    """Any number of the options of each kind; NumPy arrays and numbers."""
+    """Draw any number of options of each kind, as NumPy arrays and numbers."""
     found = {"causal": chance(rng, 0.7)}
     if chance(rng, 0.5):
         found |= draw_table(rng, s)
@@ -85,7 +87,7 @@ def draw_options(rng, s):
 
 
 def draw_table(rng, s):
-    """p, first, beyond and q_rel. Rows of every delta, of a few, beside all of them, or none."""
+    """Draw p, first, beyond and q_rel, with rows for all deltas, for some, or for none."""
     beyond = pick(rng, "zero", "edge")
     w = pick(rng, s.m + s.n, s.n, length(rng), int(rng.integers(0, 13)), 2 * (s.m + s.n) + 5)
     w = max(w, int(beyond == "edge"))
@@ -100,15 +102,17 @@ def draw_table(rng, s):
 
 
 def draw_bias(rng, s):
-    """bias, bias_first and bias_beyond: as draw_table's."""
+    """Draw bias, bias_first and bias_beyond, as in draw_table."""
     found = draw_table(rng, s)
     bias = rng.normal(size=(*found["p"].shape[:-2], found["p"].shape[-2]))
     return {"bias": bias, "bias_first": found["first"], "bias_beyond": found["beyond"]}
 
 
 def draw_offset(rng, s):
-    """Beside the default or anywhere, often some way after it, seldom far from all keys; one for
-    all rows of the batch or one for each."""
+    """Draw an offset for all rows of the batch, or one for each row.
+
+    It is near the default, often a little larger, anywhere, or seldom far from all keys.
+    """
     how, last = rng.random(), s.n - s.m
     if how < 0.05:
         return FAR
@@ -129,8 +133,10 @@ def draw_window(rng, s):
 
 
 def draw_key_mask(rng, s):
-    """Padding at one end or both, holes, everything or nothing; a row of its own for each of the
-    batch, or one for all."""
+    """Draw a mask for all rows of the batch, or one for each row.
+
+    It hides padding at one end or both, holes, all keys or none.
+    """
     batch = pick(rng, 1, s.batch, s.batch)
     seen, at = np.ones((batch, s.n), bool), np.arange(s.n)
     for row in seen:
@@ -149,8 +155,10 @@ def draw_key_mask(rng, s):
 
 
 def draw_segments(rng, s):
-    """A few long segments, which may begin where groups of queries do, or many short ones; ids that
-    rise or come back; or no runs at all."""
+    """Draw a few long segments, many short ones, or scattered ids.
+
+    Long segments may begin where groups of queries begin. Ids may rise, or come back.
+    """
     batch, n = pick(rng, 1, s.batch, s.batch), s.n
     ids = np.zeros((batch, n), np.int64)
     for row in ids:
@@ -168,8 +176,10 @@ def draw_segments(rng, s):
 
 
 def draw_gaps(rng, s):
-    """A short window some way after the query, and segments that begin with a block: whole groups
-    of queries see no key of a tile that their neighbours see."""
+    """Draw a short window after the query, and segments that begin with a block.
+
+    Then whole groups of queries see no key in a tile that their neighbours see.
+    """
     ids = np.zeros((s.batch, s.n), np.int64)
     for row in ids:
         block = pick(rng, *BLOCKS[:4])
@@ -231,7 +241,7 @@ def rows_of(table, q):
 
 
 class Attention:
-    """ops.attention: out, lse and the gradients of some of q, k, v, p, q_rel and bias."""
+    """Calls of ops.attention: out, lse, and gradients of some of q, k, v, p, q_rel and bias."""
 
     refused = (RuntimeError,)
     function = staticmethod(attention)
@@ -269,7 +279,7 @@ class Attention:
         return run(self.function, given, *grads, wanted=wanted)
 
     def judge(self, arguments):
-        """With Inf in an argument: as if it were NaN. Where that gives NaN, nothing is said."""
+        """Judge a call. Inf counts as NaN, and an entry that is NaN then is not compared."""
         given, grads, _, spoilt = self._parts(arguments)
         if spoilt and "inf" in spoilt:
             for name in FLOATING:
@@ -293,14 +303,14 @@ class Attention:
         compare(found, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
 
     def same(self, one, other, arguments):
-        """AVX2's results are AVX-512's, but when decoding. (A sum that underflows is 0 or -0.)"""
+        """AVX2 and AVX-512 must agree, except in decoding. (A sum that underflows is 0 or -0.)"""
         for name in one if arguments["q"].shape[2] > 1 else ():
             a, b = one[name], other[name]
             differ = int(((a != b) & ~(a.isnan() & b.isnan())).sum())
             assert not differ, f"{name}: {differ} of {a.numel()} differ from another wide variant's"
 
     def spoilt(self, rng, arguments):
-        """One tensor on the meta device, of another kind of numbers, or of another shape."""
+        """Put one tensor on the meta device, or change its kind of numbers or its shape."""
         tensors = [n for n, x in arguments.items() if isinstance(x, torch.Tensor) and x.dim()]
         name, how = pick(rng, *tensors), rng.integers(3)
         x = arguments[name]

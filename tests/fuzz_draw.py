@@ -1,5 +1,7 @@
-"""What random calls are drawn from: sizes around the kernels' blocks, memory layouts, NaN and Inf;
-and how a call is described in a line."""
+"""Draw sizes around the kernels' blocks, memory layouts, NaN and Inf, for random calls.
+
+`described` describes a call in one line.
+"""
 
 import numpy as np
 from cases import LAYOUTS, lay_out
@@ -7,7 +9,7 @@ from cases import LAYOUTS, lay_out
 # Rows of a group, lanes and panels, queries of a block, keys of a tile.
 BLOCKS = (6, 8, 16, 32, 96, 192)
 LANES = (4, 8, 16, 32, 64)
-# Values no argument takes, whatever it is.
+# Values that no argument takes.
 NONSENSE = (None, "x", object(), 1j, {}, b"1", np.array("x"), np.array([None, 1]))
 
 
@@ -20,7 +22,7 @@ def chance(rng, probability):
 
 
 def near(rng, blocks, most, terms=3):
-    """A sum of multiples of blocks, or one beside it; at most `most`."""
+    """Draw a sum of multiples of blocks, or a neighbour of it; it is at most `most`."""
     total = int(rng.integers(-1, 2))
     for _ in range(rng.integers(1, terms + 1)):
         total += pick(rng, *blocks) * int(rng.integers(1, 4))
@@ -28,7 +30,7 @@ def near(rng, blocks, most, terms=3):
 
 
 def length(rng, most=420):
-    """Of queries, keys or rows: a tenth below 25, the rest anywhere or where blocks meet."""
+    """Draw a number of queries, keys or rows: a tenth are below 25, many are where blocks meet."""
     how = rng.random()
     if how < 0.1:
         return int(rng.integers(0, min(25, most) + 1))
@@ -36,7 +38,7 @@ def length(rng, most=420):
 
 
 def width(rng, most=130):
-    """Of a head: mostly a few lanes and one more or less, seldom more than 40."""
+    """Draw a head size: mostly near a few lanes, seldom more than 40."""
     if chance(rng, 0.3):
         return int(rng.integers(0, 21))
     return near(rng, LANES[:3], 40, 2) if chance(rng, 0.8) else near(rng, LANES, most)
@@ -53,7 +55,7 @@ def leading(rng, most, each):
 
 
 def trailing(rng, axes):
-    """Some last axes of these, for an array that broadcasts with one that has them all."""
+    """Draw some of the last axes, for an array that broadcasts with one that has them all."""
     return axes[int(rng.integers(0, len(axes) + 1)) :]
 
 
@@ -73,8 +75,10 @@ def spoil_rows(rng, array, value):
 
 
 def strided(rng, t):
-    """A tensor's values with other strides: transposed storage, steps, a slice, an offset; or one
-    entry of an axis repeated with stride 0."""
+    """Return a tensor's values with other strides.
+
+    They come from transposed storage, steps, a slice, an offset, or a repeated entry (stride 0).
+    """
     if not t.numel() or not t.dim():
         return t
     how, axis = rng.integers(8), int(rng.integers(t.dim()))
@@ -93,7 +97,7 @@ def strided(rng, t):
 
 
 def described(value):
-    """An argument in short: type, shape and strides of arrays and tensors, small ones whole."""
+    """Describe an argument: type, shape and strides of arrays; small ones are shown whole."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(described(x) for x in value)}]"
     if isinstance(value, type):
@@ -109,7 +113,7 @@ def described(value):
 
 
 def run_lengths(ids, most=8):
-    """Of the first row of integers: value*count, and dots."""
+    """Describe the first row of integers by runs, value*count."""
     row = np.asarray(ids).reshape(-1, ids.shape[-1])[0]
     starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
     counts = np.diff(np.r_[starts, len(row)])

@@ -1,8 +1,9 @@
-"""Random calls of the NumPy functions, and what they must give by the oracle.
+"""Random calls of the NumPy functions, compared to the oracle.
 
-A target is a class of five functions: `draw` makes a call's arguments by name, `judge` says what it
-must give, once for all variants, `call` makes it on the variant in use, `check` compares, and
-`spoilt` changes one argument into what `refused` must answer.
+A target is a class of five functions. `draw` makes the arguments of a call, by name. `judge`
+returns the right result, once for all variants. `call` makes the call with the current variant.
+`check` compares the result. `spoilt` makes one argument wrong, which must give one of the errors
+`refused`.
 """
 
 import math
@@ -41,13 +42,13 @@ FAR = 2**24  # positions up to which rope_table promises an ulp
 
 
 class Function:
-    """What the targets of this module share."""
+    """The base class of the targets of this module."""
 
     refused = (ValueError, TypeError)
     has_out = True
 
     def call(self, arguments):
-        """The result; and the same bits in an array of another layout, with nothing beside it."""
+        """Return the result; an `out` of any layout must get the same bits and no other write."""
         given = dict(arguments)
         layout = given.pop("out", None)
         got = self.function(**given)
@@ -59,13 +60,13 @@ class Function:
         return got
 
     def same(self, one, other, arguments):
-        """AVX2 gives AVX-512's bits."""
+        """Assert that AVX2 gives the bits of AVX-512."""
         pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
         for a, b in pairs:
             assert_same_bits(a, b, "another wide variant")
 
     def spoilt(self, rng, arguments):
-        """One argument made nonsense, or one that the contract refuses."""
+        """Replace one argument by nonsense, or by a value that the contract refuses."""
         bad = self.bad(arguments)
         if chance(rng, 0.6):
             name, value = bad[rng.integers(len(bad))]
@@ -174,7 +175,7 @@ class WaveletTable(Function):
 
 
 def wavelet_bound(exact, offsets, scale, shift, kind, mirrored, dtype, **_):
-    """Evaluated in float64, rounded once."""
+    """Return the bound of a result that is computed in float64 and rounded once."""
     t = np.arange(offsets) if isinstance(offsets, int) else np.asarray(offsets)
     flip = (kind == "haar") if mirrored is None else mirrored
     bound = psi_bound(kind, ((-t if flip else t)[:, None] - shift) / scale, np.float64)
@@ -278,7 +279,7 @@ class Rope(Function):
 
 
 def judge_rope(x, cos, sin, interleaved, inverse, dtype):
-    """Of x and tables as they are read; `dtype` is x's, or float32 where the caller rounds."""
+    """Judge rope of x and tables as read. `dtype` is x's, or float32 if the caller rounds."""
     exact = oracle.rope(x, cos, sin, interleaved, inverse)
     sign = np.negative(sin) if inverse else sin
     with np.errstate(invalid="ignore"):
@@ -327,7 +328,7 @@ class RopeTable(Function):
 
 
 def judge_rope_table(positions, inv_freq, options, dtype):
-    """Exact: an ulp, of float64 two units of 1. hf: float32 numbers, then rounded to dtype."""
+    """Judge rope_table. Exact: one ulp, or two units of 1 in float64. hf: float32, then dtype."""
     function = oracle.rope_table if options["precision"] == "exact" else oracle.rope_table_hf
     tables = function(positions, inv_freq, options["attention_factor"], options["sections"])
     narrow = np.result_type(dtype, np.float16)
@@ -343,7 +344,7 @@ def judge_rope_table(positions, inv_freq, options, dtype):
 
 
 class Attention(Function):
-    """wavepe.attention: out and lse, of arrays with any leading axes."""
+    """Calls of wavepe.attention: out and lse, with any leading axes."""
 
     needed = ("q", "k", "v", "first", "beyond", "causal")
     function = staticmethod(wavepe.attention)

@@ -19,7 +19,7 @@ torch, ops = load_torch()
 
 WIDE = {torch.float32: np.float32, torch.float64: np.float64}
 LOW = {torch.bfloat16: (8, 2.0**-133), torch.float16: (11, 2.0**-24)}  # bits, smallest number
-DROPPED = 1e-300  # exp is 0 below e^-708, and powers of u come after it
+DROPPED = 1e-300  # exp is 0 below e^-708; powers of u multiply it
 NO_TENSOR = (*NONSENSE[:5], torch.ones(2, dtype=torch.complex64))
 
 
@@ -28,7 +28,7 @@ def dtype_of(rng):
 
 
 def wide(dtype):
-    """What is computed with, as NumPy has it."""
+    """Return the NumPy dtype of the computation."""
     return WIDE.get(dtype, np.float32)
 
 
@@ -37,7 +37,7 @@ def arrays(*tensors):
 
 
 def rounded(exact, bound, dtype):
-    """The bound, and for low precision twice the error of rounding the exact result."""
+    """Return the bound; for low precision, add twice the error of rounding the exact result."""
     if dtype not in LOW:
         return exact, bound
     bits, smallest = LOW[dtype]
@@ -52,9 +52,9 @@ def tensor(rng, values, dtype):
 
 
 class Operator:
-    """What the targets of this module share: results and gradients by name."""
+    """The base class of the targets of this module: results and gradients by name."""
 
-    # RuntimeError by the contract; the others for what is no tensor or number at all.
+    # RuntimeError by the contract; the others for an argument that is not a tensor or a number.
     refused = (RuntimeError, TypeError, ValueError)
 
     def check(self, found, exact, arguments):
@@ -63,7 +63,7 @@ class Operator:
             assert_within(got.detach().double().numpy(), *exact[name], name)
 
     def spoilt(self, rng, arguments):
-        """One argument made nonsense, moved to another device, or one that the contract refuses."""
+        """Move one argument to another device, or replace it by one that the contract refuses."""
         name = pick(rng, *self.needed)
         if chance(rng, 0.6):
             name, value = pick(rng, *self.bad(arguments))
@@ -112,8 +112,10 @@ class RelativeBias(Operator):
         return found
 
     def differentiated(self, a):
-        """Gradients are matrix products of torch's, in any order: of NaN and of low precision
-        nothing is said."""
+        """Return whether gradients are compared.
+
+        They are torch's matrix products, in any order, so NaN and low precision are left out.
+        """
         finite = a["q"].isfinite().all() and a["p"].isfinite().all()
         return finite and a["q"].dtype in WIDE
 
@@ -311,7 +313,7 @@ class WaveletTable(Operator):
 
 
 def once(exact, bound, dtype):
-    """Of a float64 result that is rounded to dtype; to low precision by way of float32."""
+    """Return the bound of a float64 result rounded to dtype; low precision goes through float32."""
     if dtype == torch.float32:
         step = np.maximum(np.ldexp(1.0, np.frexp(np.abs(exact) + bound)[1] - 24), 2.0**-149)
         bound = bound + step / 2

@@ -1,9 +1,9 @@
 """A tiny model of each family, and a reference of it that shares no code with wavepe.
 
-The reference is the stock model of the same weights in float64 with a plain attention: scores of
-all queries and keys, vectors p gathered from the oracle's table, a mask made here. What a family
-does to its scores (scaling, cap, window, layers without positions) stands in `Family`, and is not
-read from transformers.
+The reference is the stock model in float64, with the same weights and a plain attention. That
+computes all scores, gathers p from the oracle's table, and makes its own mask. The scaling, cap and
+window of a family, and its layers without positions, are in `Family`, and not read from
+transformers.
 """
 
 from collections.abc import Sequence
@@ -34,27 +34,27 @@ IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
 
 @dataclass
 class Family:
-    """One family at its smallest, by its configuration and by what that means for attention.
+    """A family: its smallest configuration, and the meaning of that for attention.
 
     Attributes
     ----------
     model_type : str
     options : dict
-        Of the configuration, beyond the sizes.
+        Options of the configuration, without the sizes.
     windows : sequence of int or None
-        Of each layer: a key is hidden where it is that far from the query, or farther.
+        Window of each layer. A key at this distance from the query, or farther, is hidden.
     positions : sequence of bool
-        Of each layer: False where the family leaves it without positions.
+        For each layer, False if it has no positions.
     rotated : int
-        Number of dims of a head that the family rotates.
+        Number of elements of a head that the family rotates.
     scaling : float
-        Of the scores.
+        Scaling of the scores.
     cap : float, optional
-        The scores' soft cap.
+        Soft cap of the scores.
     norm : float
-        About what weights of norms are; 0 where the family adds 1 to them.
+        Usual weight of norms; 0 if the family adds 1 to it.
     grouped : bool
-        Whether there can be fewer heads of keys than of queries.
+        Whether there can be fewer key heads than query heads.
     """
 
     model_type: str
@@ -69,7 +69,7 @@ class Family:
 
     @property
     def uniform(self):
-        """Whether all layers are alike, so that one shows what two do."""
+        """Whether all layers are alike, so that a test of one layer is enough."""
         return len(set(self.windows)) == len(set(self.positions)) == 1
 
 

@@ -1,4 +1,4 @@
-"""A tiny Llama, and the same model written out in float64, as the Hugging Face tests share them."""
+"""A tiny Llama, and the same model in float64, for the Hugging Face tests."""
 
 import io
 
@@ -15,7 +15,7 @@ VOCABULARY = 50
 
 
 def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
-    """Two layers; all that may differ from the usual relation of sizes does (head size, GQA)."""
+    """Return a configuration of two layers, with an unusual head size and grouped queries."""
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": 12 * heads // 2,
@@ -38,7 +38,7 @@ def tiny_config(cls=LlamaConfig, *, heads=4, kv_heads=2, **options):
 
 
 def tiny(cls=LlamaForCausalLM, config=None, **options):
-    """A model in evaluation mode with weights large enough that positions matter."""
+    """Return a model in evaluation mode, with weights so large that positions matter."""
     model = cls(tiny_config(**options) if config is None else config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def tiny(cls=LlamaForCausalLM, config=None, **options):
 
 
 def patched_tiny(spec, **options):
-    """A tiny stock model with another encoding."""
+    """Return a tiny stock model with another encoding."""
     return wavepe.hf.patch(tiny(**options), spec)
 
 
@@ -60,7 +60,7 @@ def recompute(model, reentrant=False):
 
 
 def pickled(thing):
-    """What torch.save writes of it, read back."""
+    """Save an object by torch.save, and return it as torch.load reads it."""
     file = io.BytesIO()
     torch.save(thing, file)
     file.seek(0)
@@ -68,33 +68,33 @@ def pickled(thing):
 
 
 def tokens(rows, length, seed=0):
-    """Random tokens other than the padding token 0."""
+    """Return random tokens, without the padding token 0."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, VOCABULARY, (rows, length), generator=generator)
 
 
 def logits(model, *args, **kwargs):
-    """The model's logits, without gradients."""
+    """Return the model's logits, without gradients."""
     with torch.no_grad():
         return model(*args, **kwargs).logits
 
 
 def gradients(model, ids):
-    """Of all weights, for predicting `ids`."""
+    """Return the gradients of all weights, of the loss of predicting `ids`."""
     model.zero_grad()
     model(ids, labels=ids, use_cache=False).loss.backward()
     return [weight.grad.clone() for weight in model.parameters()]
 
 
 def worst(got, wanted):
-    """The largest difference."""
+    """Return the largest difference."""
     got, wanted = (np.asarray(array, dtype=np.float64) for array in (got, wanted))
     assert got.shape == wanted.shape
     return np.abs(got - wanted).max()
 
 
 def close(got, wanted, bound=1e-4):
-    """Whether all differences are at most `bound` of the largest wanted value."""
+    """Return whether all differences are at most `bound` times the largest wanted value."""
     return worst(got, wanted) <= bound * np.abs(np.asarray(wanted)).max()
 
 
@@ -114,7 +114,7 @@ EACH_ENTRY = (
 
 
 def parts_in(model, encoding, length):
-    """What `encoding` puts into a model, see encoding_cases.parts_of."""
+    """Return what `encoding` adds to a model, see encoding_cases.parts_of."""
     return parts_of(
         encoding,
         length,
@@ -126,7 +126,7 @@ def parts_in(model, encoding, length):
 
 
 def reference(model, row, encoding):
-    """Logits (L, vocabulary) and attention weights (layers, heads, L, L) of one row of tokens."""
+    """Return logits (L, vocabulary) and weights (layers, heads, L, L) of one row of tokens."""
     weights = {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
     config, parts = model.config, parts_in(model, encoding, len(row))
     eps = config.rms_norm_eps
@@ -155,7 +155,7 @@ def rms_norm(x, weight, eps):
 
 
 def attend(h, layer, config, parts):
-    """Output (L, hidden) and weights (heads, L, L) of one attention layer."""
+    """Return output (L, hidden) and weights (heads, L, L) of one attention layer."""
     length, heads = len(h), config.num_attention_heads
     groups = heads // config.num_key_value_heads
 

@@ -1,12 +1,13 @@
-"""Random calls of every public function with arguments that it should refuse, run by
-tests/test_hostile.py and `make fuzz` in processes of their own:
+"""Call every public function with random arguments that it should refuse.
+
+tests/test_hostile.py and `make fuzz` run this file in processes of their own:
 
     python tests/hostile_calls.py {numpy|torch} SEED FIRST COUNT    calls FIRST, FIRST + 1, ...
 
 NUMPY and TORCH hold calls of each function. One or two arguments of a call are replaced: by
-something of another kind, or by an array of another dtype, layout or size. A call follows from seed
-and number alone, and is printed before it starts. Nothing may crash, hang, or change its arguments;
-errors must be those of the contract, and say what is needed.
+an object of another type, or by an array of another dtype, layout or size. A call depends on seed
+and number alone, and is printed before it starts. No call may crash, hang, or change its arguments.
+Errors must be those of the contract, and their messages must name what is needed.
 """
 
 import ast
@@ -311,7 +312,7 @@ hf.convert(fixed('nowhere'), fixed('nowhere-either'), SPEC, link=False)
 
 
 def listed(text):
-    """What stands between vertical bars and ends of lines."""
+    """Return the lines of a text, and split them at vertical bars."""
     return [part.strip() for part in text.strip().replace("\n", "|").split("|")]
 
 
@@ -374,7 +375,7 @@ def read_only(array):
 
 
 def hostile(side, name, text):
-    """Source text of what is given instead of `text`."""
+    """Return the source text of a hostile value that replaces `text`."""
     is_array = re.match(r"[NOT]\(|(np|torch)\.a", text) is not None
     of_tensors = side == "torch" and pick.random() < 0.8
     how = pick.random()
@@ -469,7 +470,7 @@ def check_error(name, error, right):
 
 
 def bytes_of(value):
-    """What an argument holds, where it is small: to see whether it has changed."""
+    """Return the bytes of an argument, if it is small, to see whether it has changed."""
     if isinstance(value, np.ndarray) and value.size < 4096 and value.dtype.kind not in "OV":
         return value.tobytes()
     if SIDE == "torch" and isinstance(value, torch.Tensor) and value.is_cpu:
@@ -493,7 +494,7 @@ def writes(name, key):
 
 
 def causal():
-    """What perplexity asks of a model."""
+    """Return a model with the interface that perplexity needs."""
 
     class Model(torch.nn.Module):
         def forward(self, input_ids, use_cache):
@@ -526,7 +527,7 @@ def derive(result):
 
 
 def run(number, name, given, right):
-    """Whether there was anything to call."""
+    """Make a call; return False if its arguments or its function cannot be made here."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -570,7 +571,7 @@ def restore():
 
 
 def fixed(value):
-    """An argument that stays."""
+    """Return an argument that is not to be replaced."""
     return value
 
 
@@ -579,7 +580,7 @@ VARIANT = wavepe.variant()
 
 
 def main(seed, first, count):
-    """The number of calls that failed, each printed with what makes it again."""
+    """Run the calls and return the number of failures; print how to repeat each."""
     failures, done = 0, [0] * len(CALLS[SIDE])
     for number in range(first, first + count):
         try:

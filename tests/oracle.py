@@ -1,7 +1,7 @@
-"""The one judge of every kernel: plain float64 expressions, written formula for formula.
+"""The reference of every kernel: the published formulas in plain float64.
 
-mpmath takes over where float64 is not enough (angles of far positions).
-Nothing here is shared with the package.
+For angles of far positions, where float64 is not enough, mpmath is used. The package shares no code
+with this file.
 Source keys: [W] Oka et al., arXiv 2502.02004; [R] Su et al., arXiv 2104.09864; [A] Press et al.,
 arXiv 2108.12409;
 [V] Vaswani et al., arXiv 1706.03762.
@@ -92,8 +92,11 @@ def wavelet_table(offsets, scale, shift, kind="ricker", mirrored=None):
 
 
 def wavelet_table_gradients(grad, offsets, scale, shift, kind="ricker", mirrored=None):
-    """Of sum(grad p): (d/da, sizes of its terms), and (d/db, sizes). With u = (t - b) / a it is
-    du/da = -u / a, du/db = -1 / a; morlet's cosine depends on b alone. Sizes count u's rounding."""
+    """Return the gradients of sum(grad p): (d/da, sizes of its terms) and (d/db, sizes).
+
+    With u = (t - b) / a, du/da = -u / a and du/db = -1 / a. Morlet's cosine depends on b alone.
+    The sizes include the rounding of u.
+    """
     if mirrored is None:
         mirrored = kind == "haar"
     t = np.asarray(offsets, np.float64)[:, None] * (-1 if mirrored else 1)
@@ -116,9 +119,11 @@ def wavelet_table_gradients(grad, offsets, scale, shift, kind="ricker", mirrored
 
 
 def relative_rows(m, keys, w, first, beyond):
-    """(m, keys) each: delta - first for delta = i + (keys - m) - j, and whether the table of w rows
-    has that row; with beyond="edge" it is the nearest one."""
-    first = max(-(2**61), min(2**61, first))  # further away nothing changes, and sums fit int64
+    """Return the row delta - first for delta = i + (keys - m) - j, and whether the table has it.
+
+    Both are (m, keys). The table has w rows; with beyond="edge" the row is the nearest one.
+    """
+    first = max(-(2**61), min(2**61, first))  # beyond, the result is the same; sums fit int64
     row = np.arange(m)[:, None] + (keys - m) - np.arange(keys) - first
     if beyond == "edge":
         row = np.clip(row, 0, w - 1)
@@ -140,8 +145,10 @@ def relative_bias(q, p, keys, first=0, beyond="zero"):
 
 
 def relative_bias_gradients(grad, q, p, first=0, beyond="zero"):
-    """dq[i] = sum_j grad[i, j] p[row], dp[r] = sum of grad[i, j] q[i] over the i, j of row r, and
-    over what p is broadcast to."""
+    """Return dq[i] = sum_j grad[i, j] p[row], and dp[r] = the sum of grad[i, j] q[i] over row r.
+
+    dp is also summed over the axes that p is broadcast to.
+    """
     grad, q, p = (np.asarray(x, np.float64) for x in (grad, q, p))
     (*lead, m, keys), w = grad.shape, p.shape[-2]
     row, inside = relative_rows(m, keys, w, first, beyond)
@@ -176,8 +183,7 @@ def rope(x, cos, sin, interleaved=False, inverse=False):
 
 
 def rope_terms(x, cos, sin, interleaved=False):
-    """abs(a cos) + abs(b sin), what the rounding errors of rope are measured by; 0 where it only
-    copies."""
+    """Return abs(a cos) + abs(b sin), which bounds rope's rounding errors; 0 where rope copies."""
     x, cos, sin = (np.abs(np.asarray(a, np.float64)) for a in (x, cos, sin))
     terms = np.zeros_like(x)
     for i, (a, b) in enumerate(rope_pairs(cos.shape[-1], interleaved)):
@@ -195,8 +201,10 @@ def rope_frequencies(dim, theta=10000.0):
 
 
 def pair_positions(positions, pairs, sections=None):
-    """(..., h) array of Python ints: the coordinate that turns each pair (its axis' own with
-    `sections`)."""
+    """Return the coordinate that rotates each pair, as (..., h) Python ints.
+
+    With `sections` it is the coordinate of the pair's axis.
+    """
     positions = np.asarray(positions)
     if sections is None:
         columns = [positions] * pairs
@@ -224,8 +232,7 @@ def rope_table(positions, inv_freq, attention_factor=1.0, sections=None):
 
 
 def rope_table_hf(positions, inv_freq, attention_factor=1.0, sections=None):
-    """What Hugging Face models compute: float32 position, float32 frequency, their float32 product,
-    its cos and sin."""
+    """Return cos and sin as Hugging Face models compute them, from a float32 product."""
     inv_freq = np.asarray(inv_freq).astype(np.float32)
     places = pair_positions(positions, len(inv_freq), sections)
     cos, sin = np.empty(places.shape), np.empty(places.shape)
@@ -240,8 +247,10 @@ def rope_table_hf(positions, inv_freq, attention_factor=1.0, sections=None):
 
 
 def alibi_slopes(heads):
-    """[A]: geometric from 2^(-8/H); otherwise the lower power of two's, then every second of the
-    next power's."""
+    """[A]: a geometric sequence from 2^(-8/H) if H is a power of two.
+
+    Otherwise the slopes of the lower power of two, then every second one of the next power.
+    """
     lower = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / lower) for i in range(lower)]
     upper = [2.0 ** (-8.0 * (i + 1) / (2 * lower)) for i in range(2 * lower)]

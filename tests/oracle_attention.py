@@ -1,9 +1,9 @@
-"""The judge of attention: float64 NumPy, dense, forward and backward written out by hand.
+"""The reference of attention: dense float64 NumPy, forward and backward.
 
 score[i, j] = (q_i . k_j + r_i . p[delta - first]) scale - slope |delta|, delta = i + offset - j
 ([W]; [S]; [X]; [A] for the slope), + bias[delta - bias_first], then softcap tanh(score / softcap);
-softmax over what is seen.
-Nothing here is shared with the package.
+softmax over the visible keys.
+The package shares no code with this file.
 """
 
 import math
@@ -13,8 +13,8 @@ import numpy as np
 
 
 class Forward(NamedTuple):
-    """What the backward needs: all (B, H, m, n), but for out (B, H, m, dv), lse (B, H, m) and row,
-    the table's row of every pair, which may be broadcast."""
+    """The arrays that the backward needs, (B, H, m, n), except out (B, H, m, dv), lse (B, H, m) and
+    row. row is the table's row of every pair, and may be broadcast."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -30,14 +30,14 @@ class Forward(NamedTuple):
 
 
 def heads_of(x, heads):
-    """(B, Hk, n, c) as (B, H, n, c): query head h reads key head h // (H / Hk)."""
+    """Repeat (B, Hk, n, c) to (B, H, n, c): query head h reads key head h // (H / Hk)."""
     if x.shape[1] == heads:
         return x
     return np.repeat(x, heads // x.shape[1] if x.shape[1] else 0, axis=1)
 
 
 def deltas(m, n, offset):
-    """(B|1, 1, m, n): i + offset - j; the last query stands on the last key by default."""
+    """Return i + offset - j, (B|1, 1, m, n). By default the last query is at the last key."""
     offset = np.asarray(n - m if offset is None else offset).astype(np.int64).reshape(-1, 1, 1, 1)
     return np.arange(m)[:, None] + offset - np.arange(n)
 
@@ -58,13 +58,13 @@ def seen(shape, delta, causal, window, key_mask, segments, mask):
 
 
 def products(a, b):
-    """a_i . b_j for the rows of both."""
+    """Return a_i . b_j for all rows of both."""
     with np.errstate(all="ignore"):
         return a @ np.swapaxes(b, -1, -2)
 
 
 def weighted(weights, visible, x):
-    """sum over the seen j of weights[i, j] x[j]; what is not seen may be NaN."""
+    """Return the sum of weights[i, j] x[j] over the visible j; a hidden x[j] may be NaN."""
     if np.isfinite(x).all() and np.isfinite(weights).all():
         return weights @ x
     shape = (*visible.shape[:-1], x.shape[-1])
@@ -77,14 +77,14 @@ def weighted(weights, visible, x):
 
 
 def rows(delta, w, first, beyond):
-    """The table's row of every delta, and whether it counts."""
+    """Return the table's row of every delta, and whether it counts."""
     row = delta - first
     inside = np.ones(row.shape, bool) if beyond == "edge" else (row >= 0) & (row < w)
     return np.clip(row, 0, max(w - 1, 0)), inside & (w > 0)
 
 
 def taken(table_products, row, inside):
-    """table_products[i, row[i, j]], 0 where the row does not count."""
+    """Return table_products[i, row[i, j]], or 0 where the row does not count."""
     shape = np.broadcast_shapes(table_products.shape[:2], row.shape[:2]) + row.shape[2:]
     if not table_products.shape[-1]:
         return np.zeros(shape)
@@ -157,7 +157,7 @@ def scale_of(d, scale):
 
 
 def softmax(score, visible):
-    """Over what is seen; weights 0 and lse -inf for a row that sees nothing."""
+    """Apply the softmax over visible keys; without any, weights are 0 and lse is -inf."""
     with np.errstate(all="ignore"):
         score = np.where(visible, score, -np.inf)
         largest = score.max(-1, keepdims=True, initial=-np.inf)
@@ -178,11 +178,11 @@ def backward(grad_out, grad_lse, done, q, k, v, **options):
     """
     heads, visible = q.shape[1], done.visible
     v = heads_of(v, heads)
-    # What the score's own rounding adds: its size times the weight.
+    # The rounding of the score adds its size times the weight.
     swing = 1 + np.where(visible, done.size, 0.0).max(-1, keepdims=True, initial=0.0)
 
     def score_gradient(grad_out, grad_lse, sign, v):
-        """ds; with sign = 1 and magnitudes, their size."""
+        """Return ds. With sign = 1 and magnitudes, return the size of its terms."""
         dw = np.where(visible, done.factor * products(grad_out, v), 0.0)
         with np.errstate(all="ignore"):
             ds = done.weights * (
@@ -203,8 +203,10 @@ def backward(grad_out, grad_lse, done, q, k, v, **options):
 
 
 def of_out(grad_out, error, done, q, k, v, **options):
-    """What an `error` of out, entry by entry, adds to each gradient by sum_l w_il dw_il, which is
-    do_i . out_i."""
+    """Return the error of each gradient that an elementwise `error` of out causes.
+
+    It comes through sum_l w_il dw_il, which is computed as do_i . out_i.
+    """
     size = (abs(grad_out) * error).sum(-1, keepdims=True)
     with np.errstate(invalid="ignore"):  # 2^-22: the rounding of tanh
         ds = np.where(done.visible, done.weights * size * (1 - done.tanh**2 + 2.0**-22), 0.0)
@@ -212,7 +214,7 @@ def of_out(grad_out, error, done, q, k, v, **options):
 
 
 def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, bias=None, magnitudes=False, **_):
-    """From the gradient of the score before softcap to those of q, k, p, q_rel and bias."""
+    """Return the gradients of q, k, p, q_rel and bias, from that of the score before softcap."""
     scale, heads, kv_heads = scale_of(q.shape[-1], scale), q.shape[1], k.shape[1]
     if magnitudes:
         q, k, p, q_rel = (None if x is None else abs(x) for x in (q, k, p, q_rel))
@@ -232,7 +234,7 @@ def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, bias=None, magnit
 
 
 def bias_gradient(ds, bias, done):
-    """The sum of ds over the pairs that read each number; what is not seen may be NaN."""
+    """Sum ds over the pairs that read each number of the bias; hidden pairs may be NaN."""
     row, inside = (np.broadcast_to(x, ds.shape) for x in (done.bias_row, done.bias_inside))
     inside = inside & done.visible
     grad = np.zeros((ds.shape[1], bias.shape[-1]))
@@ -247,15 +249,18 @@ def flip(x):
 
 
 def summed(x, kv_heads):
-    """Over the query heads of each key head."""
+    """Sum over the query heads of each key head."""
     batch, heads, n, c = x.shape
     group = heads // kv_heads if kv_heads else 0
     return x.reshape(batch, kv_heads, group, n, c).sum(2)
 
 
 def table_gradients(ds, r, p, done):
-    """e[i, c] is the sum of ds over the pairs (i, j) that read row c; dr = e p, dp = e^T r, summed
-    over the c that query i reads and the i that read row c: the others may be NaN."""
+    """Return dr = e p and dp = e^T r; e[i, c] sums ds over the pairs (i, j) that read row c.
+
+    dr is summed over the c that query i reads, and dp over the i that read row c. Other entries may
+    be NaN.
+    """
     batch, heads, m, n = ds.shape
     e, read = np.zeros((batch, heads, m, p.shape[-2])), None
     row, inside = (np.broadcast_to(x, ds.shape) for x in (done.row, done.inside))
@@ -271,7 +276,7 @@ def table_gradients(ds, r, p, done):
 
 
 def forward_sizes(done, v):
-    """Of the terms of out and of lse."""
+    """Return the sizes of the terms of out and lse."""
     swing = 1 + np.where(done.visible, done.size, 0.0).max(-1, initial=0.0)
     v = heads_of(abs(v), done.out.shape[1])
     out = weighted(done.weights * done.factor * swing[..., None], done.visible, v)
@@ -282,8 +287,11 @@ def forward_sizes(done, v):
 
 
 def dropout_kept(shape, dropout_p, seed):
-    """(B, H, m, n): splitmix64 of seed and row gives two 32-bit keys; a 32-bit mix of them and of
-    the key's index is compared with dropout_p 2^32."""
+    """Return which weights dropout keeps, (B, H, m, n).
+
+    splitmix64 of seed and row gives two 32-bit keys. A 32-bit mix of them and of the key's index is
+    compared with dropout_p 2^32.
+    """
     batch, heads, m, n = shape
     with np.errstate(over="ignore"):
         z = np.arange(1, batch * heads * m + 1, dtype=np.uint64).reshape(batch, heads, m, 1)

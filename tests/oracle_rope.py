@@ -1,5 +1,6 @@
-"""The judge of the length scalings of RoPE: their formulas in mpmath. Nothing here is shared with
-the package.
+"""The reference of the length scalings of RoPE: their formulas in mpmath.
+
+The package shares no code with this file.
 
 [Y] Peng et al., YaRN, arXiv 2309.00071; LongRoPE: Ding et al., arXiv 2402.13753; Llama 3.1: the
 reference code of its release; the rest as the documentation of transformers >= 5 has them.
@@ -12,7 +13,7 @@ from oracle import PRECISION
 
 
 def exact(function):
-    """Runs it in `PRECISION` bits; (frequencies, attention factor) rounded once to float64."""
+    """Run a function in `PRECISION` bits; round its results once to float64."""
 
     def rounded(*args, **options):
         with mpmath.workprec(PRECISION):
@@ -34,7 +35,7 @@ def default(dim, theta):
 
 @exact
 def linear(dim, theta, factor):
-    """m/s in place of m."""
+    """Position m becomes m/s."""
     return [w / mpf(factor) for w in plain(dim, theta)], 1
 
 
@@ -105,6 +106,6 @@ def llama3(dim, theta, factor, original, low, high):
 
 @exact
 def proportional(dim, theta, partial=1.0, factor=1.0):
-    """[B]: int(p d / 2) pairs turn, with the denominator d; the others stand."""
+    """[B]: int(p d / 2) pairs are rotated, with the denominator d; the others are not."""
     turning = int(partial * dim // 2)
     return [w / mpf(factor) if i < turning else 0 for i, w in enumerate(plain(dim, theta))], 1

@@ -1,7 +1,7 @@
 """Calls whose results must not depend on which private names torch has.
 
-As a program: import wavepe in a torch without some names, once for each set of names, and save
-what the calls give. Each import is in a fork of its own, as torch takes long to import.
+As a program, this imports wavepe in a torch without some names, once for each set of names, and
+saves the results of the calls. Each import is in a fork of its own, after torch is imported once.
 """
 
 import importlib
@@ -43,7 +43,7 @@ def take_away(name, patch):
 
 
 def is_replaced(name):
-    """Whether wavepe has noticed."""
+    """Return whether wavepe uses its replacement of this name."""
     from wavepe.ops import _rope, _torch_private
 
     return {
@@ -68,7 +68,7 @@ def hidden(read, write=None):
 
 
 def results():
-    """What the operators give, by name: tensors, and the errors where they raise."""
+    """Return the operators' results by name: tensors, or the errors that they raise."""
     from wavepe import nn, ops
     from wavepe.nn._sequences import check_order
 
@@ -127,7 +127,7 @@ def results():
     def in_place(x):
         saved = x * x.detach().requires_grad_()
         ops.rope_(x, cos, sin)
-        return saved.sum().backward() or x  # of what was overwritten
+        return saved.sum().backward() or x  # backward through overwritten values
 
     keep("rope_", lambda: ops.rope_(x.clone(), cos, sin))
     keep("rope_ of a leaf", lambda: ops.rope_(x.clone().requires_grad_(), cos, sin))

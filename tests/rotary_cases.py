@@ -1,4 +1,4 @@
-"""What the tests of wavepe.nn.Rotary share: inputs, scaling types, and exact results."""
+"""Helpers of the tests of wavepe.nn.Rotary: inputs, scaling types, and exact results."""
 
 import numpy as np
 import oracle

@@ -20,7 +20,7 @@ _lock = None  # held as long as this process may use the build
 
 
 class Unavailable(Exception):
-    """Why there can be no such build here."""
+    """Sanitized builds are not possible here; the message says why."""
 
 
 def environment():
@@ -39,8 +39,11 @@ def environment():
 
 
 def leaks():
-    """What to add to the environment where leaks are looked for: every object by malloc. Python
-    keeps some to the end, so a process with leaks says so and ends well."""
+    """Return variables to add to the environment to look for leaks.
+
+    With them Python allocates every object by malloc. Python keeps some objects to the end, so a
+    process reports its leaks, but does not fail.
+    """
     options = "detect_leaks=1:allocator_may_return_null=1:exitcode=0"
     return {"ASAN_OPTIONS": options, "PYTHONMALLOC": "malloc"}
 
@@ -80,7 +83,7 @@ def is_current():
 
 
 def sources():
-    """What the build is made from: the interpreter, and each file with its time."""
+    """Return what the build depends on: the interpreter, and each file with its time."""
     patterns = ("csrc/**/*", "python/wavepe/**/*.py*", "benchmarks/*.py", "setup.py")
     paths = {path for pattern in patterns for path in ROOT.glob(pattern) if path.suffix != ".pyc"}
     files = [f"{p.relative_to(ROOT)} {p.stat().st_mtime_ns}" for p in sorted(paths) if p.is_file()]

@@ -1,4 +1,4 @@
-"""What the tests of wavepe.nn.SelfAttention share: modules, and their formula in float64.
+"""Helpers of the tests of wavepe.nn.SelfAttention: modules, and their formula in float64.
 
 Nothing of the formula is shared with the package.
 """

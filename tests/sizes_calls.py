@@ -1,4 +1,6 @@
-"""Random calls with sizes that no memory holds, run by tests/test_sizes.py in a process of its own:
+"""Make random calls with sizes that no memory can hold.
+
+tests/test_sizes.py runs this in a process of its own:
 `python tests/sizes_calls.py {numpy|torch} SEED COUNT`.
 
 Arrays are broadcast and tensors expanded (stride 0), with sizes up to 2^62 beside 0, 1 and few.
@@ -321,7 +323,7 @@ TORCH = (relative_bias, skew, unskew, rope, rope_table, wavelet_table, wavelet_t
 TORCH += (attention, attention_forward, attention_backward, attention_forward, attention_backward)
 TORCH += (merge_attention, relative_table)
 
-# Calls that crashed, or did not end, once.
+# Calls that once crashed or did not end.
 KNOWN = {
     "numpy": [
         "wavepe.relative_bias(A(1, 2**57), A(1, 2**57), 1)",
@@ -373,7 +375,7 @@ def check_error(error):
 
 
 def check_result(result, shape):
-    """What is returned has the right shape, and its memory is real."""
+    """Assert that a result has the right shape, and that its memory can be read."""
     results = result if isinstance(result, (tuple, list)) else (result,)
     shapes = shape if shape and isinstance(shape[0], tuple) else (shape,)
     for x, wanted in zip(results, shapes, strict=False):
@@ -388,7 +390,7 @@ def watch(seconds):
 
 
 def run(name, given, shape):
-    """Whether there was anything to call: shapes may be too large for an empty tensor, too."""
+    """Make a call; return False if a shape is too large even for an empty tensor."""
     try:
         positional, named = eval(f"arguments({given})")
         function = eval(name)

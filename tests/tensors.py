@@ -1,5 +1,4 @@
-"""What the tests of torch's operators share: random tensors, their layouts in memory, numbers of
-threads, and rope's check."""
+"""Helpers of the tests of torch's operators: random tensors, layouts, threads, `check_rope`."""
 
 import contextlib
 import itertools
@@ -49,8 +48,8 @@ def check_rope(got, x, cos, sin, interleaved=False, inverse=False, what=""):
     assert_within(got, exact, bound, f"{x.dtype}{tuple(x.shape)} {what}")
 
 
-# The same values in another place: functions of a tensor of two axes or more. Those of the second
-# table repeat values with stride 0.
+# Functions that return the same values in another memory layout; the tensor needs two axes or more.
+# Those of the second table repeat values with stride 0.
 LAYOUTS = {
     "first axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
     "heads last": lambda x: (
@@ -71,7 +70,7 @@ REPEATED = {
 
 
 def laid_out(x, tables=(LAYOUTS, REPEATED)):
-    """(name, x) in every layout."""
+    """Yield (name, x) in every layout."""
     for table in tables:
         for name, lay in table.items():
             yield name, lay(x)
@@ -79,7 +78,7 @@ def laid_out(x, tables=(LAYOUTS, REPEATED)):
 
 @contextlib.contextmanager
 def threads(count):
-    """So many threads of torch's for a block."""
+    """Use this number of torch's threads in a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -89,7 +88,7 @@ def threads(count):
 
 
 def assert_threads_agree(call, *counts):
-    """The same bits of all the tensors that `call` returns, with one thread and with others."""
+    """Assert that `call` returns the same bits with one thread and with several."""
     with threads(1):
         want = call()
     for count in counts:

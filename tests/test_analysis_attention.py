@@ -19,7 +19,7 @@ ROW = tokens(1, 20)[0]  # more than a head's dims, so that the identity comes in
 
 
 def told(model):
-    """The weights that eager attention gives."""
+    """Return the weights of eager attention."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(ROW[None], use_cache=False, output_attentions=True).attentions
@@ -64,7 +64,7 @@ def test_sinks_take_their_share():
 
 @pytest.mark.parametrize("spec", [*SPECS, *LEARNED])
 def test_every_encoding_against_the_oracle(spec):
-    """Those too whose attention is one kernel, which holds no weights."""
+    """Also those whose attention is one kernel, which does not return weights."""
     model = hf_families.stirred(patched_tiny(spec))
     found = attention_map(model, ROW)
     _, expected = reference(model, ROW, spec)
@@ -109,7 +109,7 @@ def test_a_layer_with_a_forward_of_its_own_is_refused():
 
 
 def test_hooks_of_accelerate_stay():
-    """They call the forward that they have hidden."""
+    """The hooks call the forward that they replace."""
     hooks = pytest.importorskip("accelerate.hooks")
     model = tiny()
     expected = attention_map(model, ROW)
@@ -207,7 +207,7 @@ def test_bad_windows(given, threshold, error, words):
 
 
 def test_heads_of_alibi_look_back_by_their_slopes():
-    """What the pictures of [W] show."""
+    """The pictures of [W] show this."""
     config = wavepe.hf.WavePELlamaConfig(
         position_encoding="alibi", vocab_size=50, hidden_size=32, intermediate_size=40,
         num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4, head_dim=8,

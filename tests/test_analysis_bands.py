@@ -1,4 +1,4 @@
-"""wavepe.analysis.measured_band against what a model's projections give, pair by pair."""
+"""wavepe.analysis.measured_band against a model's projections, pair by pair."""
 
 import copy
 
@@ -33,7 +33,7 @@ def by_hand(layers, pairs):
 
 
 def projected(model, names, split):
-    """What the modules of these names returned for ROW, made heads (heads, n, d) by `split`."""
+    """Return the outputs of these modules for ROW, split into heads (heads, n, d)."""
     seen = []
     hooks = [
         module.register_forward_hook(
@@ -50,12 +50,12 @@ def projected(model, names, split):
 
 
 def heads(out):
-    """Of a projection (n, heads * d)."""
+    """Split a projection (n, heads * d) into heads."""
     return out.view(len(ROW), -1, HEAD).movedim(0, 1)
 
 
 def normed(out):
-    """Of Qwen 3's norm of each head, (n, heads, d)."""
+    """Split the output of Qwen 3's norm, (n, heads, d), into heads."""
     return out.movedim(0, 1)
 
 

@@ -14,7 +14,7 @@ BYTES = 256
 
 
 class Model(torch.nn.Module):
-    """Continues a text of bytes by the rule of a subclass, and keeps what it was given."""
+    """A model that continues a text of bytes by the rule of a subclass, and records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
 
 
 class Copier(Model):
-    """What followed the last key when it stood there before."""
+    """A model that copies the value after the earlier occurrence of the last key."""
 
     def next(self, seen):
         found = re.search(rb"([a-z]{4}=)(\d*)$", seen)
@@ -46,7 +46,7 @@ class Copier(Model):
 
 
 class Remembers(Model):
-    """The secret number of a sentence."""
+    """A model that answers with the secret number of a sentence."""
 
     def next(self, seen):
         value = re.search(rb"number is( \d{5})\.", seen)
@@ -60,7 +60,7 @@ class Silent(Model):
 
 
 class Forgets(Copier):
-    """A fact that is more than 60 bytes back is lost."""
+    """A model that forgets a fact that is more than 60 bytes back."""
 
     def next(self, seen):
         return super().next(seen[-60:])

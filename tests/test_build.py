@@ -1,4 +1,4 @@
-"""What was compiled: instructions of each variant, imports, the source distribution."""
+"""The compiled files: instructions of each variant, imports, the source distribution."""
 
 import re
 import shutil
@@ -66,7 +66,7 @@ def test_wide_objects_use_fma(functions, variant, register):
 
 @pytest.mark.parametrize("variant", ["avx2", "avx2x2"])
 def test_objects_for_avx2_hold_no_avx512(functions, variant):
-    """The test-only variant too, whose vectors are as long as AVX-512's."""
+    """The test-only variant, whose vectors are as long as AVX-512's, must not hold any either."""
     texts = [text for n, texts in functions.items() if n.endswith(f"_{variant}") for text in texts]
     if not texts:
         pytest.skip(f"this build holds no {variant}")
@@ -102,7 +102,7 @@ IMPORTS = {
 
 @pytest.mark.parametrize("module", IMPORTS)
 def test_missing_parts_say_what_brings_them(module):
-    """As it is installed: from a checkout, for no index has it; in one line."""
+    """The message installs it from a checkout, because no index has wavepe. It is one line."""
     done = python(f"import sys; sys.modules[{IMPORTS[module]!r}] = None\nimport {module}")
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), done.stderr

@@ -1,4 +1,4 @@
-"""The command `wavepe` itself: help, version, info, and what it says where a part is missing."""
+"""The command `wavepe` itself: help, version, info, and its errors if a package is missing."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_a_reader_that_stops_early_is_no_failure_to_report():
 
 
 def shell(redirections, *words, **environment):
-    """The ended run of the command with its streams redirected by a shell."""
+    """Run the command with its streams redirected by a shell; return the ended process."""
     command = f'"{sys.executable}" -m wavepe {" ".join(words)} {redirections}'
     env = {**os.environ, "PYTHONUNBUFFERED": "", **environment}
     return subprocess.run(command, shell=True, capture_output=True, text=True, env=env)
@@ -139,7 +139,7 @@ def test_a_full_disk_under_stdout_is_one_line():
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_characters_that_stdout_does_not_take(encoding):
-    """Another's file name may hold bytes that are no text: they are escaped."""
+    """A file name may have bytes that are not text. They are escaped."""
     program = (
         "import sys, wavepe.cli, wavepe.cli.info as info; "
         "info.cpu_name = lambda: 'caf\\udce9 \\u00b1'; sys.exit(wavepe.cli.main(['info']))"

@@ -56,7 +56,7 @@ def tokenizer(size):
 
 
 def checkpoint(place, name):
-    """The trained model whose folder begins so."""
+    """Return the trained model whose folder begins with `name`."""
     (found,) = (place / "run" / "checkpoints").glob(f"{name}*")
     return found
 
@@ -134,7 +134,7 @@ def test_bands(capsys, place):
 
 
 def test_bands_by_layer_type(capsys, tmp_path):
-    """Each base has a prediction of its own."""
+    """Each base has its own prediction."""
     import hf_families
 
     model = hf_families.build("gemma3_text", vocab_size=256)
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, plac
 
 
 def refused(capsys, *argv, code=2):
-    """The one line that a command says before it stops, with nothing written."""
+    """Return the one line of the error of a command that stops and writes nothing."""
     found, out, err = run(capsys, *argv)
     assert (found, out) == (code, ""), err
     assert err.count("\n") == 1, err

@@ -1,4 +1,4 @@
-"""`wavepe compare` on tiny models: what it writes, what it shares, and that it resumes exactly."""
+"""`wavepe compare` on tiny models: its files, what its rows share, and exact resuming."""
 
 import errno
 import json

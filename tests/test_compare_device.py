@@ -37,7 +37,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def like_cuda(monkeypatch):
-    """`--device cuda` is the CPU, worked with like a GPU."""
+    """Let `--device cuda` be the CPU, used like a GPU."""
     named = {"cpu": CPU, "cuda": LIKE_CUDA}
     monkeypatch.setattr(devices, "device_named", named.get)
 
@@ -133,16 +133,16 @@ SETTINGS = Settings(("none",), (16,), 16, 11, 1, 2, 1, 2, 6, 0.02, 1)
 
 
 class Shown(dict):
-    """What a training shows: the running mean of the loss, by step."""
+    """Keep what a training shows: the running mean of the loss, by step."""
 
     step = dict.__setitem__
 
     def starts_at(self, step):
-        """Nothing to show."""
+        """Do nothing: this is not shown."""
 
 
 def trained(path, text, settings=SETTINGS, read_every=1, save_every=5):
-    """What was shown, and the state at the end."""
+    """Train; return the losses that were shown, and the state at the end."""
     tokens, shown = load_text(str(text), 32, 16).train, Shown()
     device = Device(CPU.place, read_every=read_every)
     state = training.train(
@@ -245,7 +245,7 @@ def test_rows_of_another_device_are_told(text, tmp_path, capsys, monkeypatch):
 
 
 def test_a_folder_from_before_there_were_devices(text, tmp_path, monkeypatch):
-    """Its states and results say nothing of a device: it was the CPU."""
+    """Its states and results do not name a device, so it was the CPU."""
     words = arguments(text, tmp_path, specs=["none"])
     interrupted(words, monkeypatch)
     path = tmp_path / "training" / "none-seed0.pt"

@@ -40,7 +40,7 @@ def finished(text, tmp_path_factory):
 
 @pytest.fixture
 def lin(monkeypatch):
-    """An encoding "lin" whose specs differ by a sign; and wavelets of which no letter is ASCII."""
+    """Register "lin", whose specs differ by a sign, and wavelets with names without ASCII."""
     forget_registrations(monkeypatch)
 
     @wavepe.register_encoding
@@ -235,7 +235,7 @@ def test_results_that_are_none_of_ours(finished, text, tmp_path, capsys, wrong):
 
 
 def test_a_checkpoint_that_lacks_a_tensor(finished, text, tmp_path, capsys):
-    """Drawn at random in its place, it would make a wrong figure."""
+    """If the tensor were drawn at random instead, the figure would be wrong."""
     out = tmp_path / "copy"
     shutil.copytree(finished, out)
     (out / "results.json").unlink()

@@ -1,4 +1,4 @@
-"""`wavepe compare --import`: code of a user's own, before specs are read."""
+"""`wavepe compare --import` runs a user's own code before specs are read."""
 
 import json
 import sys
@@ -41,7 +41,7 @@ class Even(Encoding):
 
 @pytest.fixture(autouse=True)
 def registers(monkeypatch):
-    """Registers that forget what a test adds, and no module of a test that stays."""
+    """Forget the registrations and the modules of a test when it ends."""
     forget_registrations(monkeypatch)
     before = set(sys.modules)
     yield
@@ -57,7 +57,7 @@ def forget_registrations(monkeypatch):
 
 @pytest.fixture
 def wavelet(tmp_path):
-    """A file that registers the wavelet "cusp"."""
+    """Write a file that registers the wavelet "cusp"."""
     return write(tmp_path / "own_wavelet.py", WAVELET.format(name="cusp", more=""))
 
 

@@ -41,7 +41,7 @@ def words(text, out, *more):
 
 
 def runs(out):
-    """All that must be the same whoever trained it."""
+    """Return the results that must not depend on the process that trained a model."""
     return [{k: v for k, v in run.items() if k != "seconds"} for run in results(out)["runs"]]
 
 
@@ -58,7 +58,7 @@ def held_out(text):
 
 
 def test_rows_before_and_after_the_training_goes_on(finished, text):
-    """What stands in the results is what the checkpoints say."""
+    """The results agree with the checkpoints."""
     names = [(run["encoding"], run["seed"]) for run in runs(finished)]
     assert names == [(spec, seed) for seed in range(2) for spec in SPECS]
     tokens = held_out(text)
@@ -156,14 +156,14 @@ def begun(text, out):
 
 
 def workers(process):
-    """The processes that `process` has started."""
+    """Return the processes that `process` has started."""
     children = f"/proc/{process.pid}/task/{process.pid}/children"
     with open(children) as file:
         return [int(number) for number in file.read().split()]
 
 
 def gone(numbers):
-    """Whether all these processes end within a minute."""
+    """Return whether all these processes end within a minute."""
     for _ in range(6000):
         if not any(os.path.exists(f"/proc/{number}") for number in numbers):
             return True
@@ -227,7 +227,7 @@ def test_nothing_but_the_tables_when_quiet(text, tmp_path, capfd):
 
 
 def test_a_worker_imports_from_where_the_command_does(text, tmp_path, monkeypatch):
-    """A file in the current folder takes no module's place."""
+    """A file in the current folder must not replace a module."""
     (tmp_path / "tempfile.py").write_text("raise SystemExit('not this one')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
@@ -255,7 +255,7 @@ def test_a_full_disk_of_temporary_files_is_named(text, tmp_path, capfd, monkeypa
 
 
 def test_what_is_not_finite_is_no_result(finished, text, tmp_path, monkeypatch, capsys):
-    """By no protocol."""
+    """This holds for every protocol."""
     from wavepe.cli.compare import evaluation
 
     def measured(*given, protocol="whole", **options):

@@ -1,4 +1,4 @@
-"""What the options of `wavepe compare` come to: rows, protocols, sizes and presets."""
+"""The rows, protocols, sizes and presets that the options of `wavepe compare` give."""
 
 import argparse
 from dataclasses import asdict
@@ -107,7 +107,7 @@ def test_every_preset_is_a_comparison(name):
 
 
 def test_rows_follow_the_trained_length():
-    """Those of which a base is the trained length."""
+    """A row follows it if its base is the trained length."""
     for preset in ([], ["--preset", "theta"], ["--preset", "wavelet"]):
         rows = settings(*preset, "--train-length", "256").encodings
         assert "rope:theta=256,inference_theta=scaled" in rows

@@ -1,4 +1,4 @@
-"""The tasks of `wavepe compare --task`: what they ask, and how answers are scored."""
+"""The tasks of `wavepe compare --task`: their questions, and the scores of answers."""
 
 import math
 import re
@@ -73,7 +73,7 @@ def torch():
 
 @pytest.mark.parametrize(("knows", "accuracy"), [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
 def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accuracy):
-    """All of them, none, or those of the first half of the questions."""
+    """The models know all answers, none, or those of the first half of the questions."""
     from wavepe.cli.compare import evaluation
     from wavepe.cli.device import CPU
 

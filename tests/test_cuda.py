@@ -65,7 +65,7 @@ def test_the_table_of_kernels(tmp_path, capsys):
 
 
 def test_the_composition_of_relative_bias():
-    """What a GPU runs, a matrix product and a skew, in place of the CPU's fused kernel."""
+    """A GPU runs this, a matrix product and a skew, instead of the CPU's fused kernel."""
     rng = generator("composition")
     for q_shape, p_shape in (((2, 3, 9, 8), (5, 8)), ((3, 9, 8), (3, 5, 8)), ((9, 8), (1, 5, 8))):
         q = torch.from_numpy(rng.normal(size=q_shape))
@@ -90,7 +90,7 @@ FakeTensorMode = torch._subclasses.FakeTensorMode
 
 @pytest.mark.parametrize("name", CALLS)
 def test_fake_tensors_of_a_gpu(name):
-    """What a compiler or an exporter does for a machine with a GPU, on one without."""
+    """Compilers and exporters do this for a machine with a GPU, on a machine without one."""
     with FakeTensorMode(), torch.no_grad():
         x, t = torch.empty(1, 2, 5, 8, device="cuda"), torch.empty(5, 4, device="cuda")
         f = torch.empty(4, device="cuda")
@@ -109,7 +109,7 @@ def test_mixed_devices_are_refused(name):
 
 
 def test_the_composition_is_not_cast_by_autocast():
-    """Scores of float32 even where the caller's tensors have become bfloat16."""
+    """Scores are float32, even if autocast makes the caller's tensors bfloat16."""
     rng = generator("autocast")
     q, k, v = (torch.from_numpy(20 * rng.normal(size=(1, 2, 9, 8))).bfloat16() for _ in range(3))
 

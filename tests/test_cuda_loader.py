@@ -1,5 +1,7 @@
-"""csrc/cuda/loader.cpp against a driver that only prints what it is asked: what is called, in which
-order, and what is said when something fails. No GPU, and no CUDA, is needed."""
+"""csrc/cuda/loader.cpp with a driver that only prints its calls: their order, and errors.
+
+This needs no GPU and no CUDA.
+"""
 
 import os
 import shutil
@@ -32,7 +34,7 @@ LAUNCH = "launch 8: 8 10 65535 blocks of 128 1 1, 0 shared, stream {}, first par
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """A function that launches on the devices it is given, and returns what was printed."""
+    """Return a function that launches on given devices, and returns the printed calls."""
     if not (ROOT / "csrc/cuda/loader.cpp").is_file():
         pytest.skip("not run from a source tree")
     cc, cxx = compiler("CC"), compiler("CXX")

@@ -36,13 +36,13 @@ OF_A_LLAMA = [spec for spec in ENCODINGS if spec != INTERLEAVED]
 
 @pytest.fixture(autouse=True)
 def seen_by_traffic(monkeypatch):
-    """Constants are made in threads of their own, whose copies no mode of this one sees."""
+    """Constants are made in other threads, whose copies a mode of this thread does not see."""
     for module in (tables, _relative_table, _device_constant):
         monkeypatch.setattr(module, "in_new_thread", lambda function: function())
 
 
 def second_call(function, *given, **options):
-    """What the second call copies and reads."""
+    """Return what the second call copies and reads."""
     function(*given, **options)
     with Traffic() as traffic:
         function(*given, **options)
@@ -70,7 +70,7 @@ NUMBERS = empty(2, LENGTH, dtype=torch.int64)  # a mask, positions, segments
 
 
 def test_traffic_is_noticed():
-    """Else no test below could fail."""
+    """Without this, the tests below could not fail."""
 
     def call(x):
         x.copy_(torch.zeros(3))
@@ -241,7 +241,7 @@ def test_attention_of_operators():
 
 
 def graph_of(function, *given):
-    """The nodes of the one graph that it becomes."""
+    """Return the nodes of the one graph of a function."""
     graphs = []
 
     def keep(graph, inputs):
@@ -255,7 +255,7 @@ def graph_of(function, *given):
 
 
 def on_the_host(nodes):
-    """What of a graph is on the CPU: an input that is, is copied in each call."""
+    """Return the nodes on the CPU. An input on the CPU would be copied in each call."""
     values = {node: tensors(node.meta.get("example_value")) for node in nodes}
     assert any(x.device == DEVICE for found in values.values() for x in found)
     return [

@@ -1,4 +1,4 @@
-"""Tables of docs are current, their figures are judged rightly, and what is said of them holds.
+"""Tables of docs are current, their figures are judged rightly, and the text on them is true.
 
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
@@ -101,7 +101,7 @@ def test_kept_figures_hold_the_claims():
 
 
 def test_measuring_gives_what_is_kept():
-    """Anew with few positions: no error may be larger than the kept ones by much."""
+    """Measure a few positions again. No error may be much larger than the kept one."""
     anew = rope_accuracy.measure(count=60, bounds=(1, 10, 100, 10**4, 10**5))
     kept = {row["from"]: row["errors"] for row in results()["rows"]}
     assert anew["environment"]["variants"] == wavepe.variants()
@@ -123,7 +123,7 @@ def test_the_recurrence_is_one():
 
 
 def test_the_judge():
-    """Integers modulo a turn against mpmath, next to zeros and at both ends."""
+    """Compare integers modulo a turn to mpmath, next to zeros and at both ends."""
     rng, inv_freq = np.random.default_rng(0), oracle.rope_frequencies(64, 5e5)
     exact = exact_angles.Exact(inv_freq)
     positions = [1, 2, 2**31, 2**53, 2**53 - 1, *map(int, rng.integers(1, 2**53, 9))]

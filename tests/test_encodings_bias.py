@@ -30,7 +30,7 @@ def test_sandwich(length, causal):
 
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_kerple(kind):
-    """-r1 log(1 + r2 |delta|) and -r1 |delta|^r2, and what is learned keeps r1, r2 positive."""
+    """-r1 log(1 + r2 |delta|) and -r1 |delta|^r2; learned parameters keep r1, r2 positive."""
     encoding = wavepe.encoding("kerple", kind=kind)
     for heads in (1, 4, 7):
         values = encoding.parameters(16, heads)

@@ -1,4 +1,4 @@
-"""Encodings of a user's own: the register, its checks, and the examples of the docs."""
+"""A user's own encodings: how they are registered and checked, and the examples of the docs."""
 
 import dataclasses
 import math

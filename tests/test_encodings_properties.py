@@ -99,7 +99,7 @@ def bounded(encoding):
 
 
 def linear(encoding):
-    """Whether the best matrix for a shift is exact; the residual is told in parts of the change."""
+    """Return whether the best matrix for a shift is exact, by its residual over the change."""
     f = values(encoding, np.arange(256), 512, dim=8).astype(np.float64)
     residuals = []
     for k in (1, 7):

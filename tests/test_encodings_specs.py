@@ -1,4 +1,4 @@
-"""Specs, options and dicts of encodings: what is read, refused, and round-trips."""
+"""Specs, options and dicts of encodings: reading, errors and round trips."""
 
 import copy
 import dataclasses

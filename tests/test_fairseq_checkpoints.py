@@ -148,7 +148,7 @@ def test_options_of_inference_are_allowed(tmp_path):
 
 
 def test_the_trained_length_is_not_that_of_an_evaluation(tmp_path):
-    """What is customary where positions are fairseq's: overriding the sizes of the task."""
+    """With fairseq's own positions, an evaluation usually overrides the sizes of the task."""
     run = train(tmp_path, "--pos-enc", SCALED, "--max-update", 40, recipe=GPT)
     assert record_of(run.state["model"])["trained_length"] == LENGTH
     wanted = evaluate(run.path, tokens=128)["loss"]

@@ -1,4 +1,4 @@
-"""What fairseq 0.12 needs on today's packages: each breakage without its shim, and mended by it."""
+"""The shims that fairseq 0.12 needs with today's packages: fairseq breaks without each."""
 
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="of machines w
 
 
 def original(module, name):
-    """What the shim has wrapped."""
+    """Return the function that the shim has wrapped."""
     wrapped = getattr(module, name)
     found = inspect.unwrap(wrapped)
     assert found is not wrapped, f"the shim of {name} is not in place"
@@ -125,7 +125,7 @@ def test_objects_of_another_rank(monkeypatch):
 
 
 def test_namespaces_in_checkpoints(tmp_path):
-    """Those of translation models hold one."""
+    """Checkpoints of translation models hold a namespace."""
     torch.save({"args": argparse.Namespace(arch="transformer")}, tmp_path / "x.pt")
     known = torch.serialization.get_safe_globals()
     assert argparse.Namespace in known

@@ -1,4 +1,4 @@
-"""examples/fairseq_demo.py at toy size: what it prints, writes, repeats and refuses."""
+"""examples/fairseq_demo.py at toy size: its output and files, a second run, its errors."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
-    """(folder, what it printed) of one run."""
+    """Return (folder, output) of one run."""
     out = tmp_path_factory.mktemp("runs") / "finished"
     done = demo(out, text)
     assert done.returncode == 0, done.stderr

@@ -73,7 +73,7 @@ def test_two_processes_are_one_run(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="fairseq starts processes on the GPUs")
 def test_processes_that_nobody_starts(tmp_path):
-    """fairseq would end at once, with exit code 0 and nothing trained."""
+    """Without an error, fairseq would end at once with exit code 0, and train nothing."""
     line = arguments(tmp_path, "--pos-enc", "alibi", "--distributed-world-size", 2)
     with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
         command("train", *line, "--distributed-backend", "gloo")

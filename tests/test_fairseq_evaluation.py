@@ -30,7 +30,7 @@ LINES = ("--sample-break-mode", "eos")
 
 @pytest.fixture
 def unguarded():
-    """fairseq's own eval-lm again after the test."""
+    """Restore fairseq's own eval-lm after the test."""
     owners = (fairseq_cli.eval_lm, fairseq_cli.eval_lm.distributed_utils, tasks.FairseqTask)
     before = [dict(vars(owner)) for owner in owners]
     yield
@@ -44,7 +44,7 @@ def unguarded():
 
 @pytest.fixture
 def guarded(unguarded):
-    """Our eval-lm in a test."""
+    """Use our eval-lm in a test."""
     refuse_skipped_tokens()
 
 
@@ -76,7 +76,7 @@ def test_blocks_longer_than_the_positions(guarded, trained):
     ("processes", "launched", "shards"), [(2, None, 1), (1, "2", 1), (1, None, 2)]
 )
 def test_several_processes_or_shards(guarded, monkeypatch, processes, launched, shards):
-    """Each would evaluate its part of the tokens, and one print that as the whole."""
+    """Each would evaluate a part of the tokens, and one would print that as the whole."""
     if launched is not None:
         monkeypatch.setenv("WORLD_SIZE", launched)
     cfg = SimpleNamespace(
@@ -169,7 +169,7 @@ def test_windows_with_padding(spec, guarded, trained):
 
 
 def test_context_helps_to_predict(guarded, tmp_path):
-    """Else the tests of windows would be of nothing."""
+    """If context did not help, the tests of windows could not fail."""
     run = train(tmp_path, "--pos-enc", "alibi", "--max-update", 40, recipe=GPT)
     one, many = (
         float(evaluate(run.path, "--context-window", 32 - n, tokens=32)["loss"]) for n in (31, 8)

@@ -21,7 +21,7 @@ pytestmark = MARKS
 
 
 def generated(path, capsys, *given):
-    """By number of the line: (prompt, words, score in bits of each word)."""
+    """Return (prompt, words, score in bits of each word) by the number of the line."""
     line = [corpus(), *COMMON, "--path", path, "--gen-subset", "valid", "--beam", 2, "--nbest", 2]
     line += ["--sample-break-mode", "eos", "--max-len-b", 12, "--batch-size", 8, *given]
     line += ["--num-shards", 3, "--shard-id", 2]  # a third of the batches is enough
@@ -44,7 +44,7 @@ def generated(path, capsys, *given):
     ["wavelet:scales=4", "rope:theta=64", "alibi", "t5", "kerple", "sandwich", "sinusoidal"],
 )
 def test_scores_are_those_of_the_full_pass(spec, tmp_path, capsys):
-    """Of two beams per line, one often takes the other's cache; a batch has 8 lines."""
+    """With two beams for each line, one often takes the other's cache. A batch has 8 lines."""
     run = train(tmp_path, "--pos-enc", spec, "--max-update", 20, recipe=GPT)
     ([made], _, _) = checkpoint_utils.load_model_ensemble_and_task([run.path])
     made.eval()

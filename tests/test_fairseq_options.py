@@ -1,4 +1,4 @@
-"""--pos-enc and its shorthands on the command line: what is taken, what is refused and how."""
+"""--pos-enc and its shorthands on the command line: valid values, and the errors of others."""
 
 import re
 
@@ -38,7 +38,7 @@ def parsed(*given, recipe=WIKI103):
 
 
 def refused(capsys, *given):
-    """The last line of what the train command prints, and its exit code."""
+    """Run the train command; return its last line and its exit code."""
     with pytest.raises(SystemExit) as ended:
         command("train", *arguments("unused", *given))
     return capsys.readouterr().err.splitlines()[-1], ended.value.code
@@ -87,7 +87,7 @@ def test_a_wrong_name_and_a_wrong_option_list_the_known_ones(capsys):
     ],
 )
 def test_a_spec_survives_the_configuration(spec):
-    """Hydra reads : , = + as its own grammar where they are not quoted."""
+    """Hydra reads : , = + as its own grammar if they are not quoted."""
     given = configuration(arguments("unused", "--pos-enc", spec)).model.pos_enc
     assert wavepe.encoding(given) == wavepe.encoding(spec)
 

@@ -1,5 +1,7 @@
-"""Training with --pos-enc: stock where it is not given, as with attention written out where it is,
-and next to fairseq's own options."""
+"""Training with --pos-enc, compared to attention that is written out in torch.
+
+Without --pos-enc it is the stock training. fairseq's own options are tested too.
+"""
 
 import contextlib
 from unittest import mock
@@ -62,8 +64,10 @@ def of_scores(encoding):
 
 @pytest.mark.slow
 def test_training_is_that_of_attention_written_out(tmp_path):
-    """Losses of 200 updates agree to a few units in the last place of float32: rounding errors do
-    not grow where the learning rate is small."""
+    """Losses of 200 updates agree to a few float32 ulp.
+
+    The learning rate is small, so rounding errors do not grow.
+    """
     given = ("--pos-enc", "wavelet", *NO_DROPOUT, "--max-tokens", 128, "--max-update", 200)
     fused = train(tmp_path / "fused", *given, recipe=GPT)
     with of_scores("wavelet"):
@@ -75,8 +79,10 @@ def test_training_is_that_of_attention_written_out(tmp_path):
 
 @pytest.mark.slow
 def test_training_with_dropout_is_close_to_it(tmp_path):
-    """Other weights are dropped than by fairseq's own dropout, so that losses agree in the mean
-    alone: as means of 50 updates they were 0.003 apart, and 0.26 from those without dropout."""
+    """fairseq's own dropout drops other weights, so losses agree only in the mean.
+
+    The means of 50 updates were 0.003 apart, and 0.26 from those without dropout.
+    """
     given = ("--pos-enc", "wavelet", *NO_DROPOUT, "--max-tokens", 128, "--max-update", 50)
     means = [np.mean(train(tmp_path / "none", *given, recipe=GPT).losses)]
     for patched in (contextlib.nullcontext(), of_scores("wavelet")):

@@ -50,7 +50,7 @@ def draw(dtype, *shapes):
 
 
 def with_column(x, value):
-    """x and a last column of one value."""
+    """Append a column of one value to x."""
     return np.concatenate([x, np.full((*x.shape[:-1], 1), value, x.dtype)], -1)
 
 
@@ -102,7 +102,7 @@ def test_numpy(each_variant, small_pieces, dtype, where, threads):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("where", "qkpvg")
 def test_the_inputs_tell(dtype, where):
-    """NumPy's products do not flush: what is subnormal counts in them."""
+    """NumPy does not flush, so in its products the subnormal numbers count."""
     given, zero = inputs(dtype, where)
     for other in MEETS[where]:
         product = given[where][..., -1].max() * given[other][..., -1].max()
@@ -245,7 +245,7 @@ UPWARD, DIVISION, INEXACT = (0x800, 4, 32) if X86 else (0x400000, 2, 16)
 
 
 def control():
-    """What this thread rounds by, traps, and flushes."""
+    """Return the rounding mode, the traps and the flush mode of this thread."""
     words = (ctypes.c_uint32 * 16)()
     assert LIBM.fegetenv(words) == 0
     return words[7] & ~0x3F if X86 else words[0]  # x86: of SSE, without the flags
@@ -253,7 +253,7 @@ def control():
 
 @contextlib.contextmanager
 def mode(rounding, flush):
-    """A mode of arithmetic for a block, then the one before."""
+    """Use a mode of arithmetic in a block, and then the earlier one again."""
     before, words = (ctypes.c_uint32 * 16)(), (ctypes.c_uint32 * 16)()
     assert LIBM.fegetenv(before) == LIBM.fegetenv(words) == 0
     if X86:

@@ -1,5 +1,8 @@
-"""Seeded random calls of the NumPy functions on every variant (fuzz.py): a right result, or
-ValueError or TypeError; never anything else. And what `make fuzz` says of a failure."""
+"""Seeded random calls of the NumPy functions on every variant (fuzz.py).
+
+A call must give a right result, a ValueError or a TypeError. The reports of `make fuzz` are tested
+too.
+"""
 
 import re
 import subprocess
@@ -26,7 +29,7 @@ def test_random_calls(every_variant, name):
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "rope_frequencies", "wavelet_grid", "sinusoidal"])
 def test_random_arguments_of_the_small_functions(name):
-    """Whatever comes in, nothing but a result, ValueError or TypeError comes out."""
+    """Every argument gives a result, a ValueError or a TypeError."""
     rng = generator("small", name)
     values = (
         *NONSENSE,
@@ -60,7 +63,7 @@ def test_random_arguments_of_the_small_functions(name):
 
 @pytest.fixture
 def wrong_rope(monkeypatch):
-    """A function whose first element is wrong on one variant, where there is an element."""
+    """Make the first element of rope wrong on one variant."""
     target = fuzz.target_of("rope")
     right = target.call
 

@@ -1,4 +1,4 @@
-"""wavepe.hf.convert: which files come along, how, and what an interruption leaves."""
+"""wavepe.hf.convert: the files that it copies or changes, and those of an interruption."""
 
 import errno
 import os
@@ -133,7 +133,7 @@ def test_weights_are_never_loaded(tmp_path, monkeypatch):
 
 
 def file_of(address):
-    """The file that is mapped to memory there."""
+    """Return the file that is mapped to memory at this address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(part, 16) for part in line.split()[0].split("-"))
         if begin <= address < end:
@@ -190,7 +190,7 @@ convert(sys.argv[2], sys.argv[3], "alibi")
 
 
 def test_what_a_signal_leaves(tmp_path):
-    """Nothing; after SIGKILL a folder, which the next call uses."""
+    """A signal leaves no file. SIGKILL leaves a folder, which the next call uses."""
     source, target = stock(tmp_path / "source", "sharded"), tmp_path / "new" / "target"
     for number in (signal.SIGTERM, signal.SIGHUP):
         assert python("-c", STOPPED, int(number), source, target).returncode == -number

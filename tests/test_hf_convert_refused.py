@@ -1,4 +1,4 @@
-"""What wavepe.hf.convert refuses before it writes anything, and `wavepe convert`."""
+"""Errors of wavepe.hf.convert before it writes any file, and `wavepe convert`."""
 
 import errno
 import json
@@ -128,7 +128,7 @@ def test_weights_that_are_refused(tmp_path):
 
 
 class RunsCode:
-    """What a malicious file holds: its pickle calls a function when it is read."""
+    """The object in a malicious file: its pickle calls a function when it is read."""
 
     def __reduce__(self):
         return os.system, ("exit 1",)

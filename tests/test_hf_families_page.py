@@ -1,4 +1,4 @@
-"""docs/reference/families.md is what the kept results say."""
+"""docs/reference/families.md agrees with the kept results."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ VERSIONS = (
 
 
 def kept(cases, folder):
-    """What is kept of a run with these test cases."""
+    """Keep a run with these test cases; return the results."""
     (folder / page.RESULTS).mkdir(parents=True, exist_ok=True)
     file = folder / "junit.xml"
     file.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>", "utf-8")

@@ -19,7 +19,7 @@ from wavepe.hf.theta import set_theta
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Arguments of the calls of `rope_qk`: without it, a model that is not fused would pass."""
+    """Record the arguments of `rope_qk`; without it, a model that is not fused would pass."""
     seen = []
 
     def rope_qk(q, k, cos, sin, **options):
@@ -61,7 +61,7 @@ def test_forward_gradients_and_generation(family, calls):
 
 @pytest.mark.parametrize("family", ["llama", "cohere", "glm", "gpt_neox"])
 def test_angles_are_views_of_the_models_own(family, calls):
-    """One value a pair, read with its strides: no copy is made of them."""
+    """rope_qk reads one value for each pair by its strides, and makes no copy."""
     model = use_fused_rope(build(family))
     made = []
     rotary = model.base_model.rotary_emb
@@ -239,7 +239,7 @@ def test_patched_models(calls):
 
 
 def test_hybrids_of_which_some_layers_rotate(calls):
-    """Their own way, or in Gemma 3 by one of two bases."""
+    """The layers rotate in their own way, or in Gemma 3 by one of two bases."""
     for family, spec in (("llama", {"0": "none"}), ("gemma3_text", {"1": "rope"})):
         model = wavepe.hf.patch(build(family), spec)
         ids = tokens(1, 12)

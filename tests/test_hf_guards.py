@@ -1,4 +1,4 @@
-"""What would silently change a patched model raises, in every family."""
+"""A change that would silently alter a patched model raises an error, in every family."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Encodings that follow the length of the sequence: what `generate` says first, and fix_length."""
+"""Encodings that depend on the length: the error of `generate`, and fix_length."""
 
 import copy
 
@@ -26,7 +26,7 @@ MORE = {"do_sample": False, "max_new_tokens": 12}
 
 
 def refused(model, ids, **options):
-    """Whether `generate` raises before the model computes anything, and says what helps."""
+    """Return whether `generate` raises a helpful error before the model computes anything."""
     calls = []
     hook = model.register_forward_pre_hook(lambda *args: calls.append(args))
     with pytest.raises(ValueError, match=r"fix_length\(model, \d+\) .*use_cache=False"):
@@ -105,7 +105,7 @@ def test_a_prompt_of_embeddings():
 
 @pytest.mark.parametrize(("spec", "steady"), FOLLOW[:3])
 def test_padding_does_not_count(spec, steady):
-    """Nor in a batch of rows that are not of one length."""
+    """It does not count in a batch of rows of several lengths either."""
     model, ids = patched_tiny(spec), tokens(2, 6)
     ids[1, 0] = 0
     padded = torch.cat([torch.zeros(2, 10, dtype=torch.long), ids], 1)

@@ -1,4 +1,4 @@
-"""What queries see in a patched Llama: padding, packed sequences, masks, caches, dropout."""
+"""Masks of a patched Llama: padding, packed sequences, own masks, caches, dropout."""
 
 import inspect
 
@@ -31,7 +31,7 @@ EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
 
 
 def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
-    """What transformers makes for a pass of `length` tokens."""
+    """Return the mask that transformers makes for a pass of `length` tokens."""
     embeds = torch.zeros(rows, length, model.config.hidden_size)
     given = {"inputs_embeds": embeds}
     if "input_embeds" in inspect.signature(create_causal_mask).parameters:  # transformers <= 5.0
@@ -104,7 +104,7 @@ def test_other_ways_to_look_are_refused():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers how many elements the largest tensor that was made has."""
+    """Record the number of elements of the largest new tensor."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ def test_no_tensor_grows_with_queries_times_keys(spec, how):
 
 @pytest.mark.parametrize("spec", EACH)
 def test_the_operator_and_pytorch_agree_under_any_mask(spec):
-    """Keys in the future among them: the mask alone decides."""
+    """The mask may show keys in the future, because it alone decides."""
     model, ids = patched_tiny(spec), tokens(2, 11)
     generator = torch.Generator().manual_seed(3)
     for heads in (1, 4):

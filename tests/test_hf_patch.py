@@ -1,4 +1,4 @@
-"""Putting encodings into stock Llamas and taking them out; what is refused."""
+"""Patching stock Llamas and removing the patch; models that patch refuses."""
 
 import copy
 

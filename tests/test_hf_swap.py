@@ -1,4 +1,4 @@
-"""examples/hf_swap_and_train.py at toy size: what it computes, writes, repeats and refuses."""
+"""examples/hf_swap_and_train.py at toy size: its figures and files, a second run, its errors."""
 
 import importlib.util
 import json

@@ -35,7 +35,7 @@ def asked(family, theta):
 
 
 def fields(config):
-    """Without those that save_pretrained and `to` write."""
+    """Return the fields of a configuration, without those that save_pretrained and `to` write."""
     return {
         key: value
         for key, value in config.to_dict().items()
@@ -44,7 +44,7 @@ def fields(config):
 
 
 def same_model(model, wanted, ids):
-    """Logits, frequencies and configuration."""
+    """Assert the same logits, frequencies and configuration."""
     buffers, expected = dict(model.named_buffers()), dict(wanted.named_buffers())
     assert buffers.keys() == expected.keys()
     assert all(torch.equal(buffers[key], expected[key]) for key in expected)
@@ -112,7 +112,7 @@ def test_other_models_of_the_configuration_are_not_concerned():
 
 
 def test_the_frequencies_count_and_not_what_the_configuration_says():
-    """A field set on a live model has no effect; set_theta makes up for it."""
+    """A field that is set on a live model has no effect, but set_theta has."""
     model, ids = build("llama"), tokens(1, LENGTH)
     if TRANSFORMERS_5:
         model.config.rope_parameters["rope_theta"] = OTHER

@@ -1,4 +1,4 @@
-"""AutoTokenizer chooses for a folder of a wavepe_<family> what it chooses for the stock model's."""
+"""AutoTokenizer makes the same choice for a wavepe_<family> as for the stock model."""
 
 import json
 

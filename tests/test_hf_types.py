@@ -151,7 +151,7 @@ def test_output_attentions_in_the_configuration(spec, tmp_path):
 
 
 def test_labels_that_are_shifted_already(tmp_path):
-    """transformers hands what is for the loss to the attention too."""
+    """transformers passes arguments of the loss to the attention too."""
     wavepe.hf.patch(build("llama"), "wavelet:scales=4").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     shifted = torch.nn.functional.pad(IDS, (0, 1), value=-100)[:, 1:].contiguous()

@@ -34,7 +34,7 @@ LEARNED = "wavelet:scales=4,learned=true"
 
 
 def trained(model):
-    """Its learned places moved away from their initial values, as training would."""
+    """Move the learned parameters away from their initial values, as training would."""
     with torch.no_grad():
         model.model.position_encoding.scale.mul_(1.3)
         model.model.position_encoding.shift.add_(0.5)
@@ -394,7 +394,7 @@ def test_replicas_have_their_own_weights():
 
 
 def test_a_layer_that_is_copied_and_appended_shares_the_encoding():
-    """Depth up-scaling: what is learned stays in one place, which is trained by all layers."""
+    """Depth up-scaling: all layers share the learned parameters, and all train them."""
     model, ids = patched_tiny(LEARNED), tokens(2, 12)
     layer = copy.deepcopy(model.model.layers[1])
     layer.self_attn.layer_idx = 2

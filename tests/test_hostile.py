@@ -1,5 +1,7 @@
-"""Every public function with arguments that it should refuse (hostile_calls.py): an error that says
-what is needed, and never a crash, a long wait or a changed argument."""
+"""Public functions with arguments that they should refuse (hostile_calls.py).
+
+They must raise an error that names what is needed. They must not crash, hang or change arguments.
+"""
 
 import re
 from pathlib import Path
@@ -31,7 +33,7 @@ def test_hostile_arguments(side):
 
 
 def test_every_public_function_is_called():
-    """A new one gets a line in hostile_calls.py."""
+    """A new function needs a line in hostile_calls.py."""
     text = hostile_calls.NUMPY + hostile_calls.TORCH
     names = {f"wavepe.{name}" for name in wavepe.__all__} - {"wavepe.__version__"}
     names |= {f"analysis.{name}" for name in wavepe.analysis.__all__}
@@ -43,7 +45,7 @@ def test_every_public_function_is_called():
 
 
 def test_a_wrong_exception_is_a_failure():
-    """As a function of one's own raises it, at a line of the table."""
+    """A function raises the wrong type of error, at a line of the table."""
     code = (
         "import sys, runpy, wavepe; sys.argv[1:] = ['numpy', 'suite', '0', '1']\n"
         "def wrong(heads): raise KeyError(heads)\n"

@@ -20,13 +20,13 @@ FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0
 
 
 def reserved(shape, dtype):
-    """Zeros of which only what is written takes memory."""
+    """Return zeros, which take memory only where they are written."""
     size = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(-1, size, flags=FLAGS), dtype).reshape(shape)
 
 
 def far(values, axis):
-    """The same values, FAR elements apart along one axis."""
+    """Return the same values, FAR elements apart along one axis."""
     values = np.moveaxis(values, axis, 0)
     memory = reserved((len(values), FAR), values.dtype)
     strides = np.empty_like(values[:1], order="C").strides[1:]

@@ -1,4 +1,4 @@
-"""wavepe.nn.Attention and wavepe.nn.AbsoluteEncoding: for layers of one's own."""
+"""wavepe.nn.Attention and wavepe.nn.AbsoluteEncoding, for a user's own layers."""
 
 import dataclasses
 import pickle
@@ -245,7 +245,7 @@ def test_wrong_calls_of_absolute(x, positions, words):
 
 
 def test_an_encodings_own_layers_keep_their_digits_under_autocast(monkeypatch):
-    """A product of matrices in `learned_bias` would be bfloat16."""
+    """Without care, a matrix product in `learned_bias` would be bfloat16."""
     forget_registrations(monkeypatch)
 
     @wavepe.register_encoding

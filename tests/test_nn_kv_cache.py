@@ -1,4 +1,4 @@
-"""wavepe.nn.KVCache: generation gives the numbers of the full pass, or says why it cannot."""
+"""wavepe.nn.KVCache: generation gives the numbers of the full pass, or raises an error."""
 
 import copy
 import gc
@@ -386,7 +386,7 @@ def test_generation_without_a_model_around():
 
 
 def test_gradients_of_the_query_alone():
-    """Keys that need no gradient are saved all the same: the cache may not write into them."""
+    """Keys without a gradient are saved for the backward too, so the cache may not change them."""
     layer = SelfAttention(16, 2, encoding="none")
     for frozen in (layer.k_proj, layer.v_proj):
         frozen.requires_grad_(False)

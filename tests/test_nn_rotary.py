@@ -1,4 +1,4 @@
-"""wavepe.nn.Rotary: numbers, layouts, dtypes, what it keeps and what it refuses."""
+"""wavepe.nn.Rotary: numbers, layouts, dtypes, kept tables and errors."""
 
 import copy
 import pickle

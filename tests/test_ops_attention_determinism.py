@@ -90,7 +90,7 @@ def test_float64_on_any_number_of_threads(variant):
 
 @pytest.mark.parametrize("option", ["plain", "table", "table, q_rel, per head", "edge", "bias"])
 def test_a_head_does_not_depend_on_its_neighbours(variant, option):
-    """One call of many batch rows and heads gives the bits of calls of one."""
+    """A call with many batch rows and heads gives the same bits as calls with one."""
     arguments = draw(generator("alone"), Shape(2, 4, 2, 50, 61, 16, 16), OPTIONS[option])
     whole = attention(**arguments)
     for b, h in ((0, 0), (1, 3)):
@@ -169,7 +169,7 @@ def test_without_positions_a_permutation_permutes(variant, function):
 
 @each_function
 def test_offset_moves_the_queries(variant, function):
-    """Offset o of a short sequence: rows o.. of the whole."""
+    """A short sequence with offset o gives the rows from o on of the whole sequence."""
     arguments = draw(generator("moved"), Shape(2, 2, 1, 50, 50, 16, 8), OPTIONS["edge"])
     whole = function(**arguments)
     starts = torch.tensor([7, 30])

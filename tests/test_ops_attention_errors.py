@@ -1,5 +1,7 @@
-"""What ops.attention refuses: RuntimeError, with what was given and what is needed; on every device
-and under fake tensors the same."""
+"""Errors of ops.attention: a RuntimeError names the wrong argument and what is needed.
+
+It is the same on every device, and for fake tensors.
+"""
 
 import math
 
@@ -16,11 +18,11 @@ SQUARE = {"q": ones(B, H, N, D), "k": K, "v": V}
 
 
 def both(a, b):
-    """A message with both, in either order."""
+    """Return a pattern of a message with both texts, in either order."""
     return rf"(?s){a}.*{b}|{b}.*{a}"
 
 
-SHAPES = [  # what the message holds, what is given beside q, k, v
+SHAPES = [  # part of the message, arguments besides q, k, v
     (both(8, 9), {"k": ones(B, HK, N, 9)}),
     (both(7, 6), {"v": ones(B, HK, 6, DV)}),
     (both(4, 3), {"k": ones(B, 3, N, D), "v": ones(B, 3, N, DV)}),

@@ -1,5 +1,7 @@
-"""Seeded random calls of ops.attention on every variant (fuzz.py), small ones and some that cross
-the kernels' blocks, forward and backward; with an argument spoilt they must be refused."""
+"""Seeded random calls of ops.attention on every variant (fuzz.py), forward and backward.
+
+Some calls cross the kernels' blocks. A call with a spoilt argument must be refused.
+"""
 
 import fuzz
 import pytest
@@ -18,7 +20,7 @@ def test_random_calls(every_variant, part):
 
 
 class Composition(Attention):
-    """What runs where there is no kernel: no constant tables, and NaN goes further."""
+    """The composition, which runs without a kernel: no constant tables, and NaN spreads further."""
 
     function = staticmethod(composed)
     rounds_out = False
@@ -40,7 +42,7 @@ def test_random_calls_of_the_composition():
 
 
 def test_the_calls_cross_blocks():
-    """What found wrong rows once: a window, an offset and segments of more than a tile of keys."""
+    """Such calls once found wrong rows: a window, an offset, segments larger than a tile."""
     target, all_three, beyond = Attention(), 0, 0
     for number in range(500):
         arguments = target.draw(generator("fuzz", "blocks", number))

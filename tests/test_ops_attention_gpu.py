@@ -16,7 +16,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def reasons(monkeypatch):
-    """The reasons that were warned of; what is asked is asked again for each test."""
+    """Return the set of reasons that were warned of; each test starts without any."""
     monkeypatch.setattr(_attention_gpu, "_warned", set())
     _attention_gpu._missing_kernel.cache_clear()
     yield _attention_gpu._warned
@@ -24,7 +24,7 @@ def reasons(monkeypatch):
 
 
 def went(monkeypatch):
-    """The names of the ways that calls of attention take."""
+    """Record which implementation each call of attention uses."""
     ways = []
 
     def note(name, result):
@@ -101,7 +101,7 @@ def test_a_compiler_does_not_trace_the_warning(reasons):
 
 
 def test_fused_on_fake_tensors_of_a_gpu(reasons, monkeypatch):
-    """What a compiler sees: an operator, with the CPU's shapes and dtypes."""
+    """A compiler sees one operator, with the CPU's shapes and dtypes."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with FakeTensorMode(), torch.no_grad():
         q, k = (torch.empty(1, h, 5, 8, device="cuda", dtype=torch.float16) for h in (4, 2))
@@ -137,7 +137,7 @@ def test_one_graph_for_a_gpu(reasons, monkeypatch, options):
 
 
 def by_mask(q, k, v, *, return_lse=False, **options):
-    """`masked`, called as ops.attention is; its lse is none."""
+    """Call `masked` with the arguments of ops.attention; it returns no lse."""
     return masked(Arguments(q, k, v, **options)), q.new_zeros(q.shape[:3], dtype=F32)
 
 

@@ -1,4 +1,4 @@
-"""What ops.attention asks of softcap and scale: one rule, with one message, wherever it runs."""
+"""The rules of ops.attention for softcap and scale, with the same messages on every device."""
 
 import math
 import re

@@ -71,7 +71,7 @@ def test_what_is_hidden_does_not_leak(variant, function, value, where, option):
 
 
 def seen_by(arguments, token):
-    """(B, H, m) bool: who sees the token. One hot v tells."""
+    """Return which rows see the token, bool (B, H, m), by a one-hot v."""
     v = torch.zeros_like(arguments["v"])
     v[:, :, token] = 1
     out = composed(**arguments | {"v": v, "p": None, "first": 0, "beyond": "zero", "scale": 0.0})
@@ -123,8 +123,10 @@ def test_nan_of_a_table_row_reaches_its_deltas(variant, function):
 @each_function
 @pytest.mark.parametrize("value", [nan, inf])
 def test_nan_of_a_bias_reaches_its_deltas(variant, function, value):
-    """The rows that see a key at its distance, forward and backward; where a bias is not read, the
-    value is nobody's."""
+    """NaN reaches the rows that see a key at its distance, forward and backward.
+
+    A number of the bias that no row reads has no effect.
+    """
     rng = generator("bias number")
     for n in (12, 150):
         arguments = draw(rng, Shape(1, 2, 1, n, n, 8, 8), OPTIONS["bias"])

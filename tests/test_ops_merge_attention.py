@@ -18,7 +18,7 @@ def normal(rng, *shape):
 
 
 def softmax_part(score, v):
-    """Attention over some keys, written out: (out, lse); a row of -inf alone gives 0 and -inf."""
+    """Return (out, lse) of attention over some keys; a row of only -inf gives 0 and -inf."""
     lse = torch.logsumexp(score, -1)
     unseen = lse == -INF
     weights = torch.exp(score - torch.where(unseen, 0, lse)[..., None])

@@ -99,7 +99,7 @@ def test_the_search_knows_public_names():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the same calls give, by the names that are taken away."""
+    """Return the results of the same calls, by the names that are removed."""
     folder = tmp_path_factory.mktemp("names")
     output(private_names_calls.__file__, folder, PYTHONPATH=str(PACKAGE.parent))
     return {name: torch.load(folder / name) for name in private_names_calls.RUNS}

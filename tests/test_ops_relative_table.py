@@ -1,4 +1,4 @@
-"""wavepe.ops.relative_table: what the zones leave out and what is dropped at the ends."""
+"""wavepe.ops.relative_table: the error of the zones, and rows that are dropped at the ends."""
 
 import numpy as np
 import pytest
@@ -285,7 +285,7 @@ def test_tables_of_heads_and_edges_have_no_zones():
 
 
 def test_a_huge_row_hides_no_other():
-    """What may be neglected is measured by the usual row, not by the largest."""
+    """The allowed error is relative to a usual row, and not to the largest one."""
     scale, shift = wavepe.wavelet_grid(64)
     p = torch.from_numpy(wavepe.wavelet_table(300, scale, shift, dtype=np.float64))
     for factor in (1e3, 1e9):

@@ -107,7 +107,7 @@ def test_threads_get_the_same_tensors():
 
 
 def product(table, x):
-    """x . p by the zones, and what else `tensors` says."""
+    """Return x . p, computed from the zones and the other results of `tensors`."""
     p, first, zones = table.tensors(x.dtype, x.device)
     out = (x @ p.mT).sum(-1) + first
     for c, u in zip(zones[::2], zones[1::2], strict=True):
@@ -117,7 +117,7 @@ def product(table, x):
 
 
 def assert_usable(table, dtype):
-    """By any later call, a training too."""
+    """Assert that a later call can use the table, also in training."""
     p, _, zones = table.tensors(dtype, "cpu")
     for x in (p, *zones):
         assert type(x) is torch.Tensor

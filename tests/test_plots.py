@@ -64,7 +64,7 @@ def test_each_picture(name, tmp_path, capsys, monkeypatch, figures):
 
 
 def assert_texts_apart(figure):
-    """No text is cut, and none lies over another."""
+    """Assert that no text is cut, and that texts do not overlap."""
     figure.draw_without_rendering()
     boxes = {text: text.get_window_extent() for text in drawn_texts(figure)}
     assert len(boxes) > 5
@@ -79,7 +79,7 @@ def assert_texts_apart(figure):
 
 
 def drawn_texts(figure):
-    """All that is not empty, and of the marks along an axis those within its range."""
+    """Return all texts that are not empty; tick labels only within the range of the axis."""
     from matplotlib.axis import Axis
     from matplotlib.text import Text
 

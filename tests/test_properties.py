@@ -1,4 +1,4 @@
-"""What the theory promises (METHODS 5), over positions, sizes and bases that hypothesis picks."""
+"""The theorems of METHODS 5, for positions, sizes and bases that hypothesis picks."""
 
 import math
 
@@ -166,7 +166,7 @@ def test_the_shift_matrix_moves_the_sinusoid(m, k, dim, theta):
 @given(seeds, st.integers(1, 40), st.integers(0, 40))
 @steady
 def test_wavelet_scores_depend_on_the_difference_alone(kind, seed, length, shift):
-    """The scores of the tokens from `shift` on, alone, are those that they have in the whole."""
+    """The tokens from `shift` on have the same scores alone as in the whole sequence."""
     q = normal(seed, shift + length, 16).astype(np.float32)
     p, first, _ = wavepe.encoding("wavelet", kind=kind, scales=4).table(shift + length, 16)
     whole = wavepe.relative_bias(q, p, shift + length, first=first)

@@ -1,4 +1,4 @@
-"""Every Python example of README and docs runs, and prints what it says it prints."""
+"""Every Python example of README and docs runs, and prints the output that it shows."""
 
 import contextlib
 import io

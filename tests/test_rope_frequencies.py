@@ -15,7 +15,7 @@ THETAS = (50.0, 1e4, 1e6)
 
 
 def check(got, want, dim, theta, what):
-    """Errors are measured by the unscaled frequency, of which a ramp may leave little."""
+    """Assert small errors, relative to the unscaled frequency. A ramp may scale it to almost 0."""
     plain = oracle_rope.default(dim, theta)[0]
     size = np.maximum(np.abs(want[0]), plain[: want[0].size])
     units = BOUNDS["rope_frequencies"].units + 8  # a division, a ramp and its two products

@@ -26,7 +26,7 @@ def tables(positions, freq=TORCH_FREQ, **options):
 
 
 def naive(positions, freq=TORCH_FREQ):
-    """cos of a float32 product of what it is given."""
+    """Return cos of the float32 product of positions and frequencies."""
     return (positions.float()[..., None] * freq.float()).cos()
 
 

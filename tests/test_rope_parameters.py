@@ -1,4 +1,4 @@
-"""The parameters of the rope types: which are needed, which goes first, and what is refused."""
+"""The parameters of the rope types: those that are needed, their precedence, and errors."""
 
 import math
 import types
