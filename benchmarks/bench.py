@@ -4,7 +4,7 @@ Run `python -m benchmarks.bench [op ...]`. The exit code is 1 if an error is ove
 
 The calls of a case take turns in one process, A B C A B C ...: wavepe in every variant of this CPU,
 and its rivals, which each bench_<op>.py lists. If a case takes long, only the fastest variant runs.
-The first call of each is the warm-up, which compiles what is to be compiled. It is not timed, and
+The first call of each is the warm-up, in which torch.compile compiles. It is not timed, and
 its result is judged against a float64 oracle. memory.py explains fresh and warm memory.
 """
 

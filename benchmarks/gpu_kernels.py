@@ -106,7 +106,7 @@ def _gradients(place: Place, generator: torch.Generator) -> Iterator[Triple]:
 
 def _bias(place: Place, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Triple]:
     def bias(q: Tensor, p: Tensor, beyond: str) -> Tensor:
-        if place.emulated:  # what is registered for CUDA
+        if place.emulated:  # the function that is registered for CUDA
             wide = torch.float64 if q.dtype == torch.float64 else torch.float32
             return on_cuda(q.to(wide), p.to(wide), 70, -3, beyond).to(q.dtype)
         return ops.relative_bias(q, p, 70, first=-3, beyond=beyond)
