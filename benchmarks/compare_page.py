@@ -192,7 +192,11 @@ def standings(root: Path) -> str:
         for name, runs, ours, rival in rows
     ]
     table = _plain_rows("wavelets against", headings(lengths, trained), cells)
-    return f"{table}\n{made_with(results)}"
+    others = (
+        "The rows of one seed are measured elsewhere: [in fairseq](docs/results/fairseq.md), and "
+        "[after a swap](docs/results/swap.md). The other rows:"
+    )
+    return f"{table}\n{textwrap.fill(others, 100)}\n{made_with(results)}"
 
 
 def _runs_of(path: Path) -> list[dict[str, Any]]:
