@@ -262,7 +262,8 @@ def made_with(*parts: Mapping[str, Any]) -> str:
     text = (
         f"{settings['seeds']} seeds. {trainings} trainings of {settings['steps']} steps took "
         f"{minutes:.0f} minutes of one thread. A model has {settings['layers']} layers with "
-        f"{settings['heads']} heads of {settings['head_dim']}. A step takes {batches}. "
+        f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
+        f"A step takes {batches}. "
         f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated. "
         f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
     )
