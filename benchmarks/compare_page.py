@@ -259,8 +259,11 @@ def made_with(*parts: Mapping[str, Any]) -> str:
     batches = " or ".join(
         f"{one['batch']} sequences of {one['train_length']} bytes" for one in each
     )
+    steps = f"{settings['steps']} steps"
+    if settings.get("finetune"):
+        steps += f", or of {settings['finetune_steps']} that continue one,"
     text = (
-        f"{settings['seeds']} seeds. {trainings} trainings of {settings['steps']} steps took "
+        f"{settings['seeds']} seeds. {trainings} trainings of {steps} took "
         f"{minutes:.0f} minutes of one thread. A model has {settings['layers']} layers with "
         f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
         f"A step takes {batches}. "
