@@ -55,8 +55,8 @@ WAYS = {
 }
 KERNELS = {
     "wavepe": ("wavepe, wavelets", COLOURS[0], "-"),
-    "plain": ("wavepe, no positions", COLOURS[0], "--"),
-    "sdpa": ("PyTorch, no positions", "0.4", "--"),
+    "plain": WAYS["plain"],
+    "sdpa": WAYS["sdpa"],
 }
 THREADS = (1, 2)
 SIZE = re.compile(r"\d+ heads x (\d+) x (\d+), (.*)")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .readme import ROOT, Missing
+from .readme import Missing, add_root
 
 RESULTS = Path("benchmarks", "results")
 
@@ -53,13 +53,7 @@ def add_page(parser: argparse.ArgumentParser, page: Path, required: bool = False
     what.add_argument(
         "--check", action="store_true", help="change nothing; exit with 1 if it is stale"
     )
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=ROOT,
-        metavar="DIR",
-        help="folder of the repository (default: this one)",
-    )
+    add_root(parser)
 
 
 def write_page(page: Path, updated: Callable[[str, Path], str], root: Path, check: bool) -> int:

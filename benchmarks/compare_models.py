@@ -18,7 +18,7 @@ import wavepe.cli
 
 from .command import new_parser
 from .compare_page import KEPT, PICTURES
-from .readme import ROOT
+from .readme import add_root
 
 FRACTIONS = ("1", "0.9", "0.75", "0.5", "0.25", "0")
 BASES = ("rope-theta-10000", "rope-theta-128")
@@ -32,13 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and keep the figures; return 0."""
     parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="the folder that wavepe compare wrote")
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=ROOT,
-        metavar="DIR",
-        help="folder of the repository (default: this one)",
-    )
+    add_root(parser)
     args = parser.parse_args(argv)
     results = json.loads((args.folder / "results.json").read_text("utf-8"))
     length, seeds = results["train_length"], results["environment"]["settings"]["seeds"]

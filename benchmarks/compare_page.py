@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from wavepe.cli.compare.settings import Settings
 from wavepe.cli.tables import Row, markdown_rows
 
 from .command import add_page, new_parser, write_page
-from .readme import Missing, replaced
+from .readme import Missing, replaced, wrapped
 
 PAGE = Path("docs", "results", "index.md")
 KEPT = Path("benchmarks", "results", "compare")
@@ -196,7 +195,7 @@ def standings(root: Path) -> str:
         "The rows of one seed are measured elsewhere: [in fairseq](docs/results/fairseq.md), and "
         "[after a swap](docs/results/swap.md). The other rows:"
     )
-    return f"{table}\n{textwrap.fill(others, 100)}\n{made_with(results)}"
+    return f"{table}\n{wrapped(others)}\n{made_with(results)}"
 
 
 def _runs_of(path: Path) -> list[dict[str, Any]]:
@@ -206,18 +205,14 @@ def _runs_of(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text("utf-8"))["runs"]
 
 
-def _standing(ratios: Sequence[float]) -> str:
-    """Return "ahead" or "behind" if all seeds agree, else "unclear", and the mean ratio."""
+def _standing(ratios: Sequence[float], lower: str = "ahead", higher: str = "behind") -> str:
+    """Return `lower` or `higher` if all seeds agree, else "unclear", and the mean ratio."""
     if not ratios:
         return ""
     margin = 0 if len(ratios) > 1 else ONE_SEED
     ahead, behind = max(ratios) < 1 - margin, min(ratios) > 1 + margin
-    says = "ahead" if ahead else "behind" if behind else "unclear"
+    says = lower if ahead else higher if behind else "unclear"
     return f"{says}, {statistics.fmean(ratios):.2f}"
-
-
-def _headline_runs(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [run for name in HEADLINE for run in results["runs"] if run["encoding"] == name]
 
 
 def protocols(root: Path) -> str:
@@ -270,7 +265,7 @@ def made_with(*parts: Mapping[str, Any]) -> str:
         f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated. "
         f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
     )
-    return textwrap.fill(text, 100)
+    return wrapped(text)
 
 
 def claims(root: Path) -> str:
@@ -289,8 +284,7 @@ def claims(root: Path) -> str:
 def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> str:
     """Return "yes" or "no" if all seeds agree, else "unclear", and the mean ratio."""
     rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
-    standing = _standing(_ratios(runs, claim.better, rivals, length))
-    return standing.replace("ahead", "yes").replace("behind", "no")
+    return _standing(_ratios(runs, claim.better, rivals, length), "yes", "no")
 
 
 def _ratios(
@@ -352,7 +346,7 @@ def bands(root: Path) -> str:
         f"{statistics.fmean(ratios):.2f} times on average. The rank correlation of measured and "
         f"predicted bands over the rows is {_rank_correlation(measured, predicted):.2f}."
     )
-    return f"{text}\n{textwrap.fill(found, 100)}\n\n{made_with(*parts)}"
+    return f"{text}\n{wrapped(found)}\n\n{made_with(*parts)}"
 
 
 def _number_in(path: Path) -> int:
@@ -433,7 +427,7 @@ def draw(root: Path) -> None:
     (root / PICTURES).mkdir(exist_ok=True)
     results = kept(root, "wavelet")
     perplexity_by_length(
-        _headline_runs(results),
+        [run for name in HEADLINE for run in results["runs"] if run["encoding"] == name],
         root / PICTURES / "wavelet.png",
         train_length=results["train_length"],
         title=title(results["train_length"]),

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .attention_page import commit_of
 from .command import RESULTS, page_command
-from .readme import replaced
+from .readme import replaced, wrapped
 
 PAGE = Path("docs", "guides", "gpu.md")
 NOTHING = "No result of this page comes from a GPU yet."
@@ -38,7 +37,7 @@ def section(run: dict[str, Any]) -> str:
         f"{about['gpu']}; torch {about['torch']}, Triton {about['triton']}, transformers "
         f"{about['transformers']}; {about['date'][:10]}, {commit_of(about)}."
     )
-    parts = [f"### {about['gpu']}", _filled(words), *_checks(rows)]
+    parts = [f"### {about['gpu']}", wrapped(words), *_checks(rows)]
     timed = sorted(_of(rows, "times"), key=lambda row: (row["d"], row["length"]))
     for phase in PHASES:
         ways = list(dict.fromkeys(n for row in timed for n in row["seconds"][phase] if n != OURS))
@@ -65,16 +64,12 @@ def _why(row: dict) -> str:
     return row.get("error") or row.get("not_run") or ""
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
-
-
 def _checks(rows: list[dict]) -> list[str]:
     checks = [check for row in rows for check in row.get("checks", ())]
     wrong = [check for check in checks if not check["error"] <= 1]
     found = f"{len(checks) - len(wrong)} of {len(checks)} checks are within their bounds"
     named = "; ".join(f"{c['name']} is off by {c['error']:.2g} bounds" for c in wrong)
-    return [_filled(f"{found}{': ' + named if wrong else ''}.")] if checks else []
+    return [wrapped(f"{found}{': ' + named if wrong else ''}.")] if checks else []
 
 
 def _table(
@@ -118,7 +113,7 @@ def _training(rows: list[dict]) -> list[str]:
         f"A training step of a Llama of {size['layers']} layers of {size['hidden']}, "
         f"{size['batch']} sequences of {size['length']} tokens, bfloat16 by autocast, AdamW:"
     )
-    return [_filled(words), "\n".join(lines)]
+    return [wrapped(words), "\n".join(lines)]
 
 
 def _rope(rows: list[dict]) -> list[str]:

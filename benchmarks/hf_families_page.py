@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .command import RESULTS, keep, kept_runs, new_parser, page_command
-from .readme import ROOT, Missing, replaced
+from .readme import Missing, add_root, replaced
 
 PAGE = Path("docs", "reference", "families.md")
 # test -> the name of its situation on the page
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep", type=Path, required=True, metavar="FILE", help="the file of --junitxml"
     )
-    parser.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="the repository")
+    add_root(parser)
     args = parser.parse_args(argv)
     try:
         results = read(args.keep)

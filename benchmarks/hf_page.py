@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from wavepe.cli.compare.report import markdown_table
 
 from .attention_page import commit_of
 from .command import add_page, new_parser, write_page
-from .readme import Missing, in_threads, replaced
+from .readme import Missing, in_threads, replaced, wrapped
 
 SPEED_PAGE, SWAP_PAGE = Path("docs", "results", "speed.md"), Path("docs", "results", "swap.md")
 SPEED = Path("benchmarks", "results", "hf-models.json")
@@ -43,7 +42,7 @@ def speed_updated(text: str, root: Path) -> str:
         ("hf-memory", hf_models.memory_table),
         ("hf-fused-rope", hf_models.fused_table),
     ):
-        section = f"{table(results)}\n\n{_filled(measured_on(results))}"
+        section = f"{table(results)}\n\n{wrapped(measured_on(results))}"
         text = replaced(text, name, section, SPEED_PAGE)
     return text
 
@@ -78,7 +77,7 @@ def swap_updated(text: str, root: Path) -> str:
         f"out. Seed {settings['seed']}. {about['machine']}, {threads}, Python {about['python']}, "
         f"torch {about['torch']}, transformers {about['transformers']}, {about['date']}."
     )
-    section = f"{table}\n{_filled(made)}"
+    section = f"{table}\n{wrapped(made)}"
     return replaced(text, "hf-swap", section, SWAP_PAGE)
 
 
@@ -86,9 +85,9 @@ def swap_sentence(root: Path) -> str:
     """Return README's sentence on a model that was swapped and trained further."""
     results = kept(SWAP, root)
     before, swapped, rope, trained = (run["perplexity"] for run in results["runs"])
-    near, far = (str(length) for length in map(int, before))
+    near, far = before  # the trained length, and a longer one
     times = int(far) // results["train_length"]
-    return _filled(
+    return wrapped(
         f"**A swapped model must be trained on**: its weights were made for the old encoding. In "
         f"[our example](docs/results/swap.md) a small Llama with RoPE has perplexity "
         f"{before[near]:.2f} at its trained length. The swap to wavelets makes it "
@@ -96,10 +95,6 @@ def swap_sentence(root: Path) -> str:
         f"steps with RoPE give {rope[near]:.2f}. At {times} times the trained length wavelets then "
         f"have {trained[far]:.2f}, and RoPE has {rope[far]:.2f}."
     )
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 PAGES: dict[Path, Callable[[str, Path], str]] = {

@@ -43,7 +43,6 @@ from .timing import take_turns
 KEPT = RESULTS / "multiscale-rope.json"
 HEADS, HEAD_SIZE, LENGTHS = 8, 64, (256, 512, 1024, 2048)
 WAYS = ("none", "rope", "wavelet", "matrices", "prefix sums")
-TURNS = ("rope", "matrices", "prefix sums")  # the ways that change q and k
 
 Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -51,8 +51,8 @@ log = get_plugin_logger("docs")
 
 def on_config(config: MkDocsConfig) -> None:
     """Take the addresses from [project.urls], the one place that has them."""
-    config.site_url = addresses(ROOT).get("Documentation")
-    config.repo_url = addresses(ROOT).get("Repository")
+    found = addresses(ROOT)
+    config.site_url, config.repo_url = found.get("Documentation"), found.get("Repository")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
