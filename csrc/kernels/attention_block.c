@@ -18,7 +18,9 @@ typedef struct {
     int64_t first_column, band_width; /* the band's columns in T; width 0: no band */
     int64_t band_start;               /* memory column of the band's first column */
     wpe_range band_keys;              /* the keys of the tiles that overlap the band */
-    /* WPE_EDGE: r . p of the table's last and first row, for the keys beyond them */
+    /* With WPE_EDGE: whether a key may lie past the table's last row, or before its first row, and
+     * r . p of that row. */
+    int past_last, before_first;
     REAL last_row_score[WPE_QUERY_BLOCK], first_row_score[WPE_QUERY_BLOCK];
 } NAME(query_block);
 #define BLOCK NAME(query_block)
@@ -45,8 +47,7 @@ typedef struct {
  * that reach beyond both ends of it. A tile in the band has this stride less 1, which is a multiple
  * of the cache line (64 bytes) and no power of two. */
 static int64_t NAME(table_row_stride)(const wpe_attention *a) {
-    int64_t widest = a->relative->rows;
-    if (a->relative->beyond == WPE_ZERO) widest = smaller(widest, a->keys + WPE_QUERY_BLOCK);
+    int64_t widest = smaller(a->relative->rows, a->keys + WPE_QUERY_BLOCK);
     return round_up(widest + 2 * (WPE_KEY_BLOCK + WPE_QUERY_BLOCK + PANEL) + KEY_STEP, 64) + 16 + 1;
 }
 

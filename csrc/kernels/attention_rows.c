@@ -52,13 +52,16 @@ static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stri
 /* dst = src for `count` elements, rounded to storage. src has stride 1. */
 static void NAME(write_row)(void *dst, int storage, int64_t stride, const REAL *src,
                             int64_t count) {
-#define WRITE(storage, type)                                              \
-    case storage:                                                         \
-        for (int64_t x = 0; x < count; x += LANES) {                      \
-            int lanes = (int)smaller(LANES, count - x);                   \
-            PASTE2(store_, type)((type *)dst + x * stride, stride, lanes, \
-                                 LOAD_REAL(src + x, 1, lanes));           \
-        }                                                                 \
+    int64_t x = 0;
+#define WRITE(storage, type)                                                               \
+    case storage:                                                                          \
+        for (; stride == 1 && x + LANES <= count; x += LANES)                              \
+            PASTE2(store_, type)((type *)dst + x, 1, LANES, LOAD_REAL(src + x, 1, LANES)); \
+        for (; x < count; x += LANES) {                                                    \
+            int lanes = (int)smaller(LANES, count - x);                                    \
+            PASTE2(store_, type)((type *)dst + x * stride, stride, lanes,                  \
+                                 LOAD_REAL(src + x, 1, lanes));                            \
+        }                                                                                  \
         break;
     switch (storage) { EACH_STORAGE(WRITE) }
 #undef WRITE
@@ -97,7 +100,9 @@ static NOINLINE void NAME(store_rows)(wpe_matrix_out out, int storage, const REA
     REAL buffer[BUFFER_SIZE];
     for (int64_t r = 0; r < rows; r++) {
         wpe_matrix row = {NAME(from_row)(out, storage, r).data, 0, out.col_stride};
-        for (int64_t c = 0; c < cols; c += BUFFER_SIZE) {
+        if (parts == 1)
+            NAME(write_row)((void *)row.data, storage, out.col_stride, x + r * x_row_stride, cols);
+        for (int64_t c = 0; parts != 1 && c < cols; c += BUFFER_SIZE) {
             int64_t count = smaller(BUFFER_SIZE, cols - c);
             const REAL *from = x + r * x_row_stride + c;
             for (int64_t k = 0; k < count; k++) buffer[k] = parts ? from[k] : 0;

@@ -44,13 +44,12 @@ static void NAME(clear_hidden)(const BLOCK *b, const TILE *t, REAL *weights) {
 
 /* ---- gradients of the table's rows --------------------------------------------------------- */
 
-/* Return whether query i sees a key that reads memory column x of the band. With WPE_EDGE all keys
- * beyond either end of the band also read its first or last column. */
+/* Return whether query i sees a key that reads memory column x of the band. All keys past
+ * the table's last row also read the band's first column, those before its first row the last. */
 static int NAME(sees_column)(const BLOCK *b, int64_t i, int64_t x) {
-    int edge = b->a->relative->beyond == WPE_EDGE;
     int64_t begin = x - b->origin + i, end = begin + 1;
-    if (edge && x == b->band_start) begin = b->seen[i].begin;
-    if (edge && x == b->band_start + b->band_width - 1) end = b->seen[i].end;
+    if (b->past_last && x == b->band_start) begin = b->seen[i].begin;
+    if (b->before_first && x == b->band_start + b->band_width - 1) end = b->seen[i].end;
     begin = larger(begin, b->seen[i].begin);
     end = smaller(end, b->seen[i].end);
     for (int64_t j = begin; j < end; j++)

@@ -3,14 +3,23 @@
  * Sums run in 16 lanes, whatever the width of a vector, over columns that begin at a multiple
  * of 16. So wider registers give the same bits. */
 
-#define SUM_VECTORS (16 / LANES) /* the vectors that hold these 16 lanes */
+#define SUM_VECTORS  (16 / LANES)       /* the vectors that hold these 16 lanes */
+#define STEP_VECTORS (KEY_STEP / LANES) /* the columns of a row are whole steps of KEY_STEP */
 
-INLINE REAL NAME(sum_lanes)(const V sums[SUM_VECTORS]) {
-    REAL lane[16];
-    memcpy(lane, sums, sizeof lane);
-    for (int width = 8; width; width /= 2)
-        for (int l = 0; l < width; l++) lane[l] += lane[l + width];
-    return lane[0];
+/* Combine x[0] .. x[count - 1] by halves: each lane of x[0] with the lane 16 / 2 after it, and so
+ * on. At the end every lane of x[0] holds the result. */
+#define FOLD(x, count, COMBINE)                                                       \
+    _Pragma("GCC unroll 8") for (int n_ = (count) / 2; n_; n_ /= 2)                   \
+        _Pragma("GCC unroll 8") for (int u_ = 0; u_ < n_; u_++)(x)[u_] =              \
+            COMBINE((x)[u_], (x)[u_ + n_]);                                           \
+    _Pragma("GCC unroll 8") for (int lanes_ = LANES; lanes_ > 1; lanes_ /= 2)(x)[0] = \
+        COMBINE(__builtin_shufflevector((x)[0], (x)[0], REAL_ORDER(LOW)),             \
+                __builtin_shufflevector((x)[0], (x)[0], REAL_ORDER(HIGH)))
+#define PLUS(a, b) ((a) + (b))
+
+INLINE REAL NAME(sum_lanes)(V sums[SUM_VECTORS]) {
+    FOLD(sums, SUM_VECTORS, PLUS);
+    return sums[0][0];
 }
 
 INLINE REAL NAME(exp_one)(REAL x) { return EXP(SPLAT(x))[0]; }
@@ -87,11 +96,14 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
 }
 
 static REAL NAME(row_max)(const REAL *s, int64_t begin, int64_t end) {
-    V lane_max = SPLAT(-(REAL)INFINITY);
-    for (int64_t j = begin; j < end; j += LANES)
-        lane_max = MAX(LOAD_REAL(s + j, 1, LANES), lane_max);
-    REAL max = lane_max[0];
-    for (int l = 1; l < LANES; l++) max = lane_max[l] > max ? lane_max[l] : max;
+    V most[STEP_VECTORS]; /* several, so that a step need not wait for the one before */
+    for (int u = 0; u < STEP_VECTORS; u++) most[u] = SPLAT(-(REAL)INFINITY);
+    for (int64_t j = begin; j < end; j += KEY_STEP)
+#pragma GCC unroll 8
+        for (int u = 0; u < STEP_VECTORS; u++)
+            most[u] = MAX(LOAD_REAL(s + j + u * LANES, 1, LANES), most[u]);
+    FOLD(most, STEP_VECTORS, MAX);
+    REAL max = most[0][0];
     if (max > -(REAL)INFINITY) return max;
     /* No key is seen, or there is a NaN, which comparisons drop. */
     for (int64_t j = begin; j < end; j++)
@@ -116,9 +128,13 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL *max, RE
             STORE_REAL(s + j + u * LANES, 1, LANES, p);
             sums[u] += p;
         }
-    REAL factor = old == new_max ? 1 : NAME(exp_one)(old - new_max);
-    *max = new_max;
-    *sum = *sum * factor + NAME(sum_lanes)(sums);
+    REAL factor = 1;
+    if (old != new_max) {
+        factor = NAME(exp_one)(old - new_max);
+        *max = new_max;
+        *sum *= factor;
+    }
+    *sum += NAME(sum_lanes)(sums);
     return factor;
 }
 

@@ -15,11 +15,16 @@ static void NAME(place_band)(BLOCK *b) {
     if (!p || b->key_range.begin >= b->key_range.end) return;
     /* the column of T that (query 0 of the block, key 0) reads; it may lie outside the table */
     int64_t zero_column = p->rows - 1 + p->first_delta - (b->begin + b->a->offset);
-    int64_t begin = 0, end = p->rows;
-    if (p->beyond == WPE_ZERO) { /* only the columns that a tile reaches */
-        begin = larger(begin, zero_column + b->key_range.begin - (b->rows - 1));
-        end = smaller(end, zero_column + b->key_range.end);
+    int64_t begin = zero_column + b->key_range.begin - (b->rows - 1);
+    int64_t end = zero_column + b->key_range.end;
+    b->past_last = p->beyond == WPE_EDGE && begin < 0;
+    b->before_first = p->beyond == WPE_EDGE && end > p->rows;
+    if (p->beyond == WPE_EDGE) { /* at least the row that stands for those outside the table */
+        begin = smaller(begin, p->rows - 1);
+        end = larger(end, 1);
     }
+    begin = larger(begin, 0);
+    end = smaller(end, p->rows);
     if (begin >= end) return;
     b->first_column = begin;
     b->band_width = end - begin;
@@ -52,6 +57,22 @@ INLINE wpe_range NAME(covered)(const BLOCK *b, int64_t row) {
                        b->origin + round_up(end, KEY_STEP) - row};
 }
 
+/* Return the memory columns of the band that row group g reads. */
+static wpe_range NAME(group_columns)(const BLOCK *b, int64_t g) {
+    wpe_range first = NAME(covered)(b, g * GROUP), last = NAME(covered)(b, g * GROUP + GROUP - 1);
+    wpe_range band = {b->band_start, b->band_start + b->band_width};
+    int64_t begin = larger(last.begin, band.begin), end = smaller(first.end, band.end);
+    if (b->past_last) {
+        begin = band.begin;
+        end = larger(end, band.begin + 1);
+    }
+    if (b->before_first) {
+        begin = smaller(begin, band.end - 1);
+        end = band.end;
+    }
+    return (wpe_range){begin, larger(begin, end)};
+}
+
 /* Return which columns of a zone lie in the band. The zone has columns zone_begin..zone_begin +
  * zone_rows - 1 of T; the result counts from zone_begin. */
 INLINE wpe_range NAME(zone_columns)(const BLOCK *b, int64_t zone_begin, int64_t zone_rows) {
@@ -81,17 +102,21 @@ static void NAME(table_scores)(BLOCK *b) {
                                b->a->head_size * PANEL, b->a->head_size, b->groups, all, 0);
         }
         /* Whole panels are computed. The next zone overwrites what lies past this zone's end. */
-        wpe_range panels = {round_down(c.begin, PANEL), round_up(c.end, PANEL)};
-        for (int64_t g = 0; g < b->groups; g++) all[g] = panels;
-        NAME(gemm_columns)(b->table + b->band_start + zone_begin - b->first_column,
-                           b->table_row_stride, r, r_row_stride, zone->coefficients_t,
-                           zone->rank * PANEL, zone->rank, b->groups, all, 0);
+        int64_t start = b->band_start + zone_begin - b->first_column;
+        for (int64_t g = 0; g < b->groups; g++) {
+            wpe_range read = NAME(group_columns)(b, g);
+            int64_t begin = larger(read.begin - start, c.begin);
+            int64_t end = larger(smaller(read.end - start, c.end), begin);
+            all[g] = (wpe_range){round_down(begin, PANEL), round_up(end, PANEL)};
+            if (begin == end) all[g].end = all[g].begin;
+        }
+        NAME(gemm_columns)(b->table + start, b->table_row_stride, r, r_row_stride,
+                           zone->coefficients_t, zone->rank * PANEL, zone->rank, b->groups, all, 0);
     }
     for (int64_t i = 0; i < b->groups * GROUP; i++) {
         REAL *row = b->table + i * b->table_row_stride;
-        int edge = p->beyond == WPE_EDGE;
-        b->last_row_score[i] = edge ? row[b->band_start] : 0;
-        b->first_row_score[i] = edge ? row[b->band_start + b->band_width - 1] : 0;
+        b->last_row_score[i] = b->past_last ? row[b->band_start] : 0;
+        b->first_row_score[i] = b->before_first ? row[b->band_start + b->band_width - 1] : 0;
         wpe_range c = NAME(covered)(b, i);
         for (int64_t x = c.begin; x < smaller(b->band_start, c.end); x++)
             row[x] = b->last_row_score[i];
@@ -117,18 +142,20 @@ static int NAME(constant_scores)(const BLOCK *b, const TILE *t) {
  * beyond either end of the table to its first or last row. last_row_grad and first_row_grad hold
  * the part from the tiles outside the band. */
 static void NAME(finish_gradient)(BLOCK *b, const REAL *last_row_grad, const REAL *first_row_grad) {
-    int edge = b->a->relative->beyond == WPE_EDGE;
     int64_t begin = b->band_start, end = b->band_start + b->band_width;
     for (int64_t i = 0; i < b->groups * GROUP; i++) {
         REAL *row = b->table + i * b->table_row_stride;
         wpe_range c = NAME(covered)(b, i);
         for (int64_t x = begin; x < smaller(c.begin, end); x++) row[x] = 0;
         for (int64_t x = larger(c.end, begin); x < end; x++) row[x] = 0;
-        if (edge) {
-            REAL last = last_row_grad[i], first = first_row_grad[i];
+        if (b->past_last) {
+            REAL last = last_row_grad[i];
             for (int64_t x = c.begin; x < smaller(begin, c.end); x++) last += row[x];
-            for (int64_t x = larger(end, c.begin); x < c.end; x++) first += row[x];
             row[begin] += last;
+        }
+        if (b->before_first) {
+            REAL first = first_row_grad[i];
+            for (int64_t x = larger(end, c.begin); x < c.end; x++) first += row[x];
             row[end - 1] += first;
         }
         /* gemm_transposed reads whole groups of columns */
@@ -139,8 +166,7 @@ static void NAME(finish_gradient)(BLOCK *b, const REAL *last_row_grad, const REA
 /* dr += dT P */
 static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
     const wpe_relative *p = b->a->relative;
-    int edge = p->beyond == WPE_EDGE;
-    int64_t zone_begin = 0, end = b->band_start + b->band_width;
+    int64_t zone_begin = 0;
     for (int z = 0; z < p->zone_count; zone_begin += p->zones[z++].rows) {
         const wpe_zone *zone = &p->zones[z];
         /* the memory column of the zone's first row */
@@ -152,13 +178,9 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
         }
         wpe_range depth[GROUPS], all[GROUPS];
         for (int64_t g = 0; g < b->groups; g++) {
-            wpe_range low = NAME(covered)(b, g * GROUP + GROUP - 1);
-            wpe_range high = NAME(covered)(b, g * GROUP);
-            int64_t from =
-                edge ? b->band_start : larger(smaller(low.begin, high.begin), b->band_start);
-            int64_t to = edge ? end : smaller(larger(low.end, high.end), end);
-            depth[g].begin = larger(from - start, 0);
-            depth[g].end = smaller(to - start, zone->rows);
+            wpe_range read = NAME(group_columns)(b, g);
+            depth[g].begin = larger(read.begin - start, 0);
+            depth[g].end = smaller(read.end - start, zone->rows);
             all[g] = (wpe_range){0, zone->rank};
         }
         if (!zone->basis) {
@@ -175,13 +197,24 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
     }
 }
 
+/* Return whether `read` holds one of the GROUP columns from `column` on. */
+INLINE int NAME(reads)(wpe_range read, int64_t column) {
+    return read.begin < column + GROUP && read.end > column;
+}
+
 /* dp += dT^T R. The rows of dp are in falling delta. */
 static void NAME(table_gradient_p)(const BLOCK *b, REAL *dp, int not_finite) {
     if (not_finite) return NAME(seen_gradient_p)(dp, b);
-    int64_t groups = (b->band_width + GROUP - 1) / GROUP;
-    wpe_range all[1] = {{0, b->groups * GROUP}};
-    for (int64_t g = 0; g < groups; g++)
-        NAME(gemm_transposed)(dp + (b->first_column + g * GROUP) * b->padded_d, b->padded_d,
-                              b->table + b->band_start + g * GROUP, b->table_row_stride, b->r,
-                              b->padded_d, b->padded_d, 1, all);
+    wpe_range read[GROUPS];
+    for (int64_t g = 0; g < b->groups; g++) read[g] = NAME(group_columns)(b, g);
+    for (int64_t x = 0; x < b->band_width; x += GROUP) {
+        int64_t column = b->band_start + x;
+        wpe_range rows = {0, b->groups}; /* without the groups at either end that do not read x */
+        while (rows.begin < rows.end && !NAME(reads)(read[rows.begin], column)) rows.begin++;
+        while (rows.begin < rows.end && !NAME(reads)(read[rows.end - 1], column)) rows.end--;
+        rows = (wpe_range){rows.begin * GROUP, rows.end * GROUP};
+        NAME(gemm_transposed)(dp + (b->first_column + x) * b->padded_d, b->padded_d,
+                              b->table + column, b->table_row_stride, b->r, b->padded_d,
+                              b->padded_d, 1, &rows);
+    }
 }

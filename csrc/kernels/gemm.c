@@ -22,6 +22,7 @@ INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_
         sum[r][0] = add ? LOAD_REAL(c + r * c_row_stride, 1, LANES) : (V){0};
         sum[r][1] = add ? LOAD_REAL(c + r * c_row_stride + LANES, 1, LANES) : (V){0};
     }
+#pragma GCC unroll 4
     for (int64_t k = 0; k < depth; k++, a += a_col_stride, b += b_row_stride) {
         V b0 = LOAD_REAL(b, 1, LANES), b1 = LOAD_REAL(b + LANES, 1, LANES);
 #pragma GCC unroll 8
