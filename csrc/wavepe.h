@@ -164,9 +164,10 @@ typedef struct {
  * is the head size. */
 typedef struct {
     int64_t rows, rank;
-    int not_finite;                            /* whether C or U holds NaN or Inf */
-    const void *coefficients_t, *coefficients; /* panels of C^T and of C */
-    const void *basis, *basis_t;               /* panels of U and of U^T, or NULL */
+    const void *coefficients_t, *basis; /* panels of C^T, and of U or NULL */
+    /* backward only */
+    int not_finite;                     /* whether C or U holds NaN or Inf */
+    const void *coefficients, *basis_t; /* panels of C, and of U^T or NULL */
 } wpe_zone;
 
 /* A relative table: its zones in falling delta. The last row of the last zone has first_delta. */
@@ -239,14 +240,17 @@ typedef wpe_range wpe_attention_seen_keys_fn(const wpe_attention *a, int64_t beg
 typedef void wpe_attention_pack_fn(const wpe_attention *a, void *packed, enum wpe_pass pass,
                                    int64_t begin, int64_t end);
 
-/* Pack a zone from its coefficients (`rows`, in rising delta) and its basis (data NULL: none).
+/* Pack a zone from its coefficients (`rows`, in rising delta) and its basis (data NULL: none), for
+ * forward or backward.
  * Requires: zone->rows > 0 and zone->rank are set; `rows` is (zone->rows, zone->rank), `basis` is
  * (head_size, zone->rank); `memory` holds zone_size elements of the compute type, is aligned to 64
  * bytes and lives as long as the zone.
  * Writes: the memory, and the other members of the zone. */
-typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t head_size);
+typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t head_size,
+                                           enum wpe_pass pass);
 typedef void wpe_attention_pack_zone_fn(wpe_zone *zone, void *memory, int storage,
-                                        int64_t head_size, wpe_matrix rows, wpe_matrix basis);
+                                        int64_t head_size, wpe_matrix rows, wpe_matrix basis,
+                                        enum wpe_pass pass);
 
 /* Attention of queries begin..end-1.
  * Requires: begin is a multiple of WPE_QUERY_BLOCK; end is such a multiple, or the number of

@@ -139,37 +139,48 @@ static void NAME(attention_pack)(const wpe_attention *a, void *packed, enum wpe_
 
 /* ---- zones of a table ---------------------------------------------------------------------- */
 
-static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t head_size) {
-    int64_t r = round_up(rows, PANEL), k = round_up(rank, PANEL), d = round_up(head_size, PANEL);
-    return r * rank + k * rows + k * head_size + d * rank;
+static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t head_size,
+                                         enum wpe_pass pass) {
+    int64_t padded_rank = round_up(rank, PANEL);
+    int64_t size = round_up(rows, PANEL) * rank + padded_rank * head_size;
+    if (pass == WPE_BACKWARD) size += padded_rank * rows + round_up(head_size, PANEL) * rank;
+    return size;
 }
 
 static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
-                                     wpe_matrix rows, wpe_matrix basis) {
-    REAL *coefficients_t = memory,
-         *coefficients = coefficients_t + round_up(zone->rows, PANEL) * zone->rank;
+                                     wpe_matrix rows, wpe_matrix basis, enum wpe_pass pass) {
+    MEMORY parts = {memory, 0};
     wpe_matrix falling = NAME(reversed)(rows, storage, zone->rows);
-    NAME(pack_columns)(coefficients_t, falling, storage, 0, zone->rows, round_up(zone->rows, PANEL),
-                       zone->rank);
-    zone->not_finite =
-        NAME(pack_rows)(coefficients, zone->rows, falling, storage, 0, zone->rows, zone->rank);
+    int64_t padded_rows = round_up(zone->rows, PANEL), padded_rank = round_up(zone->rank, PANEL);
+    REAL *coefficients_t = NAME(take)(&parts, padded_rows * zone->rank), *basis_panels = NULL;
+    REAL *coefficients = NULL, *basis_t = NULL;
+    NAME(pack_columns)(coefficients_t, falling, storage, 0, zone->rows, padded_rows, zone->rank);
+    int not_finite = 0;
+    if (basis.data) {
+        basis_panels = NAME(take)(&parts, padded_rank * head_size);
+        not_finite =
+            NAME(pack_rows)(basis_panels, head_size, basis, storage, 0, head_size, zone->rank);
+    }
+    if (pass == WPE_BACKWARD) {
+        coefficients = NAME(take)(&parts, padded_rank * zone->rows);
+        not_finite |=
+            NAME(pack_rows)(coefficients, zone->rows, falling, storage, 0, zone->rows, zone->rank);
+    }
+    if (pass == WPE_BACKWARD && basis.data) {
+        int64_t padded_d = round_up(head_size, PANEL);
+        basis_t = NAME(take)(&parts, padded_d * zone->rank);
+        NAME(pack_columns)(basis_t, basis, storage, 0, head_size, padded_d, zone->rank);
+    }
     zone->coefficients_t = coefficients_t;
-    zone->coefficients = coefficients;
-    zone->basis = zone->basis_t = NULL;
-    if (!basis.data) return;
-    REAL *basis_panels = coefficients + round_up(zone->rank, PANEL) * zone->rows;
-    REAL *basis_t_panels = basis_panels + round_up(zone->rank, PANEL) * head_size;
-    zone->not_finite |=
-        NAME(pack_rows)(basis_panels, head_size, basis, storage, 0, head_size, zone->rank);
-    NAME(pack_columns)(basis_t_panels, basis, storage, 0, head_size, round_up(head_size, PANEL),
-                       zone->rank);
     zone->basis = basis_panels;
-    zone->basis_t = basis_t_panels;
+    zone->not_finite = not_finite;
+    zone->coefficients = coefficients;
+    zone->basis_t = basis_t;
 }
 
 static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
-                                      wpe_matrix rows, wpe_matrix basis) {
-    assert(zone->rows > 0 && zone->rank >= 0 && head_size >= 0 && is_aligned(memory, 64));
-    assert(basis.data || zone->rank == head_size);
-    FLUSHED(NAME(pack_zone)(zone, memory, storage, head_size, rows, basis));
+                                      wpe_matrix rows, wpe_matrix basis, enum wpe_pass pass) {
+    assert(pass != WPE_DECODE && zone->rows > 0 && zone->rank >= 0 && head_size >= 0);
+    assert(is_aligned(memory, 64) && (basis.data || zone->rank == head_size));
+    FLUSHED(NAME(pack_zone)(zone, memory, storage, head_size, rows, basis, pass));
 }

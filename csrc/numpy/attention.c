@@ -52,7 +52,7 @@ static void attention_units(attention_call *c, int64_t begin, int64_t end) {
         packed_key_head = key_head;
         if (c->p && table.data != packed_table)
             c->kernels->pack_zone(&c->zone, c->table, a.storage, a.head_size, table,
-                                  (wpe_matrix){NULL, 0, 0});
+                                  (wpe_matrix){NULL, 0, 0}, WPE_FORWARD);
         packed_table = table.data;
         int64_t query = block_of(c, unit) * WPE_QUERY_BLOCK, end_query = query + WPE_QUERY_BLOCK;
         if (end_query > a.queries) end_query = a.queries;
@@ -101,7 +101,8 @@ static size_t divide_memory(attention_call *c, char *memory) {
     wpe_attention_sizes sizes = c->kernels->sizes(a, pack ? WPE_FORWARD : WPE_DECODE);
     int64_t elements[] = {
         sizes.packed,
-        pack && c->p ? c->kernels->zone_size(c->zone.rows, c->zone.rank, a->head_size) : 0,
+        pack && c->p ? c->kernels->zone_size(c->zone.rows, c->zone.rank, a->head_size, WPE_FORWARD)
+                     : 0,
         sizes.workspace};
     char **parts[] = {&c->packed, &c->table, &c->workspace};
     size_t item = a->storage == WPE_F64 ? 8 : 4, used = 0;

@@ -64,7 +64,7 @@ std::tuple<Tensor, Tensor> attention_forward(WPE_ATTENTION_PARAMETERS) {
     Tensor out = new_result(q, {call.batch, call.heads, call.queries, call.value_size});
     Tensor lse = new_result(q, {call.batch, call.heads, call.queries}, call.compute_type());
     if (call.empty()) return {out, lse};
-    call.read(/*pack=*/!decodes);
+    call.read(decodes ? WPE_DECODE : WPE_FORWARD);
     const int64_t threads = torch::stable::get_num_threads();
     char *rows = at_mutable(lse, 0);
     if (decodes)

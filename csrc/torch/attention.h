@@ -134,8 +134,8 @@ struct AttentionArguments {
 class Call {
   public:
     explicit Call(AttentionArguments arguments);
-    // pack: also pack the table. Decode does not need that. Requires: not empty().
-    void read(bool pack);
+    // Decode packs no table. Requires: not empty().
+    void read(wpe_pass pass);
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int storage;
@@ -207,9 +207,11 @@ class Call {
     void read_segments();
     wpe_range reached(int64_t rows, int64_t first_delta, int beyond) const;
     void read_bias();
-    void read_tables(bool pack);
-    void pack_tables();
-    void pack_zones();
+    void check_zones(int64_t rows) const;
+    bool zones_pay(int64_t rows_in_reach) const;
+    void read_tables(wpe_pass pass);
+    void pack_tables(wpe_pass pass);
+    void pack_zones(wpe_pass pass);
 };
 
 }  // namespace wavepe

@@ -42,7 +42,7 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     check_options();
 }
 
-void Call::read(bool pack) {
+void Call::read(wpe_pass pass) {
     q = HeadMatrices(given.q);
     k = HeadMatrices(given.k);
     v = HeadMatrices(given.v);
@@ -61,7 +61,7 @@ void Call::read(bool pack) {
     if (given.segments) read_segments();
     // a bias or a table without elements changes nothing
     if (given.bias && given.bias->numel() > 0 && keys > 0) read_bias();
-    if (given.p && given.p->numel() > 0 && keys > 0) read_tables(pack);
+    if (given.p && given.p->numel() > 0 && keys > 0) read_tables(pass);
 }
 
 void Call::check_tensors() const {

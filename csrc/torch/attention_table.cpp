@@ -51,49 +51,50 @@ void Call::read_bias() {
     WPE_CHECK(bias.rows < ADDRESS_SPACE, "bias of shape ", shape_of(*given.bias), " is too large");
 }
 
-void Call::read_tables(bool pack) {
+void Call::read_tables(wpe_pass pass) {
     const Tensor &p = *given.p;
     const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
     relative.beyond = beyond_code(given.beyond);
     wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin >= read.end) return;
-    if (has_zones()) read = {0, rows};
+    if (has_zones()) check_zones(rows);
+    const bool low_rank = pass != WPE_DECODE && has_zones() && zones_pay(read.end - read.begin);
+    if (low_rank) read = {0, rows};
     first_row = read.begin;
     relative.first_delta = first_delta + read.begin;
     relative.rows = read.end - read.begin;
     WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
               current_operator, ": p of shape ", shape_of(p), " is too large");
-    if (!pack)
+    if (pass == WPE_DECODE)
         tables.push_back(relative);
-    else if (has_zones())
-        pack_zones();
+    else if (low_rank)
+        pack_zones(pass);
     else
-        pack_tables();
+        pack_tables(pass);
 }
 
-void Call::pack_tables() {
+void Call::pack_tables(wpe_pass pass) {
     const int64_t count = table_per_head() ? heads : 1;
-    const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size));
+    const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size, pass));
     const int64_t each = ceil_div(size, 64) * 64;
     packed = std::make_unique<Memory>(count, each);
     zones.assign(count, wpe_zone{});
     tables.assign(count, relative);
-    for (int64_t h = 0; h < count; h++) {
+    run_tasks(count, 0, [&](int64_t h, char *) {
         zones[h].rows = relative.rows;
         zones[h].rank = head_size;
         kernels->pack_zone(&zones[h], packed->at(h * each), storage, head_size, table(h),
-                           {nullptr, 0, 0});
+                           {nullptr, 0, 0}, pass);
         tables[h].zone_count = 1;
         tables[h].zones = &zones[h];
-    }
+    });
 }
 
-// Pack the given zones. They come in rising delta, and the kernels need falling delta.
-void Call::pack_zones() {
+void Call::check_zones(int64_t rows) const {
     const std::vector<Tensor> &parts = *given.zones;
     WPE_CHECK(parts.size() % 2 == 0 && given.p->dim() == 2,
               "zones must be pairs of tensors beside a table (w, d), got ", parts.size());
-    int64_t rows = 0, size = 0;
+    int64_t found = 0;
     for (size_t z = 0; z < parts.size(); z += 2) {
         const Tensor &c = parts[z], &u = parts[z + 1];
         check_same_dtype(given.q, "zones", c);
@@ -107,12 +108,37 @@ void Call::pack_zones() {
                   ", rank), with at most that rank,"
                   " got ",
                   shape_of(c), " and ", shape_of(u));
-        WPE_CHECK(c.size(0) <= relative.rows - rows, "zones have more rows than the ",
-                  relative.rows, " of p");
-        rows += c.size(0);
-        size += bytes(kernels->zone_size(c.size(0), c.size(1), head_size)) + 64;
+        WPE_CHECK(c.size(0) <= rows - found, "zones have more rows than the ", rows, " of p");
+        found += c.size(0);
     }
-    WPE_CHECK(rows == relative.rows, "zones have ", rows, " rows, p has ", relative.rows);
+    WPE_CHECK(found == rows, "zones have ", found, " rows, p has ", rows);
+}
+
+// Return whether the zones need fewer products for a query than the rows of p in reach. Each zone
+// has a product with its basis, whose columns are padded, and one with its coefficients. The answer
+// depends on shapes alone, so it is the same for every variant.
+bool Call::zones_pay(int64_t rows_in_reach) const {
+    const int64_t padding = 32;
+    // a causal query reaches half of them on average
+    const int64_t rows = given.causal ? rows_in_reach / 2 : rows_in_reach;
+    int64_t products = 0, left = rows;
+    for (size_t z = 0; z < given.zones->size(); z += 2) {
+        const int64_t rank = (*given.zones)[z].size(1);
+        const int64_t read = std::min(left, (*given.zones)[z].size(0));
+        if ((*given.zones)[z + 1].numel())
+            products += head_size * ceil_div(rank, padding) * padding;
+        products += rank * read;
+        left -= read;
+    }
+    return products < head_size * rows;
+}
+
+// Pack the given zones. They come in rising delta, and the kernels need falling delta.
+void Call::pack_zones(wpe_pass pass) {
+    const std::vector<Tensor> &parts = *given.zones;
+    int64_t size = 0;
+    for (size_t z = 0; z < parts.size(); z += 2)
+        size += bytes(kernels->zone_size(parts[z].size(0), parts[z].size(1), head_size, pass)) + 64;
     packed = std::make_unique<Memory>(1, size);
     int64_t used = 0;
     for (size_t z = parts.size(); z > 0; z -= 2) {
@@ -124,8 +150,8 @@ void Call::pack_zones() {
         wpe_matrix basis{nullptr, 0, 0};
         if (u.numel()) basis = {at(u, 0), u.stride(0), u.stride(1)};
         kernels->pack_zone(&zone, packed->at(used), storage, head_size,
-                           {at(c, 0), c.stride(0), c.stride(1)}, basis);
-        used += (bytes(kernels->zone_size(zone.rows, zone.rank, head_size)) + 63) / 64 * 64;
+                           {at(c, 0), c.stride(0), c.stride(1)}, basis, pass);
+        used += (bytes(kernels->zone_size(zone.rows, zone.rank, head_size, pass)) + 63) / 64 * 64;
         zones.push_back(zone);
     }
     relative.zone_count = (int)zones.size();

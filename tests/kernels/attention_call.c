@@ -85,11 +85,11 @@ static int pack_zone(const wpe_kernels *k, const attention_call *c, int z, wpe_z
     const int64_t d = c->a[0].head_size;
     int64_t size = 0;
     *zone = t->zones[z];
-    if (!CALL_FOR(size, k, KERNEL(c, zone_size), zone->rows, zone->rank, d)) return 0;
+    if (!CALL_FOR(size, k, KERNEL(c, zone_size), zone->rows, zone->rank, d, c->pass)) return 0;
     const array memory = new_block(c->compute_type, size);
     const wpe_matrix none = {NULL, 0, 0};
     if (!CALL(k, KERNEL(c, pack_zone), zone, memory.data, c->storage, d, matrix_of(&t->rows[z]),
-              t->has_basis[z] ? matrix_of(&t->basis[z]) : none))
+              t->has_basis[z] ? matrix_of(&t->basis[z]) : none, c->pass))
         return 0;
     seal(&memory);
     return check_canaries("zone", &memory);
