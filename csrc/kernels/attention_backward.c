@@ -31,9 +31,12 @@ static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int6
         V sums[SUM_VECTORS] = {0};
         for (int64_t c = 0; c < count; c += LANES) {
             int lanes = (int)smaller(LANES, count - c);
-            sums[c / LANES % SUM_VECTORS] +=
-                LOAD_REAL(buffer + c, 1, lanes) *
-                LOAD_REAL(w->grad_out + i * b->padded_dv + x + c, 1, lanes);
+            V o = LOAD_REAL(buffer + c, 1, lanes);
+            V grad = LOAD_REAL(w->grad_out + i * b->padded_dv + x + c, 1, lanes);
+            V product = o * grad, total = sums[c / LANES % SUM_VECTORS];
+            FENCE4(o, grad, product,
+                   total); /* no FMA: whether there was one depended on inlining */
+            sums[c / LANES % SUM_VECTORS] = total + product;
         }
         sum += NAME(sum_lanes)(sums);
     }

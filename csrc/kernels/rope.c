@@ -17,23 +17,35 @@ INLINE void NAME(rotate)(V a, V b, V c, V s, V *ra, V *rb) {
     *rb = new_b;
 }
 
-/* Rotate pairs i..pairs-1 of a row: with any strides, and where a vector would not be full. */
-INLINE void NAME(rope_rest)(T *out, const T *x, const REAL *cos, const REAL *sin,
-                            const wpe_rope_shape *s, int64_t i, REAL sign) {
-    const int64_t pairs = s->pairs, out_step = s->out_stride[2], x_step = s->x_stride[2],
-                  cos_step = s->cos_stride[2], sin_step = s->sin_stride[2];
+/* Rotate pairs i..i + count - 1 of a row, with any strides. */
+INLINE void NAME(rope_lanes)(T *out, const T *x, const REAL *cos, const REAL *sin,
+                             const wpe_rope_shape *s, int64_t i, int count, REAL sign) {
+    const int64_t out_step = s->out_stride[2], x_step = s->x_stride[2];
     /* elements from one a to the next, and from an a to its b */
-    const int64_t step = s->interleaved ? 2 : 1, to_b = s->interleaved ? 1 : pairs;
-    for (; i < pairs; i += LANES) {
-        const int count = pairs - i < LANES ? (int)(pairs - i) : LANES;
-        const T *xa = x + step * i * x_step, *xb = xa + to_b * x_step;
-        T *oa = out + step * i * out_step, *ob = oa + to_b * out_step;
-        V a = LOAD(xa, step * x_step, count), b = LOAD(xb, step * x_step, count);
-        V c = LOAD_REAL(cos + i * cos_step, cos_step, count);
-        V si = LOAD_REAL(sin + i * sin_step, sin_step, count) * sign;
+    const int64_t step = s->interleaved ? 2 : 1, to_b = s->interleaved ? 1 : s->pairs;
+    const T *xa = x + step * i * x_step, *xb = xa + to_b * x_step;
+    T *oa = out + step * i * out_step, *ob = oa + to_b * out_step;
+    V a = LOAD(xa, step * x_step, count), b = LOAD(xb, step * x_step, count);
+    V c = LOAD_REAL(cos + i * s->cos_stride[2], s->cos_stride[2], count);
+    V si = LOAD_REAL(sin + i * s->sin_stride[2], s->sin_stride[2], count) * sign;
+    NAME(rotate)(a, b, c, si, &a, &b);
+    STORE(oa, step * out_step, count, a);
+    STORE(ob, step * out_step, count, b);
+}
+
+/* The same with element strides of 1. */
+INLINE void NAME(rope_vector)(T *out, const T *x, const REAL *cos, const REAL *sin, int64_t pairs,
+                              int64_t i, int count, int interleaved, REAL sign) {
+    V a, b, c = LOAD_REAL(cos + i, 1, count), si = LOAD_REAL(sin + i, 1, count) * sign;
+    if (interleaved) {
+        LOAD_PAIRS(x + 2 * i, count, &a, &b);
         NAME(rotate)(a, b, c, si, &a, &b);
-        STORE(oa, step * out_step, count, a);
-        STORE(ob, step * out_step, count, b);
+        STORE_PAIRS(out + 2 * i, count, a, b);
+    } else {
+        a = LOAD(x + i, 1, count), b = LOAD(x + i + pairs, 1, count);
+        NAME(rotate)(a, b, c, si, &a, &b);
+        STORE(out + i, 1, count, a);
+        STORE(out + i + pairs, 1, count, b);
     }
 }
 
@@ -42,36 +54,30 @@ INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
                            const wpe_rope_shape *s, int unit_strides, int interleaved, REAL sign) {
     const int64_t pairs = s->pairs;
     int64_t i = 0;
-    if (unit_strides && interleaved)
-        for (; i + LANES <= pairs; i += LANES) {
-            V a, b, c = LOAD_REAL(cos + i, 1, LANES), si = LOAD_REAL(sin + i, 1, LANES) * sign;
-            LOAD_PAIRS(x + 2 * i, &a, &b);
-            NAME(rotate)(a, b, c, si, &a, &b);
-            STORE_PAIRS(out + 2 * i, a, b);
-        }
-    else if (unit_strides && TWO_PER_LANE)
+    if (unit_strides) {
         /* splitting even and odd pairs costs less than widening the elements in order */
-        for (; i + 2 * LANES <= pairs; i += 2 * LANES) {
+        for (; TWO_PER_LANE && !interleaved && i + 2 * LANES <= pairs; i += 2 * LANES) {
             V a0, a1, b0, b1, c0, c1, s0, s1;
-            LOAD_PAIRS(x + i, &a0, &a1);
-            LOAD_PAIRS(x + i + pairs, &b0, &b1);
-            LOAD_REAL_PAIRS(cos + i, &c0, &c1);
-            LOAD_REAL_PAIRS(sin + i, &s0, &s1);
+            LOAD_PAIRS(x + i, LANES, &a0, &a1);
+            LOAD_PAIRS(x + i + pairs, LANES, &b0, &b1);
+            LOAD_REAL_PAIRS(cos + i, LANES, &c0, &c1);
+            LOAD_REAL_PAIRS(sin + i, LANES, &s0, &s1);
             NAME(rotate)(a0, b0, c0, s0 * sign, &a0, &b0);
             NAME(rotate)(a1, b1, c1, s1 * sign, &a1, &b1);
-            STORE_PAIRS(out + i, a0, a1);
-            STORE_PAIRS(out + i + pairs, b0, b1);
+            STORE_PAIRS(out + i, LANES, a0, a1);
+            STORE_PAIRS(out + i + pairs, LANES, b0, b1);
         }
-    else if (unit_strides)
-        for (; i + LANES <= pairs; i += LANES) {
-            V a = LOAD(x + i, 1, LANES), b = LOAD(x + i + pairs, 1, LANES);
-            V c = LOAD_REAL(cos + i, 1, LANES), si = LOAD_REAL(sin + i, 1, LANES) * sign;
-            NAME(rotate)(a, b, c, si, &a, &b);
-            STORE(out + i, 1, LANES, a);
-            STORE(out + i + pairs, 1, LANES, b);
-        }
-    if (i < pairs) NAME(rope_rest)(out, x, cos, sin, s, i, sign);
-    if (out != x)
+        for (; i + LANES <= pairs; i += LANES)
+            NAME(rope_vector)(out, x, cos, sin, pairs, i, LANES, interleaved, sign);
+        if (i < pairs)
+            NAME(rope_vector)(out, x, cos, sin, pairs, i, (int)(pairs - i), interleaved, sign);
+    } else
+        for (; i < pairs; i += LANES)
+            NAME(rope_lanes)(out, x, cos, sin, s, i, (int)smaller(LANES, pairs - i), sign);
+    if (out == x || 2 * pairs == s->head_size) return;
+    if (unit_strides)
+        memcpy(out + 2 * pairs, x + 2 * pairs, (size_t)(s->head_size - 2 * pairs) * sizeof(T));
+    else
         for (i = 2 * pairs; i < s->head_size; i++)
             out[i * s->out_stride[2]] = x[i * s->x_stride[2]];
 }

@@ -1,5 +1,5 @@
 /* simd.h: vector types, their loads and stores. Only this file and simd_math.h know how many lanes
- * a vector has.
+ * a vector has, and only they name vector instructions.
  *
  * These are the vector extensions of GCC and Clang: + - * / and comparisons work on whole vectors.
  * So one source compiles to SSE2 or NEON (portable), AVX2 and AVX-512. A comparison gives a mask,
@@ -10,6 +10,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
 #error "wavepe needs GCC 12 or newer, or clang: __builtin_shufflevector and _Float16 on x86"
@@ -73,19 +76,37 @@ INLINE f64v load_full_f64(const double *p) {
 }
 INLINE void store_full_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
 
+/* The instructions are named, because GCC 12 would convert in halves. */
+#if VECTOR_BYTES == 64 && defined(__AVX512F__)
+#define WIDEN_U16(h)  ((u32v)_mm512_cvtepu16_epi32((__m256i)(h)))
+#define NARROW_U32(v) ((u16h)_mm512_cvtepi32_epi16((__m512i)(v)))
+#elif VECTOR_BYTES == 32
+#define WIDEN_U16(h)  ((u32v)_mm256_cvtepu16_epi32((__m128i)(h)))
+#define NARROW_U32(v) __builtin_convertvector(v, u16h)
+#else
+#define WIDEN_U16(h)  __builtin_convertvector(h, u32v)
+#define NARROW_U32(v) __builtin_convertvector(v, u16h)
+#endif
 INLINE f32v load_full_bf16(const bf16 *p) {
     u16h half;
     memcpy(&half, p, sizeof half);
-    u32v bits = __builtin_convertvector(half, u32v) << 16;
-    return (f32v)bits;
+    return (f32v)(WIDEN_U16(half) << 16);
 }
 /* Return the rounded numbers in the high half of each lane. The low half is garbage. */
 INLINE u32v round_bf16(f32v v) {
     u32v bits = (u32v)v;
+#if VECTOR_BYTES == 64 && defined(__AVX512F__)
+    /* With masks these are five instructions. The compiler makes seven of the line below. */
+    __m512i rounded = (__m512i)(bits + 0x7fff), ones = _mm512_set1_epi32(-1);
+    __mmask16 odd = _mm512_test_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x10000));
+    rounded = _mm512_mask_sub_epi32(rounded, odd, rounded, ones);
+    return (u32v)_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), ones);
+#else
     return (bits + 0x7fff + (bits >> 16 & 1)) | (u32v)(v != v);
+#endif
 }
 INLINE void store_full_bf16(bf16 *p, f32v v) {
-    u16h half = __builtin_convertvector(round_bf16(v) >> 16, u16h);
+    u16h half = NARROW_U32(round_bf16(v) >> 16);
     memcpy(p, &half, sizeof half);
 }
 
@@ -143,34 +164,107 @@ INLINE f64v load_wide_full_i64(const int64_t *p) {
     return __builtin_convertvector(v, f64v);
 }
 
-/* load_T(p, stride, count) and store_T(p, stride, count, v): `count` lanes at any stride. A load
- * sets the other lanes to 0. */
-#define DEFINE_LOAD(name, T, V, LANES, FULL, READ)         \
-    INLINE V name(const T *p, int64_t stride, int count) { \
-        if (stride == 1 && count == (LANES)) return FULL;  \
-        V v = {0};                                         \
-        for (int l = 0; l < count; l++) {                  \
-            T e = p[l * stride];                           \
-            v[l] = READ;                                   \
-        }                                                  \
-        return v;                                          \
+/* ---- rows that end within a vector --------------------------------------------------------- */
+
+/* load_part sets the `size` bytes of `to`: `bytes` of `from`, then zeros. store_part writes the
+ * first `bytes` of the `size` bytes of `from`. Neither touches memory past `bytes`. The other side
+ * is a variable of the caller, which the compiler keeps in a register. */
+#if VECTOR_BYTES == 64 && defined(__AVX512BW__)
+INLINE void load_part(void *to, const void *from, size_t size, size_t bytes) {
+    const uint64_t mask = _bzhi_u64(-1, (unsigned)bytes);
+    if (size == 64)
+        _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(mask, from));
+    else if (size == 32)
+        _mm256_storeu_si256(to, _mm256_maskz_loadu_epi8((__mmask32)mask, from));
+    else
+        _mm_storeu_si128(to, _mm_maskz_loadu_epi8((__mmask16)mask, from));
+}
+INLINE void store_part(void *to, const void *from, size_t size, size_t bytes) {
+    const uint64_t mask = _bzhi_u64(-1, (unsigned)bytes);
+    if (size == 64)
+        _mm512_mask_storeu_epi8(to, mask, _mm512_loadu_si512(from));
+    else if (size == 32)
+        _mm256_mask_storeu_epi8(to, (__mmask32)mask, _mm256_loadu_si256(from));
+    else
+        _mm_mask_storeu_epi8(to, (__mmask16)mask, _mm_loadu_si128(from));
+}
+#else
+INLINE void store_part(void *to, const void *from, size_t size, size_t bytes) {
+    char *next = to;
+    const char *rest = from;
+#define PIECE(n)                       \
+    if ((n) < size && (bytes & (n))) { \
+        memcpy(next, rest, n);         \
+        next += (n), rest += (n);      \
     }
-#define DEFINE_STORE(name, T, V, LANES, FULL, WRITE)                 \
-    INLINE void name(T *p, int64_t stride, int count, V v) {         \
-        if (stride == 1 && count == (LANES))                         \
-            FULL(p, v);                                              \
-        else                                                         \
-            for (int l = 0; l < count; l++) p[l * stride] = (WRITE); \
+    PIECE(32) PIECE(16) PIECE(8) PIECE(4) PIECE(2)
+#undef PIECE
+}
+INLINE void load_part(void *to, const void *from, size_t size, size_t bytes) {
+#if VECTOR_BYTES == 32 && defined(__AVX2__)
+    /* Pieces would be gathered in memory, and reading them back as a whole takes long. */
+    if (size == 32) {
+        __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)bytes / 4), number);
+        _mm256_storeu_si256(to, _mm256_maskload_epi32(from, mask));
+        return;
+    }
+    if (size == 16) {
+        __m128i mask = _mm_cmplt_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32((int)bytes / 4));
+        __m128i words = _mm_maskload_epi32(from, mask);
+        if (bytes & 2) { /* an element is left over */
+            uint16_t last;
+            memcpy(&last, (const char *)from + bytes - 2, 2);
+            __m128i number = _mm_setr_epi16(1, 2, 3, 4, 5, 6, 7, 8);
+            mask = _mm_cmpeq_epi16(number, _mm_set1_epi16((short)(bytes / 2)));
+            words = _mm_or_si128(words, _mm_and_si128(mask, _mm_set1_epi16((short)last)));
+        }
+        _mm_storeu_si128(to, words);
+        return;
+    }
+#endif
+    memset(to, 0, size);
+    store_part(to, from, size, bytes);
+}
+#endif
+
+/* load_T(p, stride, count) and store_T(p, stride, count, v): `count` lanes at any stride. A load
+ * sets the other lanes to 0. A vector of 8 bytes in memory has too few lanes for load_part. */
+#define DEFINE_LOAD(name, T, V, LANES, FULL, READ)                      \
+    INLINE V name(const T *p, int64_t stride, int count) {              \
+        if (stride == 1 && count == (LANES)) return FULL(p);            \
+        T part[LANES];                                                  \
+        if (stride == 1 && sizeof part > 8) {                           \
+            load_part(part, p, sizeof part, (size_t)count * sizeof(T)); \
+            return FULL(part);                                          \
+        }                                                               \
+        V v = {0};                                                      \
+        for (int l = 0; l < count; l++) {                               \
+            T e = p[l * stride];                                        \
+            v[l] = READ;                                                \
+        }                                                               \
+        return v;                                                       \
+    }
+#define DEFINE_STORE(name, T, V, LANES, FULL, WRITE)                     \
+    INLINE void name(T *p, int64_t stride, int count, V v) {             \
+        T part[LANES];                                                   \
+        if (stride == 1 && count == (LANES)) {                           \
+            FULL(p, v);                                                  \
+        } else if (stride == 1 && sizeof part > 8) {                     \
+            FULL(part, v);                                               \
+            store_part(p, part, sizeof part, (size_t)count * sizeof(T)); \
+        } else                                                           \
+            for (int l = 0; l < count; l++) p[l * stride] = (WRITE);     \
     }
 
-DEFINE_LOAD(load_f32, float, f32v, F32_LANES, load_full_f32(p), e)
-DEFINE_LOAD(load_f64, double, f64v, F64_LANES, load_full_f64(p), e)
-DEFINE_LOAD(load_bf16, bf16, f32v, F32_LANES, load_full_bf16(p), bf16_to_f32(e))
-DEFINE_LOAD(load_f16, f16, f32v, F32_LANES, load_full_f16(p), (float)e)
-DEFINE_LOAD(load_wide_f64, double, f64v, F64_LANES, load_wide_full_f64(p), e)
-DEFINE_LOAD(load_wide_f32, float, f64v, F64_LANES, load_wide_full_f32(p), (double)e)
-DEFINE_LOAD(load_wide_f16, f16, f64v, F64_LANES, load_wide_full_f16(p), (double)e)
-DEFINE_LOAD(load_wide_i64, int64_t, f64v, F64_LANES, load_wide_full_i64(p), (double)e)
+DEFINE_LOAD(load_f32, float, f32v, F32_LANES, load_full_f32, e)
+DEFINE_LOAD(load_f64, double, f64v, F64_LANES, load_full_f64, e)
+DEFINE_LOAD(load_bf16, bf16, f32v, F32_LANES, load_full_bf16, bf16_to_f32(e))
+DEFINE_LOAD(load_f16, f16, f32v, F32_LANES, load_full_f16, (float)e)
+DEFINE_LOAD(load_wide_f64, double, f64v, F64_LANES, load_wide_full_f64, e)
+DEFINE_LOAD(load_wide_f32, float, f64v, F64_LANES, load_wide_full_f32, (double)e)
+DEFINE_LOAD(load_wide_f16, f16, f64v, F64_LANES, load_wide_full_f16, (double)e)
+DEFINE_LOAD(load_wide_i64, int64_t, f64v, F64_LANES, load_wide_full_i64, (double)e)
 
 DEFINE_STORE(store_f32, float, f32v, F32_LANES, store_full_f32, v[l])
 DEFINE_STORE(store_f64, double, f64v, F64_LANES, store_full_f64, v[l])
@@ -214,16 +308,18 @@ enum { two_per_lane_f16, two_per_lane_bf16 = 1, two_per_lane_f32 = 0, two_per_la
 #define order_f64(which) which##_2
 #endif
 
-#define DEFINE_LOAD_PAIRS(type, T, V, LANES, ORDER)                   \
-    INLINE void load_pairs_##type(const T *p, V *a, V *b) {           \
-        V x = load_full_##type(p), y = load_full_##type(p + (LANES)); \
-        *a = __builtin_shufflevector(x, y, ORDER(EVENS));             \
-        *b = __builtin_shufflevector(x, y, ORDER(ODDS));              \
+#define DEFINE_LOAD_PAIRS(type, T, V, LANES, ORDER)                                 \
+    INLINE void load_pairs_##type(const T *p, int count, V *a, V *b) {              \
+        int low = 2 * count < (LANES) ? 2 * count : (LANES);                        \
+        V x = load_##type(p, 1, low), y = load_##type(p + low, 1, 2 * count - low); \
+        *a = __builtin_shufflevector(x, y, ORDER(EVENS));                           \
+        *b = __builtin_shufflevector(x, y, ORDER(ODDS));                            \
     }
-#define DEFINE_STORE_PAIRS(type, T, V, LANES, ORDER)                                \
-    INLINE void store_pairs_##type(T *p, V a, V b) {                                \
-        store_full_##type(p, __builtin_shufflevector(a, b, ORDER(LOW)));            \
-        store_full_##type(p + (LANES), __builtin_shufflevector(a, b, ORDER(HIGH))); \
+#define DEFINE_STORE_PAIRS(type, T, V, LANES, ORDER)                                           \
+    INLINE void store_pairs_##type(T *p, int count, V a, V b) {                                \
+        int low = 2 * count < (LANES) ? 2 * count : (LANES);                                   \
+        store_##type(p, 1, low, __builtin_shufflevector(a, b, ORDER(LOW)));                    \
+        store_##type(p + low, 1, 2 * count - low, __builtin_shufflevector(a, b, ORDER(HIGH))); \
     }
 #if VECTOR_BYTES == 32
 /* Written by hand: the compiler's shuffles would move data between the halves of a register twice
@@ -235,7 +331,14 @@ INLINE f32v load_halves_f32(const float *low, const float *high) {
     memcpy(&y, high, sizeof y);
     return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7);
 }
-INLINE void load_pairs_f32(const float *p, f32v *a, f32v *b) {
+INLINE void load_pairs_f32(const float *p, int count, f32v *a, f32v *b) {
+    float part[2 * F32_LANES];
+    if (count < F32_LANES) {
+        int low = 2 * count < F32_LANES ? 2 * count : F32_LANES;
+        store_full_f32(part, load_f32(p, 1, low));
+        store_full_f32(part + F32_LANES, load_f32(p + low, 1, 2 * count - low));
+        p = part;
+    }
     f32v x = load_halves_f32(p, p + 8), y = load_halves_f32(p + 4, p + 12);
     *a = __builtin_shufflevector(x, y, 0, 2, 8, 10, 4, 6, 12, 14);
     *b = __builtin_shufflevector(x, y, 1, 3, 9, 11, 5, 7, 13, 15);
@@ -250,15 +353,26 @@ DEFINE_LOAD_PAIRS(f16, f16, f32v, F32_LANES, order_f32)
 DEFINE_STORE_PAIRS(f16, f16, f32v, F32_LANES, order_f32)
 
 /* A pair of bf16 fills a 32-bit lane, so nothing has to be shuffled (little endian). */
-INLINE void load_pairs_bf16(const bf16 *p, f32v *a, f32v *b) {
+INLINE void load_pairs_bf16(const bf16 *p, int count, f32v *a, f32v *b) {
     u32v both;
-    memcpy(&both, p, sizeof both);
+    if (count == F32_LANES)
+        memcpy(&both, p, sizeof both);
+    else
+        load_part(&both, p, sizeof both, (size_t)count * 4);
     *a = (f32v)(both << 16);
     *b = (f32v)(both & 0xffff0000);
 }
-INLINE void store_pairs_bf16(bf16 *p, f32v a, f32v b) {
-    u32v both = round_bf16(a) >> 16 | (round_bf16(b) & 0xffff0000);
-    memcpy(p, &both, sizeof both);
+INLINE void store_pairs_bf16(bf16 *p, int count, f32v a, f32v b) {
+    u32v low = round_bf16(a) >> 16, high = round_bf16(b);
+#if VECTOR_BYTES == 32
+    u32v both = (u32v)_mm256_blend_epi16((__m256i)low, (__m256i)high, 0xaa);
+#else
+    u32v both = low | (high & 0xffff0000);
+#endif
+    if (count == F32_LANES)
+        memcpy(p, &both, sizeof both);
+    else
+        store_part(p, &both, sizeof both, (size_t)count * 4);
 }
 
 /* The compiler moves no arithmetic on these four values across a fence, and contracts no product

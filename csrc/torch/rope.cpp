@@ -131,29 +131,29 @@ void rotate_on_cuda(const wpe_cuda_rope_tensor &x_or_q, const wpe_cuda_rope_tens
                  x.tensor.get_device_index());
 }
 
-// Rotate x into out, in the order of memory. If x is stored token by token, positions are the outer
-// loop and heads the inner one: then a row of cos and sin stays in the first-level cache for all
-// heads. Otherwise heads are the outer loop.
+// Rotate x into out. Positions are the outer loop and a group of heads the inner one, so a row of
+// cos and sin is read from memory once for the group. If x is stored token by token, the group is
+// all heads. Otherwise it is two heads: each head is a stream of memory of its own, and the
+// processor fetches few streams ahead.
 void rotate(const View &out, const View &x, const Angles &angles, bool interleaved, bool inverse,
             const wpe_kernels *kernels) {
     const int64_t d = x.size(1), length = x.size(2), heads = x.size(3), batch = x.size(4);
     if (!(batch && heads && length && d)) return;
     if (on_cuda(x.tensor))
         return rotate_on_cuda(for_cuda(out, x), {}, x, angles, interleaved, inverse);
-    const bool by_token = heads > 1 && std::abs(x.stride(3)) < std::abs(x.stride(2));
-    const int64_t outer = by_token ? length : heads, inner = by_token ? heads : length;
-    const int64_t back_outer = by_token ? 2 : 3, back_inner = by_token ? 3 : 2;
+    const bool by_token = std::abs(x.stride(3)) < std::abs(x.stride(2));
+    const int64_t group = by_token ? heads : std::min<int64_t>(heads, 2);
+    const int64_t groups = ceil_div(heads, group);
     const Table &cos = angles.cos, &sin = angles.sin;
-    const int64_t cos_outer = by_token ? cos.position : 0, sin_outer = by_token ? sin.position : 0;
     const wpe_rope_shape shape = {
-        .outer = outer,
-        .inner = inner,
+        .outer = length,
+        .inner = group,
         .head_size = d,
         .pairs = angles.pairs,
-        .out_stride = {out.stride(back_outer), out.stride(back_inner), out.stride(1)},
-        .x_stride = {x.stride(back_outer), x.stride(back_inner), x.stride(1)},
-        .cos_stride = {cos_outer, cos.position - cos_outer, cos.pair},
-        .sin_stride = {sin_outer, sin.position - sin_outer, sin.pair},
+        .out_stride = {out.stride(2), out.stride(3), out.stride(1)},
+        .x_stride = {x.stride(2), x.stride(3), x.stride(1)},
+        .cos_stride = {cos.position, 0, cos.pair},
+        .sin_stride = {sin.position, 0, sin.pair},
         .interleaved = interleaved,
         .inverse = inverse,
     };
@@ -165,22 +165,25 @@ void rotate(const View &out, const View &x, const Angles &angles, bool interleav
     const char *const c = static_cast<const char *>(cos.tensor.const_data_ptr());
     const char *const s = static_cast<const char *>(sin.tensor.const_data_ptr());
     auto rows = [&](int64_t begin, int64_t end) {
-        while (begin < end) {  // one call for each batch element
-            const int64_t b = begin / outer, i = begin % outer;
+        while (begin < end) {  // one call for each batch element and group of heads
+            const int64_t i = begin % length, head = begin / length % groups * group;
+            const int64_t b = begin / length / groups;
             wpe_rope_shape part = shape;
-            part.outer = std::min(end - begin, outer - i);
-            kernel(to + (b * out.stride(4) + i * shape.out_stride[0]) * item,
-                   from + (b * x.stride(4) + i * shape.x_stride[0]) * item,
-                   c + (b * cos.batch + i * shape.cos_stride[0]) * real,
-                   s + (b * sin.batch + i * shape.sin_stride[0]) * real, &part);
+            part.outer = std::min(end - begin, length - i);
+            part.inner = std::min(group, heads - head);
+            kernel(to + (b * out.stride(4) + head * out.stride(3) + i * out.stride(2)) * item,
+                   from + (b * x.stride(4) + head * x.stride(3) + i * x.stride(2)) * item,
+                   c + (b * cos.batch + i * cos.position) * real,
+                   s + (b * sin.batch + i * sin.position) * real, &part);
             begin += part.outer;
         }
     };
-    const int64_t grain = std::max<int64_t>(1, 32768 / (inner * d));
-    if (batch * outer <= grain)
-        rows(0, batch * outer);
+    const int64_t count = batch * groups * length;
+    const int64_t grain = std::max<int64_t>(1, 32768 / (group * d));
+    if (count <= grain)
+        rows(0, count);
     else
-        torch::stable::parallel_for(0, batch * outer, grain, rows);
+        torch::stable::parallel_for(0, count, grain, rows);
 }
 
 Tensor rope(Tensor x_in, Tensor cos, Tensor sin, bool interleaved, bool inverse) {

@@ -47,7 +47,7 @@ static void array_sincos(double *sine, double *cosine, const double *hi, const d
     static void widen_pairs_##type(float *out, const uint16_t *x, int64_t n) {  \
         for (int64_t i = 0; i < n; i += 2 * F32_LANES) {                        \
             f32v a, b;                                                          \
-            load_pairs_##type((const type *)x + i, &a, &b);                     \
+            load_pairs_##type((const type *)x + i, F32_LANES, &a, &b);          \
             for (int l = 0; l < F32_LANES; l++) {                               \
                 out[i + 2 * l] = a[l];                                          \
                 out[i + 2 * l + 1] = b[l];                                      \
@@ -65,8 +65,8 @@ static void array_sincos(double *sine, double *cosine, const double *hi, const d
     static void narrow_pairs_##type(uint16_t *out, const float *x, int64_t n) { \
         for (int64_t i = 0; i < n; i += 2 * F32_LANES) {                        \
             f32v a, b;                                                          \
-            load_pairs_f32(x + i, &a, &b);                                      \
-            store_pairs_##type((type *)out + i, a, b);                          \
+            load_pairs_f32(x + i, F32_LANES, &a, &b);                           \
+            store_pairs_##type((type *)out + i, F32_LANES, a, b);               \
         }                                                                       \
     }
 CONVERSIONS(f16)
