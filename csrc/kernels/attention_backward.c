@@ -34,8 +34,7 @@ static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int6
             V o = LOAD_REAL(buffer + c, 1, lanes);
             V grad = LOAD_REAL(w->grad_out + i * b->padded_dv + x + c, 1, lanes);
             V product = o * grad, total = sums[c / LANES % SUM_VECTORS];
-            FENCE4(o, grad, product,
-                   total); /* no FMA: whether there was one depended on inlining */
+            FENCE4(o, grad, product, total); /* no FMA, wherever this is inlined */
             sums[c / LANES % SUM_VECTORS] = total + product;
         }
         sum += NAME(sum_lanes)(sums);
