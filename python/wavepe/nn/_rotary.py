@@ -14,6 +14,7 @@ from .. import _checks, ops
 from .._rope_frequencies import base_of, standard_parameters
 from ..encodings import RoPE
 from ..encodings.spec import write_value
+from ..ops._compiler import disable
 from ..ops._torch_private import assert_async
 from ..positions.rotation import Frequencies, Rotation, angles
 from ._sequences import check_shape, checked_rows
@@ -203,7 +204,7 @@ class Rotary(nn.Module):
         if self._frequencies is not None:
             self._compare(self._frequencies)
 
-    @torch.compiler.disable(reason="this RoPE follows the length: NumPy computes its frequencies")
+    @disable("this RoPE follows the length: NumPy computes its frequencies")
     def _of_longest(self, length: int, positions: Tensor | None) -> Frequencies:
         found = self._rotation.of_longest(length, positions, training=False)
         self._compare(found)

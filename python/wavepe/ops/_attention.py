@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +13,7 @@ from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory
 from ._attention_masked import can_mask, masked
 from ._common import (
+    autocast_enabled,
     check,
     check_choice,
     check_tensors,
@@ -27,13 +27,18 @@ from ._common import (
     saved_call,
     wide,
 )
+from ._compiler import is_compiling
 from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
 # Indices of the differentiable arguments and of the zones, and the number of all arguments.
 _Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
-_differentiable = operator.itemgetter(_Q, _K, _V, _P, _Q_REL, _BIAS)
+_DIFFERENTIABLE = (_Q, _K, _V, _P, _Q_REL, _BIAS)
+_DEFAULTS = (None, None, None, *Arguments._field_defaults.values())
+# The arguments that most calls give. The others are left out if they have their defaults, because
+# torch takes 0.07 microseconds to check each one.
+_FEW = 12
 _FORWARD, _BACKWARD = _ops.attention_forward.default, _ops.attention_backward.default
 _DIRECT_FORWARD, _DIRECT_BACKWARD = direct(_FORWARD), direct(_BACKWARD)
 
@@ -160,7 +165,7 @@ def attention(
     >>> lse.shape
     torch.Size([2, 4, 1])
     """
-    zones = None
+    compiling = is_compiling()
     if causal is not True and causal is not False:
         causal = flag("causal", causal)
     if not (isinstance(beyond, str) and beyond in BEYOND):
@@ -169,7 +174,7 @@ def attention(
         check_choice("bias_beyond", bias_beyond, BEYOND)
     if return_lse is not True and return_lse is not False:
         return_lse = flag("return_lse", return_lse)
-    if not torch.compiler.is_compiling():  # a compiler's numbers may have no value yet
+    if not compiling:  # a compiler's numbers may have no value yet
         first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
         bias_first = integer("bias_first", bias_first)
     elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):
@@ -180,28 +185,18 @@ def attention(
             "a relative_table has its own first and beyond: give them to relative_table",
         )
         beyond = p.beyond
-    given = {"q": q, "k": k, "v": v}
-    options = (q_rel, slopes, key_mask, segments, mask, bias)
-    if p is not None or any(x is not None for x in options):
-        names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias")
-        given |= {name: x for name, x in zip(names, options, strict=True) if x is not None}
-        if not (p is None or isinstance(p, RelativeTable)):
-            if isinstance(p, tuple):
-                check(False, "p must be a torch.Tensor, got tuple; pass relative_table(*p)")
-            given["p"] = p
-        check(
-            slopes is None or not getattr(slopes, "requires_grad", False),
-            "slopes are not differentiable: detach them",
-        )
-    check_tensors(**given)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_tensors(q=q, k=k, v=v)
+    if not (p is q_rel is slopes is key_mask is segments is mask is bias is None):
+        _check_optional(p, q_rel, slopes, key_mask, segments, mask, bias)
     if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4):
         check_mask(mask)
-    kind = q.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if autocast and q.dtype != torch.float64:
+    kind = "cpu" if q.is_cpu else q.device.type  # the first one is faster
+    if autocast_enabled(kind) and q.dtype != torch.float64:
         q, k, v, p, q_rel = _autocast(kind, q, k, v, p, q_rel)
         if bias is not None and bias.is_floating_point():
             bias = bias.float()
+    zones = None
     if isinstance(p, RelativeTable):
         p, first, zones = p.tensors(q.dtype, q.device)
     if offset is not None and not isinstance(offset, Tensor):
@@ -212,10 +207,20 @@ def attention(
     scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
     hidden = (key_mask, segments, mask, dropout_p, seed)
     bias_range = (bias, bias_first, bias_beyond)
-    arguments = (q, k, v, *scores, *hidden, zones or None, *bias_range)
+    arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *bias_range)
     missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v)
     if not missing and not under_transforms():
-        out, lse = _run(arguments)
+        if compiling:
+            out, lse = _FORWARD(*arguments)
+        else:
+            few = offset is key_mask is segments is mask is seed is bias is None and not zones
+            if few and dropout_p == 0:
+                arguments = arguments[:_FEW]
+            if recorded(q, k, v, p, q_rel, bias):
+                out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias)
+            else:
+                with below_autograd():
+                    out, lse = _DIRECT_FORWARD(*arguments)
         return (out, lse) if return_lse else out
     check_arguments(Arguments(*arguments))
     with full_precision(kind):  # autocast has been applied above
@@ -227,15 +232,20 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _run(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Run the kernel of the device, recorded for autograd if needed."""
-    if torch.compiler.is_compiling():
-        return _FORWARD(*arguments)
-    # torch.library's autograd takes half a millisecond if an argument is a list.
-    if recorded(*_differentiable(arguments)):
-        return _Attention.apply(*arguments)
-    with below_autograd():
-        return _DIRECT_FORWARD(*arguments)
+def _check_optional(p: Any, *tensors: Any) -> None:
+    if not (p is None or isinstance(p, RelativeTable)):
+        if isinstance(p, tuple):
+            check(False, "p must be a torch.Tensor, got tuple; pass relative_table(*p)")
+        check_tensors(p=p)
+    names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias")
+    for name, x in zip(names, tensors, strict=True):
+        if x is not None and not isinstance(x, Tensor):
+            check_tensors(**{name: x})
+    slopes = tensors[1]
+    check(
+        slopes is None or not slopes.requires_grad,
+        "slopes are not differentiable: detach them",
+    )
 
 
 def _autocast(kind: str, *tensors: Tensor | RelativeTable | None) -> list[Any]:
@@ -270,32 +280,37 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     arguments = list(inputs)
-    zones = arguments.pop(_ZONES)
+    zones = arguments.pop(_ZONES) if len(inputs) > _ZONES else None
     ctx.zones = None if zones is None else len(zones)
     save_call(ctx, arguments, *(zones or ()), *output)
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
+def _gradients(
+    ctx: Any, grad_out: Tensor, grad_lse: Tensor | None, p_grad: bool, bias_grad: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q, k, v, p, q_rel and bias."""
     inputs, (*zones, out, lse) = saved_call(ctx)
-    # needs_input_grad ends early: torch drops trailing arguments that have their defaults
-    p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
-    inputs.insert(_ZONES, zones or None)
-    arguments = [grad_out, grad_lse, out, lse, *inputs, p_grad, bias_grad]
+    if len(inputs) > _FEW:
+        inputs.insert(_ZONES, zones or None)
+    arguments = [grad_out, grad_lse, out, lse, *inputs]
+    if p_grad or bias_grad:
+        arguments += (*_DEFAULTS[len(inputs) :], p_grad, bias_grad)
     if torch.is_grad_enabled():
         dq, dk, dv, dp, dq_rel, dbias = _BACKWARD(*arguments)
     else:
         with below_autograd():
             dq, dk, dv, dp, dq_rel, dbias = _DIRECT_BACKWARD(*arguments)
-    grads: list[Any] = [None] * _COUNT
-    grads[_Q], grads[_K], grads[_V] = dq, dk, dv
-    grads[_P] = dp if p_grad else None
-    grads[_Q_REL] = None if inputs[_Q_REL] is None else dq_rel
-    grads[_BIAS] = dbias if bias_grad else None
-    return tuple(grads)
+    dq_rel = None if inputs[_Q_REL] is None else dq_rel
+    return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None
 
 
-def _registered_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    result = list(_backward(ctx, *grads))
+def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    # needs_input_grad ends early: torch drops trailing arguments that have their defaults
+    p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
+    result: list[Any] = [None] * _COUNT
+    grads = _gradients(ctx, grad_out, grad_lse, p_grad, bias_grad)
+    for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
+        result[i] = grad
     if ctx.zones is not None:  # torch.library expects a list of gradients for a list
         result[_ZONES] = [None] * ctx.zones
     return tuple(result[: len(ctx.needs_input_grad)])
@@ -315,13 +330,23 @@ torch.library.register_autograd("wavepe::attention_backward", _refuse)
 
 
 class _Attention(torch.autograd.Function):
-    """The same autograd as registered above, for calls that are not compiled; see `_run`."""
+    """The same autograd as registered above, for calls that are not compiled.
+
+    The differentiable arguments are given apart, because each argument of a Function takes time.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, arguments: tuple[Any, ...], *_: Tensor | None) -> tuple[Tensor, Tensor]:
         with below_autograd():
-            output = _DIRECT_FORWARD(*inputs)
-        _setup(ctx, inputs, output)
+            output = _DIRECT_FORWARD(*arguments)
+        ctx.set_materialize_grads(False)
+        _setup(ctx, arguments, output)
         return output
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_out, grad_lse = grads
+        if grad_out is None:
+            grad_out = torch.zeros_like(ctx.saved_tensors[-2])
+        *_, p_grad, _, bias_grad = ctx.needs_input_grad
+        return None, *_gradients(ctx, grad_out, grad_lse, p_grad, bias_grad)

@@ -140,12 +140,18 @@ def _checked(check_plain: Callable[[str, Any], Any], name: str, value: Any) -> A
 
 
 def recorded(*tensors: torch.Tensor | None) -> bool:
-    """Tell whether autograd records a call with these arguments, or a compiler traces it."""
+    """Tell whether autograd records a call with these arguments."""
     if torch.is_grad_enabled():
         for x in tensors:  # any() would take three times as long
             if x is not None and x.requires_grad:
                 return True
-    return torch.compiler.is_compiling()
+    return False
+
+
+def autocast_enabled(kind: str) -> bool:
+    """Tell whether autocast is on for devices of this kind."""
+    available = kind == "cpu" or torch.amp.is_autocast_available(kind)
+    return available and torch.is_autocast_enabled(kind)
 
 
 def in_new_thread(function: Callable[[], T]) -> T:
@@ -197,11 +203,14 @@ def register_autograd(
 
 def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
     """Save an operator's outputs and all of its inputs, tensors or not, for its backward."""
-    inputs = tuple(inputs)
-    is_tensor = [isinstance(x, torch.Tensor) for x in inputs]
-    ctx.call = tuple(None if tensor else x for x, tensor in zip(inputs, is_tensor, strict=True))
-    ctx.tensors = tuple(i for i, tensor in enumerate(is_tensor) if tensor)
-    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors), *outputs)
+    call = list(inputs)
+    tensors = [
+        i for i, x in enumerate(call) if x is not None and isinstance(x, torch.Tensor)
+    ]  # `is not None` takes a quarter of the time
+    ctx.save_for_backward(*[call[i] for i in tensors], *outputs)
+    for i in tensors:
+        call[i] = None
+    ctx.call, ctx.tensors = call, tensors
 
 
 def saved_call(ctx: Any) -> tuple[list[Any], list[torch.Tensor]]:

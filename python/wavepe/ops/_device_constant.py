@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._common import in_new_thread
+from ._compiler import constant_result, is_compiling
 
 
 class DeviceConstant:
@@ -36,18 +37,18 @@ class DeviceConstant:
         """Return the tensor on the device of `like`; its dtype is `dtype` or the array's."""
         device = like.device
         if type(like) not in (Tensor, torch.nn.Parameter):  # a tracer's tensor takes no kept one
-            compiling = torch.compiler.is_compiling()
-            tensor = self.tensor if compiling else torch.from_numpy(self._array)
+            tensor = self.tensor if is_compiling() else torch.from_numpy(self._array)
             return tensor.to(device=device, dtype=dtype)
         if dtype is None:
             if device.type == "cpu":
                 return self.tensor
             dtype = self.tensor.dtype
+        is_compiling()
         tensor = getattr(self, self._attribute(device, dtype))
         return tensor
 
     # As in `RelativeTable`: a compiler calls this while it traces, and then reads the attribute.
-    @torch.compiler.assume_constant_result
+    @constant_result
     def _attribute(self, device: torch.device, dtype: torch.dtype) -> str:
         """Return the name of the attribute that holds the tensor."""
         name = self._names.get((device, dtype))
@@ -85,11 +86,12 @@ def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> Device
 
     Equal arguments give the same constant. A compiler does not trace `build`.
     """
+    is_compiling()
     constant: DeviceConstant = getattr(_named, _name(build, *arguments))
     return constant
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _name(build: Callable[..., np.ndarray], *arguments: Any) -> str:
     name: str = _names.setdefault((build, arguments), f"constant_{len(_names)}")
     if not hasattr(_named, name):

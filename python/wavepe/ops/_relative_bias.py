@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._relative_bias import BEYOND
 from ._common import (
+    autocast_enabled,
     axis_first,
     check,
     check_choice,
@@ -16,13 +17,17 @@ from ._common import (
     check_dtype,
     check_tensors,
     integer,
+    recorded,
     register_autograd,
     report_out_of_memory,
 )
-from ._torch_private import transformed
+from ._compiler import is_compiling
+from ._torch_private import below_autograd, direct, transformed
 
 _ops = torch.ops.wavepe
 _SKEW, _UNSKEW = _ops.relative_bias_skew.default, _ops.relative_bias_unskew.default
+_BIAS = _ops.relative_bias.default
+_DIRECT_BIAS = direct(_BIAS)
 _REAL = (torch.float32, torch.float64)
 
 
@@ -82,18 +87,27 @@ def relative_bias(
     """
     check_tensors(q=q, p=p)
     check_choice("beyond", beyond, BEYOND)
-    if not torch.compiler.is_compiling():  # a compiler's numbers may have no value yet
+    compiling = is_compiling()
+    if not compiling:  # a compiler's numbers may have no value yet
         keys, first = integer("keys", keys), integer("first", first)
-    kind = q.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if autocast and q.dtype != torch.float64:  # scaled_dot_product_attention casts the same way
+    kind = "cpu" if q.is_cpu else q.device.type  # the first one is faster
+    if (
+        autocast_enabled(kind) and q.dtype != torch.float64
+    ):  # scaled_dot_product_attention casts the same way
         low = torch.get_autocast_dtype(kind)
         q, p = q.to(low), p.to(low)
-    op: Any = _composed if transformed() else _ops.relative_bias
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return op(q, p, keys, first, beyond)
-    check(q.dtype == p.dtype, f"q and p must have one dtype, got {q.dtype} and {p.dtype}")
-    return op(q.float(), p.float(), keys, first, beyond).to(q.dtype)
+    dtype = q.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        check(dtype == p.dtype, f"q and p must have one dtype, got {dtype} and {p.dtype}")
+        q, p = q.float(), p.float()
+    if transformed():
+        out = _composed(q, p, keys, first, beyond)
+    elif compiling or recorded(q, p):
+        out = _BIAS(q, p, keys, first, beyond)
+    else:
+        with below_autograd():
+            out = _DIRECT_BIAS(q, p, keys, first, beyond)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def _check(q: Tensor, p: Tensor, keys: int, beyond: str) -> None:

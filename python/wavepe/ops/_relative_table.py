@@ -31,6 +31,7 @@ from ._common import (
     integer,
     report_out_of_memory,
 )
+from ._compiler import constant_result, disable, is_compiling
 
 NEAR = 64  # rows with |delta| below this are one zone; this split takes a third of the work
 # Tolerances are relative to the typical size of a row.
@@ -43,7 +44,7 @@ _FARTHEST = 2**62  # no table reaches a key beyond it, and sums cannot overflow
 _Zones = list[tuple[np.ndarray, np.ndarray]]
 
 
-@torch.compiler.disable(reason="make wavepe.ops.relative_table outside of the compiled function")
+@disable("make wavepe.ops.relative_table outside of the compiled function")
 def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> RelativeTable:
     """Return a constant table for `attention`, prepared so that calls are fast.
 
@@ -206,14 +207,19 @@ class RelativeTable:
         RuntimeError
             If the dtype or the device is wrong.
         """
+        is_compiling()
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
 
     # A compiler calls this while it traces, keeps the name as a constant, and reads the attribute
     # at each call. So a compiled function can be called with other tables.
-    @torch.compiler.assume_constant_result
+    @constant_result
     def _attribute(self, dtype: torch.dtype, device: torch.device | str) -> str:
         """Return the name of the attribute that holds the tensors; build them if needed."""
+        if type(dtype) is torch.dtype and type(device) is torch.device:
+            name = self._names.get((dtype, device))
+            if name is not None:
+                return name
         if type(dtype) is not torch.dtype or not isinstance(device, (str, torch.device)):
             check(False, f"dtype and device must be those of torch, got {dtype!r} and {device!r}")
         device = torch.device(device)

@@ -18,6 +18,7 @@ from ._common import (
     recorded,
     register_autograd,
 )
+from ._compiler import is_compiling
 from ._torch_private import (
     CAN_GO_BELOW_AUTOGRAD,
     below_autograd,
@@ -79,9 +80,10 @@ def rope(
     """
     if not (isinstance(x, Tensor) and isinstance(cos, Tensor) and isinstance(sin, Tensor)):
         check_tensors(x=x, cos=cos, sin=sin)
+    compiling = is_compiling()
     if transformed():
         return _Rope.apply(x, cos, sin, interleaved, inverse)
-    if recorded(x, cos, sin):
+    if compiling or recorded(x, cos, sin):
         return _ROPE(x, cos, sin, interleaved, inverse)
     with below_autograd():
         return _DIRECT_ROPE(x, cos, sin, interleaved, inverse)
@@ -117,13 +119,14 @@ def rope_(
     True
     """
     check_tensors(x=x, cos=cos, sin=sin)
+    compiling = is_compiling()
     check(
         not under_transforms(),
         "rope_ has no derivative and no vmap for torch.func and forward mode; use rope",
     )
     if torch.is_grad_enabled():
         _refuse_gradients_in_place(x, cos, sin)
-    if torch.compiler.is_compiling():
+    if compiling:
         _ops.rope_(x, cos, sin, interleaved, inverse)
         return x
     check(not x.is_neg(), "rope_ cannot write to a negated view; use rope, or x.clone()")
@@ -173,10 +176,11 @@ def rope_qk(
         check_tensors(q=q, k=k)
     if not (isinstance(cos, Tensor) and isinstance(sin, Tensor)):
         check_tensors(cos=cos, sin=sin)
+    compiling = is_compiling()
     if transformed():
         check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
         return tuple(_Rope.apply(x, cos, sin, interleaved, inverse) for x in (q, k))
-    if recorded(q, k, cos, sin):
+    if compiling or recorded(q, k, cos, sin):
         return _ROPE_QK(q, k, cos, sin, interleaved, inverse)
     with below_autograd():
         return _DIRECT_ROPE_QK(q, k, cos, sin, interleaved, inverse)

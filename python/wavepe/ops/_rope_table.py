@@ -21,6 +21,7 @@ from ._common import (
     number,
     recorded,
 )
+from ._compiler import is_compiling
 from ._torch_private import below_autograd, transformed
 
 _ROPE_TABLE = torch.ops.wavepe.rope_table.default
@@ -89,9 +90,10 @@ def rope_table(
     if not isinstance(dtype, torch.dtype):  # the schema would take an int for a dtype
         check(False, f"dtype must be a torch.dtype, got {dtype!r}")
     options = (attention_factor, precision, sections, dtype)
+    compiling = is_compiling()
     if transformed():
         return _RopeTable.apply(positions, inv_freq, *options)
-    if recorded(positions, inv_freq):
+    if compiling or recorded(positions, inv_freq):
         return _ROPE_TABLE(positions, inv_freq, *options)
     with below_autograd():
         return _ROPE_TABLE(positions, inv_freq, *options)

@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._compiler import constant_result
+
 below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", contextlib.nullcontext)
 CAN_GO_BELOW_AUTOGRAD = below_autograd is not contextlib.nullcontext
 
@@ -42,7 +44,7 @@ def direct(op: Any) -> Any:
 _stack: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", None)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def under_transforms() -> bool:
     """Tell whether a transform of torch.func, or forward mode, is active.
 
@@ -51,7 +53,7 @@ def under_transforms() -> bool:
     return forward_ad._current_level >= 0 or _stack() is not None
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def transformed() -> bool:
     """Tell whether a derivative of torch.func, or forward mode, is active.
 
@@ -73,7 +75,7 @@ if _stack is None or not hasattr(forward_ad, "_current_level"):
         def forward(ctx: Any) -> None:
             return None
 
-    @torch.compiler.assume_constant_result
+    @constant_result
     def under_transforms() -> bool:
         """Tell whether a transform of torch.func, or forward mode, is active.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import ops, rope_table
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
+from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
 from .tables import LARGEST_TABLE, keep_by_length
 
@@ -105,7 +106,7 @@ class Rotation:
         """Return the frequencies for a call: fixed ones, or those of `of_longest`."""
         return self.fixed(training) or self.of_longest(length, positions, training)
 
-    @torch.compiler.disable(reason="this RoPE follows the length: NumPy computes its frequencies")
+    @disable("this RoPE follows the length: NumPy computes its frequencies")
     def of_longest(self, length: int, positions: Tensor | None, training: bool) -> Frequencies:
         """Return the frequencies of the longest sequence in `positions`.
 

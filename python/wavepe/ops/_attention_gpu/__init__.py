@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._attention_checks import Arguments, check_arguments
 from .._common import check
+from .._compiler import constant_result
 
 # These GPUs have 99 KB of shared memory for a program; other GPUs have at least 163 KB.
 _SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
@@ -28,7 +29,7 @@ def missing_kernel(q: Tensor, v: Tensor) -> str:
     return _constant_reason(q.device, q.dtype, size)
 
 
-@torch.compiler.assume_constant_result  # otherwise a compiler would trace the cached function
+@constant_result  # otherwise a compiler would trace the cached function
 def _constant_reason(device: torch.device, dtype: torch.dtype, size: int) -> str:
     return _missing_kernel(device, dtype, size)
 
@@ -55,7 +56,7 @@ def _missing_kernel(device: torch.device, dtype: torch.dtype, size: int) -> str:
 _warned: set[str] = set()
 
 
-@torch.compiler.assume_constant_result  # a compiler must not trace a warning
+@constant_result  # a compiler must not trace a warning
 def warn_of_memory(missing: str) -> None:
     """Warn that attention holds all scores in memory, once for each reason."""
     if missing in _warned:

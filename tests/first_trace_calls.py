@@ -1,0 +1,67 @@
+"""Calls that are the first ones of wavepe which a compiler traces.
+
+As a program, this compiles each call in a fork of its own, and compares with the call itself.
+"""
+
+import os
+import traceback
+
+import pytest
+import torch
+import torch._dynamo  # once, before the forks
+from wavepe import nn, ops
+from wavepe.encodings._waves import sine_waves
+
+X = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+COS, SIN = ops.rope_table(torch.arange(5), torch.tensor([1.0, 0.1]))
+TABLE = ops.relative_table(torch.ones(5, 4))
+ROTARY = nn.Rotary(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_length=4)
+
+WHOLE = {
+    "attention": lambda x: ops.attention(x, x, x, p=TABLE),
+    "attention_bf16": lambda x: ops.attention(*[x.bfloat16()] * 3, p=TABLE),
+    "relative_bias": lambda x: ops.relative_bias(x, x[0], 5),
+    "rope": lambda x: ops.rope(x, COS, SIN),
+    "rope_": lambda x: ops.rope_(x.clone(), COS, SIN),
+    "rope_qk": lambda x: ops.rope_qk(x, x, COS, SIN)[0],
+    "rope_table": lambda x: ops.rope_table(torch.arange(5), x[0, 0, 0])[0],
+    "tensors": lambda x: x * TABLE.tensors(torch.float64, "cpu")[0],
+    "device_constant": lambda x: sine_waves(-2, 2, 4, x[0, 0]),
+    "wavelet_table": lambda x: ops.wavelet_table(5, x[0, 0, 0].exp(), x[0, 0, 1]),
+}
+# The compiler must not trace a part of these.
+BROKEN = {
+    "relative_table": lambda x: ops.attention(x, x, x, p=ops.relative_table(torch.ones(5, 4))),
+    "rotary": lambda x: ROTARY(x, x)[0],
+}
+
+
+def check(name):
+    call = (WHOLE | BROKEN)[name]
+    compiled = torch.compile(call, backend="eager", fullgraph=name in WHOLE)
+    for x in (X, 2 * X):
+        torch.testing.assert_close(compiled(x), call(x))
+    if name in BROKEN:
+        torch.compiler.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"outside of the compiled|follows"):
+            torch.compile(call, backend="eager", fullgraph=True)(X)
+
+
+def main():
+    children = {}
+    for name in WHOLE | BROKEN:
+        child = os.fork()
+        if child == 0:
+            try:
+                check(name)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children[name] = child
+    failed = [name for name, child in children.items() if os.waitpid(child, 0)[1]]
+    assert not failed, failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""torch's compiler: wavepe does not import it, and marks its functions at the first trace."""
+
+from pathlib import Path
+
+import wavepe
+from cases import load_torch
+from processes import output
+
+torch, _ = load_torch()
+
+import first_trace_calls
+from wavepe.ops import _compiler
+
+PATH = {"PYTHONPATH": str(Path(wavepe.__file__).parents[1])}
+
+IMPORTED = """
+import sys, torch
+before = set(sys.modules)
+import wavepe.nn, wavepe.ops
+print(*(name for name in sys.modules if name not in before and name.startswith("torch")))
+"""
+
+
+def test_import_brings_no_more_of_torch():
+    assert output("-c", IMPORTED, **PATH).split() == []
+
+
+def test_the_first_trace_sets_the_marks():
+    output(first_trace_calls.__file__, **PATH)
+
+
+def test_later_marks_are_set_at_once():
+    x = torch.ones(1)
+    assert torch.compile(lambda x: x + _compiler.is_compiling(), backend="eager")(x) == 2
+    calls = []
+
+    @_compiler.constant_result
+    def constant():
+        calls.append(None)
+        return 2
+
+    compiled = torch.compile(lambda x: x * constant(), backend="eager", fullgraph=True)
+    assert (compiled(x), compiled(x)) == (2, 2)
+    assert len(calls) == 1  # the compiler called it once
+
+    @_compiler.disable("not this one")
+    def left_out(x):
+        calls.append(torch.compiler.is_compiling())
+        return x
+
+    assert torch.compile(lambda x: 2 * left_out(x), backend="eager")(x) == 2
+    assert calls[1:] == [False]
