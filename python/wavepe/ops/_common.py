@@ -204,9 +204,8 @@ def register_autograd(
 def save_call(ctx: Any, inputs: Iterable[Any], *outputs: torch.Tensor) -> None:
     """Save an operator's outputs and all of its inputs, tensors or not, for its backward."""
     call = list(inputs)
-    tensors = [
-        i for i, x in enumerate(call) if x is not None and isinstance(x, torch.Tensor)
-    ]  # `is not None` takes a quarter of the time
+    # `is not None` takes a quarter of the time of isinstance
+    tensors = [i for i, x in enumerate(call) if x is not None and isinstance(x, torch.Tensor)]
     ctx.save_for_backward(*[call[i] for i in tensors], *outputs)
     for i in tensors:
         call[i] = None

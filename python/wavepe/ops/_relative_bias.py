@@ -91,9 +91,8 @@ def relative_bias(
     if not compiling:  # a compiler's numbers may have no value yet
         keys, first = integer("keys", keys), integer("first", first)
     kind = "cpu" if q.is_cpu else q.device.type  # the first one is faster
-    if (
-        autocast_enabled(kind) and q.dtype != torch.float64
-    ):  # scaled_dot_product_attention casts the same way
+    # scaled_dot_product_attention casts the same way
+    if autocast_enabled(kind) and q.dtype != torch.float64:
         low = torch.get_autocast_dtype(kind)
         q, p = q.to(low), p.to(low)
     dtype = q.dtype
