@@ -3,8 +3,9 @@
 python -m benchmarks.attention_page --write | --check    --write draws the pictures too
 
 Times come from the newest results of `benchmarks.bench --full` with one thread and with two. The
-other figures come from attention-memory.json, attention-overhead.json, attention-tails-*.json (one
-for each machine), attention-threads.json and training-step.json in the same folder.
+other figures come from attention-decode.json, attention-memory.json, attention-overhead.json,
+attention-tails-*.json (one for each machine), attention-threads.json and training-step.json in the
+same folder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wavepe.analysis.plots._figure import COLOURS, new_figure, save
 
 from . import (
+    attention_decode,
     attention_memory,
     attention_overhead,
     attention_tails,
@@ -317,6 +319,7 @@ def _panels(
 
 TIMES = {"times": times, "others": others}
 OTHERS = {
+    "decode": attention_decode,
     "tails": attention_tails,
     "threads": attention_threads,
     "memory": attention_memory,

@@ -148,7 +148,11 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
 enum { WPE_QUERY_BLOCK = 96, WPE_KEY_BLOCK = 192 };
 
 /* What a call computes. The sizes of its memory and the packing of its keys depend on it. */
-enum wpe_pass { WPE_FORWARD, WPE_BACKWARD, WPE_DECODE };
+enum wpe_pass { WPE_FORWARD, WPE_BACKWARD };
+
+/* Decode takes up to WPE_DECODE_QUERIES queries. A part of its keys is WPE_DECODE_KEYS of them,
+ * which is a multiple of WPE_KEY_BLOCK. Other parts give results with other bits. */
+enum { WPE_DECODE_QUERIES = 16, WPE_DECODE_KEYS = 8 * WPE_KEY_BLOCK };
 
 typedef struct {
     const void *data;
@@ -216,7 +220,7 @@ typedef struct {
 
 /* How much memory a call needs, in elements of the compute type. */
 typedef struct {
-    int64_t packed;           /* packed keys and values of one key head; for decode 0 */
+    int64_t packed;           /* packed keys and values of one key head */
     int64_t workspace;        /* scratch memory of one thread */
     int64_t dk_rows, dk_cols; /* backward's sum dk, with padded rows and columns */
     int64_t dv_cols;          /* backward's sum dv, which has dk_rows rows */
@@ -283,13 +287,37 @@ typedef void wpe_attention_backward_fn(const wpe_attention *a, const void *packe
                                        const wpe_attention_gradients *gradients, int64_t begin,
                                        int64_t end, void *workspace);
 
-/* Attention of one query. It reads keys and values where they are, without packing.
- * Requires: queries is 1; if a->relative is given, `table` (rows, head_size) holds its rows in
- * rising delta; workspace holds as many elements as sizes returns for WPE_DECODE and is aligned to
- * 64 bytes.
- * Writes: one row of out, one element of lse. */
-typedef void wpe_attention_decode_fn(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
-                                     void *lse, void *workspace);
+/* Return whether decode, and not forward, computes a call. Few queries with a cache of keys are
+ * what it is for. */
+static inline int wpe_decodes(int64_t queries, int64_t keys) {
+    return queries == 1 || (queries <= WPE_DECODE_QUERIES && queries < keys);
+}
+
+/* How much memory decode needs, in elements of the compute type. */
+typedef struct {
+    int64_t sums;      /* the sums of one query head, over one part of the keys */
+    int64_t workspace; /* scratch memory of one thread */
+} wpe_decode_sizes;
+typedef wpe_decode_sizes wpe_attention_decode_sizes_fn(const wpe_attention *a, int64_t heads);
+
+/* Attention of few queries over keys begin..end-1, for `heads` query heads that share a key head.
+ * It reads keys and values once for all of them, where they are, without packing.
+ * Requires: heads > 0; the heads a[0..heads-1] have the same members but for q, r, scale, slope,
+ * bias.values, mask and drop_row; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of
+ * WPE_KEY_BLOCK; begin <= end <= keys; if a->relative is given, tables[h] (rows, head_size) holds
+ * the rows of head h's table in rising delta; workspace holds as many elements as decode_sizes
+ * returns for these heads; sums and workspace are aligned to 64 bytes. Writes: sums, one head after
+ * the other. A head's bits do not depend on the other heads. */
+typedef void wpe_attention_decode_fn(const wpe_attention *a, const wpe_matrix *tables,
+                                     int64_t heads, int64_t begin, int64_t end, void *sums,
+                                     void *workspace);
+
+/* The results of a query head, from decode's sums over all parts of the keys. The sums of the parts
+ * are part_stride elements apart. They are added in order.
+ * Requires: parts > 0.
+ * Writes: all rows of out and all elements of lse. It also overwrites the sums. */
+typedef void wpe_attention_merge_fn(const wpe_attention *a, void *sums, int64_t parts,
+                                    int64_t part_stride, wpe_matrix_out out, void *lse);
 
 /* out[r][c] = sum of x[part][r][c] over `parts` parts, in order, rounded to the storage type. No
  * parts give 0.
@@ -309,7 +337,9 @@ typedef struct {
     wpe_attention_pack_fn *pack;
     wpe_attention_forward_fn *forward;
     wpe_attention_backward_fn *backward;
+    wpe_attention_decode_sizes_fn *decode_sizes;
     wpe_attention_decode_fn *decode;
+    wpe_attention_merge_fn *merge;
     wpe_attention_store_fn *store;
 } wpe_attention_kernels;
 

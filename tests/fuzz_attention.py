@@ -226,11 +226,17 @@ def constant_table(rng, p, first, beyond):
     return ops.relative_table(p, first, beyond)
 
 
-def rows_of(table, q):
+def decodes(q, k):
+    """Whether the call is one of few queries, as in wpe_decodes of wavepe.h."""
+    m, n = q.shape[2], k.shape[2]
+    return m == 1 or (m <= 16 and m < n)
+
+
+def rows_of(table, q, k):
     """(p, first) that the kernel works with: the zones' products, if there are zones; when decoding
     the rows themselves."""
     p, first, zones = table.tensors(q.dtype, "cpu")
-    if q.shape[2] == 1:
+    if decodes(q, k):
         zones = []
     pairs = zip(zones[::2], zones[1::2], strict=True)
     rows = [c.double() @ u.double().T if u.numel() else c.double() for c, u in pairs]
@@ -268,8 +274,8 @@ class Attention:
         given = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in given.items()}
         grads = tuple(strided(rng, x) for x in incoming(rng, given))
         grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
-        if constant and s.m == 1:  # out by the rows, gradients by the zones, each rounded
-            grads = ()
+        if constant and decodes(given["q"], given["k"]):
+            grads = ()  # out by the rows, gradients by the zones, each rounded
         wanted = FLOATING if chance(rng, 0.8) else tuple(n for n in FLOATING if chance(rng, 0.5))
         wanted = tuple(n for n in wanted if n in given and not (n == "p" and constant)) or ("q",)
         return given | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
@@ -288,7 +294,7 @@ class Attention:
         constant = not isinstance(given.get("p"), (torch.Tensor, type(None)))
         if constant:
             given["beyond"] = given["p"].beyond
-            given["p"], given["first"] = rows_of(given["p"], given["q"])
+            given["p"], given["first"] = rows_of(given["p"], given["q"], given["k"])
         with np.errstate(invalid="ignore"):
             exact = judge(given, *grads)
         if constant:  # the terms of a zone's product are larger than the rows that they make
@@ -303,8 +309,8 @@ class Attention:
         compare(found, exact, arguments["q"].dtype, "ops.attention", self.rounds_out)
 
     def same(self, one, other, arguments):
-        """AVX2 and AVX-512 must agree, except in decoding. (A sum that underflows is 0 or -0.)"""
-        for name in one if arguments["q"].shape[2] > 1 else ():
+        """AVX2 and AVX-512 must agree. (A sum that underflows is 0 or -0.)"""
+        for name in one:
             a, b = one[name], other[name]
             differ = int(((a != b) & ~(a.isnan() & b.isnan())).sum())
             assert not differ, f"{name}: {differ} of {a.numel()} differ from another wide variant's"

@@ -392,10 +392,6 @@ class Attention(Function):
     def check(self, got, exact, a):
         compare_attention(got, exact, a["q"].dtype)
 
-    def same(self, one, other, arguments):
-        if arguments["q"].shape[-2] > 1:  # decoding sums over lanes
-            super().same(one, other, arguments)
-
     def bad(self, a):
         d = a["q"].shape[-1]
         return [

@@ -19,6 +19,7 @@ import wavepe
 import wavepe.ops as ops
 
 from benchmarks import (
+    attention_decode,
     attention_inputs,
     attention_memory,
     attention_page,
@@ -314,3 +315,8 @@ def test_threads_are_as_before(capsys):
     assert torch.get_num_threads() == before
     assert "| 48 x 16 |" in capsys.readouterr().out
     assert callable(ops.attention)
+
+
+def test_few_queries(capsys):
+    assert attention_decode.main(QUICK) == 0
+    assert "| 4 / 2 x 48 x 16, 2, float32 |" in capsys.readouterr().out

@@ -37,13 +37,13 @@ static wpe_attention_sizes NAME(attention_sizes)(const wpe_attention *a, enum wp
     BLOCK b;
     SCRATCH w;
     wpe_attention_sizes sizes;
-    NAME(block_memory)(&b, a, pass, &memory);
+    NAME(block_memory)(&b, a, &memory);
     if (pass == WPE_BACKWARD)
         NAME(scratch_memory)(&w, &b, &memory);
     else
-        NAME(take)(&memory, (pass == WPE_DECODE ? 1 : WPE_QUERY_BLOCK) * b.padded_dv);
+        NAME(take)(&memory, WPE_QUERY_BLOCK * b.padded_dv);
     sizes.workspace = memory.used;
-    sizes.packed = pass == WPE_DECODE ? 0 : NAME(packed_parts)(a, NULL, pass).size;
+    sizes.packed = NAME(packed_parts)(a, NULL, pass).size;
     sizes.dk_rows = round_up(a->keys, KEY_STEP) + GROUP;
     sizes.dk_cols = b.padded_d;
     sizes.dv_cols = b.padded_dv;

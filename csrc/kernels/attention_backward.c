@@ -196,7 +196,7 @@ static NOINLINE void NAME(backward_blocks)(const wpe_attention *a, const void *p
     MEMORY memory = {workspace, 0};
     BLOCK b;
     SCRATCH w;
-    NAME(block_memory)(&b, a, WPE_BACKWARD, &memory);
+    NAME(block_memory)(&b, a, &memory);
     NAME(scratch_memory)(&w, &b, &memory);
     for (int64_t i = begin; i < end; i += WPE_QUERY_BLOCK) {
         NAME(begin_block)(&b, i, smaller(i + WPE_QUERY_BLOCK, end));

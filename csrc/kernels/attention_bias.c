@@ -18,21 +18,23 @@ INLINE wpe_range NAME(inside_strip)(const wpe_delta_bias *bias, int64_t delta) {
     return (wpe_range){begin, larger(smaller(first_value + 1, BIAS_STRIP_SIZE), begin)};
 }
 
-/* Fill the tile's strip, if there is a bias. */
-static void NAME(load_bias)(TILE *t, const BLOCK *b) {
-    const wpe_delta_bias *bias = &b->a->bias;
-    if (!bias->rows) return;
+/* Fill a strip from element x on. `delta` is the delta of element 0. */
+static void NAME(fill_strip)(REAL *strip, const wpe_delta_bias *bias, int64_t delta, int64_t x) {
     const REAL *value = bias->values;
-    REAL *strip = t->bias;
     int edge = bias->beyond == WPE_EDGE;
-    int64_t delta = NAME(strip_first_delta)(b, t->first_key),
-            first_value = delta - bias->first_delta;
+    int64_t first_value = delta - bias->first_delta;
     wpe_range inside = NAME(inside_strip)(bias, delta);
-    /* the first element that a row of the block reads */
-    int64_t x = WPE_QUERY_BLOCK - b->groups * GROUP;
     for (; x < inside.begin; x++) strip[x] = edge ? value[(bias->rows - 1) * bias->stride] : 0;
     for (; x < inside.end; x++) strip[x] = value[(first_value - x) * bias->stride];
     for (; x < BIAS_STRIP_SIZE; x++) strip[x] = edge ? value[0] : 0;
+}
+
+/* Fill the tile's strip, if there is a bias. */
+static void NAME(load_bias)(TILE *t, const BLOCK *b) {
+    /* the first element that a row of the block reads */
+    int64_t x = WPE_QUERY_BLOCK - b->groups * GROUP;
+    if (b->a->bias.rows)
+        NAME(fill_strip)(t->bias, &b->a->bias, NAME(strip_first_delta)(b, t->first_key), x);
 }
 
 /* Add to dbias, for each delta, the sum of the scores' gradient over the tile's pairs with it. */

@@ -57,11 +57,9 @@ static int64_t NAME(largest_rank)(const wpe_relative *p) {
     return round_up(rank, PANEL);
 }
 
-/* Take the block's scratch memory. Decode has one group of rows and no band. */
-static void NAME(block_memory)(BLOCK *b, const wpe_attention *a, enum wpe_pass pass,
-                               MEMORY *memory) {
-    int has_band = pass != WPE_DECODE && a->relative;
-    int64_t rows = pass == WPE_DECODE ? GROUP : WPE_QUERY_BLOCK;
+/* Take the block's scratch memory. */
+static void NAME(block_memory)(BLOCK *b, const wpe_attention *a, MEMORY *memory) {
+    int64_t rows = WPE_QUERY_BLOCK;
     b->a = a;
     b->padded_d = round_up(a->head_size, PANEL);
     b->padded_dv = round_up(a->value_size, PANEL);
@@ -71,7 +69,7 @@ static void NAME(block_memory)(BLOCK *b, const wpe_attention *a, enum wpe_pass p
     b->projected = NULL;
     b->table = NULL;
     b->table_row_stride = b->band_width = 0;
-    if (!has_band) return;
+    if (!a->relative) return;
     b->projected = NAME(take)(memory, rows * NAME(largest_rank)(a->relative));
     b->table_row_stride = NAME(table_row_stride)(a);
     b->table = NAME(take)(memory, rows * b->table_row_stride + KEY_STEP);

@@ -1,153 +1,328 @@
-/* attention_decode.c: attention of one query, as in generation.
+/* attention_decode.c: attention of few queries, as in generation.
  *
- * Keys and values are read once, where they are. Packing them would cost more than the products. */
+ * A row is a query of a query head. All rows of the query heads that share a key head are computed
+ * in one pass over its keys and values. They are read where they are, a few at a time: keys are
+ * transposed, and values are converted if they are not dense and of type REAL. Every sum runs in
+ * forward's order, so a row has the bits of forward's row, if all its keys are one part and the
+ * table has no basis. */
 
-#define DECODE_KEYS LANES /* the dot products that are reduced together */
+#define SCORE_MARGIN 16 /* room before a row of scores, for the relative terms of later queries */
+#define SCORE_STRIDE (SCORE_MARGIN + WPE_KEY_BLOCK + 64)
+#define VALUE_KEYS   64 /* the values that are converted at once */
 
-/* Return a vector whose lane k is the sum of the lanes of x[k]. */
-INLINE V NAME(sum_each)(V x[DECODE_KEYS]) {
-#pragma GCC unroll 8
-    for (int count = DECODE_KEYS / 2; count; count /= 2)
-#pragma GCC unroll 8
-        for (int k = 0; k < count; k++) {
-            V a = x[2 * k], b = x[2 * k + 1];
-            x[k] = __builtin_shufflevector(a, b, REAL_ORDER(EVENS)) +
-                   __builtin_shufflevector(a, b, REAL_ORDER(ODDS));
-        }
-    return x[0];
+typedef struct {
+    const wpe_attention *a;   /* the query heads */
+    const wpe_matrix *tables; /* and their tables */
+    int64_t queries, rows;    /* row r is query r % queries of head r / queries */
+    int64_t padded_d, padded_dv;
+    REAL *q, *r;  /* times scale: (rows, padded_d) */
+    REAL *edge;   /* WPE_EDGE: r . p of the table's first and last row, for each row */
+    REAL *scores; /* a tile's: (rows, SCORE_STRIDE), from column SCORE_MARGIN on */
+    REAL *saved;  /* the sums before the tile, if it has hidden pairs: (rows, padded_dv) */
+    REAL *panel;  /* transposed keys or rows of a table: (head_size, PANEL) */
+    REAL *values; /* converted values: (VALUE_KEYS, padded_dv) */
+    REAL *sums;   /* the results: (rows, sums_stride) */
+    int64_t sums_stride;
+} NAME(decoder);
+#define DECODER NAME(decoder)
+
+/* A tile of keys. Columns begin..end-1 hold all that some row sees. work_begin..work_end is that
+ * range rounded outwards to KEY_STEP. */
+typedef struct {
+    int64_t first_key, begin, end, work_begin, work_end;
+    int has_hidden; /* whether some row may not see all of these columns */
+} NAME(decode_tile);
+#define DECODE_TILE NAME(decode_tile)
+
+/* A row of sums is followed by the row's maximum and by the sum of its weights. */
+INLINE REAL *NAME(row_sums)(const DECODER *c, int64_t row) {
+    return c->sums + row * c->sums_stride;
+}
+INLINE REAL *NAME(row_scores)(const DECODER *c, int64_t row) {
+    return c->scores + row * SCORE_STRIDE + SCORE_MARGIN;
 }
 
-/* s[j] = x . row j of m, or s[j] += it if `add`, for j in begin..end-1. */
-static void NAME(dots)(REAL *s, const REAL *x, wpe_matrix m, int storage, int64_t begin,
-                       int64_t end, int64_t d, int add) {
-    for (int64_t j = begin; j < end; j += DECODE_KEYS) {
-        V sum[DECODE_KEYS] = {0};
-        int64_t c = 0;
-#define DOT(storage, type)                                                                        \
-    case storage: {                                                                               \
-        const type *row[DECODE_KEYS]; /* rows past the end repeat the last: not stored */         \
-        for (int k = 0; k < DECODE_KEYS; k++)                                                     \
-            row[k] = (const type *)m.data + smaller(j + k, end - 1) * m.row_stride;               \
-        for (; m.col_stride == 1 && c + LANES <= d; c += LANES) {                                 \
-            V factor = LOAD_REAL(x + c, 1, LANES);                                                \
-            _Pragma("GCC unroll 16") for (int k = 0; k < DECODE_KEYS; k++) sum[k] +=              \
-                factor * PASTE2(load_, type)(row[k] + c, 1, LANES);                               \
-        }                                                                                         \
-        for (; c < d; c += LANES) {                                                               \
-            int lanes = (int)smaller(LANES, d - c);                                               \
-            V factor = LOAD_REAL(x + c, 1, lanes);                                                \
-            for (int k = 0; k < DECODE_KEYS; k++)                                                 \
-                sum[k] +=                                                                         \
-                    factor * PASTE2(load_, type)(row[k] + c * m.col_stride, m.col_stride, lanes); \
-        }                                                                                         \
-        break;                                                                                    \
-    }
-        switch (storage) { EACH_STORAGE(DOT) }
-#undef DOT
-        V dots = NAME(sum_each)(sum);
-        int lanes = (int)smaller(LANES, end - j);
-        if (add) dots += LOAD_REAL(s + j, 1, lanes);
-        STORE_REAL(s + j, 1, lanes, dots);
+static void NAME(decode_memory)(DECODER *c, const wpe_attention *a, int64_t heads, MEMORY *memory) {
+    c->a = a;
+    c->queries = a->queries;
+    c->rows = heads * a->queries;
+    c->padded_d = round_up(a->head_size, PANEL);
+    c->padded_dv = round_up(a->value_size, PANEL);
+    c->sums_stride = c->padded_dv + 16;
+    c->q = NAME(take)(memory, c->rows * c->padded_d);
+    c->r = a->r.data ? NAME(take)(memory, c->rows * c->padded_d) : c->q;
+    c->edge = NAME(take)(memory, round_up(2 * c->rows, 16));
+    c->scores = NAME(take)(memory, c->rows * SCORE_STRIDE);
+    c->saved = NAME(take)(memory, c->rows * c->padded_dv);
+    c->panel = NAME(take)(memory, c->padded_d * PANEL);
+    c->values = NAME(take)(memory, VALUE_KEYS * c->padded_dv);
+}
+
+/* Return the first row after `row` whose head has another table. */
+static int64_t NAME(end_of_table)(const DECODER *c, int64_t row) {
+    const void *data = c->tables[row / c->queries].data;
+    while (row < c->rows && c->tables[row / c->queries].data == data) row += c->queries;
+    return row;
+}
+
+/* Ask for rows begin..end-1 of m, which are read soon. The CPU by itself does not look so far
+ * ahead. It makes a pass over memory a third faster, and costs a few percent in the caches. */
+static void NAME(prefetch)(wpe_matrix m, int storage, int64_t begin, int64_t end, int64_t cols) {
+    int64_t bytes = NAME(element)(m, storage, 0, cols) - NAME(element)(m, storage, 0, 0);
+    for (int64_t r = begin; r < end && m.col_stride == 1; r++) {
+        const char *row = NAME(element)(m, storage, r, 0);
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
     }
 }
 
-/* Add the relative term to the scores s[begin..end-1] of the tile that begins with first_key. Key
- * first_key + j reads the table's row first_key_row - j. */
-static void NAME(decode_table)(REAL *s, const wpe_attention *a, const REAL *r, wpe_matrix table,
-                               int64_t first_key, int64_t begin, int64_t end) {
-    const wpe_relative *p = a->relative;
-    int64_t first_key_row = a->offset - p->first_delta - first_key;
-    /* the keys that read a row of the table; those before them have a delta past its last row */
-    int64_t inside_begin = larger(first_key_row - (p->rows - 1), begin),
-            inside_end = smaller(first_key_row + 1, end);
-    inside_begin = smaller(inside_begin, end);
-    inside_end = larger(inside_end, inside_begin);
-    if (inside_begin < inside_end) {
-        wpe_matrix falling = {NAME(element)(table, a->storage, first_key_row - inside_begin, 0),
+/* ---- the scores of a tile -------------------------------------------------------------------- */
+
+/* Add x . row j of m to column first + j of the rows row..end_row-1. `x` is c->q or c->r. With
+ * `later` it is column first + j + i of query i of each head. Up to PANEL columns behind them are
+ * overwritten. */
+static void NAME(add_dots)(const DECODER *c, int64_t row, int64_t end_row, const REAL *x,
+                           wpe_matrix m, int64_t first, int64_t count, int later) {
+    int64_t d = c->a->head_size, each = later ? c->queries : end_row - row;
+    for (int64_t j = 0; j < count; j += PANEL) {
+        wpe_matrix part = {NAME(element)(m, c->a->storage, j, 0), m.row_stride, m.col_stride};
+        NAME(prefetch)(part, c->a->storage, PANEL, smaller(count - j, 2 * PANEL), d);
+        NAME(pack_columns)(c->panel, part, c->a->storage, 0, smaller(count - j, PANEL), PANEL, d);
+        for (int64_t r = row; r < end_row; r += each)
+            NAME(gemm_rows)(NAME(row_scores)(c, r) + first + j, SCORE_STRIDE + later,
+                            x + r * c->padded_d, c->padded_d, c->panel, 0, PANEL, d, PANEL, each);
+    }
+}
+
+/* Compute r . p of the end rows of the tables. */
+static void NAME(edge_scores)(DECODER *c) {
+    const wpe_relative *p = c->a->relative;
+    if (!p || p->beyond != WPE_EDGE) return;
+    for (int64_t row = 0, end_row; row < c->rows; row = end_row) {
+        end_row = NAME(end_of_table)(c, row);
+        wpe_matrix ends = c->tables[row / c->queries];
+        ends.row_stride *= p->rows - 1;
+        for (int64_t r = row; r < end_row; r++)
+            memset(NAME(row_scores)(c, r), 0, PANEL * sizeof(REAL));
+        NAME(add_dots)(c, row, end_row, c->r, ends, 0, 2, 0);
+        for (int64_t r = row; r < end_row; r++)
+            memcpy(c->edge + 2 * r, NAME(row_scores)(c, r), 2 * sizeof(REAL));
+    }
+}
+
+/* Write the relative term of a tile. */
+static void NAME(decode_table)(DECODER *c, const DECODE_TILE *t) {
+    const wpe_relative *p = c->a->relative;
+    /* Column x of query 0 reads the table's row first_row - x; of query i it is row
+     * first_row + i - x. Column x of query 0 is computed along with column x + i of query i. */
+    int64_t first_row = c->a->offset - p->first_delta - t->first_key;
+    int64_t first = larger(t->begin - (c->queries - 1), first_row - (p->rows - 1));
+    int64_t end = smaller(t->end, first_row + 1);
+    for (int64_t row = 0, end_row; row < c->rows && first < end; row = end_row) {
+        end_row = NAME(end_of_table)(c, row);
+        wpe_matrix table = c->tables[row / c->queries];
+        wpe_matrix falling = {NAME(element)(table, c->a->storage, first_row - first, 0),
                               -table.row_stride, table.col_stride};
-        NAME(dots)(s + inside_begin, r, falling, a->storage, 0, inside_end - inside_begin,
-                   a->head_size, 1);
+        NAME(add_dots)(c, row, end_row, c->r, falling, first, end - first, c->queries > 1);
     }
-    if (p->beyond != WPE_EDGE) return;
-    REAL last_row_score = 0, first_row_score = 0;
-    wpe_matrix last = {NAME(element)(table, a->storage, p->rows - 1, 0), 0, table.col_stride};
-    NAME(dots)(&last_row_score, r, last, a->storage, 0, 1, a->head_size, 0);
-    NAME(dots)(&first_row_score, r, table, a->storage, 0, 1, a->head_size, 0);
-    for (int64_t j = begin; j < inside_begin; j++) s[j] += last_row_score;
-    for (int64_t j = inside_end; j < end; j++) s[j] += first_row_score;
+    for (int64_t row = 0; row < c->rows; row++) {
+        REAL *s = NAME(row_scores)(c, row);
+        int edge = p->beyond == WPE_EDGE;
+        REAL first_score = edge ? c->edge[2 * row] : 0,
+             last_score = edge ? c->edge[2 * row + 1] : 0;
+        int64_t i = row % c->queries;
+        int64_t inside = smaller(larger(first_row + i - (p->rows - 1), t->work_begin), t->work_end);
+        int64_t past = larger(smaller(first_row + i + 1, t->work_end), inside);
+        for (int64_t j = t->work_begin; j < inside; j++) s[j] = last_score;
+        for (int64_t j = past; j < t->work_end; j++) s[j] = first_score;
+    }
 }
 
-/* out += sum over j in begin..end-1 of weight[j] * row first_key + j of v. Hidden rows are left
- * out: they may hold NaN, and 0 * NaN is NaN. */
-static void NAME(decode_values)(REAL *out, const REAL *weight, const wpe_attention *a,
-                                int64_t first_key, int64_t begin, int64_t end) {
-    for (int64_t x = 0; x < a->value_size; x += BUFFER_SIZE) {
-        int64_t cols = smaller(BUFFER_SIZE, a->value_size - x);
-        V sum[BUFFER_SIZE / LANES] = {0};
-#define ADD(storage, type)                                                                         \
-    case storage:                                                                                  \
-        for (int64_t j = begin; j < end; j++) {                                                    \
-            if (weight[j] == 0 && !unmasked(a, 0, first_key + j)) continue;                        \
-            const type *row =                                                                      \
-                (const type *)a->v.data + (first_key + j) * a->v.row_stride + x * a->v.col_stride; \
-            if (cols == BUFFER_SIZE && a->v.col_stride == 1) {                                     \
-                _Pragma("GCC unroll 32") for (int c = 0; c < BUFFER_SIZE / LANES; c++) sum[c] +=   \
-                    weight[j] * PASTE2(load_, type)(row + c * LANES, 1, LANES);                    \
-            } else {                                                                               \
-                for (int64_t c = 0; c < cols; c += LANES)                                          \
-                    sum[c / LANES] += weight[j] * PASTE2(load_, type)(                             \
-                                                      row + c * a->v.col_stride, a->v.col_stride,  \
-                                                      (int)smaller(LANES, cols - c));              \
-            }                                                                                      \
-        }                                                                                          \
-        break;
-        switch (a->storage) { EACH_STORAGE(ADD) }
-#undef ADD
-        for (int64_t c = 0; c < cols; c += LANES) {
-            int lanes = (int)smaller(LANES, cols - c);
-            STORE_REAL(out + x + c, 1, lanes, LOAD_REAL(out + x + c, 1, lanes) + sum[c / LANES]);
+/* Compute the tile's scores, and finish them before softmax. */
+static void NAME(decode_scores)(DECODER *c, const DECODE_TILE *t) {
+    const wpe_attention *a = c->a;
+    REAL strip[BIAS_STRIP_SIZE];
+    memset(c->scores, 0, (size_t)(c->rows * SCORE_STRIDE) * sizeof(REAL));
+    if (a->relative) NAME(decode_table)(c, t);
+    wpe_matrix keys = {NAME(element)(a->k, a->storage, t->first_key + t->begin, 0), a->k.row_stride,
+                       a->k.col_stride};
+    NAME(add_dots)(c, 0, c->rows, c->q, keys, t->begin, t->end - t->begin, 0);
+    const void *loaded = NULL; /* the bias in the strip */
+    for (int64_t row = 0; row < c->rows; row++) {
+        int64_t i = row % c->queries;
+        const wpe_attention *head = a + row / c->queries;
+        if (head->bias.rows && head->bias.values != loaded)
+            NAME(fill_strip)(strip, &head->bias, c->queries - 1 + a->offset - t->first_key, 0);
+        loaded = head->bias.values;
+        NAME(adjust_row)(NAME(row_scores)(c, row), head, i, t->first_key, t->work_begin,
+                         t->work_end, key_range_of(head, i), strip + c->queries - 1 - i);
+    }
+}
+
+/* Turn the tile's scores into weights, and rescale the sums of rows that have a new maximum. */
+static void NAME(decode_softmax)(DECODER *c, const DECODE_TILE *t) {
+    REAL keep[WPE_KEY_BLOCK];
+    for (int64_t row = 0; row < c->rows; row++) {
+        const wpe_attention *head = c->a + row / c->queries;
+        REAL *s = NAME(row_scores)(c, row), *o = NAME(row_sums)(c, row), *max = o + c->padded_dv;
+        REAL factor = NAME(softmax_row)(s, t->work_begin, t->work_end, max, max + 1);
+        for (int64_t x = 0; factor != 1 && x < c->padded_dv; x++) o[x] *= factor;
+        if (!head->drop_below) continue;
+        NAME(keep_row)(keep, head, row % c->queries, t->first_key, t->begin, t->end);
+        for (int64_t j = t->begin; j < t->end; j++) s[j] *= keep[j];
+    }
+}
+
+/* ---- the values of a tile -------------------------------------------------------------------- */
+
+/* Add the values of the keys that each row sees, for the rows whose sums became NaN or Inf: a
+ * hidden key's weight 0 times NaN may be the reason. */
+static void NAME(decode_seen)(DECODER *c, const DECODE_TILE *t) {
+    const wpe_attention *a = c->a;
+    for (int64_t row = 0; row < c->rows; row++) {
+        const wpe_attention *head = a + row / c->queries;
+        const REAL *s = NAME(row_scores)(c, row);
+        REAL *o = NAME(row_sums)(c, row);
+        int64_t i = row % c->queries;
+        wpe_range seen = key_range_of(head, i);
+        if (!NAME(any_not_finite)(o, c->padded_dv)) continue;
+        memcpy(o, c->saved + row * c->padded_dv, (size_t)c->padded_dv * sizeof(REAL));
+        for (int64_t j = larger(seen.begin - t->first_key, t->begin);
+             j < smaller(seen.end - t->first_key, t->end); j++) {
+            if (!unmasked(head, i, t->first_key + j)) continue;
+            NAME(read_row)(c->values, NAME(element)(a->v, a->storage, t->first_key + j, 0),
+                           a->storage, a->v.col_stride, a->value_size, 1);
+            for (int64_t x = 0; x < a->value_size; x++) o[x] += s[j] * c->values[x];
         }
     }
 }
 
-/* attention_decode, without the change of mode. */
-static NOINLINE void NAME(decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
-                                  REAL *lse, void *workspace) {
-    REAL max = -(REAL)INFINITY, sum = 0, keep[WPE_KEY_BLOCK];
+/* Add weight times value to the sums. */
+static void NAME(decode_values)(DECODER *c, const DECODE_TILE *t) {
+    const wpe_attention *a = c->a;
+    int is_dense =
+        a->storage == REAL_STORAGE && a->v.col_stride == 1 && a->value_size == c->padded_dv;
+    for (int64_t row = 0; t->has_hidden && row < c->rows; row++)
+        memcpy(c->saved + row * c->padded_dv, NAME(row_sums)(c, row),
+               (size_t)c->padded_dv * sizeof(REAL));
+    for (int64_t j = t->begin; j < t->end; j += VALUE_KEYS) {
+        int64_t count = smaller(VALUE_KEYS, t->end - j), stride = c->padded_dv;
+        int64_t next = t->first_key + j + VALUE_KEYS, end = t->first_key + t->end;
+        NAME(prefetch)(a->v, a->storage, next, smaller(next + VALUE_KEYS, end), a->value_size);
+        const REAL *values = c->values;
+        if (is_dense) {
+            values = (const REAL *)NAME(element)(a->v, a->storage, t->first_key + j, 0);
+            stride = a->v.row_stride;
+        } else {
+            NAME(load_rows)(c->values, stride, a->v, a->storage, t->first_key + j, count, count,
+                            a->value_size, 1);
+        }
+        NAME(gemm_rows)(c->sums, c->sums_stride, c->scores + SCORE_MARGIN + j, SCORE_STRIDE, values,
+                        PANEL, stride, count, c->padded_dv, c->rows);
+    }
+    if (t->has_hidden) NAME(decode_seen)(c, t);
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+/* Begin the tile whose first key is first_key, for keys of the range. Return whether a row sees one
+ * of them. */
+static int NAME(begin_decode_tile)(DECODE_TILE *t, const DECODER *c, int64_t first_key,
+                                   wpe_range range) {
+    int64_t end_key = smaller(first_key + WPE_KEY_BLOCK, range.end), begin = end_key, end = 0;
+    int64_t common_begin = first_key, common_end = end_key; /* what all rows see */
+    t->has_hidden = 0;
+    for (int64_t row = 0; row < c->rows; row++) {
+        const wpe_attention *head = c->a + row / c->queries;
+        wpe_range seen = key_range_of(head, row % c->queries);
+        begin = smaller(begin, larger(seen.begin, first_key));
+        end = larger(end, smaller(seen.end, end_key));
+        common_begin = larger(common_begin, seen.begin);
+        common_end = smaller(common_end, seen.end);
+        t->has_hidden |= head->mask || head->key_mask || head->segments;
+    }
+    t->has_hidden |= common_begin > begin || common_end < end;
+    t->first_key = first_key;
+    t->begin = begin - first_key;
+    t->end = end - first_key;
+    t->work_begin = round_down(t->begin, KEY_STEP);
+    t->work_end = round_up(t->end, KEY_STEP);
+    return begin < end;
+}
+
+static NOINLINE void NAME(decode)(const wpe_attention *a, const wpe_matrix *tables, int64_t heads,
+                                  int64_t begin, int64_t end, void *sums, void *workspace) {
     MEMORY memory = {workspace, 0};
-    BLOCK b;
-    TILE t;
-    NAME(block_memory)(&b, a, WPE_DECODE, &memory);
-    REAL *o = NAME(take)(&memory, b.padded_dv);
-    NAME(begin_block)(&b, 0, 1);
-    memset(o, 0, (size_t)b.padded_dv * sizeof(REAL));
-    for (int64_t j = round_down(b.key_range.begin, WPE_KEY_BLOCK); j < b.key_range.end;
-         j += WPE_KEY_BLOCK) {
-        if (NAME(other_segments)(&b, j)) continue;
-        NAME(begin_tile)(&t, &b, j);
-        int64_t begin = t.seen_columns[0].begin, end = t.seen_columns[0].end;
-        wpe_matrix tile_k = {NAME(element)(a->k, a->storage, j, 0), a->k.row_stride,
-                             a->k.col_stride};
-        NAME(dots)(t.scores, b.q, tile_k, a->storage, begin, end, a->head_size, 0);
-        if (a->relative) NAME(decode_table)(t.scores, a, b.r, table, j, begin, end);
-        NAME(load_bias)(&t, &b);
-        NAME(adjust_row)(&b, &t, 0);
-        REAL factor =
-            NAME(softmax_row)(t.scores, t.work_columns[0].begin, t.work_columns[0].end, &max, &sum);
-        for (int64_t x = 0; factor != 1 && x < b.padded_dv; x++) o[x] *= factor;
-        if (a->drop_below) {
-            NAME(keep_row)(keep, a, 0, j, begin, end);
-            for (int64_t x = begin; x < end; x++) t.scores[x] *= keep[x];
-        }
-        NAME(decode_values)(o, t.scores, a, j, begin, end);
+    DECODER c;
+    DECODE_TILE t;
+    NAME(decode_memory)(&c, a, heads, &memory);
+    c.tables = tables;
+    c.sums = sums;
+    for (int64_t row = 0; row < c.rows; row++) {
+        REAL *o = NAME(row_sums)(&c, row);
+        memset(o, 0, (size_t)c.sums_stride * sizeof(REAL));
+        o[c.padded_dv] = -(REAL)INFINITY;
     }
-    *lse = NAME(finish_row)(o, b.padded_dv, max, sum);
-    NAME(store_rows)(out, a->storage, o, 1, a->value_size, b.padded_dv, 1, 0);
+    for (int64_t h = 0; h < heads; h++) {
+        REAL *q = c.q + h * c.queries * c.padded_d, *r = c.r + h * c.queries * c.padded_d;
+        NAME(load_rows)(q, c.padded_d, a[h].q, a->storage, 0, c.queries, c.queries, a->head_size,
+                        (REAL)a[h].scale);
+        if (c.r != c.q)
+            NAME(load_rows)(r, c.padded_d, a[h].r, a->storage, 0, c.queries, c.queries,
+                            a->head_size, (REAL)a[h].scale);
+    }
+    NAME(edge_scores)(&c);
+    for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
+        if (!NAME(begin_decode_tile)(&t, &c, j, (wpe_range){begin, end})) continue;
+        NAME(decode_scores)(&c, &t);
+        NAME(prefetch)(a->v, a->storage, j + t.begin, j + smaller(t.begin + VALUE_KEYS, t.end),
+                       a->value_size);
+        NAME(decode_softmax)(&c, &t);
+        int64_t next = j + WPE_KEY_BLOCK;
+        NAME(prefetch)(a->k, a->storage, next, smaller(next + PANEL, end), a->head_size);
+        NAME(decode_values)(&c, &t);
+    }
 }
 
-static void NAME(attention_decode)(const wpe_attention *a, wpe_matrix table, wpe_matrix_out out,
-                                   void *lse, void *workspace) {
+static wpe_decode_sizes NAME(attention_decode_sizes)(const wpe_attention *a, int64_t heads) {
     check_attention(a);
-    assert(a->queries == 1 && (!a->relative || table.data) && is_aligned(workspace, 64));
-    FLUSHED(NAME(decode)(a, table, out, lse, workspace));
+    MEMORY memory = {NULL, 0};
+    DECODER c;
+    NAME(decode_memory)(&c, a, heads, &memory);
+    return (wpe_decode_sizes){.workspace = memory.used, .sums = a->queries * c.sums_stride};
+}
+
+static void NAME(attention_decode)(const wpe_attention *a, const wpe_matrix *tables, int64_t heads,
+                                   int64_t begin, int64_t end, void *sums, void *workspace) {
+    for (int64_t h = 0; h < heads; h++) check_attention(a + h);
+    assert(heads > 0 && a->queries > 0 && a->queries <= WPE_DECODE_QUERIES);
+    assert(begin >= 0 && begin <= end && end <= a->keys && begin % WPE_KEY_BLOCK == 0);
+    assert(is_aligned(workspace, 64) && is_aligned(sums, 64));
+    FLUSHED(NAME(decode)(a, tables, heads, begin, end, sums, workspace));
+}
+
+/* attention_merge, without the change of mode. */
+static NOINLINE void NAME(merge)(const wpe_attention *a, REAL *sums, int64_t parts,
+                                 int64_t part_stride, wpe_matrix_out out, REAL *lse) {
+    int64_t cols = round_up(a->value_size, PANEL), stride = cols + 16;
+    for (int64_t i = 0; i < a->queries; i++) {
+        REAL *o = sums + i * stride, max = -(REAL)INFINITY;
+        for (int64_t part = 0; part < parts; part++) {
+            REAL part_max = o[part * part_stride + cols];
+            if (part_max > max || part_max != part_max) max = part_max;
+        }
+        for (int64_t part = 0; part < parts && parts > 1 && max != -(REAL)INFINITY; part++) {
+            REAL *from = o + part * part_stride, factor = NAME(exp_one)(from[cols] - max);
+            for (int64_t x = 0; x <= cols + 1; x++)
+                if (x != cols) o[x] = (part ? o[x] : 0) + factor * from[x];
+        }
+        lse[i] = NAME(finish_row)(o, cols, max, o[cols + 1]);
+    }
+    NAME(store_rows)(out, a->storage, sums, a->queries, a->value_size, stride, 1, 0);
+}
+
+static void NAME(attention_merge)(const wpe_attention *a, void *sums, int64_t parts,
+                                  int64_t part_stride, wpe_matrix_out out, void *lse) {
+    check_attention(a);
+    assert(parts > 0 && is_aligned(sums, sizeof(REAL)));
+    FLUSHED(NAME(merge)(a, sums, parts, part_stride, out, lse));
 }

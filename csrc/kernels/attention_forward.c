@@ -11,14 +11,14 @@ static void NAME(accumulate)(REAL *c, int64_t c_row_stride, const BLOCK *b, cons
 }
 
 /* Compute the scores of the tile: add q . k to the relative term, then the bias, the softcap and so
- * on (adjust_row). */
+ * on (adjust_tile). */
 static void NAME(tile_scores)(const BLOCK *b, TILE *t, const REAL *k_t_panels) {
     int64_t d = b->a->head_size;
     int add = t->in_band || NAME(constant_scores)(b, t);
     NAME(gemm_columns)(t->scores, t->row_stride, b->q, b->padded_d, k_t_panels + t->first_key * d,
                        d * PANEL, d, b->groups, t->work_columns, add);
     NAME(load_bias)(t, b);
-    for (int64_t i = 0; i < b->groups * GROUP; i++) NAME(adjust_row)(b, t, i);
+    NAME(adjust_tile)(b, t);
 }
 
 /* Turn the tile's scores into weights, and rescale the sums `out` where a row has a new maximum. */
@@ -72,7 +72,7 @@ static NOINLINE void NAME(forward_blocks)(const wpe_attention *a, const void *pa
     PACKED parts = NAME(packed_parts)(a, (void *)packed, WPE_FORWARD);
     MEMORY memory = {workspace, 0};
     BLOCK b;
-    NAME(block_memory)(&b, a, WPE_FORWARD, &memory);
+    NAME(block_memory)(&b, a, &memory);
     REAL *sums = NAME(take)(&memory, WPE_QUERY_BLOCK * b.padded_dv);
     for (int64_t i = begin; i < end; i += WPE_QUERY_BLOCK) {
         NAME(begin_block)(&b, i, smaller(i + WPE_QUERY_BLOCK, end));

@@ -30,19 +30,44 @@ static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storag
     return NAME(is_not_zero)(check);
 }
 
-/* Transpose a square of LANES vectors, by interleaving its halves log2(LANES) times. */
+/* Transpose a square of LANES vectors: exchange the blocks of each size beside the diagonal. */
 INLINE void NAME(transpose)(V x[LANES]) {
-    V y[LANES];
-#pragma GCC unroll 4
-    for (int step = 1; step < LANES; step *= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES / 2; i++) {
-            y[2 * i] = __builtin_shufflevector(x[i], x[i + LANES / 2], REAL_ORDER(LOW));
-            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + LANES / 2], REAL_ORDER(HIGH));
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) x[i] = y[i];
+#define EXCHANGE_BLOCKS(s)                                                        \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES && s < LANES; i++) {       \
+        if (i & s) continue;                                                      \
+        V a = x[i], b = x[i + s];                                                 \
+        x[i] = __builtin_shufflevector(a, b, REAL_ORDER(EXCHANGE)(LOWER, s));     \
+        x[i + s] = __builtin_shufflevector(a, b, REAL_ORDER(EXCHANGE)(UPPER, s)); \
     }
+    EXCHANGE_BLOCKS(8)
+    EXCHANGE_BLOCKS(4)
+    EXCHANGE_BLOCKS(2)
+    EXCHANGE_BLOCKS(1)
+#undef EXCHANGE_BLOCKS
+}
+
+/* Load LANES rows of m from (row, col) on, and transpose them. Rows from `rows` on, and columns
+ * from `cols` on, are 0. is_whole: there are none of these, and the columns have stride 1. */
+INLINE void NAME(load_square)(V square[LANES], wpe_matrix m, int storage, int64_t row, int64_t rows,
+                              int64_t col, int64_t cols, int is_whole) {
+    int64_t stride = m.row_stride, step = m.col_stride;
+#define LOAD_ROWS(storage, type)                                                        \
+    case storage: {                                                                     \
+        const type *from = (const type *)m.data + row * stride + col * step;            \
+        _Pragma("GCC unroll 16") for (int l = 0; l < LANES; l++) {                      \
+            int lanes = row + l < rows ? (int)smaller(LANES, cols - col) : 0;           \
+            square[l] = is_whole ? PASTE2(load_, type)(from + l * stride, 1, LANES)     \
+                                 : PASTE2(load_, type)(from + l * stride, step, lanes); \
+        }                                                                               \
+        break;                                                                          \
+    }
+    switch (storage) {
+        EACH_STORAGE(LOAD_ROWS)
+        default:
+            __builtin_unreachable();
+    }
+#undef LOAD_ROWS
+    NAME(transpose)(square);
 }
 
 /* Pack rows begin..end-1 of m, as columns begin..end-1 of panels with `depth` rows. Columns
@@ -50,25 +75,21 @@ INLINE void NAME(transpose)(V x[LANES]) {
  * Requires: begin and padded are multiples of PANEL. */
 static void NAME(pack_columns)(REAL *panels, wpe_matrix m, int storage, int64_t begin, int64_t end,
                                int64_t padded, int64_t depth) {
-    REAL buffer[LANES][BUFFER_SIZE];
-    for (int64_t c = begin; c < padded; c += LANES)
-        for (int64_t k0 = 0; k0 < depth; k0 += BUFFER_SIZE) {
-            int64_t count = smaller(BUFFER_SIZE, depth - k0);
-            for (int l = 0; l < LANES; l++)
-                if (c + l < end)
-                    NAME(read_row)(buffer[l], NAME(element)(m, storage, c + l, k0), storage,
-                                   m.col_stride, count, 1);
-                else
-                    memset(buffer[l], 0, sizeof buffer[l]);
-            REAL *dst = panels + c / PANEL * depth * PANEL + k0 * PANEL + c % PANEL;
-            for (int64_t k = 0; k < count; k += LANES) {
-                V square[LANES];
-                for (int l = 0; l < LANES; l++) square[l] = LOAD_REAL(buffer[l] + k, 1, LANES);
-                NAME(transpose)(square);
-                for (int l = 0; l < LANES && k + l < count; l++)
-                    STORE_REAL(dst + (k + l) * PANEL, 1, LANES, square[l]);
-            }
+    for (int64_t c = begin; c < padded; c += LANES) {
+        REAL *dst = panels + c / PANEL * depth * PANEL + c % PANEL;
+        int64_t k = 0, whole = m.col_stride == 1 && c + LANES <= end ? depth - LANES : -1;
+        V square[LANES];
+        for (; k <= whole; k += LANES) {
+            NAME(load_square)(square, m, storage, c, end, k, depth, 1);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) STORE_REAL(dst + (k + l) * PANEL, 1, LANES, square[l]);
         }
+        for (; k < depth; k += LANES) {
+            NAME(load_square)(square, m, storage, c, end, k, depth, 0);
+            for (int l = 0; l < LANES && k + l < depth; l++)
+                STORE_REAL(dst + (k + l) * PANEL, 1, LANES, square[l]);
+        }
+    }
 }
 
 /* Return a table with its rows in reverse order. Then a row of r . p rises with the key. */
@@ -131,7 +152,7 @@ static NOINLINE void NAME(pack_keys)(const wpe_attention *a, void *memory, enum 
 
 static void NAME(attention_pack)(const wpe_attention *a, void *packed, enum wpe_pass pass,
                                  int64_t begin, int64_t end) {
-    assert(pass != WPE_DECODE && is_aligned(packed, 64));
+    assert(is_aligned(packed, 64));
     assert(begin >= 0 && begin < end && end <= a->keys && begin % WPE_KEY_BLOCK == 0);
     assert(end % WPE_KEY_BLOCK == 0 || end == a->keys);
     FLUSHED(NAME(pack_keys)(a, packed, pass, begin, end));
@@ -180,7 +201,7 @@ static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, 
 
 static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
                                       wpe_matrix rows, wpe_matrix basis, enum wpe_pass pass) {
-    assert(pass != WPE_DECODE && zone->rows > 0 && zone->rank >= 0 && head_size >= 0);
+    assert(zone->rows > 0 && zone->rank >= 0 && head_size >= 0);
     assert(is_aligned(memory, 64) && (basis.data || zone->rank == head_size));
     FLUSHED(NAME(pack_zone)(zone, memory, storage, head_size, rows, basis, pass));
 }

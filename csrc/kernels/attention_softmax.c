@@ -44,19 +44,17 @@ static void NAME(keep_row)(REAL *keep, const wpe_attention *a, int64_t i, int64_
     }
 }
 
-/* Finish a row of scores before softmax: add slope and bias, apply the softcap, and set hidden keys
- * to -inf. */
-static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
-    const wpe_attention *a = b->a;
-    REAL *s = t->scores + row * t->row_stride;
-    int64_t begin = t->work_columns[row / GROUP].begin, end = t->work_columns[row / GROUP].end;
-    int64_t i = b->begin + row;
+/* Finish the scores of query i before softmax: add slope and bias, apply the softcap, and set
+ * hidden keys to -inf. s[j] belongs to key first_key + j, and `bias`, which is read only if there
+ * is a bias, has its value at bias[j]. `seen` is key_range_of(i), or empty for a padding row. */
+static void NAME(adjust_row)(REAL *s, const wpe_attention *a, int64_t i, int64_t first_key,
+                             int64_t begin, int64_t end, wpe_range seen, const REAL *bias) {
     if (a->slope != 0) {
         V lane, slope = SPLAT((REAL)a->slope);
         for (int l = 0; l < LANES; l++) lane[l] = (REAL)l;
         /* A large delta is rounded. In steps of 16 keys it rounds alike in every variant. */
         for (int64_t j = begin; j < end; j += 16) {
-            REAL delta = (REAL)(i + a->offset - t->first_key - j);
+            REAL delta = (REAL)(i + a->offset - first_key - j);
             for (int u = 0; u < SUM_VECTORS; u++) {
                 V distance = ABS(delta - (lane + (REAL)(u * LANES)));
                 REAL *at = s + j + u * LANES;
@@ -65,7 +63,6 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
         }
     }
     if (a->bias.rows) {
-        const REAL *bias = t->bias + BIAS_ORIGIN - row;
         for (int64_t j = begin; j < end; j += LANES)
             STORE_REAL(s + j, 1, LANES, LOAD_REAL(s + j, 1, LANES) + LOAD_REAL(bias + j, 1, LANES));
     }
@@ -74,24 +71,33 @@ static void NAME(adjust_row)(const BLOCK *b, const TILE *t, int64_t row) {
         for (int64_t j = begin; j < end; j += LANES)
             STORE_REAL(s + j, 1, LANES, cap * TANH(LOAD_REAL(s + j, 1, LANES) / cap));
     }
-    int64_t seen_begin = smaller(larger(b->seen[row].begin - t->first_key, begin), end);
-    int64_t seen_end = larger(smaller(b->seen[row].end - t->first_key, end), seen_begin);
+    int64_t seen_begin = smaller(larger(seen.begin - first_key, begin), end);
+    int64_t seen_end = larger(smaller(seen.end - first_key, end), seen_begin);
     for (int64_t j = begin; j < seen_begin; j++) s[j] = -(REAL)INFINITY;
     for (int64_t j = seen_end; j < end; j++) s[j] = -(REAL)INFINITY;
     if (a->segments && seen_begin < seen_end) { /* a padding row has no segment */
-        const int64_t *id = a->segments + t->first_key, mine = a->segments[i];
+        const int64_t *id = a->segments + first_key, mine = a->segments[i];
         for (int64_t j = seen_begin; j < seen_end; j++)
             s[j] = id[j] == mine ? s[j] : -(REAL)INFINITY;
     }
     if (a->key_mask) {
-        const uint8_t *seen = a->key_mask + t->first_key * a->key_mask_stride;
+        const uint8_t *is_seen = a->key_mask + first_key * a->key_mask_stride;
         for (int64_t j = seen_begin; j < seen_end; j++)
-            s[j] = seen[j * a->key_mask_stride] ? s[j] : -(REAL)INFINITY;
+            s[j] = is_seen[j * a->key_mask_stride] ? s[j] : -(REAL)INFINITY;
     }
     if (a->mask) {
-        const uint8_t *seen = a->mask + i * a->mask_row_stride + t->first_key * a->mask_col_stride;
+        const uint8_t *is_seen = a->mask + i * a->mask_row_stride + first_key * a->mask_col_stride;
         for (int64_t j = seen_begin; j < seen_end; j++)
-            s[j] = seen[j * a->mask_col_stride] ? s[j] : -(REAL)INFINITY;
+            s[j] = is_seen[j * a->mask_col_stride] ? s[j] : -(REAL)INFINITY;
+    }
+}
+
+/* adjust_row for each row of a tile. */
+static void NAME(adjust_tile)(const BLOCK *b, const TILE *t) {
+    for (int64_t row = 0; row < b->groups * GROUP; row++) {
+        wpe_range columns = t->work_columns[row / GROUP];
+        NAME(adjust_row)(t->scores + row * t->row_stride, b->a, b->begin + row, t->first_key,
+                         columns.begin, columns.end, b->seen[row], t->bias + BIAS_ORIGIN - row);
     }
 }
 

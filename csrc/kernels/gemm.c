@@ -10,6 +10,13 @@
 #define GROUP (VECTOR_BYTES == 64 ? 8 : 6)
 #define PANEL (2 * LANES)
 
+/* DO(rows) for each number of rows of a group */
+#if VECTOR_BYTES == 64
+#define EACH_GROUP(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
+#else
+#define EACH_GROUP(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+#endif
+
 /* One tile: C (rows, PANEL) = A B, or C += A B if `add`. Element (r, k) of A is
  * a[r * a_row_stride + k * a_col_stride]. `rows` and `add` are constants where this is inlined.
  * Requires: rows <= GROUP. */
@@ -100,4 +107,25 @@ static NOINLINE void NAME(gemm_transposed)(REAL *c, int64_t c_row_stride, const 
                             a + k * a_row_stride + g * GROUP, 1, a_row_stride,
                             b + k * b_row_stride + x, b_row_stride, count, GROUP, 1);
         }
+}
+
+/* C (rows, cols) += A B for any number of rows. Panel x of B begins at b + x * b_panel_stride, so B
+ * may also be a matrix: then b_panel_stride is PANEL.
+ * Requires: cols is a multiple of PANEL. */
+static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *a,
+                                     int64_t a_row_stride, const REAL *b, int64_t b_panel_stride,
+                                     int64_t b_row_stride, int64_t depth, int64_t cols,
+                                     int64_t rows) {
+    assert(cols % PANEL == 0);
+#define TILE_OF(rows)                                                                              \
+    case rows:                                                                                     \
+        NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, b_row_stride, depth, rows, 1); \
+        break;
+    for (int64_t x = 0; x < cols; x += PANEL)
+        for (int64_t r = 0; r < rows; r += GROUP) {
+            REAL *to = c + r * c_row_stride + x;
+            const REAL *from = a + r * a_row_stride, *panel = b + x / PANEL * b_panel_stride;
+            switch (smaller(rows - r, GROUP)) { EACH_GROUP(TILE_OF) }
+        }
+#undef TILE_OF
 }

@@ -297,6 +297,21 @@ enum { two_per_lane_f16, two_per_lane_bf16 = 1, two_per_lane_f32 = 0, two_per_la
 #define LOW_2   0, 2
 #define HIGH_2  1, 3
 
+/* order(EXCHANGE)(LOWER, s) and order(EXCHANGE)(UPPER, s) of two vectors exchange the blocks of s
+ * lanes that are uneven in the first one and even in the second one. s is a power of two below the
+ * number of lanes n. */
+#define LOWER(lane, s, n) ((lane) & (s) ? (lane) - (s) + (n) : (lane))
+#define UPPER(lane, s, n) ((lane) & (s) ? (lane) + (n) : ((lane) + (s)) % (n))
+#define EXCHANGE_2(DO, s) DO(0, s, 2), DO(1, s, 2)
+#define EXCHANGE_4(DO, s) DO(0, s, 4), DO(1, s, 4), DO(2, s, 4), DO(3, s, 4)
+#define EXCHANGE_8(DO, s)                                                                      \
+    DO(0, s, 8), DO(1, s, 8), DO(2, s, 8), DO(3, s, 8), DO(4, s, 8), DO(5, s, 8), DO(6, s, 8), \
+        DO(7, s, 8)
+#define EXCHANGE_16(DO, s)                                                                    \
+    DO(0, s, 16), DO(1, s, 16), DO(2, s, 16), DO(3, s, 16), DO(4, s, 16), DO(5, s, 16),       \
+        DO(6, s, 16), DO(7, s, 16), DO(8, s, 16), DO(9, s, 16), DO(10, s, 16), DO(11, s, 16), \
+        DO(12, s, 16), DO(13, s, 16), DO(14, s, 16), DO(15, s, 16)
+
 #if VECTOR_BYTES == 64
 #define order_f32(which) which##_16
 #define order_f64(which) which##_8

@@ -47,7 +47,7 @@
 #define LOAD_REAL       PASTE2(load_, REAL_TYPE)
 #define STORE_REAL      PASTE2(store_, REAL_TYPE)
 #define LOAD_REAL_PAIRS PASTE2(load_pairs_, REAL_TYPE)
-#define REAL_ORDER      PASTE2(order_, REAL_TYPE) /* (EVENS, ODDS, LOW or HIGH): lanes of two V */
+#define REAL_ORDER      PASTE2(order_, REAL_TYPE) /* (EVENS, LOW, EXCHANGE ...): lanes of two V */
 #define SPLAT           PASTE2(splat_, REAL_TYPE)
 #define EXP             PASTE2(exp_, REAL_TYPE)
 #define TANH            PASTE2(tanh_, REAL_TYPE)

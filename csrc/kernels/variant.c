@@ -32,17 +32,19 @@
 
 #define OF(op, type)   PASTE3(op, type, VARIANT)
 #define REAL_TYPES(op) {[WPE_F32] = OF(op, f32), [WPE_F64] = OF(op, f64)}
-#define ATTENTION(type)                             \
-    {                                               \
-        .sizes = OF(attention_sizes, type),         \
-        .seen_keys = OF(attention_seen_keys, type), \
-        .zone_size = OF(attention_zone_size, type), \
-        .pack_zone = OF(attention_pack_zone, type), \
-        .pack = OF(attention_pack, type),           \
-        .forward = OF(attention_forward, type),     \
-        .backward = OF(attention_backward, type),   \
-        .decode = OF(attention_decode, type),       \
-        .store = OF(attention_store, type),         \
+#define ATTENTION(type)                                   \
+    {                                                     \
+        .sizes = OF(attention_sizes, type),               \
+        .seen_keys = OF(attention_seen_keys, type),       \
+        .zone_size = OF(attention_zone_size, type),       \
+        .pack_zone = OF(attention_pack_zone, type),       \
+        .pack = OF(attention_pack, type),                 \
+        .forward = OF(attention_forward, type),           \
+        .backward = OF(attention_backward, type),         \
+        .decode_sizes = OF(attention_decode_sizes, type), \
+        .decode = OF(attention_decode, type),             \
+        .merge = OF(attention_merge, type),               \
+        .store = OF(attention_store, type),               \
     }
 #define STRING_(x) #x
 #define STRING(x)  STRING_(x)

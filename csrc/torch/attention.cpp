@@ -6,14 +6,35 @@
 namespace wavepe {
 namespace {
 
+// A task is a part of the keys of a key head, for all its query heads. The task that completes a
+// key head merges the parts. The parts follow from the number of keys alone.
 void decode(const Call &call, const HeadMatrices &out, char *lse) {
-    run_tasks(call.batch * call.heads, call.bytes(call.sizes(WPE_DECODE).workspace),
-              [&](int64_t task, char *scratch) {
-                  const int64_t b = task / call.heads, h = task % call.heads;
-                  const wpe_attention a = call.head(b, h);
-                  call.kernels->decode(&a, call.table(h), out.result(b, h), lse + call.bytes(task),
-                                       scratch);
-              });
+    const int64_t group = call.group, pairs = call.key_head_count();
+    const int64_t parts = std::max<int64_t>(ceil_div(call.keys, WPE_DECODE_KEYS), 1);
+    const wpe_attention any = call.head(0, 0);
+    const wpe_decode_sizes sizes = call.kernels->decode_sizes(&any, group);
+    const int64_t part_bytes = ceil_div(call.bytes(group * sizes.sums), 64) * 64;
+    const Memory sums(product({pairs, parts}), part_bytes);
+    std::vector<std::atomic<int64_t>> done(pairs);
+    run_tasks(pairs * parts, call.bytes(sizes.workspace), [&](int64_t task, char *scratch) {
+        const int64_t pair = task / parts, begin = task % parts * WPE_DECODE_KEYS;
+        const int64_t b = pair / call.key_heads, first = pair % call.key_heads * group;
+        std::vector<wpe_attention> heads;
+        std::vector<wpe_matrix> tables;
+        for (int64_t h = first; h < first + group; h++) {
+            heads.push_back(call.head(b, h));
+            tables.push_back(call.table(h));
+        }
+        call.kernels->decode(heads.data(), tables.data(), group, begin,
+                             std::min(begin + WPE_DECODE_KEYS, call.keys),
+                             sums.at(task * part_bytes), scratch);
+        if (done[pair].fetch_add(1) + 1 < parts) return;
+        for (int64_t g = 0; g < group; g++)
+            call.kernels->merge(&heads[g],
+                                sums.at(pair * parts * part_bytes + call.bytes(g * sizes.sums)),
+                                parts, call.elements(part_bytes), out.result(b, first + g),
+                                call.head_row(lse, b, first + g));
+    });
 }
 
 void forward_blocks(const Call &call, const HeadMatrices &out, char *lse, int64_t b, int64_t h,
@@ -60,11 +81,11 @@ void forward_by_block(const Call &call, const HeadMatrices &out, char *lse) {
 
 std::tuple<Tensor, Tensor> attention_forward(WPE_ATTENTION_PARAMETERS) {
     Call call({WPE_ATTENTION_NAMES});
-    const bool decodes = call.queries == 1;
+    const bool decodes = wpe_decodes(call.queries, call.keys);
     Tensor out = new_result(q, {call.batch, call.heads, call.queries, call.value_size});
     Tensor lse = new_result(q, {call.batch, call.heads, call.queries}, call.compute_type());
     if (call.empty()) return {out, lse};
-    call.read(decodes ? WPE_DECODE : WPE_FORWARD);
+    call.read(decodes ? std::nullopt : std::optional(WPE_FORWARD));
     const int64_t threads = torch::stable::get_num_threads();
     char *rows = at_mutable(lse, 0);
     if (decodes)

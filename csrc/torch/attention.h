@@ -134,8 +134,8 @@ struct AttentionArguments {
 class Call {
   public:
     explicit Call(AttentionArguments arguments);
-    // Decode packs no table. Requires: not empty().
-    void read(wpe_pass pass);
+    // pass: what the table is packed for; decode packs none. Requires: not empty().
+    void read(std::optional<wpe_pass> pass);
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int storage;
@@ -209,7 +209,7 @@ class Call {
     void read_bias();
     void check_zones(int64_t rows) const;
     bool zones_pay(int64_t rows_in_reach) const;
-    void read_tables(wpe_pass pass);
+    void read_tables(std::optional<wpe_pass> pass);
     void pack_tables(wpe_pass pass);
     void pack_zones(wpe_pass pass);
 };

@@ -42,7 +42,7 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     check_options();
 }
 
-void Call::read(wpe_pass pass) {
+void Call::read(std::optional<wpe_pass> pass) {
     q = HeadMatrices(given.q);
     k = HeadMatrices(given.k);
     v = HeadMatrices(given.v);

@@ -51,26 +51,26 @@ void Call::read_bias() {
     WPE_CHECK(bias.rows < ADDRESS_SPACE, "bias of shape ", shape_of(*given.bias), " is too large");
 }
 
-void Call::read_tables(wpe_pass pass) {
+void Call::read_tables(std::optional<wpe_pass> pass) {
     const Tensor &p = *given.p;
     const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
     relative.beyond = beyond_code(given.beyond);
     wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin >= read.end) return;
     if (has_zones()) check_zones(rows);
-    const bool low_rank = pass != WPE_DECODE && has_zones() && zones_pay(read.end - read.begin);
+    const bool low_rank = pass && has_zones() && zones_pay(read.end - read.begin);
     if (low_rank) read = {0, rows};
     first_row = read.begin;
     relative.first_delta = first_delta + read.begin;
     relative.rows = read.end - read.begin;
     WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
               current_operator, ": p of shape ", shape_of(p), " is too large");
-    if (pass == WPE_DECODE)
+    if (!pass)
         tables.push_back(relative);
     else if (low_rank)
-        pack_zones(pass);
+        pack_zones(*pass);
     else
-        pack_tables(pass);
+        pack_tables(*pass);
 }
 
 void Call::pack_tables(wpe_pass pass) {

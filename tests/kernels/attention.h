@@ -67,7 +67,8 @@ typedef struct {
 } drawn_table;
 
 typedef struct {
-    enum wpe_pass pass;
+    enum wpe_pass pass; /* for decode, too, it is WPE_FORWARD */
+    int decodes;
     int all_variants; /* 0: not avx2x2, which is 30 to 100 times slower than avx2 */
     int heads;
     int storage, compute_type; /* wpe_dtype: of tensors; of sums, lse and workspace */
@@ -86,8 +87,8 @@ typedef struct {
 void draw_options(wpe_attention *a, int gentle);
 void draw_head_options(wpe_attention *a);
 
-/* Draw a call for the pass, compute its expected results, and describe it. */
-void draw_attention(attention_call *c, enum wpe_pass pass);
+/* Draw a call for the pass or for decode, compute its expected results, and describe it. */
+void draw_attention(attention_call *c, enum wpe_pass pass, int decodes);
 
 wpe_matrix matrix_of(const array *x);
 wpe_matrix_out matrix_out_of(const array *x);

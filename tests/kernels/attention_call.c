@@ -103,7 +103,6 @@ int prepare(const wpe_kernels *k, attention_call *c, packing how, prepared *to) 
     if (!CALL_FOR(to->sizes, k, KERNEL(c, sizes), &c->a[0], c->pass)) return 0;
     to->workspace = new_block(c->compute_type, to->sizes.workspace);
     to->packed = new_block(c->compute_type, to->sizes.packed);
-    if (c->pass == WPE_DECODE) return 1;
     if (!pack_keys(k, c, &to->packed, how)) return 0;
     seal(&to->packed);
     return check_canaries("packed", &to->packed);

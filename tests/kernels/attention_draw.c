@@ -25,8 +25,8 @@ static void draw_sizes(attention_call *c, wpe_attention *a) {
     const int64_t most_d = chance(most > 40 ? 0.02 : 0.1) ? 130 : 33;
     a->storage = c->storage = storages[random_int(0, 6)];
     c->compute_type = c->storage == WPE_F64 ? WPE_F64 : WPE_F32;
-    a->queries = c->pass == WPE_DECODE ? 1 : draw_length(1, most);
-    a->keys = chance(most > 110 ? 0.7 : 0.4) && c->pass != WPE_DECODE
+    a->queries = c->decodes ? random_size(1, WPE_DECODE_QUERIES) : draw_length(1, most);
+    a->keys = chance(most > 110 ? 0.7 : 0.4) && !c->decodes
                   ? a->queries
                   : draw_length(c->pass == WPE_BACKWARD, most);
     a->head_size = random_size(0, most_d);
@@ -114,7 +114,7 @@ static void draw_table(attention_call *c, const wpe_attention *a) {
     drawn_table *t = &c->table;
     wpe_relative *p = &t->relative;
     draw_deltas(a, &p->rows, &p->first_delta, &p->beyond);
-    if (c->pass == WPE_DECODE) {
+    if (c->decodes) {
         t->dense = new_filled(c->storage, p->rows, a->head_size, 1);
         return;
     }
@@ -190,7 +190,7 @@ static double *doubles_of(const array *x) {
 static void table_values(const attention_call *c, double **p, double **size) {
     const drawn_table *t = &c->table;
     const int64_t d = c->a[0].head_size, count = t->relative.rows * d;
-    if (c->pass == WPE_DECODE) {
+    if (c->decodes) {
         *p = *size = doubles_of(&t->dense);
         return;
     }
@@ -305,9 +305,10 @@ static void describe_call(const attention_call *c) {
         p ? p->zone_count : 0, p ? (long long)c->head[0].most_rank : 0, c->has_r, c->has_infinity);
 }
 
-void draw_attention(attention_call *c, enum wpe_pass pass) {
+void draw_attention(attention_call *c, enum wpe_pass pass, int decodes) {
     memset(c, 0, sizeof *c);
     c->pass = pass;
+    c->decodes = decodes;
     wpe_attention *a = &c->a[0];
     draw_sizes(c, a);
     const int is_poisoned = chance(0.2);

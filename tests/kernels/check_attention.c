@@ -103,7 +103,7 @@ static void check_forward_head(const wpe_kernels *k, const attention_call *c, in
 
 static void check_forward(void) {
     attention_call c;
-    draw_attention(&c, WPE_FORWARD);
+    draw_attention(&c, WPE_FORWARD, 0);
     const packing how = draw_packing();
     const int64_t m = c.a[0].queries, begin = random_int(0, m - 1), end = random_int(begin + 1, m);
     const wpe_range part = draw_blocks(m);
@@ -124,31 +124,55 @@ static void check_forward(void) {
 
 /* ---- decode -------------------------------------------------------------------------------- */
 
-static void check_decode_head(const wpe_kernels *k, const attention_call *c, int h,
-                              const prepared *p, const forward_results *to) {
-    const wpe_matrix table =
-        c->a[h].relative ? matrix_of(&c->table.dense) : (wpe_matrix){NULL, 0, 0};
-    reset(&to->out);
-    reset(&to->lse);
-    reset(&p->workspace);
-    if (!CALL(k, KERNEL(c, decode), &c->a[h], table, matrix_out_of(&to->out), to->lse.data,
-              p->workspace.data))
-        return;
-    check_result("out", &to->out, &c->want[h].out, c->has_infinity);
-    check_result("lse", &to->lse, &c->want[h].lse, c->has_infinity);
+/* Decode heads first..end-1 in parts of `part` keys, and merge the parts. */
+static int run_decode(const wpe_kernels *k, const attention_call *c, int first, int end,
+                      int64_t part, const forward_results *to) {
+    const int64_t n = c->a[0].keys, parts = n ? (n + part - 1) / part : 1;
+    wpe_matrix tables[MOST_HEADS];
+    wpe_decode_sizes sizes;
+    for (int h = 0; h < c->heads; h++) tables[h] = matrix_of(&c->table.dense);
+    if (!CALL_FOR(sizes, k, KERNEL(c, decode_sizes), &c->a[0], end - first)) return 0;
+    const int64_t item = (int64_t)type_size(c->compute_type);
+    const int64_t stride = ((end - first) * sizes.sums + 15) / 16 * 16;
+    const array workspace = new_block(c->compute_type, sizes.workspace);
+    const array sums = new_block(c->compute_type, parts * stride);
+    for (volatile int64_t p = 0; p < parts; p++) {
+        const int64_t begin = p * part, end_key = begin + part < n ? begin + part : n;
+        if (!CALL(k, KERNEL(c, decode), &c->a[first], &tables[first], end - first, begin, end_key,
+                  (char *)sums.data + p * stride * item, workspace.data))
+            return 0;
+    }
+    for (volatile int h = first; h < end; h++) {
+        reset(&to[h].out);
+        reset(&to[h].lse);
+        if (!CALL(k, KERNEL(c, merge), &c->a[h],
+                  (char *)sums.data + (h - first) * sizes.sums * item, parts, stride,
+                  matrix_out_of(&to[h].out), to[h].lse.data))
+            return 0;
+    }
+    return check_canaries("workspace", &workspace) && check_canaries("sums", &sums);
 }
 
 static void check_decode(void) {
     attention_call c;
-    draw_attention(&c, WPE_DECODE);
-    const forward_results to = new_forward_results(&c);
+    draw_attention(&c, WPE_FORWARD, 1);
+    const int64_t part = WPE_KEY_BLOCK * random_int(1, 1 + c.a[0].keys / WPE_KEY_BLOCK);
+    const int alone = (int)random_int(0, c.heads - 1);
+    forward_results to[MOST_HEADS];
+    for (int h = 0; h < c.heads; h++) to[h] = new_forward_results(&c);
     const wpe_kernels *k;
     EACH_VARIANT(k) {
-        prepared p = {0};
-        if (!is_called(&c, k)) continue;
-        if (!prepare(k, &c, (packing){0, 0}, &p)) continue;
-        for (int h = 0; h < c.heads; h++) check_decode_head(k, &c, h, &p, &to);
-        check_canaries("workspace", &p.workspace);
+        if (!is_called(&c, k) || !run_decode(k, &c, 0, c.heads, part, to)) continue;
+        for (int h = 0; h < c.heads; h++) {
+            check_result("out", &to[h].out, &c.want[h].out, c.has_infinity);
+            check_result("lse", &to[h].lse, &c.want[h].lse, c.has_infinity);
+            compare_variants("out", k, &to[h].out, &to[h].out_bits);
+            compare_variants("lse", k, &to[h].lse, &to[h].lse_bits);
+        }
+        kept_bits out = new_bits(&to[alone].out);
+        keep_bits(&to[alone].out, out.bits);
+        if (run_decode(k, &c, alone, alone + 1, part, to))
+            compare_bits("out without the other heads", &to[alone].out, out.bits);
     }
 }
 

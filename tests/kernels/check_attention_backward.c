@@ -129,7 +129,7 @@ static void check_backward_parts(const wpe_kernels *k, const attention_call *c, 
 
 void check_attention_backward(void) {
     attention_call c;
-    draw_attention(&c, WPE_BACKWARD);
+    draw_attention(&c, WPE_BACKWARD, 0);
     const packing how = draw_packing();
     const int64_t m = c.a[0].queries;
     const int64_t step =

@@ -23,14 +23,15 @@ static array new_random(int64_t rows, int64_t cols) {
 enum added { NOTHING, TABLE, SLOPE, BIAS };
 static const char *const added_names[] = {"", " with a table", " with a slope", " with a bias"};
 
-static void begin_bench(attention_bench *b, enum wpe_pass pass, enum added added) {
+static void begin_bench(attention_bench *b, enum wpe_pass pass, int decodes, enum added added) {
     memset(b, 0, sizeof *b);
     attention_call *c = &b->c;
     wpe_attention *a = &c->a[0];
     c->pass = pass;
+    c->decodes = decodes;
     c->storage = c->compute_type = a->storage = WPE_F32;
     c->heads = 1;
-    a->queries = pass == WPE_DECODE ? 1 : LENGTH;
+    a->queries = decodes ? 1 : LENGTH;
     a->keys = a->end_key = LENGTH;
     a->offset = a->keys - a->queries;
     a->head_size = a->value_size = SIZE;
@@ -53,7 +54,7 @@ static void begin_bench(attention_bench *b, enum wpe_pass pass, enum added added
     }
     if (added != TABLE) return;
     a->relative = &c->table.relative;
-    c->table.relative = (wpe_relative){.rows = LENGTH, .zone_count = pass != WPE_DECODE};
+    c->table.relative = (wpe_relative){.rows = LENGTH, .zone_count = !decodes};
     c->table.zones[0] = (wpe_zone){.rows = LENGTH, .rank = SIZE};
     c->table.rows[0] = c->table.dense = new_random(LENGTH, SIZE);
 }
@@ -73,10 +74,16 @@ static void call_forward(const wpe_kernels *k, void *context) {
 
 static void call_decode(const wpe_kernels *k, void *context) {
     attention_bench *b = context;
-    const wpe_matrix none = {NULL, 0, 0};
-    if (!is_prepared(b, k)) return;
-    k->attention[0].decode(&b->c.a[0], b->c.a[0].relative ? matrix_of(&b->c.table.dense) : none,
-                           matrix_out_of(&b->out), b->lse.data, b->p.workspace.data);
+    const attention_call *c = &b->c;
+    const wpe_matrix table = matrix_of(&c->table.dense);
+    if (b->prepared_by != k) {
+        const wpe_decode_sizes sizes = k->attention[0].decode_sizes(&c->a[0], 1);
+        b->p.workspace = new_block(WPE_F32, sizes.workspace);
+        b->p.packed = new_block(WPE_F32, sizes.sums);
+    }
+    b->prepared_by = k;
+    k->attention[0].decode(&c->a[0], &table, 1, 0, LENGTH, b->p.packed.data, b->p.workspace.data);
+    k->attention[0].merge(&c->a[0], b->p.packed.data, 1, 0, matrix_out_of(&b->out), b->lse.data);
 }
 
 static void call_backward(const wpe_kernels *k, void *context) {
@@ -94,11 +101,12 @@ static void call_backward(const wpe_kernels *k, void *context) {
     k->attention[0].backward(&b->c.a[0], b->p.packed.data, &g, 0, LENGTH, b->p.workspace.data);
 }
 
-static void bench_each(const char *name, enum wpe_pass pass, double units, bench_call *call) {
+static void bench_each(const char *name, enum wpe_pass pass, int decodes, double units,
+                       bench_call *call) {
     attention_bench b;
     char text[80];
     for (int added = NOTHING; added <= BIAS; added++) {
-        begin_bench(&b, pass, (enum added)added);
+        begin_bench(&b, pass, decodes, (enum added)added);
         b.sums = new_block(WPE_F32, 3 * (LENGTH + 64) * (SIZE + 64));
         memset(b.sums.data, 0, (size_t)count_of(&b.sums) * sizeof(float));
         for (int64_t i = 0; i < b.c.a[0].queries; i++) put(&b.lse, i, 0, 0, 6);
@@ -108,15 +116,15 @@ static void bench_each(const char *name, enum wpe_pass pass, double units, bench
 }
 
 void bench_attention(void) {
-    bench_each("attention f32 480 x 64, a pair", WPE_FORWARD, LENGTH * (LENGTH + 1) / 2.0,
+    bench_each("attention f32 480 x 64, a pair", WPE_FORWARD, 0, LENGTH * (LENGTH + 1) / 2.0,
                call_forward);
 }
 
 void bench_attention_backward(void) {
-    bench_each("backward f32 480 x 64, a pair", WPE_BACKWARD, LENGTH * (LENGTH + 1) / 2.0,
+    bench_each("backward f32 480 x 64, a pair", WPE_BACKWARD, 0, LENGTH * (LENGTH + 1) / 2.0,
                call_backward);
 }
 
 void bench_attention_decode(void) {
-    bench_each("decode f32 480 x 64, a key", WPE_DECODE, LENGTH, call_decode);
+    bench_each("decode f32 480 x 64, a key", WPE_FORWARD, 1, LENGTH, call_decode);
 }

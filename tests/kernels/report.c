@@ -109,7 +109,9 @@ static const struct {
     ATTENTION(pack),
     ATTENTION(forward),
     ATTENTION(backward),
+    ATTENTION(decode_sizes),
     ATTENTION(decode),
+    ATTENTION(merge),
     ATTENTION(store),
 };
 enum { MEMBERS = sizeof members / sizeof *members };
