@@ -6,15 +6,19 @@
 #define SUM_VECTORS  (16 / LANES)       /* the vectors that hold these 16 lanes */
 #define STEP_VECTORS (KEY_STEP / LANES) /* the columns of a row are whole steps of KEY_STEP */
 
-/* Combine x[0] .. x[count - 1] by halves: each lane of x[0] with the lane 16 / 2 after it, and so
- * on. At the end every lane of x[0] holds the result. */
-#define FOLD(x, count, COMBINE)                                                       \
-    _Pragma("GCC unroll 8") for (int n_ = (count) / 2; n_; n_ /= 2)                   \
-        _Pragma("GCC unroll 8") for (int u_ = 0; u_ < n_; u_++)(x)[u_] =              \
-            COMBINE((x)[u_], (x)[u_ + n_]);                                           \
-    _Pragma("GCC unroll 8") for (int lanes_ = LANES; lanes_ > 1; lanes_ /= 2)(x)[0] = \
-        COMBINE(__builtin_shufflevector((x)[0], (x)[0], REAL_ORDER(LOW)),             \
-                __builtin_shufflevector((x)[0], (x)[0], REAL_ORDER(HIGH)))
+/* Combine all lanes of the vectors x[0..count-1] by halves: the first half of the lanes with the
+ * second, then the first quarter with the second, and so on. Every lane of x[0] gets the result. */
+#define FOLD(x, count, COMBINE)                                                  \
+    do {                                                                         \
+        _Pragma("GCC unroll 8") for (int half = (count) / 2; half; half /= 2) {  \
+            for (int u = 0; u < half; u++) x[u] = COMBINE(x[u], x[u + half]);    \
+        }                                                                        \
+        _Pragma("GCC unroll 8") for (int lanes = LANES; lanes > 1; lanes /= 2) { \
+            V low = __builtin_shufflevector(x[0], x[0], REAL_ORDER(LOW));        \
+            V high = __builtin_shufflevector(x[0], x[0], REAL_ORDER(HIGH));      \
+            x[0] = COMBINE(low, high);                                           \
+        }                                                                        \
+    } while (0)
 #define PLUS(a, b) ((a) + (b))
 
 INLINE REAL NAME(sum_lanes)(V sums[SUM_VECTORS]) {

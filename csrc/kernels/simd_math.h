@@ -109,12 +109,10 @@ INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & INT32_MAX); }
 
 /* The larger one; b where either is NaN. The instruction is named: compilers do not find it. */
 INLINE f32v max_f32(f32v a, f32v b) {
-#if VECTOR_BYTES == 64 && defined(__AVX512F__) && defined(__clang__)
-    return __builtin_ia32_maxps512(a, b, 4); /* 4: the current rounding mode, which max ignores */
-#elif VECTOR_BYTES == 64 && defined(__AVX512F__)
-    return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
-#elif VECTOR_BYTES == 32 && defined(__AVX__)
-    return __builtin_ia32_maxps256(a, b);
+#if VECTOR_BYTES == 64 && defined(__AVX512F__)
+    return (f32v)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VECTOR_BYTES == 32 && defined(__AVX2__)
+    return (f32v)_mm256_max_ps((__m256)a, (__m256)b);
 #elif VECTOR_BYTES == 16 && defined(__SSE2__)
     return __builtin_ia32_maxps(a, b);
 #else
