@@ -232,11 +232,11 @@ def decodes(q, k):
     return m == 1 or (m <= 16 and m < n)
 
 
-def rows_of(table, q, k):
+def rows_of(table, q, k, causal):
     """(p, first) that the kernel works with: the zones' products, if there are zones; when decoding
-    the rows themselves."""
+    or with few keys the rows themselves, as in Call::zones_pay."""
     p, first, zones = table.tensors(q.dtype, "cpu")
-    if decodes(q, k):
+    if decodes(q, k) or k.shape[2] <= (224 if causal else 112):
         zones = []
     pairs = zip(zones[::2], zones[1::2], strict=True)
     rows = [c.double() @ u.double().T if u.numel() else c.double() for c, u in pairs]
@@ -294,7 +294,9 @@ class Attention:
         constant = not isinstance(given.get("p"), (torch.Tensor, type(None)))
         if constant:
             given["beyond"] = given["p"].beyond
-            given["p"], given["first"] = rows_of(given["p"], given["q"], given["k"])
+            given["p"], given["first"] = rows_of(
+                given["p"], given["q"], given["k"], given.get("causal", True)
+            )
         with np.errstate(invalid="ignore"):
             exact = judge(given, *grads)
         if constant:  # the terms of a zone's product are larger than the rows that they make

@@ -2,6 +2,7 @@
 mask, or composed; and that PyTorch's attention with a mask is right."""
 
 import pytest
+import torch._dynamo  # before find_spec is replaced
 from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
 from cases import generator
 from traffic import DEVICE, Traffic
@@ -9,6 +10,7 @@ from wavepe import ops
 from wavepe.ops import _attention, _attention_gpu
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_masked import can_mask, masked
+from wavepe.ops._compiler import is_compiling
 
 FakeTensorMode = torch._subclasses.FakeTensorMode
 GPU = torch.device("cuda", 0)
@@ -36,7 +38,7 @@ def went(monkeypatch):
 
     monkeypatch.setattr(_attention, "masked", note("masked", lambda call: call.q))
     monkeypatch.setattr(_attention, "composed", note("composed", lambda q: (q, q, q)))
-    monkeypatch.setattr(_attention, "_run", note("fused", lambda q: (q[0], q[0])))
+    monkeypatch.setattr(_attention, "_DIRECT_FORWARD", note("fused", lambda q: (q, q)))
     return ways
 
 
@@ -92,6 +94,7 @@ def test_reasons(monkeypatch, reasons):
 
 def test_a_compiler_does_not_trace_the_warning(reasons):
     def function(x):
+        is_compiling()  # as `attention` does first
         _attention_gpu.warn_of_memory("a reason")
         return x + 1
 

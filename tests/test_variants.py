@@ -157,12 +157,11 @@ def test_variants_agree_to_a_few_roundings():
 
 @pytest.mark.skipif("avx2" not in wavepe.variants(), reason="one variant on this machine")
 def test_variants_are_not_one_another():
-    """A switch that did nothing would pass every other test: without FMA, and over other lanes,
-    some sums end in other bits."""
+    """A switch that did nothing would pass every other test: without FMA some sums end in other
+    bits. AVX2 and AVX-512 agree in every bit, so this says nothing of a switch between them."""
     bits = {name: b"".join(x.tobytes() for x in results(name)) for name in all_of_them()}
-    assert bits["portable"] != bits["avx2"]
-    if "avx512" in bits:
-        assert bits["avx2"] != bits["avx512"]
+    for name in set(bits) - {"portable"}:
+        assert bits["portable"] != bits[name], name
 
 
 @pytest.mark.parametrize("other", [TEST_ONLY, "avx512"])

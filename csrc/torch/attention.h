@@ -208,7 +208,7 @@ class Call {
     wpe_range reached(int64_t rows, int64_t first_delta, int beyond) const;
     void read_bias();
     void check_zones(int64_t rows) const;
-    bool zones_pay(int64_t rows_in_reach) const;
+    bool zones_pay() const;
     void read_tables(std::optional<wpe_pass> pass);
     void pack_tables(wpe_pass pass);
     void pack_zones(wpe_pass pass);

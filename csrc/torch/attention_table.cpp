@@ -58,7 +58,7 @@ void Call::read_tables(std::optional<wpe_pass> pass) {
     wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin >= read.end) return;
     if (has_zones()) check_zones(rows);
-    const bool low_rank = pass && has_zones() && zones_pay(read.end - read.begin);
+    const bool low_rank = pass && has_zones() && zones_pay();
     if (low_rank) read = {0, rows};
     first_row = read.begin;
     relative.first_delta = first_delta + read.begin;
@@ -114,24 +114,10 @@ void Call::check_zones(int64_t rows) const {
     WPE_CHECK(found == rows, "zones have ", found, " rows, p has ", rows);
 }
 
-// Return whether the zones need fewer products for a query than the rows of p in reach. Each zone
-// has a product with its basis, whose columns are padded, and one with its coefficients. The answer
-// depends on shapes alone, so it is the same for every variant.
-bool Call::zones_pay(int64_t rows_in_reach) const {
-    const int64_t padding = 32;
-    // a causal query reaches half of them on average
-    const int64_t rows = given.causal ? rows_in_reach / 2 : rows_in_reach;
-    int64_t products = 0, left = rows;
-    for (size_t z = 0; z < given.zones->size(); z += 2) {
-        const int64_t rank = (*given.zones)[z].size(1);
-        const int64_t read = std::min(left, (*given.zones)[z].size(0));
-        if ((*given.zones)[z + 1].numel())
-            products += head_size * ceil_div(rank, padding) * padding;
-        products += rank * read;
-        left -= read;
-    }
-    return products < head_size * rows;
-}
+// Return whether the zones take fewer products than the rows of p. A zone has a product with its
+// basis first, so they pay when a query sees more than about a hundred keys on average. With the
+// tables of wavelets that holds for head sizes of 32 to 128.
+bool Call::zones_pay() const { return keys > (given.causal ? 224 : 112); }
 
 // Pack the given zones. They come in rising delta, and the kernels need falling delta.
 void Call::pack_zones(wpe_pass pass) {
