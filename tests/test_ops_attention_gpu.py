@@ -1,8 +1,9 @@
 """Which way attention goes on a GPU, on a machine without one: fused, by PyTorch's attention with a
 mask, or composed; and that PyTorch's attention with a mask is right."""
 
+import importlib
+
 import pytest
-import torch._dynamo  # before find_spec is replaced
 from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
 from cases import generator
 from traffic import DEVICE, Traffic
@@ -12,6 +13,7 @@ from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_masked import can_mask, masked
 from wavepe.ops._compiler import is_compiling
 
+importlib.import_module("torch._dynamo")  # before tests replace find_spec
 FakeTensorMode = torch._subclasses.FakeTensorMode
 GPU = torch.device("cuda", 0)
 
