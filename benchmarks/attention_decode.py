@@ -17,9 +17,9 @@ import wavepe.ops as ops
 from torch.nn.functional import scaled_dot_product_attention
 
 from .attention_inputs import table as wavelets
-from .command import add_json, keep, new_parser
+from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .timing import take_turns
 
 
@@ -97,14 +97,9 @@ def row_of(size: Size, threads: Sequence[int], repeats: int) -> dict:
 
 def measure(threads: Sequence[int], repeats: int, sizes: Sequence[Size] = SIZES) -> dict:
     """Measure all rows; return them ready for JSON."""
-    before, allocator = torch.get_num_threads(), Allocator()
     about = surroundings("wavepe", "torch")
-    try:
-        allocator.enter("warm")
+    with prepared(threads[0]):  # each call sets its own number of threads
         rows = [row_of(size, threads, repeats) for size in sizes]
-    finally:
-        torch.set_num_threads(before)
-        allocator.leave()
     return {"environment": about, "threads": list(threads), "rows": rows}
 
 
@@ -136,11 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="default 1 2"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=15, metavar="N", help="rounds for each size (default 15)"
-    )
+    add_repeats(parser, 15, "rounds for each size")
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
+    add_quick(parser)
     args = parser.parse_args(argv)
     sizes = (Size(4, 2, 48, 16, 2),) if args.quick else SIZES
     results = measure(args.threads, args.repeats, sizes)

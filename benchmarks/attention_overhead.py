@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .attention_inputs import Inputs, sdpa
 from .bench_attention import trained, with_gradients
-from .command import add_json, keep, new_parser
+from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
 from .timing import take_turns
 
@@ -108,14 +108,12 @@ def table(results: dict) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "--repeats", type=int, default=25, metavar="N", help="rounds of all calls (default 25)"
-    )
+    add_repeats(parser, 25, "rounds of all calls")
     parser.add_argument(
         "--before", type=Path, metavar="FILE", help="results of an earlier commit, to stand beside"
     )
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="few calls, to check that this runs")
+    add_quick(parser, "few calls")
     args = parser.parse_args(argv)
     results = measure(args.repeats, 2 if args.quick else BATCH)
     if args.before:

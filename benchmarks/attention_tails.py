@@ -14,15 +14,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-import torch
 import wavepe.ops as ops
 from torch import Tensor
 
 from .attention_inputs import Inputs, sdpa
 from .bench_attention import trained, with_gradients
-from .command import add_json, keep, new_parser
+from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .timing import take_turns
 
 SIZES = ((8, 128, 32), (8, 128, 64), (8, 512, 64), (4, 1024, 64))
@@ -82,15 +81,9 @@ def rows_of(x: Inputs, repeats: int) -> list[dict]:
 
 def measure(repeats: int, sizes: Sequence[tuple[int, int, int]] = SIZES) -> dict:
     """Measure all rows with one thread; return them ready for JSON."""
-    before, allocator = torch.get_num_threads(), Allocator()
     about = {**surroundings("wavepe", "torch"), "threads": 1}
-    try:
-        torch.set_num_threads(1)
-        allocator.enter("warm")
+    with prepared(1):
         rows = [row for size in sizes for row in rows_of(Inputs.make(*size), repeats)]
-    finally:
-        torch.set_num_threads(before)
-        allocator.leave()
     return {"environment": about, "aim": AIM, "rows": rows}
 
 
@@ -109,11 +102,9 @@ def table(results: dict) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "--repeats", type=int, default=41, metavar="N", help="rounds for each size (default 41)"
-    )
+    add_repeats(parser, 41, "rounds for each size")
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
+    add_quick(parser)
     args = parser.parse_args(argv)
     results = measure(args.repeats, ((2, 48, 16),) if args.quick else SIZES)
     print(table(results))

@@ -18,9 +18,9 @@ import wavepe.ops as ops
 
 from .attention_inputs import Inputs, sdpa
 from .bench_attention import trained, with_gradients
-from .command import add_json, keep, new_parser
+from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .timing import take_turns
 
 SIZES = tuple((length, d) for d in (64, 128) for length in (1024, 2048, 4096, 8192))
@@ -69,18 +69,13 @@ def rows_of(x: Inputs, gradients: bool, threads: int, repeats: int) -> list[dict
 
 def measure(threads: int, repeats: int, sizes: Sequence[tuple[int, int]] = SIZES) -> dict:
     """Measure all rows; return them ready for JSON."""
-    before, allocator = torch.get_num_threads(), Allocator()
     about = surroundings("wavepe", "torch")
     rows = []
-    try:
-        allocator.enter("warm")
+    with prepared(threads):  # each call sets its own number of threads
         for length, d in sizes:
             x = Inputs.make(1, length, d)
             for gradients in (False, True):
                 rows += rows_of(x, gradients, threads, repeats)
-    finally:
-        torch.set_num_threads(before)
-        allocator.leave()
     return {"environment": about, "threads": threads, "bar": BAR, "rows": rows}
 
 
@@ -109,11 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, default=2, metavar="N", help="threads, compared with 1 (default 2)"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=15, metavar="N", help="rounds for each size (default 15)"
-    )
+    add_repeats(parser, 15, "rounds for each size")
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="a tiny size, to check that this runs")
+    add_quick(parser)
     args = parser.parse_args(argv)
     sizes = ((48, 16),) if args.quick else SIZES
     results = measure(args.threads, args.repeats, sizes)

@@ -22,6 +22,16 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
 
 
+def add_repeats(parser: argparse.ArgumentParser, default: int, what: str) -> None:
+    parser.add_argument(
+        "--repeats", type=int, default=default, metavar="N", help=f"{what} (default {default})"
+    )
+
+
+def add_quick(parser: argparse.ArgumentParser, what: str = "a tiny size") -> None:
+    parser.add_argument("--quick", action="store_true", help=f"{what}, to check that this runs")
+
+
 def keep(results: dict, path: Path | None) -> None:
     """Write the results to the file of --json, if there is one."""
     if path:

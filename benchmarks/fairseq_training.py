@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from wavepe import fairseq as plugin
 
-from .command import add_json, keep, new_parser
+from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .timing import take_turns
 
 ENCODINGS = {"sinusoidal, fairseq": None, "wavelet": "wavelet", "alibi": "alibi", "rope": "rope"}
@@ -108,14 +108,10 @@ def measure(lengths: Sequence[int], tokens: int, threads: int, repeats: int) -> 
     plugin.register()
     logging.disable(logging.WARNING)
     about = {**surroundings("wavepe", "torch", "fairseq"), "threads": threads}
-    before, allocator = torch.get_num_threads(), Allocator()
     try:
-        torch.set_num_threads(threads)
-        allocator.enter("warm")
-        rows = [row(length, tokens, repeats) for length in lengths]
+        with prepared(threads):
+            rows = [row(length, tokens, repeats) for length in lengths]
     finally:
-        torch.set_num_threads(before)
-        allocator.leave()
         logging.disable(logging.NOTSET)
     return {"environment": about, "sizes": SIZES, "vocabulary": VOCABULARY, "rows": rows}
 
@@ -141,11 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=15, metavar="N", help="updates of each model (default 15)"
-    )
+    add_repeats(parser, 15, "updates of each model")
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
+    add_quick(parser, "tiny sizes")
     args = parser.parse_args(argv)
     lengths, tokens = ((16,), 32) if args.quick else (LENGTHS, TOKENS)
     results = measure(lengths, tokens, args.threads, args.repeats)

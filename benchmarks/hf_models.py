@@ -25,8 +25,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from .attention_memory import kilobytes
 from .command import add_json, keep, new_parser
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .timing import Timing, take_turns
 
 STOCK = "stock"
@@ -271,19 +270,6 @@ def fused(layers: int, hidden: int, length: int, most: int) -> dict:
 
 
 # ------------------------------------------------------------------ all rows
-
-
-@contextmanager
-def prepared(threads: int) -> Iterator[None]:
-    """Set torch's threads, and let malloc keep memory that is freed."""
-    before, allocator = torch.get_num_threads(), Allocator()
-    try:
-        torch.set_num_threads(threads)
-        allocator.enter("warm")
-        yield
-    finally:
-        torch.set_num_threads(before)
-        allocator.leave()
 
 
 def measure(args: argparse.Namespace) -> dict:

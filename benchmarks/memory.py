@@ -27,7 +27,11 @@ from __future__ import annotations
 
 import ctypes
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 SITUATIONS = ("fresh", "warm", "in place")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # malloc.h
@@ -83,6 +87,19 @@ class Allocator:
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))
                 size = ctypes.c_size_t(end - begin)
                 self._libc.madvise(ctypes.c_void_p(begin), size, _MADV_NOHUGEPAGE)
+
+
+@contextmanager
+def prepared(threads: int) -> Iterator[None]:
+    """Set torch's threads, and let malloc keep memory that is freed."""
+    before, allocator = torch.get_num_threads(), Allocator()
+    try:
+        torch.set_num_threads(threads)
+        allocator.enter("warm")
+        yield
+    finally:
+        torch.set_num_threads(before)
+        allocator.leave()
 
 
 def page_faults() -> int:

@@ -35,7 +35,7 @@ from .bench_attention import trained, with_gradients
 from .command import RESULTS, measuring_command
 from .hf_page import kept
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .readme import replaced
 from .rope_roofline import PAGE
 from .timing import take_turns
@@ -119,15 +119,9 @@ def measure(
     repeats: int = 41, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
 ) -> dict:
     """Measure all rows with one thread; return them ready for JSON."""
-    before, allocator = torch.get_num_threads(), Allocator()
     about = {**surroundings("wavepe", "torch"), "threads": 1}
-    try:
-        torch.set_num_threads(1)
-        allocator.enter("warm")
+    with prepared(1):
         rows = [row(heads, length, d, repeats) for length in lengths]
-    finally:
-        torch.set_num_threads(before)
-        allocator.leave()
     return {"environment": about, "rows": rows}
 
 

@@ -27,9 +27,9 @@ from wavepe.cli.compare import training
 from wavepe.cli.compare.settings import Settings, settings_from
 from wavepe.cli.device import CPU
 
-from .command import add_json, keep, new_parser
+from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
-from .memory import Allocator
+from .memory import prepared
 from .timing import take_turns
 
 WAVELETS, ALIBI, STOCK = "wavelets", "alibi", "stock"
@@ -146,14 +146,8 @@ def row(settings: Settings, repeats: int, profiled: int = PROFILED_STEPS) -> dic
 def measure(settings: Sequence[Settings], threads: int, repeats: int, profiled: int) -> dict:
     """Measure all rows; return them ready for JSON."""
     about = {**surroundings("wavepe", "torch", "transformers"), "threads": threads}
-    before, allocator = torch.get_num_threads(), Allocator()
-    try:
-        torch.set_num_threads(threads)
-        allocator.enter("warm")
+    with prepared(threads):
         rows = [row(one, repeats, profiled) for one in settings]
-    finally:
-        torch.set_num_threads(before)
-        allocator.leave()
     return {"environment": about, "encoding": SPEC, "rows": rows}
 
 
@@ -184,11 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=51, metavar="N", help="steps of each model (default 51)"
-    )
+    add_repeats(parser, 51, "steps of each model")
     add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
+    add_quick(parser, "tiny sizes")
     args = parser.parse_args(argv)
     demo = demo_settings()
     if args.quick:

@@ -57,8 +57,9 @@ void Call::read_tables(std::optional<wpe_pass> pass) {
     relative.beyond = beyond_code(given.beyond);
     wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin >= read.end) return;
-    if (has_zones()) check_zones(rows);
-    const bool low_rank = pass && has_zones() && zones_pay();
+    const bool with_zones = pass && has_zones();  // decode reads the rows
+    if (with_zones) check_zones(rows);
+    const bool low_rank = with_zones && zones_pay();
     if (low_rank) read = {0, rows};
     first_row = read.begin;
     relative.first_delta = first_delta + read.begin;

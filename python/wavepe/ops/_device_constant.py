@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._common import in_new_thread
-from ._compiler import constant_result, is_compiling
+from ._compiler import before_marked, constant_result, is_compiling
 
 
 class DeviceConstant:
@@ -43,7 +43,7 @@ class DeviceConstant:
             if device.type == "cpu":
                 return self.tensor
             dtype = self.tensor.dtype
-        is_compiling()
+        before_marked()
         tensor = getattr(self, self._attribute(device, dtype))
         return tensor
 
@@ -86,7 +86,7 @@ def device_constant(build: Callable[..., np.ndarray], *arguments: Any) -> Device
 
     Equal arguments give the same constant. A compiler does not trace `build`.
     """
-    is_compiling()
+    before_marked()
     constant: DeviceConstant = getattr(_named, _name(build, *arguments))
     return constant
 

@@ -31,7 +31,7 @@ from ._common import (
     integer,
     report_out_of_memory,
 )
-from ._compiler import constant_result, disable, is_compiling
+from ._compiler import before_marked, constant_result, disable
 
 NEAR = 64  # rows with |delta| below this are one zone; this split takes a third of the work
 # Tolerances are relative to the typical size of a row.
@@ -207,7 +207,7 @@ class RelativeTable:
         RuntimeError
             If the dtype or the device is wrong.
         """
-        is_compiling()
+        before_marked()
         p, first, zones = getattr(self, self._attribute(dtype, device))
         return p, first, list(zones)
 

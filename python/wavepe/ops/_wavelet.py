@@ -24,7 +24,7 @@ from ._common import (
     register_autograd,
     report_out_of_memory,
 )
-from ._compiler import is_compiling
+from ._compiler import before_marked
 from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
@@ -97,7 +97,7 @@ def wavelet_table(
         if not number or offsets < 0 or offsets > 2**53:
             check(False, f"offsets must be an int from 0 to 2^53 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
-    is_compiling()
+    before_marked()
     sampled = kind not in KINDS
     op: Any = _ops.sampled_wavelet_table if sampled else _ops.wavelet_table
     if transformed():
