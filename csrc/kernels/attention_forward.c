@@ -23,12 +23,16 @@ static void NAME(tile_scores)(const BLOCK *b, TILE *t, const REAL *k_t_panels) {
 
 /* Turn the tile's scores into weights, and rescale the sums `out` where a row has a new maximum. */
 static void NAME(softmax_tile)(const BLOCK *b, const TILE *t, REAL *max, REAL *sum, REAL *out) {
-    REAL keep[WPE_KEY_BLOCK];
+    REAL keep[WPE_KEY_BLOCK], tile_max[GROUP];
     for (int64_t i = 0; i < b->groups * GROUP; i++) {
         wpe_range columns = t->work_columns[i / GROUP];
         if (columns.begin == columns.end) continue;
         REAL *s = t->scores + i * t->row_stride, *o = out + i * b->padded_dv;
-        REAL factor = NAME(softmax_row)(s, columns.begin, columns.end, &max[i], &sum[i]);
+        /* A maximum takes long, but those of several rows do not wait for each other. */
+        for (int64_t r = 0; i % GROUP == 0 && r < GROUP; r++)
+            tile_max[r] = NAME(row_max)(s + r * t->row_stride, columns.begin, columns.end);
+        REAL factor =
+            NAME(softmax_row)(s, columns.begin, columns.end, tile_max[i % GROUP], &max[i], &sum[i]);
         if (factor != 1)
             for (int64_t x = 0; x < b->padded_dv; x++) o[x] *= factor;
         if (!b->a->drop_below) continue;

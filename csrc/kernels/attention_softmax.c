@@ -105,6 +105,7 @@ static void NAME(adjust_tile)(const BLOCK *b, const TILE *t) {
     }
 }
 
+/* Return the maximum of a row, or a NaN of it. */
 static REAL NAME(row_max)(const REAL *s, int64_t begin, int64_t end) {
     V most[STEP_VECTORS]; /* several, so that a step need not wait for the one before */
     for (int u = 0; u < STEP_VECTORS; u++) most[u] = SPLAT(-(REAL)INFINITY);
@@ -121,10 +122,12 @@ static REAL NAME(row_max)(const REAL *s, int64_t begin, int64_t end) {
     return max;
 }
 
-/* Replace the scores s by the weights exp(s - max), and update the running max and sum of the row.
- * Return the factor by which sums that used the old max must be multiplied. */
-static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL *max, REAL *sum) {
-    REAL tile_max = NAME(row_max)(s, begin, end), old = *max;
+/* Replace the scores s, whose maximum is tile_max, by the weights exp(s - max), and update the
+ * running max and sum of the row. Return the factor by which sums that used the old max must be
+ * multiplied. */
+static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL tile_max, REAL *max,
+                              REAL *sum) {
+    REAL old = *max;
     REAL new_max = tile_max > old || tile_max != tile_max ? tile_max : old;
     if (new_max == -(REAL)INFINITY) {
         memset(s + begin, 0, (size_t)(end - begin) * sizeof(REAL));

@@ -46,7 +46,8 @@ INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_
     }
 }
 
-/* Multiply row group g of A by the columns column[g] of B: C = A B, or C += A B if `add`.
+/* Multiply row group g of A by the columns column[g] of B: C = A B, or C += A B if `add`. While a
+ * panel of B is multiplied, each row group asks for its share of the next one.
  * Requires: ranges that are not empty begin and end at multiples of PANEL.
  * Writes: columns column[g] of row group g of C. */
 static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REAL *a,
@@ -60,12 +61,15 @@ static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REA
         begin = smaller(begin, column[g].begin);
         end = larger(end, column[g].end);
     }
+    const int64_t panel_bytes = depth * PANEL * (int64_t)sizeof(REAL);
+    const int64_t share = round_up((panel_bytes + groups - 1) / groups, 64);
     for (int64_t x = begin; x < end; x += PANEL)
         for (int64_t g = 0; g < groups; g++) {
             if (x < column[g].begin || x >= column[g].end) continue;
             REAL *to = c + g * GROUP * c_row_stride + x;
             const REAL *from = a + g * GROUP * a_row_stride,
                        *panel = b + x / PANEL * b_panel_stride;
+            prefetch(panel + b_panel_stride, g * share, smaller((g + 1) * share, panel_bytes));
             if (add)
                 NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 1);
             else
@@ -91,7 +95,8 @@ static NOINLINE void NAME(gemm_depth)(REAL *c, int64_t c_row_stride, const REAL 
 }
 
 /* C += A^T B. Row r of C adds a[k][r] * B[k] over the rows k of depth[r / GROUP]. Here B is a
- * matrix with row stride b_row_stride, not panels.
+ * matrix with row stride b_row_stride, not panels. C is large and used once, so the next rows of it
+ * are asked for.
  * Requires: cols is a multiple of PANEL.
  * Writes: `cols` columns of C. */
 static NOINLINE void NAME(gemm_transposed)(REAL *c, int64_t c_row_stride, const REAL *a,
@@ -102,6 +107,10 @@ static NOINLINE void NAME(gemm_transposed)(REAL *c, int64_t c_row_stride, const 
     for (int64_t x = 0; x < cols; x += PANEL)
         for (int64_t g = 0; g < groups; g++) {
             int64_t k = depth[g].begin, count = depth[g].end - k;
+#pragma GCC unroll 8
+            for (int64_t r = (g + 1) * GROUP; r < (g + 2) * GROUP; r++)
+                prefetch(c, (r * c_row_stride + x) * (int64_t)sizeof(REAL),
+                         (r * c_row_stride + x + PANEL) * (int64_t)sizeof(REAL));
             if (count > 0)
                 NAME(micro)(c + g * GROUP * c_row_stride + x, c_row_stride,
                             a + k * a_row_stride + g * GROUP, 1, a_row_stride,

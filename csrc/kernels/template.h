@@ -63,6 +63,12 @@ enum { REAL_STORAGE_f32 = WPE_F32, REAL_STORAGE_f64 = WPE_F64 };
 
 INLINE int is_aligned(const void *p, uintptr_t bytes) { return (uintptr_t)p % bytes == 0; }
 
+/* Ask for the cache lines of bytes begin..end-1 after p, which are needed soon. They may lie past
+ * the end of the array. */
+INLINE void prefetch(const void *p, int64_t begin, int64_t end) {
+    for (; begin < end; begin += 64) __builtin_prefetch((void *)((uintptr_t)p + (uintptr_t)begin));
+}
+
 /* ---- sizes */
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
