@@ -2,10 +2,9 @@
 
 python -m benchmarks.attention_page --write | --check    --write draws the pictures too
 
-Times come from the newest results of `benchmarks.bench --full` with one thread and with two. The
-other figures come from attention-decode.json, attention-memory.json, attention-overhead.json,
-attention-tails-*.json (one for each machine), attention-threads.json and training-step.json in the
-same folder.
+Times come from the newest results of `benchmarks.bench --full` with one thread and with two, of
+each kind of machine. The other figures come from files of the same folder, which are named after
+their modules, such as attention-decode.json. Other machines have a name behind that.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from . import (
     attention_decode,
     attention_memory,
     attention_overhead,
+    attention_profile,
     attention_tails,
     attention_threads,
     training_step,
@@ -105,24 +105,31 @@ class Rows:
         return sorted((length, d) for *_, length, d in keys)
 
 
-def read(root: Path) -> dict[int, Rows]:
-    """Return the newest results with attention, by the number of threads."""
-    newest: dict[int, tuple] = {}
-    for path in sorted((root / RESULTS).glob("*.json")):
+def read(root: Path) -> list[dict[int, Rows]]:
+    """Return the newest results with attention of each kind of machine, by number of threads.
+
+    The machine that was measured last is the first. A kind of machine is a CPU and a variant.
+    """
+    found: dict[tuple[str, str], dict[int, tuple]] = {}
+    for path in (root / RESULTS).glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
         if "machine" not in results or results["quick"]:
             continue
         about = results["environment"]
         if any(row["op"] == FORWARD for row in results["rows"]):
-            found = (about["date"], path.name, path, results)
-            newest[about["threads"]] = max(newest.get(about["threads"], found), found)
-    for threads in THREADS:
-        if threads not in newest:
-            raise Missing(
-                f"no results of attention with {threads} threads in {RESULTS}: "
-                f"python -m benchmarks.bench --full --threads {threads} --json {RESULTS}"
-            )
-    return {threads: Rows(*newest[threads][2:]) for threads in THREADS}
+            newest = found.setdefault((about["cpu"], about["variant"]), {})
+            dated = (about["date"], path.name, path, results)
+            newest[about["threads"]] = max(newest.get(about["threads"], dated), dated)
+    complete = [newest for newest in found.values() if set(newest) >= set(THREADS)]
+    if not complete:
+        some = next(iter(found.values()), {})
+        threads = next(count for count in THREADS if count not in some)
+        raise Missing(
+            f"no results of attention with {threads} threads in {RESULTS}: "
+            f"python -m benchmarks.bench --full --threads {threads} --json {RESULTS}"
+        )
+    complete.sort(key=lambda newest: newest[THREADS[0]][:2], reverse=True)
+    return [{threads: Rows(*of[threads][2:]) for threads in THREADS} for of in complete]
 
 
 def kept(root: Path, module: ModuleType) -> list[dict]:
@@ -169,8 +176,17 @@ def commit_of(about: dict) -> str:
     return "commit " + (about["commit"] or "unknown")[:12] + " with changes" * bool(about["dirty"])
 
 
-def times(by_threads: dict[int, Rows]) -> str:
-    """Return wavepe's time over that of PyTorch's attention without positions."""
+def machine_of(rows: Rows) -> str:
+    return f"{rows.about['cpu']}, {rows.about['variant']}"
+
+
+def times(machines: Sequence[dict[int, Rows]]) -> str:
+    """Return wavepe's time over that of PyTorch's attention without positions, by machine."""
+    return "\n\n".join(f"### {machine_of(of[1])}\n\n{times_on(of)}" for of in machines)
+
+
+def times_on(by_threads: dict[int, Rows]) -> str:
+    """Return the table of `times` for one machine."""
     sizes = by_threads[1].sizes()
     heads = sorted({d for _, d in sizes})
     d = heads[len(heads) // 2]  # the pictures show all head sizes
@@ -189,9 +205,9 @@ def _sized(kind: str, length: int) -> str:
     return kind.format(few=min(512, length), length=length)
 
 
-def others(by_threads: dict[int, Rows]) -> str:
-    """Return the table of bfloat16, ALiBi, bias, one query and NumPy."""
-    lines = []
+def others(machines: Sequence[dict[int, Rows]]) -> str:
+    """Return the table of bfloat16, ALiBi, bias, one query and NumPy, for the newest machine."""
+    lines, by_threads = [], machines[0]
     for key, row in by_threads[1].found.items():
         op, dtype, who, kind, *_ = key
         beside = op in (DECODE, "wavepe.attention") or dtype != "float32" or kind in BY_DISTANCE
@@ -206,7 +222,7 @@ def others(by_threads: dict[int, Rows]) -> str:
         cells.append(", ".join(f"{Rows.rival_over(row, name)} {name}" for name in theirs))
         lines.append(cells)
     heads = ["", "time", "/ PyTorch, no positions", "/ wavepe, no positions", "other ways / wavepe"]
-    return markdown(heads, lines)
+    return f"{markdown(heads, lines)}\n\n{machine_of(by_threads[1])}: see its table above."
 
 
 def with_date(table: str, about: dict) -> str:
@@ -216,9 +232,9 @@ def with_date(table: str, about: dict) -> str:
 
 def updated(text: str, root: Path) -> str:
     """Return the page with the tables of the kept results."""
-    by_threads = read(root)
+    machines = read(root)
     for name, section in TIMES.items():
-        text = replaced(text, name, section(by_threads), PAGE)
+        text = replaced(text, name, section(machines), PAGE)
     for name, module in OTHERS.items():
         runs = kept(root, module)
         tables = [with_date(module.table(run), run["environment"]) for run in runs]
@@ -239,10 +255,11 @@ class Line(NamedTuple):
 
 
 def draw(root: Path) -> None:
-    """Draw the pictures of the page; each has a panel for each head size."""
-    by_threads = read(root)
+    """Draw the pictures of the newest machine; each has a panel for each head size."""
+    by_threads = read(root)[0]
     rows, sizes = by_threads[1], by_threads[1].sizes()
     sgemm, folder = rows.machine["sgemm"]["rate"], root / PICTURES
+    panels = partial(_panels, sizes=sizes, title=machine_of(rows))
     folder.mkdir(parents=True, exist_ok=True)
 
     def rival(op: str, who: str, length: int, d: int) -> float | None:
@@ -261,23 +278,25 @@ def draw(root: Path) -> None:
         f"times as long, {phase}": [Line(*WAYS[who], partial(rival, op, who)) for who in WAYS]
         for op, phase in SHORT.items()
     }
-    _panels(parts, sizes, folder / "attention-rivals.png", log=True)
+    panels(parts, path=folder / "attention-rivals.png", log=True)
     parts = {
         f"% of the rate, {phase}": [Line(*KERNELS[who], partial(rate, op, who)) for who in KERNELS]
         for op, phase in SHORT.items()
     }
-    _panels(parts, sizes, folder / "attention-rates.png")
+    panels(parts, path=folder / "attention-rates.png")
     lines = [
         Line(name if threads == 1 else "", colour, style, partial(over_sdpa, threads, *case))
         for threads, style in zip(THREADS, ("-", ":"), strict=True)
         for (name, case), colour in zip(OVER_SDPA.items(), COLOURS, strict=False)
     ]
-    _panels({"time / PyTorch's": lines}, sizes, folder / "attention-times.png")
+    panels({"time / PyTorch's": lines}, path=folder / "attention-times.png")
 
 
 def _panels(
     parts: Mapping[str, Sequence[Line]],
+    *,
     sizes: Sequence[tuple[int, int]],
+    title: str,
     path: Path,
     log: bool = False,
 ) -> None:
@@ -285,6 +304,7 @@ def _panels(
     heads = sorted({d for _, d in sizes})
     figure = new_figure(3.2 * len(heads), 0.6 + 2.4 * len(parts))
     grid = figure.subplots(len(parts), len(heads), sharex=True, sharey="row", squeeze=False)
+    figure.suptitle(title, fontsize="medium")
     names: dict[str, Artist] = {}
     for row, (ylabel, lines) in zip(grid, parts.items(), strict=True):
         row[0].set_ylabel(ylabel)
@@ -319,6 +339,7 @@ def _panels(
 
 TIMES = {"times": times, "others": others}
 OTHERS = {
+    "profile": attention_profile,
     "decode": attention_decode,
     "tails": attention_tails,
     "threads": attention_threads,

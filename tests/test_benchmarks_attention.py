@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from benchmarks import (
     attention_inputs,
     attention_memory,
     attention_page,
+    attention_profile,
     attention_tails,
     attention_threads,
     bench,
@@ -210,6 +212,45 @@ def test_too_much_memory_fails():
         assert not attention_memory.too_much({"rows": [row | other]})
 
 
+def test_parts_of_the_kernels():
+    samples = """
+        # Overhead|Symbol
+         30.00%  |[.] gemm_columns_f32_avx512.constprop.0
+         20.00%  |[.] softmax_row_f32_avx512
+         10.00%|[.] pack_rows_f32_avx512
+          5.00%|[.] __memset_avx512_unaligned_erms
+          5.00%|[k] exc_page_fault
+    """
+    parts = attention_profile.shares(samples)
+    wanted = {"products": 30 / 70, "weights": 20 / 70, "packing": 15 / 70, "rest": 5 / 70}
+    assert parts == pytest.approx(wanted | {"table": 0})
+
+
+def test_every_kernel_of_the_profile_is_there():
+    """A function that gets a new name must not fall silently into "rest"."""
+    kernels = "".join(path.read_text() for path in (ROOT / "csrc" / "kernels").glob("*.c"))
+    defined = set(re.findall(r"NAME\((\w+)\)\(", kernels))
+    for pattern in attention_profile.PARTS.values():
+        for name in pattern.split("|"):
+            assert name.startswith("__") or any(re.match(name, each) for each in defined), name
+
+
+@pytest.mark.slow
+def test_profile_of_a_tiny_call(capsys):
+    failed = attention_profile.main(["--quick", "--seconds", "0.5"])
+    out, err = capsys.readouterr()
+    if failed:  # there is no perf, or it may not sample here
+        assert "perf" in err
+        pytest.skip(err)
+    assert "| 170 x 48 x 16 | plain, forward |" in out
+
+
+def test_the_profile_needs_perf(monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert attention_profile.main(["--quick"]) == 1
+    assert "needs perf" in capsys.readouterr().err
+
+
 def test_kinds_of_operators():
     kinds = {
         "wavepe::attention_forward": "attention",
@@ -255,9 +296,11 @@ def repository(tmp_path_factory):
         file.write_text(json.dumps({**json.loads(file.read_text()), "quick": False}))
     for module in attention_page.OTHERS.values():
         name = module.__name__.rpartition(".")[2].replace("_", "-")
-        if module is attention_memory:
+        if module in (attention_memory, attention_profile):  # processes of their own: slow
             rows = [{"kind": "plain", "heads": 1, "length": 16, "threads": 1, "head_size": 64}]
             rows[0] |= {"inputs": 2**20, "growth": 3 * 2**20, "over_inputs": 3.0}
+            rows[0] |= {"gradients": True, "size": "1 heads x 16 x 64", "over_mm": 0.75}
+            rows[0] |= {"parts": {"products": 0.9, "rest": 0.1}}
             about = {"cpu": "Some CPU", "torch": "2", "date": "2026-01-02", "commit": None}
             results = {"environment": {**about, "dirty": None}, "rows": rows}
             (folder / f"{name}.json").write_text(json.dumps(results))
