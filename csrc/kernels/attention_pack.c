@@ -30,14 +30,15 @@ static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storag
     return NAME(is_not_zero)(check);
 }
 
-/* Transpose a square of LANES vectors: exchange the blocks of each size beside the diagonal. */
-INLINE void NAME(transpose)(V x[LANES]) {
-#define EXCHANGE_BLOCKS(s)                                                        \
-    _Pragma("GCC unroll 16") for (int i = 0; i < LANES && s < LANES; i++) {       \
-        if (i & s) continue;                                                      \
-        V a = x[i], b = x[i + s];                                                 \
-        x[i] = __builtin_shufflevector(a, b, REAL_ORDER(EXCHANGE)(LOWER, s));     \
-        x[i + s] = __builtin_shufflevector(a, b, REAL_ORDER(EXCHANGE)(UPPER, s)); \
+/* Transpose a square of LANES vectors: exchange the blocks of each size beside the diagonal, from
+ * `most` lanes down to one. */
+INLINE void NAME(transpose)(V x[LANES], int most) {
+#define EXCHANGE_BLOCKS(s)                                                               \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES && s < LANES && s <= most; i++) { \
+        if (i & s) continue;                                                             \
+        V a = x[i], b = x[i + s];                                                        \
+        x[i] = __builtin_shufflevector(a, b, REAL_ORDER(EXCHANGE)(LOWER, s));            \
+        x[i + s] = __builtin_shufflevector(a, b, REAL_ORDER(EXCHANGE)(UPPER, s));        \
     }
     EXCHANGE_BLOCKS(8)
     EXCHANGE_BLOCKS(4)
@@ -51,6 +52,17 @@ INLINE void NAME(transpose)(V x[LANES]) {
 INLINE void NAME(load_square)(V square[LANES], wpe_matrix m, int storage, int64_t row, int64_t rows,
                               int64_t col, int64_t cols, int is_whole) {
     int64_t stride = m.row_stride, step = m.col_stride;
+    if (is_whole && storage == REAL_STORAGE) {
+        const int block = 16 / (int)sizeof(REAL); /* the elements that load_blocks keeps together */
+        const REAL *from = (const REAL *)m.data + row * stride + col;
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++)
+            square[l] =
+                (V)load_blocks((const char *)(from + l % block * stride + l / block * block),
+                               block * stride * (int64_t)sizeof(REAL));
+        NAME(transpose)(square, block / 2);
+        return;
+    }
 #define LOAD_ROWS(storage, type)                                                        \
     case storage: {                                                                     \
         const type *from = (const type *)m.data + row * stride + col * step;            \
@@ -67,7 +79,7 @@ INLINE void NAME(load_square)(V square[LANES], wpe_matrix m, int storage, int64_
             __builtin_unreachable();
     }
 #undef LOAD_ROWS
-    NAME(transpose)(square);
+    NAME(transpose)(square, LANES);
 }
 
 /* Pack rows begin..end-1 of m, as columns begin..end-1 of panels with `depth` rows. Columns

@@ -274,6 +274,27 @@ DEFINE_STORE(store_wide_f64, double, f64v, F64_LANES, store_wide_full_f64, v[l])
 DEFINE_STORE(store_wide_f32, float, f64v, F64_LANES, store_wide_full_f32, (float)v[l])
 DEFINE_STORE(store_wide_f16, f16, f64v, F64_LANES, store_wide_full_f16, (f16)v[l])
 
+/* ---- squares -------------------------------------------------------------------------------- */
+
+/* Return the blocks of 16 bytes at p, p + stride, p + 2 * stride and so on as one vector. Blocks
+ * come into their places while they are loaded, which costs an Intel CPU no shuffle. */
+INLINE u32v load_blocks(const char *p, int64_t stride) {
+#if VECTOR_BYTES == 64 && defined(__AVX512F__)
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)p));
+    v = _mm512_mask_broadcast_i32x4(v, 0x00f0, _mm_loadu_si128((const void *)(p + stride)));
+    v = _mm512_mask_broadcast_i32x4(v, 0x0f00, _mm_loadu_si128((const void *)(p + 2 * stride)));
+    v = _mm512_mask_broadcast_i32x4(v, 0xf000, _mm_loadu_si128((const void *)(p + 3 * stride)));
+    return (u32v)v;
+#elif VECTOR_BYTES == 32 && defined(__AVX2__)
+    __m256i v = _mm256_castsi128_si256(_mm_loadu_si128((const void *)p));
+    return (u32v)_mm256_inserti128_si256(v, _mm_loadu_si128((const void *)(p + stride)), 1);
+#else
+    u32v v;
+    for (int b = 0; b < VECTOR_BYTES / 16; b++) memcpy((char *)&v + 16 * b, p + b * stride, 16);
+    return v;
+#endif
+}
+
 /* ---- interleaved pairs: 2 * LANES elements (a0 b0 a1 b1 ...) as (a0 a1 ...) and (b0 b1 ...) - */
 
 enum { two_per_lane_f16, two_per_lane_bf16 = 1, two_per_lane_f32 = 0, two_per_lane_f64 = 0 };
