@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,30 @@ def run(capsys, *argv):
 
 def test_version(capsys):
     assert run(capsys, "--version") == (0, f"wavepe {wavepe.__version__}\n", "")
+
+
+IN_A_FINALISER = """
+import os, signal, sys, time
+from wavepe._files import interrupt_on_signals
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+with interrupt_on_signals():
+    Interrupted()
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_inside_a_finaliser_is_not_lost(number):
+    """Python drops what a finaliser raises."""
+    done = python("-c", IN_A_FINALISER, int(number))
+    assert done.returncode == -number
+    assert "ignored" not in done.stderr
 
 
 @pytest.mark.parametrize("width", [40, 100])

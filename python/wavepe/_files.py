@@ -10,11 +10,14 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 try:
     import fcntl
@@ -196,15 +199,32 @@ def interrupt_on_signals() -> Iterator[None]:
     """
     main = threading.current_thread() is threading.main_thread()
     caught = [n for n in TERMINATION_SIGNALS if main and signal.getsignal(n) is signal.SIG_DFL]
+    if not caught:
+        yield
+        return
     for number in caught:
         signal.signal(number, raise_interrupt)
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_repeat_interrupt, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
-        if caught and _received:
+        if _received:
             signal.raise_signal(_received.pop())
+
+
+def _repeat_interrupt(
+    hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs
+) -> None:
+    """Raise an interrupt again that came inside a finaliser, where Python drops exceptions."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        hook(unraisable)
+        return
+    number = _received.pop() if _received else signal.SIGINT
+    threading.Timer(0.01, os.kill, [os.getpid(), number]).start()  # when the finaliser has ended
 
 
 @contextmanager

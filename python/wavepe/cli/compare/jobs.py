@@ -3,9 +3,9 @@
 This process sends a worker the number of a model. The worker answers with lines of JSON: the calls
 of its listener, the results of rows, and how it ended. Then it gets the next model.
 
-Each worker has its own process group, so Ctrl-C reaches this process alone. This process then asks
-each worker to save its state and to stop. A worker holds the lock of the folder as long as it
-lives. When this process is killed, the workers' stdin ends: they save after the step and stop.
+Each worker has its own process group, so Ctrl-C reaches this process alone. Then this process
+closes the workers' stdin, which also ends when this process is killed. A worker that sees the end
+saves its state after the step, and stops. It holds the lock of the folder as long as it lives.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _stop(workers: list[_Worker]) -> None:
     """Let every worker save its state and end; a second Ctrl-C kills them."""
     try:
         for worker in workers:
-            worker.process.terminate()
+            worker.end_input()
         for worker in workers:
             while os.read(worker.output.fileno(), 1 << 16):  # read on, so that no worker blocks
                 pass
@@ -149,14 +149,18 @@ class _Worker:
 
     def finish(self) -> None:
         """Tell the worker that there are no more models, and wait until it ends."""
-        self.input.close()
+        self.end_input()
         self.process.wait()
+
+    def end_input(self) -> None:
+        """Close the worker's stdin. If it has a model, it saves the state and ends."""
+        with suppress(BrokenPipeError):  # the worker did not read everything
+            self.input.close()
 
     def close(self) -> None:
         """Close the pipes of an ended process."""
-        for pipe in (self.input, self.output):
-            with suppress(BrokenPipeError):  # the worker did not read everything
-                pipe.close()
+        self.end_input()
+        self.output.close()
 
     def _send(self, value: dict[str, Any]) -> None:
         with suppress(BrokenPipeError):  # `listen` will report how the worker ended

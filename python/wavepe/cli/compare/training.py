@@ -340,3 +340,5 @@ def _interrupt_noted() -> Iterator[list[Callable[[], Any]]]:
         yield noted
     finally:
         restore()
+    if noted:  # it came after the last step
+        noted[0]()

@@ -42,9 +42,9 @@ class Pipe:
 class Jobs:
     """The lines that the parent sends, read by a thread.
 
-    The parent closes the pipe when no job is left. If the pipe ends during a job, the parent is
-    dead. Then this process ends itself by SIGTERM: a training saves its state after the step, and
-    the folder is free for the next command.
+    The parent closes the pipe when no job is left. If the pipe ends during a job, the parent stops
+    or is dead. Then this process ends itself by SIGTERM: a training saves its state after the step,
+    and the folder is free for the next command.
     """
 
     def __init__(self) -> None:
