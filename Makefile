@@ -17,7 +17,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench format readme clean
+.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,13 @@ docs: .venv/built ## the documentation, in build/site; a dead link or a missing 
 bench: .venv/built ## time every operator against its rivals, in one process
 	$(BIN)/python -m benchmarks.bench
 
+dist: dist/built ## sdist and wheel in dist/, built as for a release, and audited
+	$(BIN)/python tests/audit_dist.py dist
+
+# pyenv's python3.12 runs only if its version is chosen
+test-wheel: dist/built ## the wheel in fresh environments: each Python at hand, oldest and newest NumPy, torch before and after
+	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd :) TORCH=$(TORCH) $(BIN)/nox
+
 readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/results
 	$(BIN)/python -m benchmarks.readme
 	$(BIN)/python -m benchmarks.rope_accuracy --write
@@ -124,6 +131,10 @@ clean: ## remove what was built, the environment too
 	test -e $@ && test -z "$$(find $^ -newer $@)" || $(EDITABLE) . --no-deps
 	touch $@
 
+.venv/release: .venv/packages pyproject.toml
+	$(BIN)/python -m pip install --quiet --group release
+	touch $@
+
 # A folder in front of .venv on the path: an environment of its own, torch with it, would take minutes.
 build/transformers-5.0/built: .venv/packages
 	rm -rf $(@D)
@@ -152,28 +163,29 @@ build/transformers/fetched: .venv/packages
 	.venv-oldest/bin/python -m pip install --quiet --no-build-isolation ".[test]" $(OLDEST)
 	touch $@
 
-build/wheel/built: .venv/packages pyproject.toml setup.py $(C_FILES) $(PY_FILES)
-	rm -rf build/wheel build/lib*
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+# The wheel is built from the sdist, without CUDA kernels.
+dist/built: .venv/release pyproject.toml setup.py MANIFEST.in README.md $(C_FILES) $(PY_FILES)
+	rm -rf dist && mkdir -p build
+	WAVEPE_NVCC= $(BIN)/python -m build --no-isolation --outdir dist . > build/dist.log || (cat build/dist.log; exit 1)
 	touch $@
 
 # The oldest transformers lives there too: a whole environment, torch with it, would take minutes.
 # fairseq's own pins cannot be resolved any more, hence --no-deps; the extra brings what it needs.
 # fairseq-fixed asks for torch to be built, and with isolation would fetch another one.
-.venv-fairseq/built: build/wheel/built
+.venv-fairseq/built: dist/built
 	test -x .venv-fairseq/bin/pip || $(PYTHON) -m venv .venv-fairseq
 	.venv-fairseq/bin/python -m pip install --quiet --upgrade pip
 	.venv-fairseq/bin/python -m pip install --quiet $(TORCH)
 	.venv-fairseq/bin/python -m pip install --quiet --no-deps fairseq==0.12.2
-	.venv-fairseq/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
-	.venv-fairseq/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[fairseq,test,plot,cli]" $(OLDEST_HF)
+	.venv-fairseq/bin/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
+	.venv-fairseq/bin/python -m pip install --quiet "$$(echo dist/*.whl)[fairseq,test,plot,cli]" $(OLDEST_HF)
 	touch $@
 
-.venv-fairseq-fixed/built: build/wheel/built
+.venv-fairseq-fixed/built: dist/built
 	test -x .venv-fairseq-fixed/bin/pip || $(PYTHON) -m venv .venv-fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --upgrade pip
 	.venv-fairseq-fixed/bin/python -m pip install --quiet $(TORCH) numpy cython wheel setuptools
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --no-deps --no-build-isolation fairseq-fixed==0.12.3.1
-	.venv-fairseq-fixed/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
-	.venv-fairseq-fixed/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[fairseq,test]" cffi packaging scikit-learn
+	.venv-fairseq-fixed/bin/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
+	.venv-fairseq-fixed/bin/python -m pip install --quiet "$$(echo dist/*.whl)[fairseq,test]" cffi packaging scikit-learn
 	touch $@

@@ -201,6 +201,18 @@ class BuildExtensions(build_ext):
                 file=sys.stderr,
             )
 
+    def build_extensions(self):
+        # pyenv has the linker write its own library folder into every module, and no other machine
+        # has that folder. conda's stays: its libraries are newer than the system's.
+        if not Path(sys.prefix, "conda-meta").exists():
+            own = (sysconfig.get_config_var("LDSHARED") or "").split()
+            own = {word for word in own if word.startswith("-Wl,-rpath")}
+            for name in ("linker_so", "linker_so_cxx"):
+                words = [word for word in getattr(self.compiler, name, ()) if word not in own]
+                if words:
+                    self.compiler.set_executable(name, words)
+        super().build_extensions()
+
     def write_stamp(self, text):
         """Return a file that is newer than earlier objects if the configuration has changed."""
         stamp = Path(self.build_temp, "configuration").resolve()

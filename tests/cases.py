@@ -6,6 +6,7 @@ A guard is known memory around an output, which no kernel may change.
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import math
 import os
 import shlex
@@ -130,6 +131,7 @@ def assert_same_bits(a, b, what=""):
 
 
 EMULATED = bool(os.environ.get("WAVEPE_TEST_EMULATED"))
+HAS_TORCH = bool(wavepe.build_info()["torch"]) and importlib.util.find_spec("torch") is not None
 not_emulated = pytest.mark.skipif(EMULATED, reason="holds of the CPU's own kernels only")
 
 
@@ -242,7 +244,7 @@ def turn(rng, shape, dtype=np.float32):
 def load_torch():
     """Return (torch, wavepe.ops), or skip the module without torch or its operators."""
     torch = pytest.importorskip("torch")
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         pytest.skip("wavepe was built without torch", allow_module_level=True)
     return torch, importlib.import_module("wavepe.ops")
 

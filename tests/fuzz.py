@@ -27,14 +27,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; each co
 
 import fuzz_numpy
 import wavepe
-from cases import EMULATED, generator, using
+from cases import EMULATED, HAS_TORCH, generator, using
 from fuzz_draw import described
 from variants import WIDE, all_of_them
 
 HERE = Path(__file__).parent
 OPS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
 NAMES = list(fuzz_numpy.TARGETS)
-if importlib.util.find_spec("torch") and wavepe.build_info()["torch"]:
+if HAS_TORCH:
     NAMES += [f"ops.{name}" for name in OPS]
 
 # Calls in a round; attention has the most, because it has the most options.

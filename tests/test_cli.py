@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import wavepe
+from cases import HAS_TORCH
 from processes import output, python
 from wavepe.cli import main
 from wavepe.cli.environment import cpu_name, version_of
@@ -272,7 +273,7 @@ def test_submodules_are_there_when_they_are_used():
         'assert "torch" not in sys.modules'
     )
     output("-c", code)
-    if wavepe.build_info()["torch"]:
+    if HAS_TORCH:
         assert wavepe.nn.Rotary(8).theta == 10000
     with pytest.raises(AttributeError, match="has no attribute"):
         wavepe.nosuch  # noqa: B018

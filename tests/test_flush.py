@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import pytest
 import wavepe
-from cases import EMULATED, assert_same_bits, generator, load_torch, using
+from cases import EMULATED, HAS_TORCH, assert_same_bits, generator, load_torch, using
 
 pytestmark = pytest.mark.skipif(EMULATED, reason="holds of the CPU's own kernels only")
 
@@ -157,7 +157,7 @@ def test_results_of_normal_numbers(each_variant, dtype, m):
     assert wavepe.attention(q, -60 * k, v, causal=False).all()  # weight 1
     assert not wavepe.relative_bias(tiny * q, q / 2, 1).any()
     assert wavepe.relative_bias(2 * tiny * q, q / 2, 1).any()
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         return
     torch, ops = load_torch()
     q, k, v = (torch.from_numpy(x)[None, None] for x in (q, k, v))
@@ -178,7 +178,7 @@ def test_bias(each_variant, dtype, m):
     for value, want in ((tiny, tiny), (tiny / 2, 0), (-tiny / 4, 0)):
         _, lse = wavepe.attention(q, k, k, bias=np.array([value], dtype), **options)
         assert (lse == want).all()
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         return
     torch, ops = load_torch()
     q, k, bias = (torch.from_numpy(x) for x in (q[None, None], k[None, None], np.ones(1, dtype)))
@@ -226,7 +226,7 @@ def test_tables_and_rope_keep_subnormals(each_variant, dtype):
     factor = float(tiny) / 8
     cos, _ = wavepe.rope_table(np.arange(9), np.zeros(5), attention_factor=factor, dtype=dtype)
     assert (cos == dtype(factor)).all()
-    if wavepe.build_info()["torch"]:
+    if HAS_TORCH:
         torch, ops = load_torch()
         scale, shift = map(torch.from_numpy, wavepe.wavelet_grid(32))
         kind = torch.from_numpy(x).dtype
@@ -289,7 +289,7 @@ def calls():
         lambda: wavepe.attention(many, many, many),
         lambda: wavepe.relative_bias(many, many, 3),
     ]
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         return good, [], bad
     torch, ops = load_torch()
     q, k_ = torch.from_numpy(x)[None], torch.from_numpy(k)[None]

@@ -9,6 +9,7 @@ from pathlib import Path
 import hostile_calls
 import pytest
 import wavepe.analysis.plots
+from cases import HAS_TORCH
 from processes import python
 
 CALLS = Path(hostile_calls.__file__)
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("side", COUNTS)
 def test_hostile_arguments(side):
     if side == "torch":
-        if not wavepe.build_info()["torch"]:
+        if not HAS_TORCH:
             pytest.skip("wavepe was built without torch")
         pytest.importorskip("transformers")
     done = python(CALLS, side, "suite", 0, COUNTS[side])
@@ -38,7 +39,7 @@ def test_every_public_function_is_called():
     names = {f"wavepe.{name}" for name in wavepe.__all__} - {"wavepe.__version__"}
     names |= {f"analysis.{name}" for name in wavepe.analysis.__all__}
     names |= {f"plots.{name}" for name in wavepe.analysis.plots.__all__}
-    if wavepe.build_info()["torch"]:
+    if HAS_TORCH:
         names |= {f"ops.{name}" for name in wavepe.ops.__all__}
         names |= {f"nn.{name}" for name in wavepe.nn.__all__}
     assert not [name for name in sorted(names) if f"{name}(" not in text]

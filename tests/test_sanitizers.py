@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import sanitizer_build
-import wavepe
+from cases import HAS_TORCH
 from sanitizer_build import ROOT
 from variants import TEST_ONLY, of_this_cpu
 
@@ -95,7 +95,7 @@ def test_numpy_side(sanitized, tmp_path):
 
 
 def test_torch_side(sanitized, tmp_path):
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
     # Whole files are left out, too: the one that fills malloc's memory, one of processes, and one
     # that makes the same calls on more threads.
@@ -108,7 +108,7 @@ def test_torch_side(sanitized, tmp_path):
 def test_cuda_kernels_emulated(sanitized, tmp_path):
     """The operators that have CUDA kernels, whose sources run here one thread after the other: no
     GPU is involved, so nothing is said of races or of what a GPU computes otherwise."""
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
     emulated = sanitized | {"WAVEPE_TEST_EMULATED": "1"}
     run_tests(EMULATED_TESTS, emulated, tmp_path, VARIANTS[:-1])

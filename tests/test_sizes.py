@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import wavepe
+from cases import HAS_TORCH
 
 CALLS = Path(__file__).with_name("sizes_calls.py")
 SIDES = {"numpy": 1000, "torch": 700}  # calls drawn
@@ -28,7 +28,7 @@ def run(*arguments):
 
 
 def needs(side):
-    if side == "torch" and not wavepe.build_info()["torch"]:
+    if side == "torch" and not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
 
 

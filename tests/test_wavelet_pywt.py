@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import wavepe
-from cases import assert_same_bits, assert_within
+from cases import HAS_TORCH, assert_same_bits, assert_within
 from numpy.testing import assert_array_equal
 from processes import output
 
@@ -240,7 +240,7 @@ except ValueError as error:
 
 def load(name):
     pytest.importorskip("torch")
-    if not wavepe.build_info()["torch"]:
+    if not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
     return pytest.importorskip(name)
 

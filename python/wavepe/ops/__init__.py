@@ -5,11 +5,15 @@ schema cannot have: keyword-only arguments, and an int for offsets. Wrong shapes
 raise RuntimeError, as in torch's own operators.
 """
 
+from importlib.util import find_spec
+
 from .._runtime import BUILD_AGAIN
 
 try:
     import torch  # noqa: F401 - torch's libraries must be loaded before ours
 except ImportError as error:
+    if find_spec("wavepe._torch"):
+        raise ImportError("wavepe.ops needs torch: pip install torch") from error
     raise ImportError(
         "wavepe.ops needs torch, and wavepe must be built after torch is installed: "
         "pip install torch, then " + BUILD_AGAIN

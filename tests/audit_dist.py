@@ -1,0 +1,97 @@
+"""Audit the sdist and the wheel that `make dist` has built. A finding makes the exit code 1.
+
+python tests/audit_dist.py dist
+
+The tools print their own reports. The wheel's platform tag is only printed: a release is built in
+a manylinux image, whose older C library gives an older tag.
+"""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+MODULES = ("wavepe/_numpy.abi3.so", "wavepe/_torch.abi3.so")
+IN_WHEEL = (*MODULES, "wavepe/py.typed", "wavepe/hf/__init__.py", "wavepe/benchmarks/bench.py")
+IN_SDIST = ("LICENSE", "README.md", "setup.py", "csrc/wavepe.h", "tests/conftest.py", "Makefile")
+# What a module may need beside torch's own library; others would have to be on the user's machine.
+MAY_NEED = r"lib(m|c|dl|gcc_s|stdc\+\+|pthread)\.so|ld-linux|libtorch(_cpu)?\.so|libc10\.so"
+LARGEST = 4 << 20  # bytes of a wheel without CUDA kernels
+
+
+def run(*command):
+    """Print a tool's report; return its output and whether it found nothing."""
+    print("$", *(Path(word).name if "/" in word else word for word in command), flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout)
+    return done.stdout, done.returncode == 0
+
+
+def tool(name):
+    return str(Path(sys.executable).with_name(name))
+
+
+def findings_of_module(path):
+    """Yield what is wrong with the dynamic section of a module."""
+    found = subprocess.run(["readelf", "-dW", str(path)], capture_output=True, text=True).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", found)
+    print(f"{path.name} needs {', '.join(needed)}")
+    for name in needed:
+        if not re.match(MAY_NEED, name):
+            yield f"{path.name} needs {name}, which other machines may lack"
+    for folder in re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.+)\]", found):
+        yield f"{path.name} looks for libraries in {folder}, a folder of this machine"
+
+
+def findings_of_wheel(wheel):
+    """Yield what is wrong with a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    yield from (f"{wheel.name} lacks {name}" for name in IN_WHEEL if name not in names)
+    if "-cp310-abi3-" not in wheel.name:
+        yield f"{wheel.name} is not tagged cp310-abi3, so it serves one version of Python only"
+    if wheel.stat().st_size > LARGEST:
+        yield f"{wheel.name} has {wheel.stat().st_size} bytes, more than {LARGEST}"
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(wheel).extractall(folder)
+        for name in MODULES:
+            path = Path(folder, name)
+            if path.exists():
+                yield from findings_of_module(path)
+        print(flush=True)
+        if not run(tool("torch-abi-audit"), "--verbose", "--check", "both", f"{folder}/wavepe")[1]:
+            yield "torch-abi-audit: not stable"
+    if not run(tool("abi3audit"), "--strict", "--summary", str(wheel))[1]:
+        yield "abi3audit: violations"
+    if not run(tool("auditwheel"), "show", str(wheel))[1]:
+        yield "auditwheel cannot read the wheel"
+
+
+def findings_of_sdist(sdist):
+    """Yield what is wrong with an sdist."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    yield from (f"{sdist.name} lacks {name}" for name in IN_SDIST if name not in names)
+    yield from (f"{sdist.name} holds {n}" for n in names if n.endswith((".so", ".pyc", ".o")))
+
+
+def main(folder):
+    sdists, wheels = sorted(Path(folder).glob("*.tar.gz")), sorted(Path(folder).glob("*.whl"))
+    if len(sdists) != 1 or len(wheels) != 1:
+        sys.exit(f"{folder} must hold one sdist and one wheel: run make dist")
+    (sdist,), (wheel,) = sdists, wheels
+    found = [*findings_of_sdist(sdist), *findings_of_wheel(wheel)]
+    if not run(tool("twine"), "check", "--strict", str(sdist), str(wheel))[1]:
+        found.append("twine: the description would not be shown")
+    for path in (sdist, wheel):
+        print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
+    for finding in found:
+        print(f"FINDING: {finding}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
