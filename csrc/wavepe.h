@@ -181,6 +181,24 @@ typedef struct {
     const wpe_zone *zones;
 } wpe_relative;
 
+/* Return the rows of a table, in rising delta, that the deltas least..most read. Row 0 has
+ * first_delta. With WPE_EDGE it is at least one row.
+ * Requires: with WPE_EDGE, rows > 0. */
+typedef struct {
+    int64_t begin, end;
+} wpe_range;
+static inline wpe_range wpe_rows_read(int64_t rows, int64_t first_delta, int beyond, int64_t least,
+                                      int64_t most) {
+    wpe_range read = {least - first_delta, most + 1 - first_delta};
+    read.begin = read.begin < 0 ? 0 : read.begin < rows ? read.begin : rows;
+    read.end = read.end < read.begin ? read.begin : read.end < rows ? read.end : rows;
+    if (beyond == WPE_EDGE) { /* deltas outside the table read its nearest row */
+        if (read.begin == rows) read.begin--;
+        if (read.end == read.begin) read.end++;
+    }
+    return read;
+}
+
 /* One head's bias: values[r * stride] belongs to delta = first_delta + r. Other deltas get zero, or
  * the nearest value. The values are of the compute type. rows 0 means no bias. */
 typedef struct {
@@ -231,9 +249,6 @@ typedef wpe_attention_sizes wpe_attention_sizes_fn(const wpe_attention *a, enum 
 /* Return a range of keys that holds every key that queries begin..end-1 see. For later queries
  * neither end of the range is smaller.
  * Requires: 0 <= begin < end <= queries. */
-typedef struct {
-    int64_t begin, end;
-} wpe_range;
 typedef wpe_range wpe_attention_seen_keys_fn(const wpe_attention *a, int64_t begin, int64_t end);
 
 /* Pack keys begin..end-1 and their values, for forward or backward.
@@ -293,24 +308,34 @@ static inline int wpe_decodes(int64_t queries, int64_t keys) {
     return queries == 1 || (queries <= WPE_DECODE_QUERIES && queries < keys);
 }
 
-/* How much memory decode needs, in elements of the compute type. */
+/* How much memory decode needs, in elements of the compute type.
+ * Requires: the zones of a->relative are packed, or have no basis. */
 typedef struct {
     int64_t sums;      /* the sums of one query head, over one part of the keys */
     int64_t workspace; /* scratch memory of one thread */
 } wpe_decode_sizes;
 typedef wpe_decode_sizes wpe_attention_decode_sizes_fn(const wpe_attention *a, int64_t heads);
 
+/* Return the rows of a->relative, in rising delta, that queries read with keys begin..end-1. */
+static inline wpe_range wpe_decode_rows(const wpe_attention *a, int64_t begin, int64_t end) {
+    const wpe_relative *p = a->relative;
+    int64_t least = a->offset - (end - 1), most = a->offset + a->queries - 1 - begin;
+    if (a->causal && least < 0) least = 0;
+    if (most >= a->window) most = a->window - 1;
+    return wpe_rows_read(p->rows, p->first_delta, p->beyond, least, most);
+}
+
 /* Attention of few queries over keys begin..end-1, for `heads` query heads that share a key head.
- * It reads keys and values once for all of them, where they are, without packing.
+ * It reads keys and values once for all of them, where they are, without packing. A table is packed
+ * as for forward; the rows that wpe_decode_rows returns are enough.
  * Requires: heads > 0; the heads a[0..heads-1] have the same members but for q, r, scale, slope,
- * bias.values, mask and drop_row; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of
- * WPE_KEY_BLOCK; begin <= end <= keys; if a->relative is given, tables[h] (rows, head_size) holds
- * the rows of head h's table in rising delta; workspace holds as many elements as decode_sizes
- * returns for these heads; sums and workspace are aligned to 64 bytes. Writes: sums, one head after
- * the other. A head's bits do not depend on the other heads. */
-typedef void wpe_attention_decode_fn(const wpe_attention *a, const wpe_matrix *tables,
-                                     int64_t heads, int64_t begin, int64_t end, void *sums,
-                                     void *workspace);
+ * relative's zones, bias.values, mask and drop_row; zones of two heads have the same rows and
+ * ranks; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of WPE_KEY_BLOCK; begin <= end <=
+ * keys; workspace holds as many elements as decode_sizes returns for these heads, and
+ * is aligned to 64 bytes. Writes: sums, one head after the other. A head's bits do not
+ * depend on the other heads. */
+typedef void wpe_attention_decode_fn(const wpe_attention *a, int64_t heads, int64_t begin,
+                                     int64_t end, void *sums, void *workspace);
 
 /* The results of a query head, from decode's sums over all parts of the keys. The sums of the parts
  * are part_stride elements apart. They are added in order.

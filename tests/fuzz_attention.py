@@ -226,17 +226,11 @@ def constant_table(rng, p, first, beyond):
     return ops.relative_table(p, first, beyond)
 
 
-def decodes(q, k):
-    """Whether the call is one of few queries, as in wpe_decodes of wavepe.h."""
-    m, n = q.shape[2], k.shape[2]
-    return m == 1 or (m <= 16 and m < n)
-
-
-def rows_of(table, q, k, causal):
-    """(p, first) that the kernel works with: the zones' products, if there are zones; when decoding
-    or with few keys the rows themselves, as in Call::zones_pay."""
-    p, first, zones = table.tensors(q.dtype, "cpu")
-    if decodes(q, k) or k.shape[2] <= (224 if causal else 112):
+def rows_of(table, k, causal):
+    """(p, first) that the kernel works with: the zones' products, if there are zones; with few keys
+    the rows themselves, as in Call::zones_pay."""
+    p, first, zones = table.tensors(k.dtype, "cpu")
+    if k.shape[2] <= (224 if causal else 112):
         zones = []
     pairs = zip(zones[::2], zones[1::2], strict=True)
     rows = [c.double() @ u.double().T if u.numel() else c.double() for c, u in pairs]
@@ -274,8 +268,6 @@ class Attention:
         given = {n: strided(rng, x) if torch.is_tensor(x) else x for n, x in given.items()}
         grads = tuple(strided(rng, x) for x in incoming(rng, given))
         grads = pick(rng, grads, grads, (grads[0], None), (None, grads[1]), ())
-        if constant and decodes(given["q"], given["k"]):
-            grads = ()  # out by the rows, gradients by the zones, each rounded
         wanted = FLOATING if chance(rng, 0.8) else tuple(n for n in FLOATING if chance(rng, 0.5))
         wanted = tuple(n for n in wanted if n in given and not (n == "p" and constant)) or ("q",)
         return given | {"grads": grads, "wanted": wanted, "spoilt": spoilt}
@@ -295,7 +287,7 @@ class Attention:
         if constant:
             given["beyond"] = given["p"].beyond
             given["p"], given["first"] = rows_of(
-                given["p"], given["q"], given["k"], given.get("causal", True)
+                given["p"], given["k"], given.get("causal", True)
             )
         with np.errstate(invalid="ignore"):
             exact = judge(given, *grads)

@@ -1,8 +1,9 @@
 """Attention of few queries against a cache of keys, which the decode kernel computes."""
 
 import pytest
-from attention_cases import OPTIONS, Shape, attention, compare, draw, judge, run, torch
-from cases import generator
+from attention_cases import OPTIONS, Shape, attention, compare, draw, judge, ops, run, torch
+from cases import generator, wavelets
+from tensors import threads
 
 KEYS = 1536  # a part of the keys, WPE_DECODE_KEYS
 FEW = 16  # the most queries, WPE_DECODE_QUERIES
@@ -18,6 +19,19 @@ def test_few_queries_have_the_bits_of_the_whole(variant, option, count):
         whole = attention(**arguments)
         last = {n: x[:, :, -count:] for n in ("q", "q_rel") if (x := arguments.get(n)) is not None}
         assert torch.equal(attention(**arguments | last), whole[:, :, -count:]), n
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("count", [1, 7])
+def test_zones_of_a_table_have_the_bits_of_the_whole(variant, count, window):
+    table = ops.relative_table(wavelets(32, 300))
+    assert table.tensors(torch.float32, "cpu")[2]  # zones
+    for n in (225, 300, 450):
+        arguments = draw(generator("zones"), Shape(2, 6, 2, n, n, 32, 9), {"causal": True})
+        options = {"p": table, "window": window}
+        whole = attention(**arguments, **options)
+        found = attention(**arguments | {"q": arguments["q"][:, :, -count:]}, **options)
+        assert torch.equal(found, whole[:, :, -count:]), n
 
 
 @pytest.mark.parametrize("option", [*CHOSEN, "window", "key_mask", "everything"])
@@ -69,3 +83,29 @@ def test_rows_of_the_table_out_of_reach_are_not_read(variant):
     before = attention(**arguments, p=p, window=50)
     p[50:] = torch.nan
     assert torch.equal(attention(**arguments, p=p, window=50), before)
+
+
+@pytest.mark.parametrize("tables", ["shared", "zones", "of each head"])
+def test_threads_share_the_packed_table(variant, tables):
+    """Key heads share a table, but not if their batch elements have other offsets."""
+    n, found = 2 * KEYS + 9, {}
+    arguments = draw(generator("share"), Shape(3, 6, 3, 2, n, 32, 9), OPTIONS["table"])
+    p = torch.from_numpy(wavelets(32, n)).float()
+    arguments |= {"causal": True, "offset": torch.tensor([n - 2, n - 2, n - 40])}
+    arguments["p"] = {
+        "shared": p,
+        "zones": ops.relative_table(p),
+        "of each head": torch.stack([p * (h + 1) for h in range(6)]),
+    }[tables]
+    for count in (1, 2, 3, 7):
+        with threads(count):
+            found[count] = attention(**arguments)
+    assert all(torch.equal(x, found[1]) for x in found.values())
+    for b in range(3):  # each batch element alone has the same bits
+        one = arguments | {n: arguments[n][b : b + 1] for n in ("q", "k", "v", "offset")}
+        assert torch.equal(attention(**one), found[1][b : b + 1])
+    for h in range(6) if tables == "of each head" else ():
+        kv = slice(h // 2, h // 2 + 1)
+        one = arguments | {"q": arguments["q"][:, h : h + 1], "p": arguments["p"][h]}
+        one |= {name: arguments[name][:, kv] for name in ("k", "v")}
+        assert torch.equal(attention(**one), found[1][:, h : h + 1])

@@ -278,6 +278,8 @@ def test_zones(variant, dtype, beyond, first):
         Shape(2, 2, 1, 9, 9, 8, 8),
         Shape(1, 2, 2, 50, 81, 16, 24),
         Shape(2, 4, 2, 1, 90, 17, 5),
+        Shape(1, 2, 1, 30, 240, 24, 8),  # with fewer keys the kernels use the rows
+        Shape(2, 4, 2, 3, 240, 17, 5),
     ):
         for causal, rel in ((True, False), (False, True)):
             arguments = draw(rng, shape, {"causal": causal}, dtype)

@@ -3,23 +3,25 @@
  * A row is a query of a query head. All rows of the query heads that share a key head are computed
  * in one pass over its keys and values. They are read where they are, a few at a time: keys are
  * transposed, and values are converted if they are not dense and of type REAL. Every sum runs in
- * forward's order, so a row has the bits of forward's row, if all its keys are one part and the
- * table has no basis. */
+ * forward's order, so a row has the bits of forward's row, if all its keys are one part. */
 
-#define SCORE_MARGIN 16 /* room before a row of scores, for the relative terms of later queries */
+/* Room before a row of scores: relative terms come in whole panels, and those of later queries lie
+ * further on. */
+#define SCORE_MARGIN 48
 #define SCORE_STRIDE (SCORE_MARGIN + WPE_KEY_BLOCK + 64)
 #define VALUE_KEYS   64 /* the values that are converted at once */
 
 typedef struct {
-    const wpe_attention *a;   /* the query heads */
-    const wpe_matrix *tables; /* and their tables */
-    int64_t queries, rows;    /* row r is query r % queries of head r / queries */
+    const wpe_attention *a; /* the query heads */
+    int64_t queries, rows;  /* row r is query r % queries of head r / queries */
     int64_t padded_d, padded_dv;
-    REAL *q, *r;  /* times scale: (rows, padded_d) */
+    REAL *q, *r;     /* times scale: (rows, padded_d) */
+    REAL *projected; /* R U of all zones with a basis, one behind the other: (rows, all_ranks) */
+    int64_t all_ranks;
     REAL *edge;   /* WPE_EDGE: r . p of the table's first and last row, for each row */
     REAL *scores; /* a tile's: (rows, SCORE_STRIDE), from column SCORE_MARGIN on */
     REAL *saved;  /* the sums before the tile, if it has hidden pairs: (rows, padded_dv) */
-    REAL *panel;  /* transposed keys or rows of a table: (head_size, PANEL) */
+    REAL *panel;  /* transposed keys: (head_size, PANEL) */
     REAL *values; /* converted values: (VALUE_KEYS, padded_dv) */
     REAL *sums;   /* the results: (rows, sums_stride) */
     int64_t sums_stride;
@@ -51,6 +53,11 @@ static void NAME(decode_memory)(DECODER *c, const wpe_attention *a, int64_t head
     c->sums_stride = c->padded_dv + 16;
     c->q = NAME(take)(memory, c->rows * c->padded_d);
     c->r = a->r.data ? NAME(take)(memory, c->rows * c->padded_d) : c->q;
+    c->all_ranks = 0;
+    for (int z = 0; a->relative && z < a->relative->zone_count; z++)
+        if (a->relative->zones[z].basis)
+            c->all_ranks += round_up(a->relative->zones[z].rank, PANEL);
+    c->projected = NAME(take)(memory, c->rows * c->all_ranks);
     c->edge = NAME(take)(memory, round_up(2 * c->rows, 16));
     c->scores = NAME(take)(memory, c->rows * SCORE_STRIDE);
     c->saved = NAME(take)(memory, c->rows * c->padded_dv);
@@ -60,8 +67,8 @@ static void NAME(decode_memory)(DECODER *c, const wpe_attention *a, int64_t head
 
 /* Return the first row after `row` whose head has another table. */
 static int64_t NAME(end_of_table)(const DECODER *c, int64_t row) {
-    const void *data = c->tables[row / c->queries].data;
-    while (row < c->rows && c->tables[row / c->queries].data == data) row += c->queries;
+    const wpe_zone *zones = c->a[row / c->queries].relative->zones;
+    while (row < c->rows && c->a[row / c->queries].relative->zones == zones) row += c->queries;
     return row;
 }
 
@@ -76,19 +83,67 @@ static void NAME(prefetch_rows)(wpe_matrix m, int storage, int64_t begin, int64_
 
 /* ---- the scores of a tile -------------------------------------------------------------------- */
 
-/* Add x . row j of m to column first + j of the rows row..end_row-1. `x` is c->q or c->r. With
- * `later` it is column first + j + i of query i of each head. Up to PANEL columns behind them are
- * overwritten. */
-static void NAME(add_dots)(const DECODER *c, int64_t row, int64_t end_row, const REAL *x,
-                           wpe_matrix m, int64_t first, int64_t count, int later) {
-    int64_t d = c->a->head_size, each = later ? c->queries : end_row - row;
-    for (int64_t j = 0; j < count; j += PANEL) {
-        wpe_matrix part = {NAME(element)(m, c->a->storage, j, 0), m.row_stride, m.col_stride};
-        NAME(prefetch_rows)(part, c->a->storage, PANEL, smaller(count - j, 2 * PANEL), d);
-        NAME(pack_columns)(c->panel, part, c->a->storage, 0, smaller(count - j, PANEL), PANEL, d);
-        for (int64_t r = row; r < end_row; r += each)
-            NAME(gemm_rows)(NAME(row_scores)(c, r) + first + j, SCORE_STRIDE + later,
-                            x + r * c->padded_d, c->padded_d, c->panel, 0, PANEL, d, PANEL, each);
+/* Add q . k to columns begin..end-1 of all rows. Up to PANEL columns behind them are overwritten.
+ */
+static void NAME(add_keys)(const DECODER *c, int64_t first_key, int64_t begin, int64_t end) {
+    const wpe_attention *a = c->a;
+    int64_t d = a->head_size, end_key = first_key + end;
+    for (int64_t j = begin; j < end; j += PANEL) {
+        int64_t key = first_key + j, next = key + PANEL;
+        wpe_matrix keys = {NAME(element)(a->k, a->storage, key, 0), a->k.row_stride,
+                           a->k.col_stride};
+        NAME(prefetch_rows)(a->k, a->storage, next, smaller(next + PANEL, end_key), d);
+        NAME(pack_columns)(c->panel, keys, a->storage, 0, smaller(end - j, PANEL), PANEL, d);
+        NAME(gemm_rows)(c->scores + SCORE_MARGIN + j, SCORE_STRIDE, c->q, c->padded_d, c->panel, 0,
+                        PANEL, d, PANEL, c->rows);
+    }
+}
+
+/* Compute R U of the zones that have a basis. */
+static void NAME(project)(DECODER *c) {
+    const wpe_attention *a = c->a;
+    memset(c->projected, 0, (size_t)(c->rows * c->all_ranks) * sizeof(REAL));
+    for (int64_t row = 0; c->all_ranks && row < c->rows; row += c->queries) {
+        const wpe_relative *p = a[row / c->queries].relative;
+        REAL *to = c->projected + row * c->all_ranks;
+        for (int z = 0; z < p->zone_count; z++) {
+            if (!p->zones[z].basis) continue;
+            int64_t rank = round_up(p->zones[z].rank, PANEL);
+            NAME(gemm_rows)(to, c->all_ranks, c->r + row * c->padded_d, c->padded_d,
+                            p->zones[z].basis, a->head_size * PANEL, PANEL, a->head_size, rank,
+                            c->queries);
+            to += rank;
+        }
+    }
+}
+
+/* Add r . p of the table's rows begin..end-1, in falling delta, to the rows row..end_row-1, which
+ * share the table. Row x of the table goes to column x - zero; with `later` to column x - zero + i
+ * of query i. Up to PANEL columns before and behind them are overwritten. */
+static void NAME(add_table)(const DECODER *c, int64_t row, int64_t end_row, int64_t begin,
+                            int64_t end, int64_t zero, int later) {
+    const wpe_relative *p = c->a[row / c->queries].relative;
+    int64_t each = later ? c->queries : end_row - row, rank_begin = 0, zone_begin = 0;
+    for (int z = 0; z < p->zone_count; zone_begin += p->zones[z++].rows) {
+        const wpe_zone *zone = &p->zones[z];
+        const REAL *left = zone->basis ? c->projected + rank_begin : c->r;
+        int64_t left_stride = zone->basis ? c->all_ranks : c->padded_d;
+        if (zone->basis) rank_begin += round_up(zone->rank, PANEL);
+        int64_t x = larger(begin - zone_begin, 0), past = smaller(end - zone_begin, zone->rows);
+        if (x >= past) continue;
+        for (x = round_down(x, PANEL); x < past; x += PANEL) {
+            const REAL *panel = (const REAL *)zone->coefficients_t + x * zone->rank;
+            int64_t panel_bytes = zone->rank * PANEL * (int64_t)sizeof(REAL);
+            if (x + PANEL < past) prefetch(panel, panel_bytes, 2 * panel_bytes);
+            for (int64_t r = row; r < end_row; r += each)
+                NAME(gemm_rows)(NAME(row_scores)(c, r) + zone_begin + x - zero,
+                                SCORE_STRIDE + later, left + r * left_stride, left_stride, panel, 0,
+                                PANEL, zone->rank, PANEL, each);
+        }
+        /* The padding of the last panel is 0, but 0 times Inf is NaN. The next zone adds to it. */
+        for (int64_t r = row; past == zone->rows && r < end_row; r++)
+            for (int64_t pad = past; pad < x; pad++)
+                NAME(row_scores)(c, r)[zone_begin + pad - zero + later * (r % c->queries)] = 0;
     }
 }
 
@@ -96,32 +151,27 @@ static void NAME(add_dots)(const DECODER *c, int64_t row, int64_t end_row, const
 static void NAME(edge_scores)(DECODER *c) {
     const wpe_relative *p = c->a->relative;
     if (!p || p->beyond != WPE_EDGE) return;
+    const int64_t ends[2] = {p->rows - 1, 0}; /* in falling delta */
     for (int64_t row = 0, end_row; row < c->rows; row = end_row) {
         end_row = NAME(end_of_table)(c, row);
-        wpe_matrix ends = c->tables[row / c->queries];
-        ends.row_stride *= p->rows - 1;
-        for (int64_t r = row; r < end_row; r++)
-            memset(NAME(row_scores)(c, r), 0, PANEL * sizeof(REAL));
-        NAME(add_dots)(c, row, end_row, c->r, ends, 0, 2, 0);
-        for (int64_t r = row; r < end_row; r++)
-            memcpy(c->edge + 2 * r, NAME(row_scores)(c, r), 2 * sizeof(REAL));
+        for (int e = 0; e < 2; e++) {
+            for (int64_t r = row; r < end_row; r++) NAME(row_scores)(c, r)[0] = 0;
+            NAME(add_table)(c, row, end_row, ends[e], ends[e] + 1, ends[e], 0);
+            for (int64_t r = row; r < end_row; r++) c->edge[2 * r + e] = NAME(row_scores)(c, r)[0];
+        }
     }
 }
 
 /* Write the relative term of a tile. */
 static void NAME(decode_table)(DECODER *c, const DECODE_TILE *t) {
     const wpe_relative *p = c->a->relative;
-    /* Column x of query 0 reads the table's row first_row - x; of query i it is row
-     * first_row + i - x. Column x of query 0 is computed along with column x + i of query i. */
-    int64_t first_row = c->a->offset - p->first_delta - t->first_key;
-    int64_t first = larger(t->begin - (c->queries - 1), first_row - (p->rows - 1));
-    int64_t end = smaller(t->end, first_row + 1);
-    for (int64_t row = 0, end_row; row < c->rows && first < end; row = end_row) {
+    /* The table's rows are in falling delta. Column x of query i reads row zero + x - i. */
+    int64_t zero = p->rows - 1 + p->first_delta - (c->a->offset - t->first_key);
+    int64_t begin = larger(zero + t->begin - (c->queries - 1), 0);
+    int64_t end = smaller(zero + t->end, p->rows);
+    for (int64_t row = 0, end_row; row < c->rows && begin < end; row = end_row) {
         end_row = NAME(end_of_table)(c, row);
-        wpe_matrix table = c->tables[row / c->queries];
-        wpe_matrix falling = {NAME(element)(table, c->a->storage, first_row - first, 0),
-                              -table.row_stride, table.col_stride};
-        NAME(add_dots)(c, row, end_row, c->r, falling, first, end - first, c->queries > 1);
+        NAME(add_table)(c, row, end_row, begin, end, zero, c->queries > 1);
     }
     for (int64_t row = 0; row < c->rows; row++) {
         REAL *s = NAME(row_scores)(c, row);
@@ -129,8 +179,8 @@ static void NAME(decode_table)(DECODER *c, const DECODE_TILE *t) {
         REAL first_score = edge ? c->edge[2 * row] : 0,
              last_score = edge ? c->edge[2 * row + 1] : 0;
         int64_t i = row % c->queries;
-        int64_t inside = smaller(larger(first_row + i - (p->rows - 1), t->work_begin), t->work_end);
-        int64_t past = larger(smaller(first_row + i + 1, t->work_end), inside);
+        int64_t inside = smaller(larger(i - zero, t->work_begin), t->work_end);
+        int64_t past = larger(smaller(p->rows + i - zero, t->work_end), inside);
         for (int64_t j = t->work_begin; j < inside; j++) s[j] = last_score;
         for (int64_t j = past; j < t->work_end; j++) s[j] = first_score;
     }
@@ -142,9 +192,7 @@ static void NAME(decode_scores)(DECODER *c, const DECODE_TILE *t) {
     REAL strip[BIAS_STRIP_SIZE];
     memset(c->scores, 0, (size_t)(c->rows * SCORE_STRIDE) * sizeof(REAL));
     if (a->relative) NAME(decode_table)(c, t);
-    wpe_matrix keys = {NAME(element)(a->k, a->storage, t->first_key + t->begin, 0), a->k.row_stride,
-                       a->k.col_stride};
-    NAME(add_dots)(c, 0, c->rows, c->q, keys, t->begin, t->end - t->begin, 0);
+    NAME(add_keys)(c, t->first_key, t->begin, t->end);
     const void *loaded = NULL; /* the bias in the strip */
     for (int64_t row = 0; row < c->rows; row++) {
         int64_t i = row % c->queries;
@@ -249,13 +297,12 @@ static int NAME(begin_decode_tile)(DECODE_TILE *t, const DECODER *c, int64_t fir
     return begin < end;
 }
 
-static NOINLINE void NAME(decode)(const wpe_attention *a, const wpe_matrix *tables, int64_t heads,
-                                  int64_t begin, int64_t end, void *sums, void *workspace) {
+static NOINLINE void NAME(decode)(const wpe_attention *a, int64_t heads, int64_t begin, int64_t end,
+                                  void *sums, void *workspace) {
     MEMORY memory = {workspace, 0};
     DECODER c;
     DECODE_TILE t;
     NAME(decode_memory)(&c, a, heads, &memory);
-    c.tables = tables;
     c.sums = sums;
     for (int64_t row = 0; row < c.rows; row++) {
         REAL *o = NAME(row_sums)(&c, row);
@@ -270,6 +317,7 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, const wpe_matrix *tabl
             NAME(load_rows)(r, c.padded_d, a[h].r, a->storage, 0, c.queries, c.queries,
                             a->head_size, (REAL)a[h].scale);
     }
+    NAME(project)(&c);
     NAME(edge_scores)(&c);
     for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
         if (!NAME(begin_decode_tile)(&t, &c, j, (wpe_range){begin, end})) continue;
@@ -291,13 +339,13 @@ static wpe_decode_sizes NAME(attention_decode_sizes)(const wpe_attention *a, int
     return (wpe_decode_sizes){.workspace = memory.used, .sums = a->queries * c.sums_stride};
 }
 
-static void NAME(attention_decode)(const wpe_attention *a, const wpe_matrix *tables, int64_t heads,
-                                   int64_t begin, int64_t end, void *sums, void *workspace) {
+static void NAME(attention_decode)(const wpe_attention *a, int64_t heads, int64_t begin,
+                                   int64_t end, void *sums, void *workspace) {
     for (int64_t h = 0; h < heads; h++) check_attention(a + h);
     assert(heads > 0 && a->queries > 0 && a->queries <= WPE_DECODE_QUERIES);
     assert(begin >= 0 && begin <= end && end <= a->keys && begin % WPE_KEY_BLOCK == 0);
-    assert(is_aligned(workspace, 64) && is_aligned(sums, 64));
-    FLUSHED(NAME(decode)(a, tables, heads, begin, end, sums, workspace));
+    assert(is_aligned(workspace, 64) && is_aligned(sums, sizeof(REAL)));
+    FLUSHED(NAME(decode)(a, heads, begin, end, sums, workspace));
 }
 
 /* attention_merge, without the change of mode. */

@@ -16,10 +16,11 @@ typedef struct {
     const wpe_attention_kernels *kernels;
     wpe_attention common; /* the members that are the same for all heads */
     wpe_relative relative;
-    wpe_zone zone;
+    wpe_zone zone;                    /* its rows and rank */
+    size_t table_bytes;               /* of one packed table */
     int64_t head_sums, part_stride;   /* decode: elements of the sums of a head, and of a part */
     char *packed, *table, *workspace; /* the parts of the scratch memory */
-    char *heads, *tables, *sums;      /* decode's */
+    char *heads, *tables, *sums;      /* decode's: heads, the packed table of each, and sums */
 } attention_call;
 
 /* Return the query block of a unit. Units take blocks from both ends in turn: later blocks of a
@@ -40,8 +41,30 @@ static wpe_attention head_at(const attention_call *c, int64_t head) {
     return a;
 }
 
-static wpe_matrix table_at(const attention_call *c, int64_t head) {
-    return c->p ? matrix_at(c->p, c->lead + 1, head) : (wpe_matrix){NULL, 0, 0};
+/* A packed table. `data` are the rows that it was packed from. */
+typedef struct {
+    const void *data;
+    wpe_zone zone;
+    wpe_relative relative;
+} packed_table;
+
+/* Pack `read` rows of a head's table, in rising delta, into number `slot` of the memory for tables.
+ * If they are packed already, do nothing. */
+static void pack_table(const attention_call *c, int64_t head, wpe_range read, int64_t slot,
+                       packed_table *to) {
+    wpe_matrix rows = matrix_at(c->p, c->lead + 1, head), none = {NULL, 0, 0};
+    if (rows.data == to->data) return;
+    to->data = rows.data;
+    to->zone = c->zone;
+    to->zone.rows = read.end - read.begin;
+    to->relative = c->relative;
+    to->relative.rows = to->zone.rows;
+    to->relative.first_delta += read.begin;
+    to->relative.zones = &to->zone;
+    rows.data = (const char *)rows.data + read.begin * rows.row_stride * PyArray_ITEMSIZE(c->p);
+    if (to->zone.rows)
+        c->kernels->pack_zone(&to->zone, c->table + (size_t)slot * c->table_bytes,
+                              c->common.storage, c->common.head_size, rows, none, WPE_FORWARD);
 }
 
 static wpe_matrix_out out_at(const attention_call *c, int64_t head) {
@@ -55,47 +78,63 @@ static int64_t part_count(const attention_call *c) {
     return parts ? parts : 1;
 }
 
-static void decode_heads(attention_call *c, int64_t begin, int64_t end) {
+/* Return the sums of a head of the call, over one part of the keys. */
+static void *sums_of(const attention_call *c, int64_t head, int64_t part) {
     size_t item = c->common.storage == WPE_F64 ? 8 : 4;
-    int64_t parts = part_count(c), keys = c->common.keys;
+    return c->sums + (size_t)(part * c->part_stride + head * c->head_sums) * item;
+}
+
+/* Compute one part of the keys for heads begin..end-1. */
+static void decode_part(attention_call *c, int64_t part, int64_t begin, int64_t end) {
     wpe_attention *heads = (wpe_attention *)c->heads;
-    wpe_matrix *tables = (wpe_matrix *)c->tables;
-    LOOP_BEGIN
+    packed_table *tables = (packed_table *)c->tables;
+    int64_t key = part * WPE_DECODE_KEYS, end_key = key + WPE_DECODE_KEYS;
+    int64_t slot = 0; /* of the last table; a key head's tables fill at most all slots once */
+    if (end_key > c->common.keys) end_key = c->common.keys;
+    for (int64_t g = 0; g < c->group; g++) tables[g].data = NULL;
     for (int64_t head = begin, next; head < end; head = next) {
         next = (head / c->group + 1) * c->group;
         if (next > end) next = end;
         for (int64_t h = head; h < next; h++) {
-            heads[h - head] = head_at(c, h);
-            tables[h - head] = table_at(c, h);
+            wpe_attention *a = &heads[h - head];
+            *a = head_at(c, h);
+            if (!c->p) continue;
+            if (matrix_at(c->p, c->lead + 1, h).data != tables[slot].data)
+                slot = (slot + 1) % c->group;
+            pack_table(c, h, wpe_decode_rows(a, key, end_key), slot, &tables[slot]);
+            a->relative = tables[slot].zone.rows ? &tables[slot].relative : NULL;
         }
-        for (int64_t part = 0; part < parts; part++) {
-            int64_t key = part * WPE_DECODE_KEYS, end_key = key + WPE_DECODE_KEYS;
-            c->kernels->decode(heads, tables, next - head, key, end_key < keys ? end_key : keys,
-                               c->sums + (size_t)(part * c->part_stride) * item, c->workspace);
-        }
-        for (int64_t h = head; h < next; h++)
-            c->kernels->merge(&heads[h - head],
-                              c->sums + (size_t)((h - head) * c->head_sums) * item, parts,
-                              c->part_stride, out_at(c, h), entry_at(c->lse, c->lead + 1, h));
+        c->kernels->decode(heads, next - head, key, end_key, sums_of(c, head - begin, part),
+                           c->workspace);
+    }
+}
+
+static void decode_heads(attention_call *c, int64_t begin, int64_t end) {
+    int64_t parts = part_count(c);
+    LOOP_BEGIN
+    for (int64_t part = 0; part < parts; part++) decode_part(c, part, begin, end);
+    for (int64_t h = begin; h < end; h++) {
+        wpe_attention a = head_at(c, h);
+        c->kernels->merge(&a, sums_of(c, h - begin, 0), parts, c->part_stride, out_at(c, h),
+                          entry_at(c->lse, c->lead + 1, h));
     }
     LOOP_END
 }
 
 static void attention_units(attention_call *c, int64_t begin, int64_t end) {
     int64_t packed_key_head = -1;
-    const void *packed_table = NULL;
+    packed_table table = {NULL};
     LOOP_BEGIN
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t head = unit / c->blocks, key_head = head / c->group;
         wpe_attention a = head_at(c, head);
-        wpe_matrix table = table_at(c, head);
         if (key_head != packed_key_head && a.keys)
             c->kernels->pack(&a, c->packed, WPE_FORWARD, 0, a.keys);
         packed_key_head = key_head;
-        if (c->p && table.data != packed_table)
-            c->kernels->pack_zone(&c->zone, c->table, a.storage, a.head_size, table,
-                                  (wpe_matrix){NULL, 0, 0}, WPE_FORWARD);
-        packed_table = table.data;
+        if (c->p) {
+            pack_table(c, head, (wpe_range){0, c->zone.rows}, 0, &table);
+            a.relative = &table.relative;
+        }
         int64_t query = block_of(c, unit) * WPE_QUERY_BLOCK, end_query = query + WPE_QUERY_BLOCK;
         if (end_query > a.queries) end_query = a.queries;
         c->kernels->forward(&a, c->packed, out_at(c, head), entry_at(c->lse, c->lead + 1, head),
@@ -136,28 +175,33 @@ static void read_arrays(attention_call *c) {
     a->relative = &c->relative;
 }
 
-/* Divide `memory` into its parts, and return how many bytes they need. With NULL only count the
- * bytes. */
-static size_t divide_memory(attention_call *c, char *memory) {
+/* Divide `memory` into its parts for `units` units, and return how many bytes they need. With NULL
+ * only count the bytes. */
+static size_t divide_memory(attention_call *c, int64_t units, char *memory) {
     const wpe_attention *a = &c->common;
     size_t item = a->storage == WPE_F64 ? 8 : 4, group = (size_t)c->group, used = 0;
     size_t bytes[6] = {0};
     char **parts[] = {&c->packed, &c->table, &c->workspace, &c->heads, &c->tables, &c->sums};
-    if (wpe_decodes(a->queries, a->keys)) {
+    int decodes = wpe_decodes(a->queries, a->keys);
+    if (c->p) {
+        int64_t rows = c->zone.rows, most = WPE_DECODE_KEYS + WPE_DECODE_QUERIES;
+        if (decodes && rows > most) rows = most; /* a part of the keys reads no more */
+        int64_t size = c->kernels->zone_size(rows, c->zone.rank, a->head_size, WPE_FORWARD);
+        c->table_bytes = ((size_t)size * item + 63) / 64 * 64;
+    }
+    if (decodes) {
         wpe_decode_sizes sizes = c->kernels->decode_sizes(a, c->group);
         c->head_sums = sizes.sums;
-        c->part_stride = (c->group * sizes.sums + 15) / 16 * 16;
+        c->part_stride = (units * sizes.sums + 15) / 16 * 16;
+        bytes[1] = group * c->table_bytes;
         bytes[2] = (size_t)sizes.workspace * item;
         bytes[3] = group * sizeof(wpe_attention);
-        bytes[4] = group * sizeof(wpe_matrix);
+        bytes[4] = group * sizeof(packed_table);
         bytes[5] = (size_t)(c->part_stride * part_count(c)) * item;
     } else {
         wpe_attention_sizes sizes = c->kernels->sizes(a, WPE_FORWARD);
-        int64_t table = 0;
-        if (c->p)
-            table = c->kernels->zone_size(c->zone.rows, c->zone.rank, a->head_size, WPE_FORWARD);
         bytes[0] = (size_t)sizes.packed * item;
-        bytes[1] = (size_t)table * item;
+        bytes[1] = c->table_bytes;
         bytes[2] = (size_t)sizes.workspace * item;
     }
     for (int i = 0; i < 6; i++) {
@@ -189,12 +233,12 @@ static PyObject *py_attention(PyObject *self, PyObject *args) {
     c.common.window = window;
     read_arrays(&c);
     c.kernels = &kernels->attention[c.common.storage == WPE_F64];
-    size_t bytes = divide_memory(&c, NULL);
+    size_t bytes = divide_memory(&c, end - begin, NULL);
     char *memory = aligned_alloc(64, bytes);
     if (!memory)
         return PyErr_Format(PyExc_MemoryError, "attention needs %zu bytes of scratch memory",
                             bytes);
-    divide_memory(&c, memory);
+    divide_memory(&c, end - begin, memory);
     Py_BEGIN_ALLOW_THREADS;
     if (wpe_decodes(c.common.queries, c.common.keys))
         decode_heads(&c, begin, end);

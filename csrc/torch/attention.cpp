@@ -3,39 +3,94 @@
 // No sum runs across tasks. So how a call is split into tasks may depend on the number of threads.
 #include "attention.h"
 
+#include <numeric>
+
 namespace wavepe {
 namespace {
 
-// A task is a part of the keys of a key head, for all its query heads. The task that completes a
-// key head merges the parts. The parts follow from the number of keys alone.
-void decode(const Call &call, const HeadMatrices &out, char *lse) {
-    const int64_t group = call.group, pairs = call.key_head_count();
-    const int64_t parts = std::max<int64_t>(ceil_div(call.keys, WPE_DECODE_KEYS), 1);
-    const wpe_attention any = call.head(0, 0);
-    const wpe_decode_sizes sizes = call.kernels->decode_sizes(&any, group);
-    const int64_t part_bytes = ceil_div(call.bytes(group * sizes.sums), 64) * 64;
-    const Memory sums(product({pairs, parts}), part_bytes);
-    std::vector<std::atomic<int64_t>> done(pairs);
-    run_tasks(pairs * parts, call.bytes(sizes.workspace), [&](int64_t task, char *scratch) {
-        const int64_t pair = task / parts, begin = task % parts * WPE_DECODE_KEYS;
-        const int64_t b = pair / call.key_heads, first = pair % call.key_heads * group;
-        std::vector<wpe_attention> heads;
-        std::vector<wpe_matrix> tables;
-        for (int64_t h = first; h < first + group; h++) {
-            heads.push_back(call.head(b, h));
-            tables.push_back(call.table(h));
+// A task is a part of the keys for a share of the key heads, with all their query heads. The task
+// that completes a key head merges its parts. The parts follow from the number of keys alone.
+class Decoding {
+  public:
+    Decoding(const Call &call, const HeadMatrices &out, char *lse)
+        : call(call),
+          out(out),
+          lse(lse),
+          any(call.head(0, 0)),
+          sizes(call.kernels->decode_sizes(&any, call.group)),
+          pairs(call.key_head_count()),
+          parts(std::max<int64_t>(ceil_div(call.keys, WPE_DECODE_KEYS), 1)),
+          part_bytes(ceil_div(call.bytes(call.group * sizes.sums), 64) * 64),
+          workspace_bytes(ceil_div(call.bytes(sizes.workspace), 64) * 64),
+          sums(product({pairs, parts}), part_bytes),
+          done(pairs) {
+        if (call.relative.rows)
+            table_bytes = call.table_bytes(
+                std::min(call.keys, int64_t{WPE_DECODE_KEYS}) + call.queries, WPE_FORWARD);
+    }
+
+    void run() {
+        const int64_t threads = torch::stable::get_num_threads();
+        // Key heads that share a table share its packing. So a task has as many of them as leave
+        // each thread equally many tasks.
+        int64_t shares = pairs;
+        if (table_bytes && !call.table_per_head())
+            shares = std::min(pairs, threads / std::gcd(threads, parts));
+        run_tasks(parts * shares, workspace_bytes + tables() * table_bytes,
+                  [&](int64_t task, char *scratch) {
+                      const int64_t share = task % shares;
+                      run_part(task / shares, share * pairs / shares, (share + 1) * pairs / shares,
+                               scratch);
+                  });
+    }
+
+  private:
+    const Call &call;
+    const HeadMatrices &out;
+    char *lse;
+    const wpe_attention any;
+    const wpe_decode_sizes sizes;
+    const int64_t pairs, parts, part_bytes, workspace_bytes;
+    const Memory sums;
+    std::vector<std::atomic<int64_t>> done;  // the parts of each key head that are done
+    int64_t table_bytes = 0;                 // of the rows that a part reads
+
+    int64_t tables() const { return call.table_per_head() ? call.group : 1; }
+
+    void run_part(int64_t part, int64_t begin, int64_t end, char *scratch) {
+        const int64_t key = part * WPE_DECODE_KEYS;
+        const int64_t end_key = std::min(key + WPE_DECODE_KEYS, call.keys);
+        std::vector<PackedTable> packed(tables());
+        std::optional<int64_t> packed_for;  // the offset, if all heads share the table
+        std::vector<wpe_attention> heads(call.group);
+        for (int64_t pair = begin; pair < end; pair++) {
+            const int64_t b = pair / call.key_heads, first = pair % call.key_heads * call.group;
+            for (int64_t g = 0; g < call.group; g++) {
+                wpe_attention &a = heads[g] = call.head(b, first + g);
+                if (!a.relative) continue;
+                PackedTable &table = packed[call.table_per_head() ? g : 0];
+                if (call.table_per_head() || packed_for != a.offset)
+                    call.pack_table(
+                        table, first + g, wpe_decode_rows(&a, key, end_key),
+                        scratch + workspace_bytes + (call.table_per_head() ? g * table_bytes : 0),
+                        WPE_FORWARD);
+                packed_for = a.offset;
+                a.relative = table.relative.rows ? &table.relative : nullptr;
+            }
+            call.kernels->decode(heads.data(), call.group, key, end_key, part_sums(pair, part),
+                                 scratch);
+            if (done[pair].fetch_add(1) + 1 < parts) continue;
+            for (int64_t g = 0; g < call.group; g++)
+                call.kernels->merge(&heads[g], part_sums(pair, 0) + call.bytes(g * sizes.sums),
+                                    parts, call.elements(part_bytes), out.result(b, first + g),
+                                    call.head_row(lse, b, first + g));
         }
-        call.kernels->decode(heads.data(), tables.data(), group, begin,
-                             std::min(begin + WPE_DECODE_KEYS, call.keys),
-                             sums.at(task * part_bytes), scratch);
-        if (done[pair].fetch_add(1) + 1 < parts) return;
-        for (int64_t g = 0; g < group; g++)
-            call.kernels->merge(&heads[g],
-                                sums.at(pair * parts * part_bytes + call.bytes(g * sizes.sums)),
-                                parts, call.elements(part_bytes), out.result(b, first + g),
-                                call.head_row(lse, b, first + g));
-    });
-}
+    }
+
+    char *part_sums(int64_t pair, int64_t part) const {
+        return sums.at((pair * parts + part) * part_bytes);
+    }
+};
 
 void forward_blocks(const Call &call, const HeadMatrices &out, char *lse, int64_t b, int64_t h,
                     const void *packed, int64_t begin, int64_t end, char *scratch) {
@@ -85,12 +140,15 @@ std::tuple<Tensor, Tensor> attention_forward(WPE_ATTENTION_PARAMETERS) {
     Tensor out = new_result(q, {call.batch, call.heads, call.queries, call.value_size});
     Tensor lse = new_result(q, {call.batch, call.heads, call.queries}, call.compute_type());
     if (call.empty()) return {out, lse};
-    call.read(decodes ? std::nullopt : std::optional(WPE_FORWARD));
+    call.read();
     const int64_t threads = torch::stable::get_num_threads();
     char *rows = at_mutable(lse, 0);
-    if (decodes)
-        decode(call, HeadMatrices(out), rows);
-    else if (threads == 1 || call.key_head_count() >= 4 * threads)
+    if (decodes) {
+        Decoding(call, HeadMatrices(out), rows).run();
+        return {out, lse};
+    }
+    call.pack_tables(WPE_FORWARD);
+    if (threads == 1 || call.key_head_count() >= 4 * threads)
         forward_by_key_head(call, HeadMatrices(out), rows);
     else
         forward_by_block(call, HeadMatrices(out), rows);

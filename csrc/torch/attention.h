@@ -129,18 +129,24 @@ struct AttentionArguments {
 #undef WPE_MEMBER
 };
 
-// The arguments of a call. The constructor checks them. read() reads and packs them; it runs after
-// the results have been allocated.
+// Rows of a head's table, packed for the kernels.
+struct PackedTable {
+    wpe_relative relative{};
+    std::vector<wpe_zone> zones;
+};
+
+// The arguments of a call. The constructor checks them. read() reads them; it runs after the
+// results have been allocated.
 class Call {
   public:
     explicit Call(AttentionArguments arguments);
-    // pass: what the table is packed for; decode packs none. Requires: not empty().
-    void read(std::optional<wpe_pass> pass);
+    // Requires: not empty().
+    void read();
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
     int storage;
-    wpe_relative relative{};  // the table of head 0; rows 0: no table
-    int64_t first_row = 0;    // the first row of p that a query can reach; row 0 of relative
+    wpe_relative relative{};  // the rows of p that a query can reach, not packed; rows 0: no table
+    int64_t first_row = 0;    // the first of them
     wpe_delta_bias bias{};    // the bias of head 0; rows 0: no bias
     int64_t first_value = 0;  // the first value of the bias that a query can reach
     const wpe_attention_kernels *kernels;
@@ -169,13 +175,17 @@ class Call {
         return data + bytes((b * heads + h) * queries);
     }
 
+    // Return a head; its table is not packed unless pack_tables has run.
     wpe_attention head(int64_t b, int64_t h) const;
     // Pack all keys of a key head, or one tile of WPE_KEY_BLOCK keys. The last tile may be shorter.
     void pack_keys(int64_t b, int64_t kv, void *packed, wpe_pass pass) const;
     void pack_tile(int64_t b, int64_t kv, int64_t tile, void *packed, wpe_pass pass) const;
     int64_t tiles() const { return ceil_div(keys, WPE_KEY_BLOCK); }
-    // Return the rows of head h's table in p, in rising delta.
-    wpe_matrix table(int64_t h) const;
+    // Pack the tables of all heads.
+    void pack_tables(wpe_pass pass);
+    // Pack `rows` of head h's table; they are counted in rising delta. `memory` holds table_bytes.
+    void pack_table(PackedTable &to, int64_t h, wpe_range rows, char *memory, wpe_pass pass) const;
+    int64_t table_bytes(int64_t rows, wpe_pass pass) const;
     // Return the rows of dp that get the gradient of head h's table, in falling delta.
     wpe_matrix_out table_result(const Tensor &dp, int64_t h) const;
     // Return the elements of dbias that get the gradient of head h's bias, in rising delta.
@@ -192,9 +202,11 @@ class Call {
     Tensor segments;    // int64, dense
     bool runs = false;  // each segment is one run of keys
     std::vector<KeyMask> key_mask;
-    std::vector<wpe_relative> tables;  // one, or one for each head
+    // The zones of `relative`, and coefficients and basis of each. A table without zones is one.
     std::vector<wpe_zone> zones;
-    std::unique_ptr<Memory> packed;  // the memory of the zones
+    std::vector<std::pair<wpe_matrix, wpe_matrix>> sources;
+    std::vector<PackedTable> tables;  // one, or one for each head
+    std::unique_ptr<Memory> packed;   // the memory of the tables
 
     bool has_zones() const { return given.zones && !given.zones->empty(); }
     void check_tensors() const;
@@ -209,9 +221,8 @@ class Call {
     void read_bias();
     void check_zones(int64_t rows) const;
     bool zones_pay() const;
-    void read_tables(std::optional<wpe_pass> pass);
-    void pack_tables(wpe_pass pass);
-    void pack_zones(wpe_pass pass);
+    void read_table();
+    int64_t zone_bytes(int64_t rows, int64_t rank, wpe_pass pass) const;
 };
 
 }  // namespace wavepe

@@ -255,7 +255,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     } else if (call.head_size > 0 || call.value_size > 0 || bias_grad) {
         lse = dense(lse);  // the kernels read it with stride 1
         if (grad_lse) grad_lse = dense(*grad_lse);
-        call.read(WPE_BACKWARD);
+        call.read();
+        call.pack_tables(WPE_BACKWARD);
         const Backward backward(call, grad_out, out, lse, grad_lse, result,
                                 p_grad && call.relative.rows > 0, bias_grad && call.bias.rows > 0);
         // if no query reaches the table, the gradient of q_rel is zero

@@ -42,7 +42,7 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     check_options();
 }
 
-void Call::read(std::optional<wpe_pass> pass) {
+void Call::read() {
     q = HeadMatrices(given.q);
     k = HeadMatrices(given.k);
     v = HeadMatrices(given.v);
@@ -61,7 +61,7 @@ void Call::read(std::optional<wpe_pass> pass) {
     if (given.segments) read_segments();
     // a bias or a table without elements changes nothing
     if (given.bias && given.bias->numel() > 0 && keys > 0) read_bias();
-    if (given.p && given.p->numel() > 0 && keys > 0) read_tables(pass);
+    if (given.p && given.p->numel() > 0 && keys > 0) read_table();
 }
 
 void Call::check_tensors() const {
@@ -247,7 +247,8 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.k = k.matrix(b, kv);
     a.v = v.matrix(b, kv);
     if (has_q_rel()) a.r = r.matrix(b, h);
-    if (relative.rows) a.relative = &tables[tables.size() > 1 ? h : 0];
+    if (relative.rows)
+        a.relative = tables.empty() ? &relative : &tables[tables.size() > 1 ? h : 0].relative;
     a.bias = bias;
     if (bias.rows)
         a.bias.values = at(*given.bias, (bias_per_head() ? h * given.bias->stride(0) : 0) +

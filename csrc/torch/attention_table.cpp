@@ -4,14 +4,6 @@
 
 namespace wavepe {
 
-wpe_matrix Call::table(int64_t h) const {
-    if (!relative.rows) return {nullptr, 0, 0};
-    const Tensor &p = *given.p;
-    const int64_t dim = p.dim(), row_stride = p.stride(dim - 2);
-    return {at(p, (dim > 2 ? h * p.stride(0) : 0) + first_row * row_stride), row_stride,
-            last_stride(p)};
-}
-
 wpe_matrix_out Call::table_result(const Tensor &dp, int64_t h) const {
     const int64_t dim = dp.dim(), row_stride = dp.stride(dim - 2);
     const int64_t last_row = first_row + relative.rows - 1;
@@ -31,7 +23,7 @@ wpe_range Call::reached(int64_t rows, int64_t first_delta, int beyond) const {
     int64_t least_delta = *low - (keys - 1), largest_delta = *high + queries - 1;
     if (given.causal) least_delta = std::max<int64_t>(least_delta, 0);
     if (given.window) largest_delta = std::min(largest_delta, *given.window - 1);
-    return reached_rows(rows, first_delta, least_delta, largest_delta, beyond);
+    return wpe_rows_read(rows, first_delta, beyond, least_delta, largest_delta);
 }
 
 // Clamp a delta to +-2^60. No key has a larger delta, and sums with it do not overflow.
@@ -46,49 +38,9 @@ void Call::read_bias() {
     const wpe_range read = reached(last_size(*given.bias), first_delta, bias.beyond);
     first_value = read.begin;
     bias.first_delta = first_delta + read.begin;
-    bias.rows = std::max<int64_t>(read.end - read.begin, 0);
+    bias.rows = read.end - read.begin;
     bias.stride = last_stride(*given.bias);
     WPE_CHECK(bias.rows < ADDRESS_SPACE, "bias of shape ", shape_of(*given.bias), " is too large");
-}
-
-void Call::read_tables(std::optional<wpe_pass> pass) {
-    const Tensor &p = *given.p;
-    const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
-    relative.beyond = beyond_code(given.beyond);
-    wpe_range read = reached(rows, first_delta, relative.beyond);
-    if (read.begin >= read.end) return;
-    const bool with_zones = pass && has_zones();  // decode reads the rows
-    if (with_zones) check_zones(rows);
-    const bool low_rank = with_zones && zones_pay();
-    if (low_rank) read = {0, rows};
-    first_row = read.begin;
-    relative.first_delta = first_delta + read.begin;
-    relative.rows = read.end - read.begin;
-    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
-              current_operator, ": p of shape ", shape_of(p), " is too large");
-    if (!pass)
-        tables.push_back(relative);
-    else if (low_rank)
-        pack_zones(*pass);
-    else
-        pack_tables(*pass);
-}
-
-void Call::pack_tables(wpe_pass pass) {
-    const int64_t count = table_per_head() ? heads : 1;
-    const int64_t size = bytes(kernels->zone_size(relative.rows, head_size, head_size, pass));
-    const int64_t each = ceil_div(size, 64) * 64;
-    packed = std::make_unique<Memory>(count, each);
-    zones.assign(count, wpe_zone{});
-    tables.assign(count, relative);
-    run_tasks(count, 0, [&](int64_t h, char *) {
-        zones[h].rows = relative.rows;
-        zones[h].rank = head_size;
-        kernels->pack_zone(&zones[h], packed->at(h * each), storage, head_size, table(h),
-                           {nullptr, 0, 0}, pass);
-        tables[h].zone_count = 1;
-        tables[h].zones = &zones[h];
-    });
 }
 
 void Call::check_zones(int64_t rows) const {
@@ -120,30 +72,91 @@ void Call::check_zones(int64_t rows) const {
 // tables of wavelets that holds for head sizes of 32 to 128.
 bool Call::zones_pay() const { return keys > (given.causal ? 224 : 112); }
 
-// Pack the given zones. They come in rising delta, and the kernels need falling delta.
-void Call::pack_zones(wpe_pass pass) {
-    const std::vector<Tensor> &parts = *given.zones;
-    int64_t size = 0;
-    for (size_t z = 0; z < parts.size(); z += 2)
-        size += bytes(kernels->zone_size(parts[z].size(0), parts[z].size(1), head_size, pass)) + 64;
-    packed = std::make_unique<Memory>(1, size);
-    int64_t used = 0;
-    for (size_t z = parts.size(); z > 0; z -= 2) {
-        const Tensor &c = parts[z - 2], &u = parts[z - 1];
-        if (!c.size(0)) continue;
+void Call::read_table() {
+    const Tensor &p = *given.p;
+    const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
+    relative.beyond = beyond_code(given.beyond);
+    const wpe_range read = reached(rows, first_delta, relative.beyond);
+    if (read.begin == read.end) return;
+    if (has_zones()) check_zones(rows);
+    first_row = read.begin;
+    relative.first_delta = first_delta + read.begin;
+    relative.rows = read.end - read.begin;
+    WPE_CHECK(relative.rows < ADDRESS_SPACE && head_bytes(relative.rows) < ADDRESS_SPACE,
+              current_operator, ": p of shape ", shape_of(p), " is too large");
+    // Add rows of c, whose row 0 is row `begin` of p.
+    const auto add = [&](const Tensor &c, const Tensor *u, int64_t begin) {
+        const int64_t dim = c.dim(), stride = c.stride(dim - 2);
+        const int64_t first = std::max(read.begin, begin);
+        const int64_t end = std::min(read.end, begin + c.size(dim - 2));
+        if (first >= end) return;
         wpe_zone zone{};
-        zone.rows = c.size(0);
-        zone.rank = c.size(1);
+        zone.rows = end - first;
+        zone.rank = last_size(c);
         wpe_matrix basis{nullptr, 0, 0};
-        if (u.numel()) basis = {at(u, 0), u.stride(0), u.stride(1)};
-        kernels->pack_zone(&zone, packed->at(used), storage, head_size,
-                           {at(c, 0), c.stride(0), c.stride(1)}, basis, pass);
-        used += (bytes(kernels->zone_size(zone.rows, zone.rank, head_size, pass)) + 63) / 64 * 64;
+        if (u && u->numel()) basis = {at(*u, 0), u->stride(0), u->stride(1)};
+        zone.basis = basis.data;
         zones.push_back(zone);
+        sources.push_back({{at(c, (first - begin) * stride), stride, last_stride(c)}, basis});
+    };
+    if (has_zones() && zones_pay()) {  // they come in rising delta, and zones are in falling delta
+        const std::vector<Tensor> &parts = *given.zones;
+        int64_t begin = rows;
+        for (size_t z = parts.size(); z > 0; z -= 2) {
+            begin -= parts[z - 2].size(0);
+            add(parts[z - 2], &parts[z - 1], begin);
+        }
+    } else {
+        add(p, nullptr, 0);
     }
     relative.zone_count = (int)zones.size();
     relative.zones = zones.data();
-    tables.assign(1, relative);
+}
+
+int64_t Call::zone_bytes(int64_t rows, int64_t rank, wpe_pass pass) const {
+    return ceil_div(bytes(kernels->zone_size(rows, rank, head_size, pass)), 64) * 64;
+}
+
+int64_t Call::table_bytes(int64_t rows, wpe_pass pass) const {
+    int64_t sum = 0;
+    for (const wpe_zone &zone : zones)
+        sum += zone_bytes(std::min(rows, zone.rows), zone.rank, pass);
+    return sum;
+}
+
+void Call::pack_table(PackedTable &to, int64_t h, wpe_range rows, char *memory,
+                      wpe_pass pass) const {
+    to.relative = relative;
+    to.relative.first_delta += rows.begin;
+    to.relative.rows = rows.end - rows.begin;
+    to.zones.clear();
+    const int64_t head = table_per_head() ? h * given.p->stride(0) : 0;
+    int64_t zone_begin = relative.rows;
+    for (size_t z = 0; z < zones.size(); z++) {
+        wpe_zone zone = zones[z];
+        zone_begin -= zone.rows;
+        const int64_t first = std::max<int64_t>(rows.begin - zone_begin, 0);
+        zone.rows = std::min(rows.end - zone_begin, zone.rows) - first;
+        if (zone.rows <= 0) continue;
+        auto [coefficients, basis] = sources[z];
+        coefficients.data = static_cast<const char *>(coefficients.data) +
+                            (head + first * coefficients.row_stride) * q.item;
+        kernels->pack_zone(&zone, memory, storage, head_size, coefficients, basis, pass);
+        memory += zone_bytes(zone.rows, zone.rank, pass);
+        to.zones.push_back(zone);
+    }
+    to.relative.zone_count = (int)to.zones.size();
+    to.relative.zones = to.zones.data();
+}
+
+void Call::pack_tables(wpe_pass pass) {
+    if (!relative.rows) return;
+    const int64_t count = table_per_head() ? heads : 1, each = table_bytes(relative.rows, pass);
+    packed = std::make_unique<Memory>(count, each);
+    tables.resize(count);
+    run_tasks(count, 0, [&](int64_t h, char *) {
+        pack_table(tables[h], h, {0, relative.rows}, packed->at(h * each), pass);
+    });
 }
 
 }  // namespace wavepe

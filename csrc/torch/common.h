@@ -311,20 +311,6 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t last_size(const Tensor &x) { return x.size(x.dim() - 1); }
 inline int64_t last_stride(const Tensor &x) { return x.stride(x.dim() - 1); }
 
-// Return the rows of a table that the deltas least_delta..largest_delta read. Row 0 has
-// first_delta. With beyond="edge" the range holds at least one row. Requires: with beyond="edge",
-// rows > 0.
-inline wpe_range reached_rows(int64_t rows, int64_t first_delta, int64_t least_delta,
-                              int64_t largest_delta, int beyond) {
-    wpe_range read = {std::clamp<int64_t>(least_delta - first_delta, 0, rows),
-                      std::clamp<int64_t>(largest_delta + 1 - first_delta, 0, rows)};
-    if (beyond == WPE_EDGE) {  // deltas outside the table read its nearest row
-        read.begin = std::min(read.begin, rows - 1);
-        read.end = std::max(read.end, read.begin + 1);
-    }
-    return read;
-}
-
 inline int beyond_code(const std::string &beyond, const char *name = "beyond") {
     WPE_CHECK(beyond == "zero" || beyond == "edge", "unknown ", name, " '", beyond,
               "'; known: zero, edge");

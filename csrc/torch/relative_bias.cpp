@@ -102,7 +102,7 @@ Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first_delta, std:
     if (out.numel() == 0) return out;
     const int64_t queries = q.size(q.dim() - 2), first_row_delta = bounded(first_delta);
     const wpe_range read =
-        reached_rows(p.size(p.dim() - 2), first_row_delta, 1 - queries, keys - 1, code);
+        wpe_rows_read(p.size(p.dim() - 2), first_row_delta, code, 1 - queries, keys - 1);
     wpe_bias_shape shape{};
     shape.queries = queries;
     shape.keys = keys;

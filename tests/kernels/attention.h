@@ -59,11 +59,10 @@ enum { MOST_HEADS = 2, MOST_ZONES = 4 };
 
 /* A table. Zone z is rows[z] (rows, rank), and basis[z] (head_size, rank) if it has one. */
 typedef struct {
-    wpe_relative relative;      /* prepare() sets its zones */
+    wpe_relative relative;      /* pack_table() sets its zones */
     wpe_zone zones[MOST_ZONES]; /* only rows and rank are set */
     int has_basis[MOST_ZONES];
     array rows[MOST_ZONES], basis[MOST_ZONES];
-    array dense; /* decode: (rows, head_size) */
 } drawn_table;
 
 typedef struct {

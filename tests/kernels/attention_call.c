@@ -95,11 +95,16 @@ static int pack_zone(const wpe_kernels *k, const attention_call *c, int z, wpe_z
     return check_canaries("zone", &memory);
 }
 
-int prepare(const wpe_kernels *k, attention_call *c, packing how, prepared *to) {
+int pack_table(const wpe_kernels *k, attention_call *c, wpe_zone *zones) {
     const wpe_relative *p = c->a[0].relative;
     for (int z = 0; p && z < p->zone_count; z++)
-        if (!pack_zone(k, c, z, &to->zones[z])) return 0;
-    c->table.relative.zones = to->zones;
+        if (!pack_zone(k, c, z, &zones[z])) return 0;
+    c->table.relative.zones = zones;
+    return 1;
+}
+
+int prepare(const wpe_kernels *k, attention_call *c, packing how, prepared *to) {
+    if (!pack_table(k, c, to->zones)) return 0;
     if (!CALL_FOR(to->sizes, k, KERNEL(c, sizes), &c->a[0], c->pass)) return 0;
     to->workspace = new_block(c->compute_type, to->sizes.workspace);
     to->packed = new_block(c->compute_type, to->sizes.packed);

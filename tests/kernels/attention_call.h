@@ -32,6 +32,9 @@ typedef struct {
 } packing;
 packing draw_packing(void);
 
+/* Pack the table, and set the zones of the call to `zones`. Return 0 if a kernel failed. */
+int pack_table(const wpe_kernels *k, attention_call *c, wpe_zone *zones);
+
 /* Pack keys, values and the table, and allocate a workspace. Return 0 if a kernel failed. */
 typedef struct {
     wpe_attention_sizes sizes;

@@ -114,10 +114,6 @@ static void draw_table(attention_call *c, const wpe_attention *a) {
     drawn_table *t = &c->table;
     wpe_relative *p = &t->relative;
     draw_deltas(a, &p->rows, &p->first_delta, &p->beyond);
-    if (c->decodes) {
-        t->dense = new_filled(c->storage, p->rows, a->head_size, 1);
-        return;
-    }
     cut_zones(t, a->head_size);
     for (int z = 0; z < p->zone_count; z++) {
         const wpe_zone *zone = &t->zones[z];
@@ -154,9 +150,8 @@ static void draw_poison(attention_call *c) {
                                 &c->grad_lse[h],
                                 &c->table.rows[z],
                                 &c->table.basis[z],
-                                &c->table.dense,
                                 &c->table.rows[0]};
-        const array *x = found[random_int(0, 10)];
+        const array *x = found[random_int(0, 9)];
         if (x->data) poison(c, x);
     }
 }
@@ -190,10 +185,6 @@ static double *doubles_of(const array *x) {
 static void table_values(const attention_call *c, double **p, double **size) {
     const drawn_table *t = &c->table;
     const int64_t d = c->a[0].head_size, count = t->relative.rows * d;
-    if (c->decodes) {
-        *p = *size = doubles_of(&t->dense);
-        return;
-    }
     double *to = *p = scratch((size_t)count * sizeof **p);
     double *to_size = *size = scratch((size_t)count * sizeof **size);
     for (int z = t->relative.zone_count - 1; z >= 0; z--) {
@@ -278,12 +269,11 @@ static void compute_results(attention_call *c) {
 
 static void seal_inputs(const attention_call *c) {
     const drawn_table *t = &c->table;
-    const array *all[] = {&c->k,           &c->v,           &t->dense,       &t->rows[0],
-                          &t->rows[1],     &t->rows[2],     &t->rows[3],     &t->basis[0],
-                          &t->basis[1],    &t->basis[2],    &t->basis[3],    &c->q[0],
-                          &c->q[1],        &c->r[0],        &c->r[1],        &c->grad_out[0],
-                          &c->grad_out[1], &c->grad_lse[0], &c->grad_lse[1], &c->bias[0],
-                          &c->bias[1]};
+    const array *all[] = {&c->k,           &c->v,           &t->rows[0],     &t->rows[1],
+                          &t->rows[2],     &t->rows[3],     &t->basis[0],    &t->basis[1],
+                          &t->basis[2],    &t->basis[3],    &c->q[0],        &c->q[1],
+                          &c->r[0],        &c->r[1],        &c->grad_out[0], &c->grad_out[1],
+                          &c->grad_lse[0], &c->grad_lse[1], &c->bias[0],     &c->bias[1]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->data) seal(all[i]);
 }

@@ -128,9 +128,7 @@ static void check_forward(void) {
 static int run_decode(const wpe_kernels *k, const attention_call *c, int first, int end,
                       int64_t part, const forward_results *to) {
     const int64_t n = c->a[0].keys, parts = n ? (n + part - 1) / part : 1;
-    wpe_matrix tables[MOST_HEADS];
     wpe_decode_sizes sizes;
-    for (int h = 0; h < c->heads; h++) tables[h] = matrix_of(&c->table.dense);
     if (!CALL_FOR(sizes, k, KERNEL(c, decode_sizes), &c->a[0], end - first)) return 0;
     const int64_t item = (int64_t)type_size(c->compute_type);
     const int64_t stride = ((end - first) * sizes.sums + 15) / 16 * 16;
@@ -138,7 +136,7 @@ static int run_decode(const wpe_kernels *k, const attention_call *c, int first, 
     const array sums = new_block(c->compute_type, parts * stride);
     for (volatile int64_t p = 0; p < parts; p++) {
         const int64_t begin = p * part, end_key = begin + part < n ? begin + part : n;
-        if (!CALL(k, KERNEL(c, decode), &c->a[first], &tables[first], end - first, begin, end_key,
+        if (!CALL(k, KERNEL(c, decode), &c->a[first], end - first, begin, end_key,
                   (char *)sums.data + p * stride * item, workspace.data))
             return 0;
     }
@@ -162,7 +160,9 @@ static void check_decode(void) {
     for (int h = 0; h < c.heads; h++) to[h] = new_forward_results(&c);
     const wpe_kernels *k;
     EACH_VARIANT(k) {
-        if (!is_called(&c, k) || !run_decode(k, &c, 0, c.heads, part, to)) continue;
+        wpe_zone zones[MOST_ZONES];
+        if (!is_called(&c, k) || !pack_table(k, &c, zones)) continue;
+        if (!run_decode(k, &c, 0, c.heads, part, to)) continue;
         for (int h = 0; h < c.heads; h++) {
             check_result("out", &to[h].out, &c.want[h].out, c.has_infinity);
             check_result("lse", &to[h].lse, &c.want[h].lse, c.has_infinity);

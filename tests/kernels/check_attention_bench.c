@@ -54,9 +54,9 @@ static void begin_bench(attention_bench *b, enum wpe_pass pass, int decodes, enu
     }
     if (added != TABLE) return;
     a->relative = &c->table.relative;
-    c->table.relative = (wpe_relative){.rows = LENGTH, .zone_count = !decodes};
+    c->table.relative = (wpe_relative){.rows = LENGTH, .zone_count = 1};
     c->table.zones[0] = (wpe_zone){.rows = LENGTH, .rank = SIZE};
-    c->table.rows[0] = c->table.dense = new_random(LENGTH, SIZE);
+    c->table.rows[0] = new_random(LENGTH, SIZE);
 }
 
 static int is_prepared(attention_bench *b, const wpe_kernels *k) {
@@ -74,15 +74,15 @@ static void call_forward(const wpe_kernels *k, void *context) {
 
 static void call_decode(const wpe_kernels *k, void *context) {
     attention_bench *b = context;
-    const attention_call *c = &b->c;
-    const wpe_matrix table = matrix_of(&c->table.dense);
+    attention_call *c = &b->c;
     if (b->prepared_by != k) {
+        if (!pack_table(k, c, b->p.zones)) return;
         const wpe_decode_sizes sizes = k->attention[0].decode_sizes(&c->a[0], 1);
         b->p.workspace = new_block(WPE_F32, sizes.workspace);
         b->p.packed = new_block(WPE_F32, sizes.sums);
     }
     b->prepared_by = k;
-    k->attention[0].decode(&c->a[0], &table, 1, 0, LENGTH, b->p.packed.data, b->p.workspace.data);
+    k->attention[0].decode(&c->a[0], 1, 0, LENGTH, b->p.packed.data, b->p.workspace.data);
     k->attention[0].merge(&c->a[0], b->p.packed.data, 1, 0, matrix_out_of(&b->out), b->lse.data);
 }
 
