@@ -44,14 +44,14 @@ faults: .venv/built ## a full disk or a signal at each write of compare and conv
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
 	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
 
-HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _guards.py _layers.py _packing.py _llama.py)
+HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _guards.py _layers.py _packing.py _llama.py) tests/test_kept.py
 test-hf-oldest: .venv-fairseq/built ## those of Hugging Face Llamas and Mistrals, with the oldest transformers
 	.venv-fairseq/bin/python -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
 	.venv-fairseq/bin/python -m pytest -q -k "llama or mistral" $(PARALLEL) \
 	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_workflows.py
 
 # What transformers has changed within 5: configurations, masks, weights that are tied or renamed.
-HF_MIDDLE_TESTS := $(addprefix tests/test_hf,.py _convert.py _guards.py _llama.py _masks.py _rope.py)
+HF_MIDDLE_TESTS := $(addprefix tests/test_hf,.py _convert.py _guards.py _llama.py _masks.py _rope.py) tests/test_kept.py
 test-hf-middle: .venv/built build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
 	$(MIDDLE) -m pytest -q $(HF_MIDDLE_TESTS) $(PARALLEL)
 	$(MIDDLE) -m pytest -q -k "gemma2 or gpt_neox or mixtral" $(PARALLEL) \

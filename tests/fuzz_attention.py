@@ -286,9 +286,7 @@ class Attention:
         constant = not isinstance(given.get("p"), (torch.Tensor, type(None)))
         if constant:
             given["beyond"] = given["p"].beyond
-            given["p"], given["first"] = rows_of(
-                given["p"], given["k"], given.get("causal", True)
-            )
+            given["p"], given["first"] = rows_of(given["p"], given["k"], given.get("causal", True))
         with np.errstate(invalid="ignore"):
             exact = judge(given, *grads)
         if constant:  # the terms of a zone's product are larger than the rows that they make
