@@ -10,6 +10,7 @@ WAVEPE_TEST_VARIANT=1: add the variant avx2x2, for tests (see csrc/dispatch.c).
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -236,7 +237,27 @@ class BuildExtensions(build_ext):
         return made.replace(target)
 
 
+def description():
+    """Return README for an index, where links to files of the repository lead nowhere.
+
+    They become addresses, if pyproject.toml has the repository's. Else only their text stays.
+    """
+    text, project = (Path(name).read_text("utf-8") for name in ("README.md", "pyproject.toml"))
+    address = re.search(r'^Repository = "(.+?)/?"', project, re.M)
+    version = re.search(r'^version = "(.+?)"', project, re.M)[1]
+
+    def linked(match):
+        mark, words, place = match.groups()
+        if not address:
+            return "" if mark else words
+        return f"{mark}[{words}]({address[1]}/{'raw' if mark else 'blob'}/v{version}/{place})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", linked, text)
+
+
 setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
     # `wavepe bench` needs the repository's folder benchmarks inside the package
     packages=[*find_packages("python"), "wavepe.benchmarks"],
     package_dir={"": "python", "wavepe.benchmarks": "benchmarks"},

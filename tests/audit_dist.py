@@ -50,6 +50,9 @@ def findings_of_wheel(wheel):
     """Yield what is wrong with a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(about).decode()
+    yield from findings_of_description(metadata)
     yield from (f"{wheel.name} lacks {name}" for name in IN_WHEEL if name not in names)
     if "-cp310-abi3-" not in wheel.name:
         yield f"{wheel.name} is not tagged cp310-abi3, so it serves one version of Python only"
@@ -68,6 +71,13 @@ def findings_of_wheel(wheel):
         yield "abi3audit: violations"
     if not run(tool("auditwheel"), "show", str(wheel))[1]:
         yield "auditwheel cannot read the wheel"
+
+
+def findings_of_description(metadata):
+    """Yield the links in an index's page that lead nowhere."""
+    for place in re.findall(r"\]\(([^)]+)\)", metadata):
+        if not place.startswith(("http://", "https://", "#")):
+            yield f"the description links to {place}, which an index does not have"
 
 
 def findings_of_sdist(sdist):
