@@ -25,9 +25,9 @@ def run(*args, folder):
     return output(*args, cwd=folder, COLUMNS="100")
 
 
-# They need minutes, other packages or both: test_fairseq_demo.py, test_examples_hf.py,
-# test_hf_swap.py.
-ELSEWHERE = ("fairseq", "hf_")
+# They need minutes, processes or other packages: test_fairseq_demo.py, test_examples_hf.py,
+# test_hf_swap.py, test_distributed.py.
+ELSEWHERE = ("context_parallel", "fairseq", "hf_", "ring_attention")
 FILES = {file.stem for file in EXAMPLES.glob("*.py") if not file.name.startswith(ELSEWHERE)}
 UNTRAINED = math.log(256)  # nats a byte
 

@@ -1,0 +1,82 @@
+"""Training on several processes: context parallelism, and DDP with gradient checkpointing.
+
+FSDP2 is tested in test_examples_hf.py, and fairseq's processes in test_fairseq_distributed.py.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import distributed_worker
+from examples_hf import EXAMPLES, load
+
+pytestmark = pytest.mark.slow
+# Sums of parts against one sum, over the largest element. A gradient of a table is the
+# sum of 21 parts, each rounded to bfloat16.
+BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 21 * 2**-9}
+
+
+PROCESSES = 3  # the example has two
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    if not torch.distributed.is_available():
+        pytest.skip("torch without distributed")
+    folder = tmp_path_factory.mktemp("distributed")
+    arguments = (PROCESSES, str(folder))
+    torch.multiprocessing.spawn(distributed_worker.work, arguments, nprocs=PROCESSES)
+    return torch.load(folder / "found", weights_only=False)
+
+
+def test_ring_attention_is_attention_to_the_whole_sequence(errors):
+    for case in distributed_worker.CASES:
+        for dtype, bound in BOUNDS.items():
+            assert errors[case, dtype] <= bound, (case, dtype)
+
+
+def test_gradient_checkpointing_and_learned_encodings_in_ddp(errors):
+    found = {case: error for case, error in errors.items() if case[0] == "DDP"}
+    assert len(found) == 4
+    assert max(found.values()) <= 1e-5, found
+
+
+def test_ring_attention_refuses():
+    ring, x = load("ring_attention"), torch.ones(1, 2, 6, 4)
+    for options, words in (
+        ({"causal": False}, "causal"),
+        ({"offset": 1, "mask": None}, "mask, offset"),
+    ):
+        with pytest.raises(TypeError, match=f"does not take {words}"):
+            ring.ring_attention(x, x, x, **options)
+    with pytest.raises(ValueError, match="need one even length, got 5 and 5"):
+        ring.ring_attention(*[x[:, :, :5]] * 3)
+    with pytest.raises(ValueError, match="need one even length, got 4 and 6"):
+        ring.ring_attention(x[:, :, :4], x, x)
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES.parent, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_example_as_its_first_lines_say():
+    example = str(Path("examples", "context_parallel.py"))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    kept = []
+    for processes, command in ((1, (sys.executable,)), (2, torchrun)):
+        out = run(*command, example, "--length", "512")
+        assert out.startswith(f"{processes} processes, {512 // processes} of 512 tokens in each\n")
+        kept.append(float(re.search(r"([\d.]+) MB of them kept", out)[1]))
+        pairs = re.findall(r"^(?:losses|one process): *(.+)$", out, re.M)
+        split, alone = ([float(loss) for loss in line.split()] for line in pairs)
+        assert len(split) == 3
+        assert split == pytest.approx(alone)
+    assert kept[1] < 0.55 * kept[0]
