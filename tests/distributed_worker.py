@@ -1,14 +1,28 @@
 """What each process does for test_distributed.py. Rank 0 writes down how far results are off."""
 
+import dataclasses
 import sys
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from cases import wavelets
+from encoding_cases import LEARNED
 from examples_hf import EXAMPLES, load
-from hf_model import gradients, patched_tiny, recompute, tokens
+from hf_model import EACH_ENTRY, gradients, patched_tiny, recompute, tokens
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
-from wavepe import ops
+from wavepe import ops, register_encoding
+from wavepe.encodings import Encoding
 
 sys.path.insert(0, str(EXAMPLES))  # context_parallel imports its neighbour
 HEADS, KEY_HEADS, LENGTH, SIZE = 4, 2, 24, 8
@@ -75,28 +89,124 @@ def attention_error(case, dtype):
     return worst
 
 
-def data_parallel_error(spec, reentrant):
-    """Of the gradients of a model in DDP with gradient checkpointing, against the whole batch."""
-    ids = tokens(2 * dist.get_world_size(), 12)
-    model = patched_tiny(spec).train()
-    wanted = dict(zip((n for n, _ in model.named_parameters()), gradients(model, ids), strict=True))
-    model = patched_tiny(spec).train()
-    recompute(model, reentrant)
+# ------------------------------------------------------------------ models
+
+WAVELET = "wavelet:scales=4,learned=true"
+SIZES = {"heads": 6, "kv_heads": 3, "intermediate_size": 42}  # three processes split them
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Encoding):
+    """A learned encoding whose table is its parameter, without a copy."""
+
+    name = "rows"
+    entry = "relative"
+    learned = True
+
+    def parameters(self, head_dim, heads):
+        return {"rows": np.eye(5, head_dim)}
+
+    def table(self, length, head_dim, *, causal=True):
+        return np.eye(5, head_dim), 0, "edge"
+
+    def learned_table(self, length, parameters, *, causal=True):
+        return parameters["rows"], 0, "edge"
+
+
+def mine(ids):
+    return ids.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def data_parallel(model, ids, reentrant):
     # all layers share the parameters of an encoding, which DDP takes from reentrant ones only so
-    model = DistributedDataParallel(model, static_graph=reentrant)
-    found = gradients(model, ids.chunk(dist.get_world_size())[dist.get_rank()])
-    pairs = zip(found, wanted.values(), strict=True)
+    return DistributedDataParallel(model, static_graph=reentrant), mine(ids)
+
+
+def fsdp2(model, ids, reentrant):
+    fully_shard(model.model.position_encoding, mesh=mesh())
+    return fsdp2_without_a_group(model, ids, reentrant)
+
+
+def fsdp2_without_a_group(model, ids, reentrant):
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh())
+    return fully_shard(model, mesh=mesh()), mine(ids)
+
+
+def tensor_parallel(model, ids, reentrant):
+    """Each process has some heads, and all tokens."""
+    plan = {f"{name}_proj": ColwiseParallel() for name in "qkv"} | {"o_proj": RowwiseParallel()}
+    for layer in model.model.layers:
+        parallelize_module(layer.self_attn, mesh(), plan)
+    return model, ids
+
+
+def sequence_parallel(model, ids, reentrant):
+    """The same, and each process has some tokens outside of attention and MLP."""
+    part, whole = Shard(1), Replicate()
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=part)
+    hidden = {"input_kwarg_layouts": {"hidden_states": part}}
+    hidden |= {"desired_input_kwarg_layouts": {"hidden_states": whole}}
+    layer = {
+        "input_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(**hidden),
+        "post_attention_layernorm": SequenceParallel(),
+        "mlp": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,)),
+    }
+    layer |= {f"self_attn.{name}_proj": columns for name in "qkv"} | {"self_attn.o_proj": rows}
+    layer |= {"mlp.gate_proj": columns, "mlp.up_proj": columns, "mlp.down_proj": rows}
+    ends = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=part),
+        "model.norm": SequenceParallel(),
+        "lm_head": ColwiseParallel(input_layouts=part, output_layouts=whole),
+    }
+    for each in model.model.layers:
+        parallelize_module(each, mesh(), layer)
+    return parallelize_module(model, mesh(), ends), ids
+
+
+def gradient_error(split, spec, reentrant=None, **options):
+    """Of a model that `split` splits over processes, against one process; or a ValueError's words.
+
+    It is the largest error of a gradient, over the gradient's largest element. `reentrant` is the
+    kind of gradient checkpointing, if any.
+    """
+    ids = tokens(2 * dist.get_world_size(), 12)
+    wanted = gradients(patched_tiny(spec, **SIZES).train(), ids, **options)
+    model = patched_tiny(spec, **SIZES).train()
+    if reentrant is not None:
+        recompute(model, reentrant)
+    model, ids = split(model, ids, reentrant)
+    try:
+        found = gradients(model, ids, **options)
+    except ValueError as error:
+        return str(error)
+    found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in found]
+    pairs = zip(found, wanted, strict=True)
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
 def errors():
+    register_encoding(Rows)
     found = {}
     for case in CASES:
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             found[case, dtype] = attention_error(case, dtype)
-    for spec in ("wavelet:scales=4,learned=true", "transformer_xl"):
-        for reentrant in (False, True):
-            found["DDP", spec, reentrant] = data_parallel_error(spec, reentrant)
+    calls = [(data_parallel, WAVELET, reentrant) for reentrant in (False, True)]
+    calls += [(data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)]
+    calls += [(fsdp2, spec, True) for spec in (*LEARNED, "rows")]
+    calls += [(fsdp2, "transformer_xl", False), (fsdp2_without_a_group, WAVELET, True)]
+    calls += [(tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED)]
+    for call in calls:
+        found[call[0].__name__, call[1:]] = gradient_error(*call)
+    positions = torch.arange(12)[None]
+    for spec in ("wavelet:scales=4", "rope:theta=100", "alibi"):
+        error = gradient_error(sequence_parallel, spec, position_ids=positions)
+        found["sequence_parallel", (spec,)] = error
     return found
 
 

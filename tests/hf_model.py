@@ -79,10 +79,10 @@ def logits(model, *args, **kwargs):
         return model(*args, **kwargs).logits
 
 
-def gradients(model, ids):
+def gradients(model, ids, **options):
     """Return the gradients of all weights, of the loss of predicting `ids`."""
     model.zero_grad()
-    model(ids, labels=ids, use_cache=False).loss.backward()
+    model(ids, labels=ids, use_cache=False, **options).loss.backward()
     return [weight.grad.clone() for weight in model.parameters()]
 
 

@@ -1,6 +1,7 @@
-"""Training on several processes: context parallelism, and DDP with gradient checkpointing.
+"""Training on several processes: context parallelism, DDP, FSDP2, tensor parallelism.
 
-FSDP2 is tested in test_examples_hf.py, and fairseq's processes in test_fairseq_distributed.py.
+The example of FSDP2 is tested in test_examples_hf.py, fairseq's processes in
+test_fairseq_distributed.py, and transformers' tensor parallelism in test_hf_workflows.py.
 """
 
 import re
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import distributed_worker
+import encoding_cases
 from examples_hf import EXAMPLES, load
 
 pytestmark = pytest.mark.slow
@@ -41,10 +43,25 @@ def test_ring_attention_is_attention_to_the_whole_sequence(errors):
             assert errors[case, dtype] <= bound, (case, dtype)
 
 
-def test_gradient_checkpointing_and_learned_encodings_in_ddp(errors):
-    found = {case: error for case, error in errors.items() if case[0] == "DDP"}
-    assert len(found) == 4
-    assert max(found.values()) <= 1e-5, found
+def test_gradient_checkpointing_and_learned_encodings(errors):
+    """All layers share the parameters of an encoding, and each adds to their gradients."""
+    for split, count in (("data_parallel", 4), ("fsdp2", 8), ("fsdp2_without_a_group", 1)):
+        found = {case: error for case, error in errors.items() if case[0] == split}
+        assert len(found) == count
+        assert max(found.values()) <= 1e-5, found
+
+
+@pytest.mark.parametrize("split", ["tensor_parallel", "sequence_parallel"])
+def test_tensor_parallelism_is_right_or_refused(errors, split):
+    found = {case[1][0]: error for case, error in errors.items() if case[0] == split}
+    refused = {spec for spec, error in found.items() if isinstance(error, str)}
+    heads_differ = {"alibi", "sandwich:dim=16", *encoding_cases.LEARNED}
+    assert refused == heads_differ & set(found)
+    for spec, error in found.items():
+        if spec in refused:
+            assert f"{spec} needs all 6 heads in one process, got 2" in error
+        else:
+            assert error <= 1e-5, spec
 
 
 def test_ring_attention_refuses():

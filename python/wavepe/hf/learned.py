@@ -17,7 +17,7 @@ except ImportError:  # transformers < 5 calls _init_weights only for what a chec
         return tensor.copy_(other)
 
 
-from ..positions import CacheState, Learned, PositionEncoding
+from ..positions import CacheState, Learned, PositionEncoding, learned_arguments
 
 # Name of the module in the model (model.position_encoding.scale, ...).
 MODULE_NAME = "position_encoding"
@@ -55,7 +55,7 @@ class SharedLearned(PositionEncoding):
                 f"this layer was saved without its model, which holds the parameters of "
                 f"{self.encoding}: save the whole model"
             )
-        return getattr(self.owner, MODULE_NAME)(q, keys)
+        return learned_arguments(getattr(self.owner, MODULE_NAME), q, keys)
 
 
 def attach(owner: Any, table: Learned) -> None:

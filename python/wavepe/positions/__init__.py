@@ -7,7 +7,14 @@ tables.py       tensors that NumPy computes once for a length; constant rows in 
 compiled.py     attention with a constant table in a compiler's graph
 """
 
-from .attention import CacheState, Learned, PositionEncoding, check_learned, position_encoding
+from .attention import (
+    CacheState,
+    Learned,
+    PositionEncoding,
+    check_learned,
+    learned_arguments,
+    position_encoding,
+)
 from .rotation import Rotation
 
 __all__ = [
@@ -16,5 +23,6 @@ __all__ = [
     "PositionEncoding",
     "Rotation",
     "check_learned",
+    "learned_arguments",
     "position_encoding",
 ]

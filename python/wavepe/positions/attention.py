@@ -241,22 +241,24 @@ class Learned(PositionEncoding):
             for name, value in self.initial().items():
                 getattr(self, name).copy_(value)
 
-    def forward(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
-        """Return `arguments`. It is the module's forward so that wrappers such as PEFT's see it."""
+    def forward(self, keys: int, state: CacheState | None = None) -> dict[str, Any]:
+        """Return what the parameters give to `learned_arguments`.
+
+        It is the module's forward so that wrappers such as PEFT's and FSDP2's see it. It takes no
+        queries, because several layers may share this module. FSDP2 sums the gradients of a module
+        as soon as backward has left its inputs. With queries it would leave after one layer, and
+        drop the gradients of the others.
+        """
         parameters = {name: getattr(self, name) for name in self._names}
         p, first, beyond = self._table(parameters, keys, state)
         if self.encoding.entry == "bias":
-            bias = p.to(q.device, wide(q))
-            return {"q": q, "bias": bias, "bias_first": first, "bias_beyond": beyond}
-        given = {"q": q, "p": p.to(q.device, q.dtype), "first": first, "beyond": beyond}
+            return {"bias": p, "bias_first": first, "bias_beyond": beyond}
+        given = {"p": p, "first": first, "beyond": beyond}
         biases = self.encoding.query_biases(parameters)
-        if biases is not None:
-            u, v = (bias[:, None].to(q.device, q.dtype) for bias in biases)
-            given |= {"q": q + u, "q_rel": q + v}
-        return given
+        return given if biases is None else given | {"query_biases": torch.stack(biases)}
 
     def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
-        return self(q, keys, state)
+        return learned_arguments(self, q, keys, state)
 
     def _table(
         self, parameters: dict[str, Tensor], keys: int, state: CacheState | None
@@ -282,7 +284,24 @@ class Learned(PositionEncoding):
         learned = encoding.learned_bias if encoding.entry == "bias" else encoding.learned_table
         # Without autocast, which would round products inside the encoding to bfloat16.
         with full_precision(next(iter(parameters.values())).device.type):
-            return learned(keys, parameters, causal=self._causal)
+            p, first, beyond = learned(keys, parameters, causal=self._causal)
+        # An encoding may return a parameter, whose memory FSDP2 frees after `forward`.
+        return p.clone(), first, beyond
+
+
+def learned_arguments(
+    module: nn.Module, q: Tensor, keys: int, state: CacheState | None = None
+) -> dict[str, Any]:
+    """Return `PositionEncoding.arguments` of a `Learned`, or of a wrapper of one."""
+    given = module(keys, state)
+    if "bias" in given:
+        return given | {"q": q, "bias": given["bias"].to(q.device, wide(q))}
+    given |= {"q": q, "p": given["p"].to(q.device, q.dtype)}
+    biases = given.pop("query_biases", None)
+    if biases is None:
+        return given
+    u, v = biases[:, :, None].to(q.device, q.dtype)
+    return given | {"q": q + u, "q_rel": q + v}
 
 
 def check_learned(encoding: Encoding) -> None:
