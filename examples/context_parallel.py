@@ -126,7 +126,7 @@ def main(length, compare):
         f"{dist.get_world_size()} processes, {inputs.shape[1]} of {length} tokens in each",
         f"memory of a process: training takes {grown:.0f} MB, {kept / 1e6:.1f} MB of them kept "
         "for backward",
-        "losses:     " + " ".join(f"{loss:.5f}" for loss in losses.tolist()),
+        "losses:     " + " ".join(f"{loss:.6f}" for loss in losses.tolist()),
     ]
     if compare:
         right, right_grads, alone, _ = train(fresh_model(length, ops.attention), *whole)
@@ -135,7 +135,7 @@ def main(length, compare):
         worst = torch.tensor([errors[0], max(errors[1:])])
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         lines += [
-            "one process:" + "".join(f" {loss:.5f}" for loss in alone.tolist()),
+            "one process:" + "".join(f" {loss:.6f}" for loss in alone.tolist()),
             f"of the largest element, logits differ by {worst[0]:.0e} and gradients by "
             f"{worst[1]:.0e} at most",
         ]
