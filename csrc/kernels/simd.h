@@ -14,9 +14,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
-#error "wavepe needs GCC 12 or newer, or clang: __builtin_shufflevector and _Float16 on x86"
-#endif
+#include "../compiler.h"
 
 #ifdef VECTOR_BYTES /* set for the test-only variant, see dispatch.c */
 #elif defined(__AVX512F__)

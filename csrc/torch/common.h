@@ -350,7 +350,8 @@ template <auto function>
 struct Checked;
 template <typename Result, typename... Args, Result (*function)(Args...)>
 struct Checked<function> {
-    static void check(int, ...) {}
+    template <typename T>
+    static void check(int, const T &) {}
     static void check(int place, const Tensor &x) {
         WPE_CHECK(x.defined(), current_operator, ": argument ", place,
                   " must be a Tensor, got None");

@@ -1,0 +1,16 @@
+/* compiler.h: refuses, in words, compilers that are too old for the C code. */
+#ifndef WAVEPE_COMPILER_H
+#define WAVEPE_COMPILER_H
+
+/* What older ones lack: GCC 11 __builtin_shufflevector, and _Float16 on x86; clang 17 the names
+ * x86-64-v3 and x86-64-v4 in __builtin_cpu_supports. */
+#ifdef __clang__
+#define WPE_TOO_OLD (__clang_major__ < 18)
+#else
+#define WPE_TOO_OLD (__GNUC__ < 12)
+#endif
+#if WPE_TOO_OLD
+#error "wavepe needs GCC 12 or newer, or clang 18 or newer: choose one with CC=... CXX=..."
+#endif
+
+#endif
