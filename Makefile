@@ -11,16 +11,18 @@ MIDDLE := PYTHONPATH=$(CURDIR)/build/transformers-5.0 $(BIN)/python
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder; avx2x2 is a variant for tests
 EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip install --quiet --editable
+# The command $(1) is there, or the target ends with the advice $(2).
+NEEDS = command -v $(1) > /dev/null || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] csrc/*/*.cpp csrc/*/*.cu)
 C_TESTS := $(wildcard tests/*.c tests/kernels/*.[ch])
 PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel format readme clean
+.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-clang test-aarch64 format readme clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/built ## train one small Llama per position encoding on real text and compare them
 	$(BIN)/wavepe compare --out runs/demo
@@ -69,6 +71,20 @@ test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with f
 
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run
+
+CLANG := clang-19
+test-clang: .venv/built ## the checker, and the tests of kernels and operators, on builds by clang: CLANG=clang-19
+	@$(call NEEDS,$(CLANG),apt-get install clang-19; CLANG=clang-20 takes another one)
+	@$(MAKE) --silent --no-print-directory -C tests/kernels run CC=$(CLANG) \
+	    BUILD=$(CURDIR)/build/check-kernels-$(notdir $(CLANG))
+	$(BIN)/python tests/clang_build.py $(CLANG) $(PARALLEL)
+
+AARCH64 := aarch64-linux-gnu-gcc
+test-aarch64: ## the checker compiled for aarch64, in an emulator: SECONDS=60, SEED=1; needs no Python
+	@$(call NEEDS,$(AARCH64),apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+	@$(call NEEDS,qemu-aarch64,apt-get install qemu-user)
+	@$(MAKE) --silent --no-print-directory -C tests/kernels run CC=$(AARCH64) LINK=-static RUN=qemu-aarch64 \
+	    BUILD=$(CURDIR)/build/check-kernels-aarch64
 
 lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .

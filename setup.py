@@ -43,7 +43,10 @@ VARIANTS = {
 TEST_VARIANT = X86 and os.environ.get("WAVEPE_TEST_VARIANT", "0") != "0"
 if TEST_VARIANT:
     VARIANTS["avx2x2"] = ["-march=x86-64-v3", "-DVECTOR_BYTES=64", "-Wno-psabi"]
-LIMITED_API = ("Py_LIMITED_API", "0x030A0000")
+# One binary for every Python from 3.10 on. Free-threaded Python has no limited API: there each
+# version gets a build of its own.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+LIMITED_API = [] if FREE_THREADED else [("Py_LIMITED_API", "0x030A0000")]
 
 
 def library(name, sources, flags=(), macros=()):
@@ -121,7 +124,7 @@ EXTENSIONS = [
         ["csrc/numpy/module.c"],
         include_dirs=["csrc", numpy.get_include()],
         define_macros=[
-            LIMITED_API,
+            *LIMITED_API,
             ("NPY_TARGET_VERSION", "NPY_2_1_API_VERSION"),
             ("WPE_FLAGS", f'"{" ".join(C_FLAGS)}"'),
         ],
@@ -136,7 +139,7 @@ EXTENSIONS = [
             "setup.py",
         ],
         libraries=["m"],
-        py_limited_api=True,
+        py_limited_api=not FREE_THREADED,
     )
 ]
 if TORCH:
@@ -151,14 +154,14 @@ if TORCH:
             library_dirs=[str(TORCH / "lib")],
             libraries=["torch_cpu", "m", "dl"],
             define_macros=[
-                LIMITED_API,
+                *LIMITED_API,
                 ("TORCH_TARGET_VERSION", "0x020a000000000000"),
                 *([("WPE_EMULATE_CUDA", "1")] if EMULATE else []),
             ],
             extra_compile_args=CXX_FLAGS,
             extra_link_args=SANITIZE,
             depends=[*HEADERS, *CUDA, "setup.py"],
-            py_limited_api=True,
+            py_limited_api=not FREE_THREADED,
         )
     )
 
@@ -266,5 +269,5 @@ setup(
     libraries=LIBRARIES,
     ext_modules=EXTENSIONS,
     cmdclass={"build_clib": BuildKernels, "build_ext": BuildExtensions},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp310"}},
 )

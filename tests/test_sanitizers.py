@@ -11,30 +11,17 @@ from xml.etree import ElementTree
 import pytest
 import sanitizer_build
 from cases import HAS_TORCH
-from sanitizer_build import ROOT
+from second_build import NUMPY_TESTS, ROOT, torch_tests
 from variants import TEST_ONLY, of_this_cpu
 
 pytestmark = pytest.mark.slow
 
-KERNELS = (
-    "attention",
-    "attention_bits",
-    "attention_inputs",
-    "relative_bias",
-    "rope",
-    "rope_reduction",
-    "rope_table",
-    "wavelet",
-    "wavelet_table",
-)
-NUMPY_TESTS = [f"test_{name}.py" for name in (*KERNELS, "fuzz", "threads")]
 EMULATED = ("fuzz", "relative_bias", "rope", "rope_in_place", "rope_table", "wavelet")
 EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 # Left out: what compiles, traces, differentiates numerically or starts processes calls no other
 # kernel code.
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
 LEFT_OUT += ("composed", "composition", "is_the_hash", "the_command", "a_crash")
-OF_THE_GPU = ("interpreted", "compiled", "attention_gpu")  # no C in them
 VARIANTS = (*of_this_cpu(), TEST_ONLY)
 # torch's conversion of a string argument keeps a copy: pytorch/pytorch#191340, mended after 2.13
 STRING_OF_TORCH = "torch::stable::detail::ToImpl<std::"
@@ -99,10 +86,8 @@ def test_torch_side(sanitized, tmp_path):
         pytest.skip("wavepe was built without torch")
     # Whole files are left out, too: the one that fills malloc's memory, one of processes, and one
     # that makes the same calls on more threads.
-    names = sorted(path.name for path in ROOT.glob("tests/test_ops_*.py"))
-    left_out = (*LEFT_OUT, "uninitialised", "private_names", "determinism", *OF_THE_GPU)
-    names = [name for name in names if not any(word in name for word in left_out)]
-    run_tests(names, sanitized, tmp_path)
+    left_out = (*LEFT_OUT, "uninitialised", "private_names", "determinism")
+    run_tests(torch_tests(left_out), sanitized, tmp_path)
 
 
 def test_cuda_kernels_emulated(sanitized, tmp_path):

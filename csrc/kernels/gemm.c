@@ -6,16 +6,16 @@
  * be read by rows or by columns, so it is never transposed. B lies in panels (panel, depth, PANEL):
  * its element (k, x) is b[x / PANEL * b_panel_stride + k * b_row_stride + x % PANEL]. */
 
-/* A tile has GROUP x 2 vectors of sums. 6 x 2 fill the 16 registers of AVX2. AVX-512 has 32. */
-#define GROUP (VECTOR_BYTES == 64 ? 8 : 6)
-#define PANEL (2 * LANES)
-
-/* DO(rows) for each number of rows of a group */
-#if VECTOR_BYTES == 64
+/* A tile has GROUP x 2 vectors of sums. 6 x 2 fill the 16 registers of AVX2. AVX-512 and NEON have
+ * 32. EACH_GROUP is DO(rows) for each number of rows of a group. */
+#if VECTOR_BYTES == 64 || defined(__aarch64__)
+#define GROUP          8
 #define EACH_GROUP(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
 #else
+#define GROUP          6
 #define EACH_GROUP(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
 #endif
+#define PANEL (2 * LANES)
 
 /* One tile: C (rows, PANEL) = A B, or C += A B if `add`. Element (r, k) of A is
  * a[r * a_row_stride + k * a_col_stride]. `rows` and `add` are constants where this is inlined.

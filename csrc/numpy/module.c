@@ -311,7 +311,13 @@ static PyMethodDef methods[] = {{"variants", py_variants, METH_NOARGS, NULL},
                                 {"attention", py_attention, METH_VARARGS, NULL},
                                 {"relative_bias", py_relative_bias, METH_VARARGS, NULL},
                                 {NULL, NULL, 0, NULL}};
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module}, {0, NULL}};
+/* Free-threaded Python: its lock of imports guards what exec_module writes, and calls share nothing
+ * but the table of kernels, which is switched atomically. */
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec_module},
+#ifdef Py_GIL_DISABLED
+                                   {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+                                   {0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "wavepe._numpy", NULL, 0, methods, slots, NULL, NULL, NULL};
 

@@ -38,5 +38,9 @@ PyMODINIT_FUNC PyInit__torch(void) {
     wavepe::dispatch =
         static_cast<const wpe_dispatch *>(PyCapsule_Import("wavepe._numpy._dispatch", 0));
     if (!wavepe::dispatch) return nullptr;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED  // the operators run without the GIL on every Python: torch releases it
+    if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    return module;
 }

@@ -5,7 +5,9 @@
 #include <string.h>
 
 /* -O2 would not vectorise the loops over a row. */
+#ifndef __clang__ /* which knows no such pragma */
 #pragma GCC optimize("O3")
+#endif
 
 bounded_matrix new_bounded(int64_t rows, int64_t cols) {
     const size_t bytes = (size_t)(rows * cols) * sizeof(double);
