@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
 from . import _checks, _numpy
 
-try:
-    __version__ = version("wavepe")
-except PackageNotFoundError:  # wavepe runs from a source tree that was never installed
-    __version__ = "0+unknown"
-
 _WHERE = "(in the folder of the wavepe checkout)"  # wavepe is on no package index
 BUILD_AGAIN = f"pip install --no-cache-dir --force-reinstall --no-deps . {_WHERE}"
+
+try:
+    _installed = distribution("wavepe")
+    __version__ = _installed.version
+    if (_installed.read_text("INSTALLER") or "").strip() == "uv":
+        # uv builds where torch is not, and says nothing of it: setup.py's message is not shown
+        BUILD_AGAIN = BUILD_AGAIN.replace("pip install", "uv pip install --no-build-isolation")
+except PackageNotFoundError:  # wavepe runs from a source tree that was never installed
+    __version__ = "0+unknown"
 
 
 def command_for(extras: str) -> str:
