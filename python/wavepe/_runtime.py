@@ -68,8 +68,8 @@ def use_variant(name: str) -> None:
 
     NumPy functions and torch operators switch together. The environment variable WAVEPE_VARIANT
     does the same at import. A call that runs in another thread finishes with the kernels that it
-    began with. A call of `wavepe.rope` on several threads may mix both: each of its pieces
-    finishes with the kernels that the piece began with.
+    began with. A call of `wavepe.rope` or of a wavelet may mix both: each of its pieces finishes
+    with the kernels that the piece began with.
 
     Parameters
     ----------
