@@ -19,7 +19,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-clang test-aarch64 format readme clean
+.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-races test-clang test-aarch64 format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with f
 
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run
+
+test-races: .venv/built ## the tests of threads on a build with ThreadSanitizer
+	$(BIN)/python tests/races.py
 
 CLANG := clang-19
 test-clang: .venv/built ## the checker, and the tests of kernels and operators, on builds by clang: CLANG=clang-19

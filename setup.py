@@ -4,6 +4,7 @@ With nvcc, the CUDA kernels are compiled, too, and put into the torch module. En
 
 WAVEPE_NVCC: the nvcc to use; the empty string means none.
 WAVEPE_SANITIZE=1: build everything with AddressSanitizer and UndefinedBehaviorSanitizer.
+WAVEPE_SANITIZE=thread: with ThreadSanitizer instead.
 WAVEPE_EMULATE_CUDA=1: compile the CUDA kernels for the CPU, for tests.
 WAVEPE_TEST_VARIANT=1: add the variant avx2x2, for tests (see csrc/dispatch.c).
 """
@@ -28,8 +29,10 @@ KERNELS = sorted(str(p) for p in Path("csrc/kernels").glob("*.c"))
 # Python's own flag -fwrapv would hide overflows, hence -fno-wrapv. The first error ends the
 # process. Less optimisation (below) halves the compile time and keeps line numbers right.
 SANITIZE = "-fno-wrapv -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
-SANITIZE = [*SANITIZE.split(), "-g1", "-fno-omit-frame-pointer"]
-SANITIZE = SANITIZE if os.environ.get("WAVEPE_SANITIZE", "0") != "0" else []
+SANITIZE = {"0": "", "thread": "-fsanitize=thread"}.get(
+    os.environ.get("WAVEPE_SANITIZE", "0"), SANITIZE
+)
+SANITIZE = [*SANITIZE.split(), "-g1", "-fno-omit-frame-pointer"] if SANITIZE else []
 # gnu11 and not c11, because GCC's ISO modes switch FMA contraction off.
 C_FLAGS = ["-std=gnu11", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 C_FLAGS += ["-O1", "-DWPE_ASSERT=1", *SANITIZE] if SANITIZE else ["-O3", "-g0"]

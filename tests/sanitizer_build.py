@@ -1,10 +1,14 @@
 """A build with AddressSanitizer and UndefinedBehaviorSanitizer in build/sanitizer, with CUDA's
-kernels compiled for the CPU and the test-only variant."""
+kernels compiled for the CPU and the test-only variant.
+
+python tests/sanitizer_build.py -m pytest -q tests/test_hf.py    runs Python with that build
+"""
 
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 
 from cases import compiler
 from second_build import ROOT, SecondBuild
@@ -19,7 +23,7 @@ class Unavailable(Exception):
 
 def environment():
     """Return the environment in which `import wavepe` brings the sanitized build."""
-    preload = runtimes()
+    preload = runtimes("libasan.so", "libubsan.so")
     return {
         **BUILD.environment(),
         "LD_PRELOAD": " ".join(preload),
@@ -39,17 +43,21 @@ def leaks():
     return {"ASAN_OPTIONS": options, "PYTHONMALLOC": "malloc"}
 
 
-def runtimes():
-    """The libraries that must be in the process before Python's own allocations."""
+def runtimes(*names):
+    """Return the paths of libraries that must be in the process before Python's allocations."""
     if not (ROOT / "setup.py").is_file():
         raise Unavailable("not run from a source tree")
     if not shutil.which(compiler()[0]):
         raise Unavailable(f"no compiler {compiler()[0]}")
     found = []
-    for name in ("libasan.so", "libubsan.so"):
+    for name in names:
         command = [*compiler(), f"-print-file-name={name}"]
         path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
         if not os.path.isabs(path):
             raise Unavailable(f"{shlex.join(compiler())} has no {name}: not GCC, or without it")
         found.append(path)
     return found
+
+
+if __name__ == "__main__":
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment())
