@@ -137,6 +137,21 @@ def test_build_without_torch_says_what_to_do():
     assert last.endswith("--no-deps . (in the folder of the wavepe checkout)")
 
 
+def test_what_uv_installed_is_built_again_by_uv():
+    done = python(
+        "import importlib.metadata as metadata\n"
+        "read = metadata.PathDistribution.read_text\n"
+        "def read_text(self, name): return 'uv' if name == 'INSTALLER' else read(self, name)\n"
+        "metadata.PathDistribution.read_text = read_text\n"
+        "from wavepe._runtime import BUILD_AGAIN, __version__\n"
+        "print(__version__, BUILD_AGAIN)"
+    )
+    version, _, command = done.stdout.partition(" ")
+    if version == "0+unknown":
+        pytest.skip("wavepe is not installed")
+    assert command.startswith("uv pip install --no-build-isolation "), done.stderr
+
+
 def test_source_distribution_is_complete(tmp_path):
     if not (ROOT / "setup.py").is_file():
         pytest.skip("not run from a source tree")
