@@ -42,8 +42,8 @@ def environment():
     return {
         **variables,
         "LD_PRELOAD": " ".join([*runtimes("libtsan.so"), str(order)]),
-        "TSAN_OPTIONS": f"halt_on_error=1:allocator_may_return_null=1:exitcode={FOUND}:"
-        f"suppressions={suppressed}",
+        "TSAN_OPTIONS": f"halt_on_error=1:exitcode={FOUND}:allocator_may_return_null=1:"
+        f"die_after_fork=0:suppressions={suppressed}",
         "OMP_NUM_THREADS": "4",
     }
 
