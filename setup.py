@@ -169,12 +169,26 @@ if TORCH:
     )
 
 
+COMPILERS = f"{os.environ.get('CC')} {os.environ.get('CXX')}"
+
+
+def write_stamp(path, text):
+    """Return this file. It is newer than earlier objects if the text has changed."""
+    stamp = path.resolve()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    if not stamp.exists() or stamp.read_text() != text:
+        stamp.write_text(text)
+    return stamp
+
+
 class BuildKernels(build_clib):
     """Give each library an object folder of its own: all variants compile the same source."""
 
     def build_libraries(self, libraries):
         top = self.build_temp
+        stamp = write_stamp(Path(top, "compilers"), COMPILERS)
         for name, info in libraries:
+            info["obj_deps"][""].append(str(stamp))
             self.build_temp = str(Path(top) / name)
             super().build_libraries([(name, info)])
         self.build_temp = top
@@ -186,7 +200,8 @@ class BuildExtensions(build_ext):
         nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None
         known = (nvcc and run_nvcc(nvcc, "--list-gpu-code")) or ""
         archs = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known.split()]
-        stamp = self.write_stamp(f"{nvcc} {known} {EMULATE} {TEST_VARIANT}")
+        configuration = f"{nvcc} {known} {EMULATE} {TEST_VARIANT} {COMPILERS}"
+        stamp = write_stamp(Path(self.build_temp, "configuration"), configuration)
         fatbin = self.compile_cuda(nvcc, archs, stamp) if archs else None
         numpy_side, *torch_side = self.extensions
         named = " ".join(f"sm_{arch}" for arch in archs) if fatbin else ""
@@ -219,14 +234,6 @@ class BuildExtensions(build_ext):
                 if words:
                     self.compiler.set_executable(name, words)
         super().build_extensions()
-
-    def write_stamp(self, text):
-        """Return a file that is newer than earlier objects if the configuration has changed."""
-        stamp = Path(self.build_temp, "configuration").resolve()
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        if not stamp.exists() or stamp.read_text() != text:
-            stamp.write_text(text)
-        return stamp
 
     def compile_cuda(self, nvcc, archs, stamp):
         """Compile all CUDA kernels to one file for the loader. Return its path, or None."""

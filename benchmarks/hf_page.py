@@ -91,9 +91,9 @@ def swap_sentence(root: Path) -> str:
         f"**A swapped model must be trained on**: its weights were made for the old encoding. In "
         f"[our example](docs/results/swap.md) a small Llama with RoPE has perplexity "
         f"{before[near]:.2f} at its trained length. The swap to wavelets makes it "
-        f"{swapped[near]:.2f}, and half as many steps more make it {trained[near]:.2f}. The same "
-        f"steps with RoPE give {rope[near]:.2f}. At {times} times the trained length wavelets then "
-        f"have {trained[far]:.2f}, and RoPE has {rope[far]:.2f}."
+        f"{swapped[near]:.2f}, and half as many steps again bring it to {trained[near]:.2f}. "
+        f"The same steps with RoPE give {rope[near]:.2f}. At {times} times the trained length "
+        f"wavelets then have {trained[far]:.2f}, and RoPE has {rope[far]:.2f}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Context parallelism: a sequence is split over processes, and attention goes round a ring.
+r"""Context parallelism: a sequence is split over processes, and attention goes round a ring.
 
     python examples/context_parallel.py --length 8192
     torchrun --nproc-per-node 2 examples/context_parallel.py --length 8192
@@ -9,8 +9,8 @@ that out, for lengths that fit only if they are split.
 
 On two machines, run this on each, with the name of one of them as HOST:
 
-    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
-        examples/context_parallel.py --length 65536
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+        examples/context_parallel.py --length 65536 --no-compare
 """
 
 import argparse

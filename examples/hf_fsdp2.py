@@ -27,7 +27,8 @@ def shard(model, mesh, **options):
     # Patch before sharding. All layers share the encoding's parameters, and these stay float32 in a
     # bfloat16 model. FSDP needs one dtype in a group, so they get their own group. It has no mixed
     # precision policy, which would round them.
-    fully_shard(model.model.position_encoding, mesh=mesh)
+    if hasattr(model.model, "position_encoding"):  # a learned encoding
+        fully_shard(model.model.position_encoding, mesh=mesh)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
