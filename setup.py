@@ -169,7 +169,7 @@ if TORCH:
     )
 
 
-COMPILERS = f"{os.environ.get('CC')} {os.environ.get('CXX')}"
+TOOLS = " ".join([*(os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS")), *SANITIZE])
 
 
 def write_stamp(path, text):
@@ -186,7 +186,7 @@ class BuildKernels(build_clib):
 
     def build_libraries(self, libraries):
         top = self.build_temp
-        stamp = write_stamp(Path(top, "compilers"), COMPILERS)
+        stamp = write_stamp(Path(top, "tools"), TOOLS)
         for name, info in libraries:
             info["obj_deps"][""].append(str(stamp))
             self.build_temp = str(Path(top) / name)
@@ -200,7 +200,7 @@ class BuildExtensions(build_ext):
         nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None
         known = (nvcc and run_nvcc(nvcc, "--list-gpu-code")) or ""
         archs = [arch for arch in CUDA_ARCHS if f"sm_{arch}" in known.split()]
-        configuration = f"{nvcc} {known} {EMULATE} {TEST_VARIANT} {COMPILERS}"
+        configuration = f"{nvcc} {known} {EMULATE} {TEST_VARIANT} {TOOLS}"
         stamp = write_stamp(Path(self.build_temp, "configuration"), configuration)
         fatbin = self.compile_cuda(nvcc, archs, stamp) if archs else None
         numpy_side, *torch_side = self.extensions

@@ -15,7 +15,12 @@ def main(clang, *words):
     how |= {"WAVEPE_TEST_VARIANT": "1", "WAVEPE_NVCC": ""}
     environment = SecondBuild("clang", how).environment()
     ask = "import wavepe; print(wavepe.__file__, wavepe.build_info()['compiler'])"
-    subprocess.run([sys.executable, "-c", ask], env=environment, check=True)
+    command = [sys.executable, "-c", ask]
+    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    print(said.stdout, end="", flush=True)
+    file, compiler = said.stdout.split(maxsplit=1)
+    if not file.startswith(str(ROOT / "build" / "clang")) or "clang" not in compiler.lower():
+        sys.exit(f"not the build by {clang}")
     names = [*NUMPY_TESTS, "test_build.py", *(torch_tests(["private_names"]) if HAS_TORCH else [])]
     files = [str(ROOT / "tests" / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", *words, *files]

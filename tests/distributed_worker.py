@@ -79,7 +79,7 @@ def attention_error(case, dtype):
     }
     local = given | {name: x.detach().requires_grad_() for name, x in split.items()}
     found = derived(ring.ring_attention(**local), ring.local_part(weight, 2), local)
-    worst = 0.0
+    errors = []
     for name, whole in wanted.items():
         got = found[name].double()
         if name in ("p", "bias"):
@@ -87,8 +87,20 @@ def attention_error(case, dtype):
         else:
             whole = ring.local_part(whole, 2)
         assert found[name].dtype == whole.dtype, name
-        worst = max(worst, float((got - whole).abs().max() / whole.abs().max()))
-    return worst
+        errors.append(relative_error(got, whole))
+    return worst(errors)
+
+
+def relative_error(found, wanted):
+    """Return the largest error over the largest element of `wanted`."""
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+
+
+def worst(errors):
+    """Return the largest error, NaN if one is NaN; of words, which all processes have, one."""
+    if all(isinstance(error, str) for error in errors):
+        return errors[0]
+    return float(torch.tensor(errors).max())
 
 
 # ------------------------------------------------------------------ models
@@ -189,8 +201,7 @@ def gradient_error(split, spec, reentrant=None, **options):
     except ValueError as error:
         return str(error)
     found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in found]
-    pairs = zip(found, wanted, strict=True)
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return worst([relative_error(*pair) for pair in zip(found, wanted, strict=True)])
 
 
 def errors():
@@ -220,9 +231,8 @@ def work(rank, processes, folder):
     gathered = [None] * processes
     dist.all_gather_object(gathered, errors())
     if rank == 0:
-        torch.save(
-            {case: max(g[case] for g in gathered) for case in gathered[0]}, f"{folder}/found"
-        )
+        found = {case: worst([errors[case] for errors in gathered]) for case in gathered[0]}
+        torch.save(found, f"{folder}/found")
     dist.destroy_process_group()
     # Threads of torch may still want the GIL. If Python ended, that would abort the process.
     os._exit(0)

@@ -1,6 +1,6 @@
 """Run the tests of threads on a build with ThreadSanitizer, in build/threads: `make test-races`.
 
-python tests/races.py -x    the words go to pytest
+python tests/races.py -x    the words go to pytest; -k would replace what is left out
 
 A race ends the process with a report. First a program that has a race must end so.
 """

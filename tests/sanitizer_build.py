@@ -60,4 +60,5 @@ def runtimes(*names):
 
 
 if __name__ == "__main__":
-    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], environment())
+    command = [sys.executable, *sys.argv[1:]]
+    sys.exit(subprocess.run(command, env=environment()).returncode)

@@ -8,22 +8,23 @@ from importlib.util import find_spec
 
 from . import _checks, _numpy
 
-_WHERE = "(in the folder of the wavepe checkout)"  # wavepe is on no package index
-BUILD_AGAIN = f"pip install --no-cache-dir --force-reinstall --no-deps . {_WHERE}"
-
+_pip = "pip install"
 try:
     _installed = distribution("wavepe")
     __version__ = _installed.version
     if (_installed.read_text("INSTALLER") or "").strip() == "uv":
         # uv builds where torch is not, and says nothing of it: setup.py's message is not shown
-        BUILD_AGAIN = BUILD_AGAIN.replace("pip install", "uv pip install --no-build-isolation")
+        _pip = "uv pip install --no-build-isolation"
 except PackageNotFoundError:  # wavepe runs from a source tree that was never installed
     __version__ = "0+unknown"
+
+_WHERE = "(in the folder of the wavepe checkout)"  # wavepe is on no package index
+BUILD_AGAIN = f"{_pip} --no-cache-dir --force-reinstall --no-deps . {_WHERE}"
 
 
 def command_for(extras: str) -> str:
     """Return the command that installs optional parts."""
-    return f'pip install ".[{extras}]" {_WHERE}'
+    return f'{_pip} ".[{extras}]" {_WHERE}'
 
 
 def variants() -> list[str]:

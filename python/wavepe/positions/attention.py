@@ -255,7 +255,10 @@ class Learned(PositionEncoding):
             return {"bias": p, "bias_first": first, "bias_beyond": beyond}
         given = {"p": p, "first": first, "beyond": beyond}
         biases = self.encoding.query_biases(parameters)
-        return given if biases is None else given | {"query_biases": torch.stack(biases)}
+        if biases is None:
+            return given
+        u, v = biases
+        return given | {"query_biases": (u.clone(), v.clone())}  # see _learned
 
     def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
         return learned_arguments(self, q, keys, state)
@@ -293,14 +296,14 @@ def learned_arguments(
     module: nn.Module, q: Tensor, keys: int, state: CacheState | None = None
 ) -> dict[str, Any]:
     """Return `PositionEncoding.arguments` of a `Learned`, or of a wrapper of one."""
-    given = module(keys, state)
+    given = dict(module(keys, state))
     if "bias" in given:
         return given | {"q": q, "bias": given["bias"].to(q.device, wide(q))}
     given |= {"q": q, "p": given["p"].to(q.device, q.dtype)}
     biases = given.pop("query_biases", None)
     if biases is None:
         return given
-    u, v = biases[:, :, None].to(q.device, q.dtype)
+    u, v = (bias[:, None].to(q.device, q.dtype) for bias in biases)
     return given | {"q": q + u, "q_rel": q + v}
 
 
