@@ -109,7 +109,7 @@ class IdentityRotation(nn.Module):
         self.dims = dims
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
-        shape = (1, 1, self.dims)  # for any number of positions
+        shape = (1, position_ids.shape[-1], self.dims)
         return Angles(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
 
 
