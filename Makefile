@@ -137,8 +137,9 @@ pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
 clean: ## remove what was built, the environment too
 	rm -rf .venv .venv-oldest .venv-fairseq .venv-fairseq-fixed build dist python/*.egg-info python/wavepe/*.so
 
-# torch comes first, as the build of wavepe looks for its headers. PyPI's may bring gigabytes of CUDA:
-# CONTRIBUTING.md says how to take the one for CPUs. It builds wavepe, too: the files at the end say that all went well.
+# torch comes first, as the build of wavepe looks for its headers. PyPI's may bring gigabytes of
+# CUDA: CONTRIBUTING.md says how to take the one for CPUs. It builds wavepe, too: the files
+# at the end say that all went well.
 .venv/packages: pyproject.toml
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
