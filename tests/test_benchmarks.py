@@ -563,7 +563,7 @@ def test_sentence_of_the_swap(repository):
     readme_main(repository)
     text = " ".join((repository / "README.md").read_text().split())
     for figures in (
-        "has perplexity 3.00 at", "makes it 20.00, and", "make it 2.50.", "RoPE give 2.00.",
+        "has perplexity 3.00 at", "makes it 20.00, and", "bring it to 2.50.", "RoPE give 2.00.",
         "At 4 times the trained length wavelets then have 4.00, and RoPE has 8.00.",
     ):  # fmt: skip
         assert figures in text
