@@ -226,8 +226,8 @@ def others(machines: Sequence[dict[int, Rows]]) -> str:
 
 
 def with_date(table: str, about: dict) -> str:
-    words = [about["cpu"], f"torch {about['torch']}", about["date"][:10], commit_of(about)]
-    return f"{table}\n\n{', '.join(words)}."
+    words = [about["cpu"], about.get("variant"), f"torch {about['torch']}", about["date"][:10]]
+    return f"{table}\n\n{', '.join([*filter(None, words), commit_of(about)])}."
 
 
 def updated(text: str, root: Path) -> str:
