@@ -27,6 +27,7 @@ from hf_model import (
 )
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from wavepe.hf.absolute import AddAbsolute
+from wavepe.hf.families import CACHE_NAMES, argument_names
 
 WAVELET = "wavelet:scales=4"
 CACHED = [*EACH_ENTRY, "rope:theta=20,inference_theta=300"]
@@ -218,9 +219,12 @@ def test_a_sequence_in_pieces(spec, cache):
     options = {"max_cache_len": 20} if cache == "static" else {}
     kind = StaticCache if cache == "static" else DynamicCache
     filled, pieces, start = kind(config=model.config, **options), [], 0
-    for length in (5, 1, 3, 3):
+    own = next(
+        name for name in CACHE_NAMES if name in argument_names(model)
+    )  # `cache` from 5.24 on
+    for length, name in ((5, "past_key_values"), (1, own), (3, own), (3, "past_key_values")):
         piece = ids[:, start : start + length]
-        pieces.append(logits(model, piece, past_key_values=filled))
+        pieces.append(logits(model, piece, **{name: filled}))
         start += length
     assert close(torch.cat(pieces, dim=1), wanted, 1e-5)
 

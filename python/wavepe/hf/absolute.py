@@ -55,7 +55,7 @@ class AddAbsolute:
             return None  # the model raises the error
         if embeds is None:
             embeds = module.get_input_embeddings()(input_ids)
-        cache = kwargs.get("past_key_values")
+        cache = families.cache_in(kwargs)
         cached = 0 if cache is None else cache.get_seq_length()
         if self.vectors.follows_length and is_packed(kwargs.get("attention_mask")):
             raise ValueError(

@@ -26,7 +26,7 @@ from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
 from ..positions import PositionEncoding
 from . import masks
-from .families import ATTENTION, CACHE_NAMES
+from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
 from .rotary import Angles, Rotary
 
@@ -82,14 +82,13 @@ def before_attention(
     """Add the offset and the angles to the arguments of an attention layer (forward pre-hook)."""
     layer = module.wavepe
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
-    if kwargs.get("cache") is not None:
+    if not (kwargs.get("cache") is None or is_cache(kwargs["cache"])):
         raise ValueError(
             "continuous batching uses a paged cache, which the attention 'wavepe' cannot read: "
             "generate without continuous batching, or load the model with another "
             "attn_implementation"
         )
-    hidden = kwargs["hidden_states"]
-    cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+    hidden, cache = kwargs["hidden_states"], cache_in(kwargs)
     cached: int | Tensor = 0
     if cache is not None:
         cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)

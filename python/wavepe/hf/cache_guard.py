@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import Cache
 
+from .families import cache_in, is_cache
 from .layers import StoredSpec, spec_text
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class CacheGuard:
                 f"but this call uses {now}: start from an empty cache, or pass "
                 f"use_cache=False{self.hint}"
             )
-        if _is_cache(cache) and getattr(cache, ENCODING, None) != now:
+        if is_cache(cache) and getattr(cache, ENCODING, None) != now:
             setattr(cache, ENCODING, now)
 
     def after(
@@ -75,7 +76,7 @@ class CacheGuard:
         if cache_of(args, kwargs) is not None or torch.compiler.is_exporting():
             return
         values = output.values() if isinstance(output, Mapping) else output
-        for cache in filter(_is_cache, values if isinstance(values, Iterable) else ()):
+        for cache in filter(is_cache, values if isinstance(values, Iterable) else ()):
             setattr(cache, ENCODING, self.encoding(args, kwargs))
 
 
@@ -126,8 +127,8 @@ class EncodingGuard(CacheGuard):
 
 def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the cache among the arguments of a call, or None."""
-    cache = kwargs.get("past_key_values")
-    return next(filter(_is_cache, args), None) if cache is None else cache
+    cache = cache_in(kwargs)
+    return next(filter(is_cache, args), None) if cache is None else cache
 
 
 def mark_stock_caches() -> None:
@@ -143,12 +144,8 @@ def frequency_name(label: str, *frequencies: bytes) -> str:
     return f"{label} (frequencies {digest[:12]})"
 
 
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "get_seq_length")  # some models have their own cache class
-
-
 def _length(cache: Any) -> Any:
     """Return the number of tokens in a cache, or in the tuples that transformers < 5 also takes."""
-    if _is_cache(cache):
+    if is_cache(cache):
         return cache.get_seq_length()
     return cache[0][0].shape[-2] if cache else 0

@@ -8,6 +8,7 @@ and in windows and softcaps, which transformers passes to the attention function
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -19,8 +20,9 @@ from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 ATTENTION = "wavepe"  # transformers knows the attention and its mask by this name
 TYPE_PREFIX = "wavepe_"  # the model types whose checkpoints keep the encoding begin so
 
-# Names that an attention layer's argument for the cache may have (GPT-NeoX has the second).
-CACHE_NAMES = ("past_key_values", "layer_past")
+# The names that the argument for the cache may have: from transformers 5.24 on, before, and in
+# layers of GPT-NeoX before. A stock model of 5.24 takes the old name, too, and warns.
+CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 
 # model_type -> what a patch does not change. Each family has tests.
 SUPPORTED = {
@@ -200,6 +202,20 @@ def recomputes_keys_after(config: Any) -> int:
     if family(config) != "phi3" or not (TRANSFORMERS_5 or config.rope_scaling):
         return 0
     return config.original_max_position_embeddings
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether this is a cache that attention layers update; a paged one is not."""
+    return hasattr(value, "get_seq_length")  # some models have their own cache class
+
+
+def cache_in(kwargs: Mapping[str, Any]) -> Any:
+    """Return the cache among the keyword arguments of a call, or None.
+
+    It may be the tuples that transformers < 5 also takes.
+    """
+    values = (kwargs.get(name) for name in CACHE_NAMES)
+    return next((x for x in values if is_cache(x) or isinstance(x, tuple)), None)
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

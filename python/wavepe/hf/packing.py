@@ -28,7 +28,7 @@ class FindPacked:
         kwargs = dict(zip(self.names, args, strict=False)) | kwargs
         tokens = kwargs.get("input_ids")
         tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
-        mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+        mask, cache = kwargs.get("attention_mask"), families.cache_in(kwargs)
         if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
             return None  # the model raises the error, or the mask alone decides
         if cache is not None and hasattr(cache, PACKED):
