@@ -190,7 +190,8 @@ def embedding_scale(base: Any) -> float:
 
 # transformers 5.0 to 5.18, at least, then forgets the tokens as well as the keys.
 FORGETS_TOKENS = TRANSFORMERS_5 and (
-    "next_sequence_length" not in Phi3ForCausalLM.prepare_inputs_for_generation.__code__.co_consts
+    "next_sequence_length"
+    not in inspect.unwrap(Phi3ForCausalLM.prepare_inputs_for_generation).__code__.co_consts
 )
 
 
