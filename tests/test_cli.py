@@ -38,6 +38,7 @@ class Interrupted:
         time.sleep(1)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 with interrupt_on_signals():
     Interrupted()
     time.sleep(30)
