@@ -219,9 +219,8 @@ def test_a_sequence_in_pieces(spec, cache):
     options = {"max_cache_len": 20} if cache == "static" else {}
     kind = StaticCache if cache == "static" else DynamicCache
     filled, pieces, start = kind(config=model.config, **options), [], 0
-    own = next(
-        name for name in CACHE_NAMES if name in argument_names(model)
-    )  # `cache` from 5.24 on
+    # The model's own name of the argument: `cache` from transformers 5.24 on.
+    own = next(name for name in CACHE_NAMES if name in argument_names(model))
     for length, name in ((5, "past_key_values"), (1, own), (3, own), (3, "past_key_values")):
         piece = ids[:, start : start + length]
         pieces.append(logits(model, piece, **{name: filled}))

@@ -71,8 +71,11 @@ def test_continuous_batching(make):
     if TRANSFORMERS_5:  # before, it needs a GPU
         with pytest.raises(ValueError, match=r"continuous batching|paged\|wavepe"):
             model.generate_batch(rows, generation_config=settings, progress_bar=False)
-    if "cache" not in argument_names(model.model):  # since 5.24 this is the cache of every call
-        with pytest.raises(ValueError, match="continuous batching uses a paged cache"):
+    refused = pytest.raises(ValueError, match="continuous batching uses a paged cache")
+    with refused:
+        model.model.layers[0].self_attn(torch.zeros(2, 12, model.config.hidden_size), cache="paged")
+    if "cache" not in argument_names(model.model):  # since 5.24 a model itself reads it first
+        with refused:
             model(IDS, cache="paged")
     # Where flash attention is installed, transformers switches to it by itself.
     model.config._attn_implementation = "paged|flash_attention_2"

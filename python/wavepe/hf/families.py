@@ -213,10 +213,10 @@ def is_cache(value: Any) -> bool:
 def cache_in(kwargs: Mapping[str, Any]) -> Any:
     """Return the cache among the keyword arguments of a call, or None.
 
-    It may be the tuples that transformers < 5 also takes.
+    It may be the tuples or lists that transformers < 5 also takes.
     """
     values = (kwargs.get(name) for name in CACHE_NAMES)
-    return next((x for x in values if is_cache(x) or isinstance(x, tuple)), None)
+    return next((x for x in values if is_cache(x) or isinstance(x, (tuple, list))), None)
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
