@@ -19,7 +19,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-races test-clang test-aarch64 format readme clean
+.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ dist: dist/built ## sdist and wheel in dist/, built as for a release, and audite
 # pyenv's python3.12 runs only if its version is chosen
 test-wheel: dist/built ## the wheel in fresh environments: each Python at hand, oldest and newest NumPy, torch before and after
 	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd :) TORCH=$(TORCH) $(BIN)/nox
+
+test-torches: dist/built ## the wheel with each torch from 2.10 on: on Linux, PyPI's are gigabytes each
+	$(BIN)/nox --session each_torch
 
 readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/results
 	$(BIN)/python -m benchmarks.readme

@@ -1,9 +1,11 @@
 """Install the wheel of `make dist` in fresh environments, and run the tests against it.
 
 `make test-wheel` runs every session whose Python is at hand, and prints the result of each.
+`make test-torches` runs each_torch, which on Linux takes gigabytes of CUDA for each torch of PyPI.
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = False
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+TORCHES = ["2.10.0", "2.11.0", "2.12.1", "2.14.1", "2.15.0"]
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 # The interpreter that runs nox: for others a plain torch would bring gigabytes of CUDA.
 OWN = ".".join(map(str, sys.version_info[:2]))
@@ -26,9 +29,9 @@ print(f"import {sys.argv[1]}: {time.perf_counter() - began:.2f} s")
 """
 
 
-def wheel():
+def wheel(extras="test"):
     (found,) = Path("dist").glob("*.whl")
-    return f"{found}[test]"
+    return f"{found}[{extras}]"
 
 
 def run_tests(session, *tests):
@@ -53,3 +56,16 @@ def with_torch(session, first):
                           reverse=first == "torch"):  # fmt: skip
         session.install(package)
     run_tests(session, *(f"tests/test_{name}.py" for name in OF_TORCH))
+
+
+@nox.session(python=OWN, default=False)
+@nox.parametrize("version", TORCHES)
+def each_torch(session, version):
+    """One wheel serves every torch from 2.10 on: operators, modules and Llamas."""
+    session.install(f"torch=={version}")
+    session.install(wheel("test,hf"))
+    of_the_gpu = {*Path("tests").glob("*interpreted*"), *Path("tests").glob("*attention_gpu*")}
+    kinds = ("ops_*", "nn_*", "encodings*", "hf", "hf_llama", "hf_guards")
+    files = {path for kind in kinds for path in Path("tests").glob(f"test_{kind}.py")}
+    run_tests(session, *sorted(map(str, files - of_the_gpu)))
+    shutil.rmtree(session.virtualenv.location)  # some gigabytes

@@ -19,14 +19,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import wavepe
 from cases import EMULATED, load_torch
-from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, runs
+from variants import KNOWN, TEST_ONLY, all_of_them, of_this_cpu, runs, usual
 from wavepe import _threads
 
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
-TESTED = [name for name in KNOWN if runs(name)]
-if "avx512" not in TESTED and runs(TEST_ONLY):  # where avx512 runs, it would test nothing new
-    TESTED.append(TEST_ONLY)
+TESTED = usual(all_of_them())
 
 
 def pytest_configure(config):

@@ -22,6 +22,7 @@ from attention_cases import (
 )
 from cases import compiled_once, generator, recording_backend
 from torch.autograd import forward_ad
+from wavepe.ops._common import has_autocast
 
 func = torch.func
 # torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
@@ -172,6 +173,11 @@ def test_compiles_with_a_relative_table():
 
 
 # ---- autocast, fake tensors ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu", "mps", "meta", "privateuseone"])
+def test_has_autocast_is_torch_s_answer(kind):
+    assert has_autocast(kind) == torch.amp.is_autocast_available(kind)
 
 
 def test_autocast_casts_as_scaled_dot_product_attention():

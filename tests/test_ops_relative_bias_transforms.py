@@ -11,6 +11,7 @@ F64 = torch.float64
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin"),  # 2.10
 ]
 func = torch.func
 

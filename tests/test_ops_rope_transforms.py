@@ -10,8 +10,8 @@ F64 = torch.float64
 # torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin"),  # 2.10
 ]
 func = torch.func
 
@@ -249,7 +249,7 @@ def test_compiled_transforms_are_right_or_say_so(backend):
 
     assert_close(compiled(lambda x: func.jvp(rope, (x,), (t,))[1])(x), rotated(t))
     assert_close(compiled(lambda x: torch.vmap(rope)(x), fullgraph=True)(x), rotated(x))
-    with pytest.raises(Exception, match="Dynamo requires"):
+    with pytest.raises(Exception, match=r"Dynamo (requires|does not support)"):
         compiled(lambda x: func.grad(OURS)(x), fullgraph=True)(x)
     call = compiled(rope)
     assert_close(call(x), rotated(x))

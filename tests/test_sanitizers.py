@@ -12,7 +12,7 @@ import pytest
 import sanitizer_build
 from cases import HAS_TORCH
 from second_build import NUMPY_TESTS, ROOT, torch_tests
-from variants import TEST_ONLY, of_this_cpu
+from variants import TEST_ONLY, of_this_cpu, usual
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,6 @@ EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
 LEFT_OUT += ("composed", "composition", "is_the_hash", "the_command", "a_crash")
 VARIANTS = (*of_this_cpu(), TEST_ONLY)
-# In most tests avx2x2 takes the place of avx512, and runs only where that does not.
-USUAL = VARIANTS[:-1] if "avx512" in VARIANTS else VARIANTS
 # torch's conversion of a string argument keeps a copy: pytorch/pytorch#191340, mended after 2.13
 STRING_OF_TORCH = "torch::stable::detail::ToImpl<std::"
 OUT_OF_BOUNDS = """
@@ -98,7 +96,7 @@ def test_cuda_kernels_emulated(sanitized, tmp_path):
     if not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
     emulated = sanitized | {"WAVEPE_TEST_EMULATED": "1"}
-    run_tests(EMULATED_TESTS, emulated, tmp_path, USUAL)
+    run_tests(EMULATED_TESTS, emulated, tmp_path, usual(VARIANTS))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--emulated"],
         cwd=ROOT,

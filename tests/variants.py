@@ -41,3 +41,8 @@ def runs(name):
 def all_of_them():
     """Every variant that can be run here, the test-only one too."""
     return [name for name in ("portable", *WIDE) if runs(name)]
+
+
+def usual(names):
+    """These variants, without the test-only one where avx512 tests its logic of lanes."""
+    return [name for name in names if name != TEST_ONLY or "avx512" not in names]

@@ -66,9 +66,17 @@ def wide(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def has_autocast(kind: str) -> bool:
+    """Tell whether devices of this kind have an autocast.
+
+    torch 2.10 cannot compile its own `torch.amp.is_autocast_available`.
+    """
+    return kind != "meta"
+
+
 def full_precision(kind: str) -> contextlib.AbstractContextManager:
     """Switch autocast off on devices of this kind, so that products stay float32."""
-    if torch.amp.is_autocast_available(kind):
+    if has_autocast(kind):
         return torch.autocast(kind, enabled=False)
     return contextlib.nullcontext()
 
@@ -150,8 +158,7 @@ def recorded(*tensors: torch.Tensor | None) -> bool:
 
 def autocast_enabled(kind: str) -> bool:
     """Tell whether autocast is on for devices of this kind."""
-    available = kind == "cpu" or torch.amp.is_autocast_available(kind)
-    return available and torch.is_autocast_enabled(kind)
+    return has_autocast(kind) and torch.is_autocast_enabled(kind)
 
 
 def in_new_thread(function: Callable[[], T]) -> T:
