@@ -112,11 +112,12 @@ dist: dist/built ## sdist and wheel in dist/, built as for a release, and audite
 	$(BIN)/python tests/audit_dist.py dist
 
 # pyenv's python3.12 runs only if its version is chosen
+NOX = PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd :) TORCH=$(TORCH) $(BIN)/nox
 test-wheel: dist/built ## the wheel in fresh environments: each Python at hand, oldest and newest NumPy, torch before and after
-	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd :) TORCH=$(TORCH) $(BIN)/nox
+	$(NOX)
 
 test-torches: dist/built ## the wheel with each torch from 2.10 on: on Linux, PyPI's are gigabytes each
-	$(BIN)/nox --session each_torch
+	$(NOX) --session each_torch
 
 readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/results
 	$(BIN)/python -m benchmarks.readme

@@ -73,7 +73,7 @@ LIBRARIES += [
 
 
 def torch_root():
-    """Return the folder of the torch that the built modules will run with, or None.
+    """Return the folder of the torch, 2.10 or later, that the built modules will run with, or None.
 
     An isolated build cannot import the packages of the target environment. But the interpreter of
     that environment runs the build, so its site-packages folder is searched for torch.
@@ -82,8 +82,11 @@ def torch_root():
     candidates = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     candidates.append(Path(sysconfig.get_path("purelib")) / "torch")
     for root in candidates:
-        if (root / "include/torch/csrc/stable/library.h").is_file():
-            return root
+        headers, about = root / "include/torch/csrc/stable/library.h", root / "version.py"
+        if headers.is_file() and about.is_file():
+            version = re.search(r"__version__ = '(\d+)\.(\d+)", about.read_text())
+            if version and tuple(map(int, version.groups())) >= (2, 10):
+                return root
     return None
 
 
@@ -216,8 +219,9 @@ class BuildExtensions(build_ext):
         super().run()
         if not TORCH:
             print(
-                "wavepe: torch was not found, so this build is NumPy only. For wavepe.ops install "
-                "torch first, then wavepe again without the cached wheel, in its checkout:\n"
+                "wavepe: no torch 2.10 or later was found, so this build is NumPy only. For "
+                "wavepe.ops install it first, then wavepe again without the cached wheel, in its "
+                "checkout:\n"
                 "    pip install torch\n"
                 "    pip install --no-cache-dir --force-reinstall --no-deps .",
                 file=sys.stderr,

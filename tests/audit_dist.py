@@ -1,11 +1,13 @@
-"""Audit the sdist and the wheel that `make dist` has built. A finding makes the exit code 1.
+"""Audit the sdist and the wheels of a folder. A finding makes the exit code 1.
 
-python tests/audit_dist.py dist
+python tests/audit_dist.py dist                  what `make dist` has built
+python tests/audit_dist.py dist --tag v0.1.0     what will be published under that tag
 
-The tools print their own reports. The wheel's platform tag is only printed: a release is built in
-a manylinux image, whose older C library gives an older tag.
+The tools print their own reports. Without a tag the wheel's platform is only printed: a release is
+built in a manylinux image, whose older C library serves more machines.
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -19,6 +21,13 @@ IN_WHEEL = (*MODULES, "wavepe/py.typed", "wavepe/hf/__init__.py", "wavepe/benchm
 IN_SDIST = ("LICENSE", "README.md", "setup.py", "csrc/wavepe.h", "tests/conftest.py", "Makefile")
 # What a module may need beside torch's own library; others would have to be on the user's machine.
 MAY_NEED = r"lib(m|c|dl|gcc_s|stdc\+\+|pthread)\.so|ld-linux|libtorch(_cpu)?\.so|libc10\.so"
+# What must not stand in a version that is on an index.
+NOT_RELEASED = {
+    "CHANGELOG.md": "(unreleased)",
+    "README.md": "not on PyPI yet",
+    "python/wavepe/_runtime.py": "wavepe is on no package index",
+}
+OLDEST_IMAGE = "manylinux_2_28"
 LARGEST = 4 << 20  # bytes of a wheel without CUDA kernels
 
 
@@ -46,13 +55,16 @@ def findings_of_module(path):
         yield f"{path.name} looks for libraries in {folder}, a folder of this machine"
 
 
+def metadata_of(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return archive.read(about).decode()
+
+
 def findings_of_wheel(wheel):
     """Yield what is wrong with a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(about).decode()
-    yield from findings_of_description(metadata)
+    yield from findings_of_description(metadata_of(wheel))
+    names = zipfile.ZipFile(wheel).namelist()
     yield from (f"{wheel.name} lacks {name}" for name in IN_WHEEL if name not in names)
     if "-cp310-abi3-" not in wheel.name:
         yield f"{wheel.name} is not tagged cp310-abi3, so it serves one version of Python only"
@@ -88,15 +100,33 @@ def findings_of_sdist(sdist):
     yield from (f"{sdist.name} holds {n}" for n in names if n.endswith((".so", ".pyc", ".o")))
 
 
-def main(folder):
+def findings_of_release(tag, sdist, wheels):
+    """Yield what still says that this version is not published, or serves one machine alone."""
+    root = sdist.name.removesuffix(".tar.gz")
+    if root != f"wavepe-{tag.removeprefix('v')}":
+        yield f"{sdist.name} is not what {tag} names"
+    with tarfile.open(sdist) as archive:
+        for name, words in NOT_RELEASED.items():
+            if words in archive.extractfile(f"{root}/{name}").read().decode():
+                yield f"{name} says {words!r}"
+    for wheel in wheels:
+        if OLDEST_IMAGE not in wheel.name:
+            yield f"{wheel.name} was not built in the image {OLDEST_IMAGE}"
+        if "\nProject-URL: " not in metadata_of(wheel):
+            yield f"{wheel.name} has no address: fill in [project.urls] of pyproject.toml"
+
+
+def main(folder, tag):
     sdists, wheels = sorted(Path(folder).glob("*.tar.gz")), sorted(Path(folder).glob("*.whl"))
-    if len(sdists) != 1 or len(wheels) != 1:
-        sys.exit(f"{folder} must hold one sdist and one wheel: run make dist")
-    (sdist,), (wheel,) = sdists, wheels
-    found = [*findings_of_sdist(sdist), *findings_of_wheel(wheel)]
-    if not run(tool("twine"), "check", "--strict", str(sdist), str(wheel))[1]:
+    if len(sdists) != 1 or not wheels:
+        sys.exit(f"{folder} must hold one sdist and wheels: run make dist")
+    found = [*findings_of_sdist(sdists[0]), *(f for w in wheels for f in findings_of_wheel(w))]
+    if tag:
+        found += findings_of_release(tag, sdists[0], wheels)
+    paths = [*sdists, *wheels]
+    if not run(tool("twine"), "check", "--strict", *map(str, paths))[1]:
         found.append("twine: the description would not be shown")
-    for path in (sdist, wheel):
+    for path in paths:
         print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
     for finding in found:
         print(f"FINDING: {finding}", file=sys.stderr)
@@ -104,4 +134,8 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--tag")
+    given = parser.parse_args()
+    sys.exit(main(given.folder, given.tag))

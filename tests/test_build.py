@@ -137,6 +137,23 @@ def test_build_without_torch_says_what_to_do():
     assert last.endswith("--no-deps . (in the folder of the wavepe checkout)")
 
 
+def test_an_older_torch_is_named():
+    torch = pytest.importorskip("torch")
+    done = python(
+        "from importlib.machinery import ExtensionFileLoader as loader\n"
+        "create = loader.create_module\n"
+        "def create_module(self, spec):\n"
+        "    if spec.name == 'wavepe._torch': raise ImportError('undefined symbol: torch_new')\n"
+        "    return create(self, spec)\n"
+        "loader.create_module = create_module\nimport wavepe.ops"
+    )
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last == (
+        f"ImportError: wavepe.ops needs torch 2.10 or later, got {torch.__version__}: "
+        "undefined symbol: torch_new"
+    )
+
+
 def test_what_uv_installed_is_built_again_by_uv():
     done = python(
         "import importlib.metadata as metadata\n"

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from .._runtime import BUILD_AGAIN
 
 try:
-    import torch  # noqa: F401 - torch's libraries must be loaded before ours
+    import torch  # torch's libraries must be loaded before ours
 except ImportError as error:
     if find_spec("wavepe._torch"):
         raise ImportError("wavepe.ops needs torch: pip install torch") from error
@@ -21,9 +21,13 @@ except ImportError as error:
 try:
     from .. import _torch  # noqa: F401 - registers torch.ops.wavepe
 except ImportError as error:
+    if find_spec("wavepe._torch"):
+        raise ImportError(
+            f"wavepe.ops needs torch 2.10 or later, got {torch.__version__}: {error}"
+        ) from error
     raise ImportError(
-        "this wavepe was built without torch or for an older torch, so it has no torch operators: "
-        "install torch, then build wavepe again: " + BUILD_AGAIN
+        "this wavepe was built without torch, so it has no torch operators: install torch, then "
+        "build wavepe again: " + BUILD_AGAIN
     ) from error
 
 from ._attention import attention
