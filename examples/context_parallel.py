@@ -113,8 +113,8 @@ def peak():
 def main(length, compare):
     files = sorted(Path(wavepe.__file__).parent.rglob("*.py"))
     text = torch.tensor(list(b"".join(map(Path.read_bytes, files))[: length + 1]))[None]
-    if text.shape[1] <= length:
-        raise ValueError(f"the text has {text.shape[1]} bytes: --length must be less, got {length}")
+    if not 0 < length < text.shape[1]:
+        raise ValueError(f"--length must be 1 to {text.shape[1] - 1}, got {length}")
     whole = text[:, :-1], text[:, 1:]
     inputs, targets = map(local_part, whole)
     # DDP averages gradients, and each process's loss is a mean of as many tokens.

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from wavepe import ops
 
+CAST = ("q", "k", "v", "p", "q_rel")  # what autocast casts, as ops.attention does
 OPTIONS = {"slopes", "first", "beyond", "window", "softcap", "scale", "bias_first", "bias_beyond"}
 
 
@@ -82,7 +83,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, options, names, k, v, *tensors):
-        own, given = torch.cat([k, v], -1), dict(zip(names, tensors, strict=True))
+        own = torch.cat([k, v], -1).contiguous()  # to send it
+        given = dict(zip(names, tensors, strict=True))
         q, ctx.sizes = given["q"], (k.shape[-1], v.shape[-1])
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=wide)
@@ -105,25 +107,29 @@ class RingAttention(torch.autograd.Function):
         grad = grad.to(lse.dtype)
         mean = (grad * out).sum(-1)
         lse = lse.masked_fill(lse == -torch.inf, 0)  # a query that sees no key: its weights are 0
-        totals = {name: torch.zeros_like(x, dtype=lse.dtype) for name, x in given.items()}
+        needed = dict(zip(ctx.names, ctx.needs_input_grad[4:], strict=True))
+        totals = {n: torch.zeros_like(x, dtype=lse.dtype) for n, x in given.items() if needed[n]}
         of_kv = torch.zeros_like(own, dtype=lse.dtype)  # it travels with its keys and values
         for owner, kv in travel(own):
             for here, there, offset in pairs(owner, given["q"].shape[2]):
                 part = cut(given, kv, ctx.sizes, here, there)
-                part = {name: x.detach().requires_grad_() for name, x in part.items()}
+                part = {n: x.detach().requires_grad_(needed.get(n, True)) for n, x in part.items()}
+                wanted = {name: x for name, x in part.items() if x.requires_grad}
                 with torch.enable_grad():
                     found = ops.attention(**part, **ctx.options, offset=offset, return_lse=True)
                 # out = sum of weight * found[0] over all parts, with weight = exp(found[1] - lse)
                 weight = torch.exp(found[1].detach() - lse[:, :, here])
                 of_out = weight[..., None] * grad[:, :, here]
                 of_lse = (of_out * found[0].detach()).sum(-1) - weight * mean[:, :, here]
-                grads = torch.autograd.grad(found, part.values(), (of_out.to(out.dtype), of_lse))
+                of_found = of_out.to(out.dtype), of_lse
+                grads = torch.autograd.grad(found, wanted.values(), of_found)
                 sums = cut(totals, of_kv, ctx.sizes, here, there)
-                for name, more in zip(part, grads, strict=True):
+                for name, more in zip(wanted, grads, strict=True):
                     sums[name] += more
             of_kv = pass_on(of_kv)()  # after the last step it is back
         k, v = of_kv.to(own.dtype).split(ctx.sizes, -1)
-        return None, None, k, v, *(totals[name].to(given[name].dtype) for name in ctx.names)
+        grads = (totals[n].to(given[n].dtype) if needed[n] else None for n in ctx.names)
+        return None, None, k, v, *grads
 
 
 def ring_attention(q, k, v, **options):
@@ -143,13 +149,21 @@ def ring_attention(q, k, v, **options):
     -------
     out : Tensor (B, H, n, dv), q's dtype
     """
+    given = {"q": q, "k": k, "v": v}
+    given |= {name: x for name, x in options.items() if x is not None}
     if unknown := options.keys() - {"p", "q_rel", "bias", *OPTIONS}:
         raise TypeError(f"ring_attention does not take {', '.join(sorted(unknown))}")
+    # What attention refuses it refuses here, before a process waits for another: with no query.
+    none = {name: given[name].narrow(-2, 0, 0) for name in ("q", "q_rel") if name in given}
+    ops.attention(**given | none)
     if q.shape[2] != k.shape[2] or q.shape[2] % 2:
         raise ValueError(f"q and k need one even length, got {q.shape[2]} and {k.shape[2]}")
-    learned = {n: x for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
-    if "q_rel" in options:  # it has a row for each query, so it is cut in any case
-        learned["q_rel"] = options["q_rel"]
-    rest = {name: x for name, x in options.items() if name not in learned}
-    learned["q"] = q
-    return RingAttention.apply(rest, tuple(learned), k, v, *learned.values())
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+    rest = {name: x for name, x in given.items() if name not in tensors}
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:
+        low = torch.get_autocast_dtype(kind)
+        tensors = {name: x.to(low) if name in CAST else x for name, x in tensors.items()}
+    k, v = tensors.pop("k"), tensors.pop("v")
+    with torch.autocast(kind, enabled=False):
+        return RingAttention.apply(rest, tuple(tensors), k, v, *tensors.values())

@@ -69,16 +69,20 @@ def derived(out, weight, given):
     return {"out": out.detach()} | dict(zip(names, grads, strict=True))
 
 
-def attention_error(case, dtype):
+def attention_error(case, dtype, autocast=False):
     """Return the largest error of a result, over the result's largest element."""
     ring = load("ring_attention")
     given, weight = drawn(case, dtype), random(2, HEADS, LENGTH, SIZE - 2)
-    wanted = derived(ops.attention(**given), weight, given)
-    split = {
-        name: ring.local_part(given[name], 2) for name in ("q", "k", "v", "q_rel") if name in given
-    }
-    local = given | {name: x.detach().requires_grad_() for name, x in split.items()}
-    found = derived(ring.ring_attention(**local), ring.local_part(weight, 2), local)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        wanted = derived(ops.attention(**given), weight, given)
+        split = {
+            name: heads_last(ring.local_part(given[name], 2))
+            for name in ("q", "k", "v", "q_rel")
+            if name in given
+        }
+        local = given | {name: x.detach().requires_grad_() for name, x in split.items()}
+        out = ring.ring_attention(**local)
+    found = derived(out, ring.local_part(weight, 2), local)
     errors = []
     for name, whole in wanted.items():
         got = found[name].double()
@@ -89,6 +93,11 @@ def attention_error(case, dtype):
         assert found[name].dtype == whole.dtype, name
         errors.append(relative_error(got, whole))
     return worst(errors)
+
+
+def heads_last(x):
+    """Return the same values with the heads closest in memory: torch.cat keeps that order."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def relative_error(found, wanted):
@@ -210,6 +219,7 @@ def errors():
     for case in CASES:
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             found[case, dtype] = attention_error(case, dtype)
+        found[case, "autocast"] = attention_error(case, torch.float32, autocast=True)
     calls = [(data_parallel, WAVELET, reentrant) for reentrant in (False, True)]
     calls += [(data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)]
     calls += [(fsdp2, spec, True) for spec in (*LEARNED, "rows")]

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 # Sums of parts against one sum, over the largest element. A gradient of a table is the
 # sum of 21 parts, each rounded to bfloat16.
 BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 21 * 2**-9}
+BOUNDS["autocast"] = BOUNDS[torch.bfloat16]
 
 
 PROCESSES = 3  # the example has two
@@ -64,6 +65,19 @@ def test_tensor_parallelism_is_right_or_refused(errors, split):
             assert error <= 1e-5, spec
 
 
+def test_ring_attention_of_a_table_that_changes_meanwhile():
+    ring, distributed = load("ring_attention"), torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x, p = torch.ones(1, 2, 6, 4, requires_grad=True), torch.ones(6, 4)
+        out = ring.ring_attention(x, x, x, p=p)
+        p.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_ring_attention_refuses():
     ring, x = load("ring_attention"), torch.ones(1, 2, 6, 4)
     for options, words in (
@@ -72,6 +86,13 @@ def test_ring_attention_refuses():
     ):
         with pytest.raises(TypeError, match=f"does not take {words}"):
             ring.ring_attention(x, x, x, **options)
+    for given, words in (
+        ((x[0], x[0], x[0]), r"got q \(2, 0, 4\), k \(2, 6, 4\)"),
+        ((x, x.double(), x), "one dtype"),
+        ((x, x, x[:, :, :3]), "v"),
+    ):
+        with pytest.raises(RuntimeError, match=f"wavepe: .*{words}"):  # ops.attention's own words
+            ring.ring_attention(*given)
     with pytest.raises(ValueError, match="need one even length, got 5 and 5"):
         ring.ring_attention(*[x[:, :, :5]] * 3)
     with pytest.raises(ValueError, match="need one even length, got 4 and 6"):

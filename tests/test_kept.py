@@ -11,8 +11,9 @@ import safetensors.torch
 import wavepe
 import wavepe.hf
 from hf_model import close, logits
-from keep_version import KEPT, described
+from keep_version import HYBRIDS, KEPT, described
 from transformers import AutoModelForCausalLM
+from wavepe.hf.layers import Choice
 
 VERSIONS = sorted(folder.name for folder in KEPT.iterdir())
 # Transformers' releases, and CPUs, add in another order.
@@ -27,9 +28,19 @@ def test_this_version_is_kept():
 def test_specs_and_dicts(version):
     kept = json.loads((KEPT / version / "encodings.json").read_text())
     for spec, was in kept.items():
-        now = described(spec)["options"]
-        assert {name: now[name] for name in was["options"]} == was["options"], spec
+        now = described(spec)
+        assert {name: now["options"][name] for name in was["options"]} == was["options"], spec
+        assert now["parameters"] == was["parameters"], spec
+        assert now["numbers"] == pytest.approx(was["numbers"], rel=BOUND, abs=BOUND), spec
         assert wavepe.encodings.Encoding.from_dict(was["dict"]) == wavepe.encoding(spec)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hybrids(version):
+    kept = json.loads((KEPT / version / "hybrids.json").read_text())
+    assert kept
+    for stored, ranges in zip(kept, HYBRIDS, strict=True):
+        assert Choice(stored).ranges == Choice(ranges).ranges
 
 
 def load(version, name):

@@ -54,8 +54,10 @@ def private_names(source):
 def test_one_module_reads_private_names():
     found = {}
     for path in PACKAGE.rglob("*.py"):
-        if names := private_names(path.read_text()):
-            found[path.relative_to(PACKAGE).as_posix()] = sorted(set(names))
+        file = path.relative_to(PACKAGE).as_posix()
+        of_a_wheel = file.startswith("benchmarks/")  # a folder beside the package in a source tree
+        if (names := private_names(path.read_text())) and not of_a_wheel:
+            found[file] = sorted(set(names))
     home = "ops/_torch_private.py"
     assert found.pop(home) == [
         "forward_ad._current_level",

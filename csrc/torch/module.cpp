@@ -32,11 +32,15 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit__torch(void) {
     // The NumPy module owns the kernels and their dispatch, so use_variant switches both modules.
+    // PyCapsule_Import would ask the package, which lacks the module after a failed first import.
     PyObject *numpy_side = PyImport_ImportModule("wavepe._numpy");
     if (!numpy_side) return nullptr;
+    PyObject *capsule = PyObject_GetAttrString(numpy_side, "_dispatch");
     Py_DECREF(numpy_side);
+    if (!capsule) return nullptr;
     wavepe::dispatch =
-        static_cast<const wpe_dispatch *>(PyCapsule_Import("wavepe._numpy._dispatch", 0));
+        static_cast<const wpe_dispatch *>(PyCapsule_GetPointer(capsule, "wavepe._numpy._dispatch"));
+    Py_DECREF(capsule);
     if (!wavepe::dispatch) return nullptr;
     PyObject *module = PyModule_Create(&definition);
 #ifdef Py_GIL_DISABLED  // the operators run without the GIL on every Python: torch releases it

@@ -7,6 +7,7 @@ wavelet position encoding.
 """
 
 import importlib
+from importlib.util import find_spec
 from types import ModuleType
 
 from ._alibi import alibi_slopes
@@ -22,7 +23,8 @@ from ._wavelet_registered import register_wavelet
 from .encodings import encoding, register_encoding
 
 # Imported on first use, because the rest of wavepe needs neither torch nor transformers.
-_LAZY = ("analysis", "cli", "hf", "nn", "ops")
+_TORCH = ("torch", "wavepe._torch")
+_LAZY = {"analysis": (), "cli": (), "hf": (*_TORCH, "transformers"), "nn": _TORCH, "ops": _TORCH}
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -32,7 +34,9 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    # help(wavepe) gets every name of these
+    found = [name for name, needed in _LAZY.items() if all(map(find_spec, needed))]
+    return sorted({*globals(), *found})
 
 
 __all__ = [

@@ -492,7 +492,10 @@ def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     options = dict(data)
     version = options.pop("version", VERSION)
     if type(version) is not int or version != VERSION:
-        raise ValueError(f"the dict of an encoding needs version {VERSION}, got {version!r}")
+        raise ValueError(
+            f"the dict of an encoding needs version {VERSION}, got {version!r}: a newer wavepe may "
+            "have written it"
+        )
     if "name" not in options:
         raise ValueError(f"the dict of an encoding needs a 'name', got the keys {list(data)}")
     return options.pop("name"), options
