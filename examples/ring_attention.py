@@ -143,7 +143,8 @@ def ring_attention(q, k, v, **options):
     options
         p, q_rel and bias, which are differentiable, and those named in OPTIONS, as
         `wavepe.ops.attention` takes them. Each process has the whole p and the whole bias. Their
-        gradients are this process's share, as those of all weights: add them up.
+        gradients are this process's share, as those of all weights: add them up. Autocast casts
+        what it casts for `wavepe.ops.attention`.
 
     Returns
     -------
@@ -153,9 +154,9 @@ def ring_attention(q, k, v, **options):
     given |= {name: x for name, x in options.items() if x is not None}
     if unknown := options.keys() - {"p", "q_rel", "bias", *OPTIONS}:
         raise TypeError(f"ring_attention does not take {', '.join(sorted(unknown))}")
-    # What attention refuses it refuses here, before a process waits for another: with no query.
-    none = {name: given[name].narrow(-2, 0, 0) for name in ("q", "q_rel") if name in given}
-    ops.attention(**given | none)
+    # What attention refuses, it refuses here, before a process waits for another.
+    no_query = {name: given[name].narrow(-2, 0, 0) for name in ("q", "q_rel") if name in given}
+    ops.attention(**given | no_query)
     if q.shape[2] != k.shape[2] or q.shape[2] % 2:
         raise ValueError(f"q and k need one even length, got {q.shape[2]} and {k.shape[2]}")
     tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
