@@ -92,6 +92,13 @@ def numbers(encoding, parameters):
     return found[np.linspace(0, found.size - 1, 7).astype(int)].tolist() if found.size else []
 
 
+def described_hybrid(ranges):
+    """Return what is stored of a hybrid, and what it means: first layer, last layer, spec."""
+    choice = Choice(ranges)
+    meaning = [[*place, str(encoding)] for place, encoding in choice.ranges.items()]
+    return {"stored": choice.stored(), "ranges": meaning}
+
+
 def save(model, folder, expected):
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -103,8 +110,8 @@ def main():
     folder.mkdir(parents=True)
     lines = [f"{json.dumps(spec)}: {json.dumps(described(spec))}" for spec in dict.fromkeys(SPECS)]
     (folder / "encodings.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    hybrids = [Choice(ranges).stored() for ranges in HYBRIDS]
-    (folder / "hybrids.json").write_text(json.dumps(hybrids, indent=1) + "\n")
+    hybrids = [json.dumps(described_hybrid(ranges)) for ranges in HYBRIDS]
+    (folder / "hybrids.json").write_text("[\n" + ",\n".join(hybrids) + "\n]\n")
     by_stock = {spec: logits(tiny(rope_parameters=dict(rope)), IDS) for spec, rope in STOCK.items()}
     save(tiny(), folder / "stock", by_stock)
     model = stirred(patched_tiny(LEARNED))
