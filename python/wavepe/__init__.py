@@ -6,8 +6,7 @@ models. Comments in the code cite sources by the keys of docs/reference/methods.
 wavelet position encoding.
 """
 
-import importlib
-from importlib.util import find_spec
+import importlib.util
 from types import ModuleType
 
 from ._alibi import alibi_slopes
@@ -35,7 +34,7 @@ def __getattr__(name: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     # help(wavepe) gets every name of these
-    found = [name for name, needed in _LAZY.items() if all(map(find_spec, needed))]
+    found = [name for name, needed in _LAZY.items() if all(map(importlib.util.find_spec, needed))]
     return sorted({*globals(), *found})
 
 
