@@ -19,7 +19,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
-.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
+.PHONY: help docs pictures demo hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +33,16 @@ hf-swap: .venv/built ## train a Llama with RoPE, swap to wavelets, train both on
 fairseq-demo: .venv-fairseq/built ## train one fairseq language model per position encoding on real text
 	PYTHONWARNINGS=ignore .venv-fairseq/bin/python examples/fairseq_demo.py --out runs/fairseq-demo
 
-test: .venv/built ## all tests, those of the kernels with sanitizers too
+test: .venv/built ## what tells in six minutes that nothing is broken
 	$(BIN)/python -m pytest -q $(PARALLEL)
+
+test-all: .venv/extras .venv/built ## the long tail too: every combination, fuzz, faults, sanitizers, trainings
+	$(BIN)/python -m pytest -q --all $(PARALLEL)
+
+extras: .venv/extras ## what some tests need, and skip without: Triton, TRL, PEFT (1.4 GB)
+
+mutants: .venv/extras .venv/built ## plant small faults where the last change is, and see tests fail: ALL=1, SINCE=main
+	$(BIN)/python tests/mutants/run.py $(if $(filter-out 0,$(ALL)),--all) $(addprefix --since ,$(SINCE))
 
 fuzz: .venv/built ## random calls of every function on every variant: MINUTES=10, SEED=7, SANITIZE=1
 	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED)) \
@@ -44,30 +52,30 @@ faults: .venv/built ## a full disk or a signal at each write of compare and conv
 	$(BIN)/python tests/faults.py
 
 test-oldest: .venv-oldest/built ## what runs without torch, with the oldest NumPy, as installed
-	.venv-oldest/bin/python -m pytest -q -m "not slow" $(PARALLEL)
+	.venv-oldest/bin/python -m pytest -q $(PARALLEL)
 
-HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _guards.py _layers.py _packing.py _llama.py) tests/test_kept.py
+HF_OLDEST_TESTS := $(addprefix tests/test_hf,.py _layers.py _masks.py _patch.py _types.py) tests/test_kept.py
 test-hf-oldest: .venv-fairseq/built ## those of Hugging Face Llamas and Mistrals, with the oldest transformers
 	.venv-fairseq/bin/python -m pytest -q $(HF_OLDEST_TESTS) $(PARALLEL)
-	.venv-fairseq/bin/python -m pytest -q -k "llama or mistral" $(PARALLEL) \
+	.venv-fairseq/bin/python -m pytest -q --all $(PARALLEL) -k "(llama or mistral) and not compile and not export" \
 	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_workflows.py
 
 # What transformers has changed within 5: configurations, masks, weights that are tied or renamed.
-HF_MIDDLE_TESTS := $(addprefix tests/test_hf,.py _convert.py _guards.py _llama.py _masks.py _rope.py) tests/test_kept.py
+HF_MIDDLE_TESTS := $(addprefix tests/test_hf,.py _convert.py _masks.py _patch.py _rope.py _types.py) tests/test_kept.py
 test-hf-middle: .venv/built build/transformers-5.0/built ## those that changes within transformers 5 concern, with 5.0
 	$(MIDDLE) -m pytest -q $(HF_MIDDLE_TESTS) $(PARALLEL)
-	$(MIDDLE) -m pytest -q -k "gemma2 or gpt_neox or mixtral" $(PARALLEL) \
+	$(MIDDLE) -m pytest -q --all $(PARALLEL) -k "(gemma2 or gpt_neox or mixtral) and not compile and not export" \
 	    tests/test_hf_families.py tests/test_hf_situations.py tests/test_hf_types.py
 
 SUITE := -o addopts=-ra -o filterwarnings=ignore::pytest.PytestUnknownMarkWarning
 test-transformers: .venv/built build/transformers/fetched ## transformers' own tests of a model, on types wavepe_<family>
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q $(SUITE) -k "not Stock" $(PARALLEL) tests/transformers_suite.py
 
-test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2
-	.venv-fairseq/bin/python -m pytest -q tests/test_fairseq*.py $(PARALLEL)
+test-fairseq: .venv-fairseq/built ## the plug-in's tests, with fairseq 0.12.2: ALL=1 for the long tail too
+	.venv-fairseq/bin/python -m pytest -q $(if $(filter-out 0,$(ALL)),--all) tests/test_fairseq*.py $(PARALLEL)
 
-test-fairseq-fixed: .venv-fairseq-fixed/built ## those that are not slow, with fairseq-fixed
-	.venv-fairseq-fixed/bin/python -m pytest -q -m "not slow" tests/test_fairseq*.py $(PARALLEL)
+test-fairseq-fixed: .venv-fairseq-fixed/built ## the same with fairseq-fixed
+	.venv-fairseq-fixed/bin/python -m pytest -q $(if $(filter-out 0,$(ALL)),--all) tests/test_fairseq*.py $(PARALLEL)
 
 check-kernels: ## random calls of every kernel against references: SECONDS=600, SEED=1; needs no Python
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run
@@ -89,20 +97,20 @@ test-aarch64: ## the checker compiled for aarch64, in an emulator: SECONDS=60, S
 	@$(MAKE) --silent --no-print-directory -C tests/kernels run CC=$(AARCH64) LINK=-static RUN=qemu-aarch64 \
 	    BUILD=$(CURDIR)/build/check-kernels-aarch64
 
-lint: .venv/packages ## ruff, clang-format, mypy and typos, without changing anything
+lint: .venv/lint ## ruff, clang-format, mypy and typos, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES) $(C_TESTS)
 	$(BIN)/mypy
 	$(BIN)/typos
 
-format: .venv/packages ## let ruff, clang-format and typos rewrite the sources
+format: .venv/lint ## let ruff, clang-format and typos rewrite the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES) $(C_TESTS)
 	$(BIN)/typos --write-changes
 
-docs: .venv/built ## the documentation, in build/site; a dead link or a missing reference fails
+docs: .venv/docs .venv/built ## the documentation, in build/site; a dead link or a missing reference fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/built ## time every operator against its rivals, in one process
@@ -155,8 +163,13 @@ clean: ## remove what was built, the environment too
 	test -e $@ && test -z "$$(find $^ -newer $@)" || $(EDITABLE) . --no-deps
 	touch $@
 
-.venv/release: .venv/packages pyproject.toml
-	$(BIN)/python -m pip install --quiet --group release
+# Tools and packages that only some targets need.
+.venv/lint .venv/extras .venv/release: .venv/packages
+	$(BIN)/python -m pip install --quiet --group $(@F)
+	touch $@
+
+.venv/docs: .venv/packages
+	$(BIN)/python -m pip install --quiet "wavepe[docs]"
 	touch $@
 
 # A folder in front of .venv on the path: an environment of its own, torch with it, would take minutes.
@@ -194,17 +207,18 @@ dist/built: .venv/release pyproject.toml setup.py MANIFEST.in README.md $(C_FILE
 	touch $@
 
 # The oldest transformers lives there too: a whole environment, torch with it, would take minutes.
-# fairseq's own pins cannot be resolved any more, hence --no-deps; the extra brings what it needs.
-# fairseq-fixed asks for torch to be built, and with isolation would fetch another one.
-.venv-fairseq/built: dist/built
+# wavepe is .venv's build, so nothing is compiled. fairseq's own pins cannot be resolved any more, hence
+# --no-deps; the extra brings what it needs.
+.venv-fairseq/built: .venv/built
 	test -x .venv-fairseq/bin/pip || $(PYTHON) -m venv .venv-fairseq
 	.venv-fairseq/bin/python -m pip install --quiet --upgrade pip
-	.venv-fairseq/bin/python -m pip install --quiet $(TORCH)
+	.venv-fairseq/bin/python -m pip install --quiet $(TORCH) numpy "setuptools>=77"
 	.venv-fairseq/bin/python -m pip install --quiet --no-deps fairseq==0.12.2
-	.venv-fairseq/bin/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
-	.venv-fairseq/bin/python -m pip install --quiet "$$(echo dist/*.whl)[fairseq,test,plot,cli]" $(OLDEST_HF)
+	PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 .venv-fairseq/bin/python -m pip install --quiet \
+	    --no-build-isolation --editable ".[fairseq,test,plot,cli]" $(OLDEST_HF)
 	touch $@
 
+# fairseq-fixed asks for torch to be built, and with isolation would fetch another one.
 .venv-fairseq-fixed/built: dist/built
 	test -x .venv-fairseq-fixed/bin/pip || $(PYTHON) -m venv .venv-fairseq-fixed
 	.venv-fairseq-fixed/bin/python -m pip install --quiet --upgrade pip

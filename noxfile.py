@@ -22,7 +22,7 @@ TORCHES = [("3.10", "2.10.0"), ("3.11", "2.11.0"), ("3.12", "2.12.1"),
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 # The interpreter that runs nox: for others a plain torch would bring gigabytes of CUDA.
 OWN = ".".join(map(str, sys.version_info[:2]))
-OF_TORCH = ["ops_rope", "ops_wavelet", "ops_relative_bias", "ops_attention",
+OF_TORCH = ["ops_every", "ops_rope", "ops_wavelet", "ops_relative_bias", "ops_attention",
             "ops_attention_values", "ops_attention_compile", "nn_attention"]  # fmt: skip
 IMPORT_TIMES = """
 import importlib, sys, time
@@ -40,7 +40,7 @@ def wheel(extras="test"):
 def run_tests(session, *tests):
     for module in ("wavepe", *(("torch", "wavepe.ops") if tests else ())):
         session.run("python", "-c", IMPORT_TIMES, module)
-    session.run("pytest", "-q", "-m", "not slow", "-n", "auto", "--maxprocesses", "8", *tests)
+    session.run("pytest", "-q", "-n", "auto", "--maxprocesses", "8", *tests)
 
 
 @nox.session(python=PYTHONS)

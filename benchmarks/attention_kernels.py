@@ -2,7 +2,7 @@
 
 `python -m benchmarks.attention_kernels` compiles the GPU's kernels with the arguments of real calls
 and prints a table. It counts the instructions of tensor cores too. It needs Triton, from
-wavepe[dev], but no GPU. `--json FILE` keeps the table; `--write` puts the kept table into
+`make extras`, but no GPU. `--json FILE` keeps the table; `--write` puts the kept table into
 docs/internals/attention-gpu.md.
 """
 
@@ -78,7 +78,7 @@ def measure(case: Case, backward: bool = True, **options: Any) -> list[dict]:
     try:
         from triton.runtime.driver import driver
     except ImportError as error:
-        raise Missing("Triton is not there: pip install wavepe[dev] brings it") from error
+        raise Missing("Triton is not there: make extras brings it") from error
     from wavepe.ops._attention_gpu import launches
 
     found: dict[str, dict] = {}

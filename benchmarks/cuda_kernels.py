@@ -1,7 +1,7 @@
 """Print the registers, spilled bytes and access widths that nvcc gives each CUDA kernel.
 
 `python -m benchmarks.cuda_kernels` compiles the kernels and prints a table. It needs nvcc, and
-nvdisasm from wavepe[dev], but no GPU. `--json FILE` keeps the table; `--write` puts the kept table
+nvdisasm from `make extras`, but no GPU. `--json FILE` keeps the table; `--write` puts the kept table
 into docs/internals/cuda.md.
 """
 
@@ -70,7 +70,7 @@ def measure(arch: int) -> tuple[dict, ...]:
     """Return a row for each kernel, compiled for one architecture."""
     found = tools()
     if not found:
-        raise Missing("nvcc or nvdisasm is not there: pip install wavepe[dev] brings the latter")
+        raise Missing("nvcc or nvdisasm is not there: make extras brings the latter")
     with tempfile.TemporaryDirectory() as folder:
         cubin = str(Path(folder, "kernels.cubin"))
         source = ("-I", str(ROOT / "csrc"), str(ROOT / "csrc/cuda/kernels.cu"), "-o", cubin)

@@ -1,6 +1,6 @@
 """Keep the results of the model families' tests, and write them into docs/reference/families.md.
 
-python -m pytest tests/test_hf_{families,situations,types,workflows}.py \
+python -m pytest --all tests/test_hf_{families,situations,types,workflows}.py \
     -o junit_family=xunit1 --junitxml build/families.xml
 python -m benchmarks.hf_families_page --keep build/families.xml
 python -m benchmarks.hf_families_page --write | --check

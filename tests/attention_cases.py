@@ -1,7 +1,4 @@
-"""Helpers of the tests of attention: shapes, options, and bounds with their reasons.
-
-`check` compares outputs and gradients to the oracle.
-"""
+"""Helpers of the tests of ops.attention. `check` compares outputs and gradients to the oracle."""
 
 import functools
 from typing import NamedTuple
@@ -9,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import oracle_attention as oracle
 import pytest
-from attention_options import OPTIONS
-from attention_shapes import BOUNDS, LEADS, Shape, rounding
+from attention_options import BOUNDS, LEADS, OPTIONS, Shape, rounding
 from cases import assert_same_bits, assert_within, generator, load_torch
+from variants import all_of_them, usual
 
 torch, ops = load_torch()
 from wavepe.ops._attention_composed import composed as dense
@@ -26,7 +23,8 @@ DEFAULTS = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
 DEFAULTS |= {"bias_first": 0, "bias_beyond": "zero"}
 
 UNITS = {F32: 2.0**-24, F64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-
+TESTED = usual(all_of_them())
+SLOW = pytest.mark.slow
 
 SQUARE = [
     Shape(*lead, n, n, d, d)
@@ -40,6 +38,14 @@ FEW = [
     Shape(1, 2, 2, 5, 70, 3, 31),
     Shape(2, 6, 2, 37, 41, 24, 20),
 ]
+
+
+def soon(values, *chosen):
+    """Return parameters: all but those chosen are of the long tail."""
+    return [
+        x if x in chosen else pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=SLOW)
+        for x in values
+    ]
 
 
 # ---- inputs -------------------------------------------------------------------------------------
@@ -110,8 +116,19 @@ def composed(q, k, v, *, return_lse=False, **options):
 
 
 attention = ops.attention
+
+
+def attention_on(variant):
+    """A function for each variant: what thins products of parameters then tells them apart."""
+    return lambda *qkv, **options: attention(*qkv, **options)
+
+
+# The kernels in each variant; the composition, which has none, once.
 each_function = pytest.mark.parametrize(
-    "function", [attention, composed], ids=["attention", "composed"]
+    ("variant", "function"),
+    [*((name, attention_on(name)) for name in TESTED), (TESTED[0], composed)],
+    ids=[*TESTED, "composed"],
+    indirect=["variant"],
 )
 
 
@@ -209,7 +226,7 @@ def grid(function, option, shapes, dtype=F32):
     for shape in shapes:
         arguments, grads, exact = problem(option, shape, dtype)
         found = run(function, arguments, *grads)
-        compare(found, exact, dtype, f"{option} {shape}", function is not composed)
+        compare(found, exact, dtype, f"{option} {shape} {dtype}", function is not composed)
 
 
 def check(function, rng, shape, options, dtype=F32, what="", backward=True):

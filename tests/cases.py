@@ -268,3 +268,8 @@ def recording_backend():
 def compiled_once(backend):
     """Return whether one graph served all lengths; empty graphs of Dynamo do not count."""
     return sum(any(n.op == "call_function" for n in g.graph.nodes) for g in backend.graphs) == 1
+
+
+def needs(name):
+    """Import a package that `make test` alone does not bring, or skip."""
+    return pytest.importorskip(name, reason=f"needs {name.partition('.')[0]}: make extras")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from cases import HAS_TORCH
-from second_build import NUMPY_TESTS, ROOT, SecondBuild, torch_tests
+from second_build import ROOT, SecondBuild, numpy_tests, torch_tests
 
 
 def main(clang, *words):
@@ -21,7 +21,8 @@ def main(clang, *words):
     file, compiler = said.stdout.split(maxsplit=1)
     if not file.startswith(str(ROOT / "build" / "clang")) or "clang" not in compiler.lower():
         sys.exit(f"not the build by {clang}")
-    names = [*NUMPY_TESTS, "test_build.py", *(torch_tests(["private_names"]) if HAS_TORCH else [])]
+    names = [*numpy_tests(), "test_build.py"]
+    names += torch_tests(["private_names"]) if HAS_TORCH else []
     files = [str(ROOT / "tests" / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", *words, *files]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode

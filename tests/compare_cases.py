@@ -1,10 +1,20 @@
 """Comparisons of tiny models, for the tests of `wavepe compare`."""
 
+import atexit
+import functools
 import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
+from processes import forked
+from wavepe.cli import main
 
-SPECS = ["none", "rope", "rope:inference_theta=scaled", "wavelet:scales=3"]
+SPECS = ("none", "rope", "rope:inference_theta=scaled", "wavelet:scales=3")
 TINY = [
     "--train-length", "16", "--lengths", "16", "32", "--batch", "2", "--layers", "1", "--heads",
     "2", "--head-dim", "6", "--eval-bytes", "128", "--lr", "0.02", "--threads", "1",
@@ -21,7 +31,38 @@ def text_in(folder):
 
 def arguments(text, out, *more, steps=6, specs=SPECS):
     tiny = [*TINY, "--data", str(text), "--steps", str(steps), "--save-every", "2"]
-    return ["compare", "--encodings", *specs, *tiny, "--out", str(out), *more]
+    return ["compare", "--encodings", *specs, *tiny, "--out", str(out), *map(str, more)]
+
+
+def temporary():
+    """Return a folder that is removed when the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="wavepe-compare-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def text():
+    return text_in(temporary())
+
+
+def compare(out, *more, data=None, **options):
+    """Run a comparison with a picture that is not drawn; return the exit code."""
+    from matplotlib.figure import Figure
+
+    def save(figure, path, **_):
+        Path(path).write_bytes(b"")
+
+    with mock.patch.object(Figure, "savefig", save):
+        return main(arguments(data or text(), out, *more, **options))
+
+
+@functools.cache
+def trained(*more, **options):
+    """Return the folder of an uninterrupted comparison. A test that changes it copies it."""
+    out = temporary() / "finished"
+    assert main(arguments(text(), out, *more, **options)) == 0
+    return out
 
 
 def results(out):
@@ -39,3 +80,126 @@ def one_line(capsys):
     assert printed.err.count("\n") == 1
     assert printed.err.startswith("wavepe compare: error: ")
     return printed.err
+
+
+def refused(capsys, out, *more, code=2, **options):
+    """Return the one line of a comparison that fails."""
+    capsys.readouterr()
+    assert compare(out, *more, **options) == code
+    return one_line(capsys)
+
+
+def interrupt(monkeypatch, owner, name, when=lambda *_: True):
+    """Press Ctrl-C after the next call of this function."""
+    function = getattr(owner, name)
+
+    def stopping(*given):
+        out = function(*given)
+        if when(*given):
+            monkeypatch.setattr(owner, name, function)
+            raise KeyboardInterrupt
+        return out
+
+    monkeypatch.setattr(owner, name, stopping)
+
+
+# ------------------------------------------------------------------ stopped by a signal
+
+# The command in a process that gets a signal in the third step of the second training.
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from wavepe.cli import main
+from wavepe.cli.compare import training
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+batch_at = training.batch_at
+
+
+def stopping(tokens, step, *rest):
+    if step == 2 and Path(sys.argv[-1], "training", "rope-theta-10000-seed0.pt").exists():
+        os.kill(os.getpid(), int(sys.argv[1]))
+    return batch_at(tokens, step, *rest)
+
+
+training.batch_at = stopping
+sys.exit(main(sys.argv[2:]))
+"""
+
+# The command with workers that are forks of it, in place of new processes, which import torch for
+# seconds. It prints their numbers. When a file is there, it sends a signal to a process.
+FORKING = """
+import os, signal, sys
+from pathlib import Path
+from wavepe.cli import main
+from wavepe.cli.compare import jobs, worker
+
+pattern, number, whom, *words = sys.argv[1:]
+out = Path(words[words.index("--out") + 1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
+
+class Fork:
+    pids = []
+
+    def __init__(self, command, stdin, stdout, pass_fds, start_new_session):
+        read, write = os.pipe()
+        answers, said = os.pipe()
+        self.pid, self.code = os.fork(), None
+        if not self.pid:
+            status = 1
+            try:
+                os.setsid()
+                os.dup2(read, 0)
+                os.dup2(said, 1)
+                for handle in map(int, os.listdir("/proc/self/fd")):
+                    if handle > 2 and handle not in pass_fds:
+                        try:
+                            os.close(handle)
+                        except OSError:
+                            pass  # of listdir
+                status = worker.main()
+            finally:
+                os._exit(status)
+        os.close(read)
+        os.close(said)
+        self.stdin, self.stdout = os.fdopen(write, "wb"), os.fdopen(answers, "rb")
+        self.pids.append(self.pid)
+        print(self.pid, flush=True)
+
+    def wait(self):
+        if self.code is None:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.code
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def listening(self):
+    done = listen(self)
+    if pattern and list(out.glob(pattern)):
+        os.kill(os.getpid() if whom == "command" else Fork.pids[0], int(number))
+    return done
+
+
+listen, jobs._Worker.listen = jobs._Worker.listen, listening
+jobs.subprocess.Popen = Fork
+sys.exit(main(words))
+"""
+
+
+def forking(words, pattern="", number=0, whom="command"):
+    """Return the ended command, and the numbers of its workers."""
+    done = forked("-c", FORKING, pattern, int(number), whom, *words)
+    return done, [int(word) for word in done.stdout.split("\n")[:2]]
+
+
+def gone(numbers):
+    """Return whether all these processes end within a minute."""
+    for _ in range(6000):
+        if not any(os.path.exists(f"/proc/{number}") for number in numbers):
+            return True
+        time.sleep(0.01)
+    return False

@@ -7,13 +7,14 @@ tested variants.
 
 import collections
 import gc
+import itertools
 import os
 
 # This must be set before torch is loaded. It is also for processes that tests start. On a busy
 # machine, small operators with several threads mostly wait. Tests of threads set their own number.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # PEFT would look for folders on the Hub
-# Triton's kernels run on the CPU (tests/attention_interpreted.py). On a GPU: TRITON_INTERPRET=0.
+# Triton's kernels run on the CPU (test_ops_attention_interpreted.py). On a GPU: TRITON_INTERPRET=0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
@@ -25,6 +26,11 @@ from wavepe import _threads
 REQUIRED = os.environ.get("WAVEPE_REQUIRE", "").replace(" ", "").split(",")
 REQUIRED = tuple(filter(None, REQUIRED)) or tuple(of_this_cpu())
 TESTED = usual(all_of_them())
+
+
+def pytest_addoption(parser):
+    text = "run the long tail too: tests marked slow, and all combinations of parameters"
+    parser.addoption("--all", action="store_true", help=text)
 
 
 def pytest_configure(config):
@@ -68,14 +74,38 @@ def why_not(name):
 
 
 @pytest.hookimpl(trylast=True)  # hypothesis marks its tests first
-def pytest_collection_modifyitems(items):
-    """Run the longest tests first; at the end, one core would run while the others wait."""
+def pytest_collection_modifyitems(config, items):
+    """Leave the long tail out, but with --all, and run the longest tests first: at the end, one
+    core would run while the others wait."""
+    named = any("::" in argument for argument in config.args) or config.option.markexpr
+    if not (config.getoption("--all") or named):
+        kept = {item for item in items if item.get_closest_marker("slow") is None}
+        for same in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+            kept -= set(beyond_pairs(list(same[1])))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if seed := os.environ.get("WAVEPE_HYPOTHESIS_SEED"):  # `make fuzz`: other examples each time
         hypothesis = pytest.importorskip("hypothesis")
         for item in items:
             if item.get_closest_marker("hypothesis"):
                 hypothesis.seed(int(seed))(item.function)
+
+
+def beyond_pairs(items):
+    """Return the items of a test that show no new pair of values of its parameters."""
+    shown = {}
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        values = [(name, repr(given[name])) for name in sorted(given)]
+        shown[item] = set(itertools.combinations(values, 2)) or set(values)
+    left = set().union(*shown.values())
+    spare = dict.fromkeys(items)
+    while left:
+        best = max(spare, key=lambda item: len(shown[item] & left))
+        left -= shown[best]
+        del spare[best]
+    return list(spare) if len(items) > 1 else []
 
 
 def pytest_collection_finish():

@@ -1,19 +1,28 @@
-"""What each process does for test_distributed.py. Rank 0 writes down how far results are off."""
+"""What processes do for tests: python distributed_worker.py WORK PROCESSES FOLDER.
 
+This process forks PROCESSES others, which call the function WORK. Rank 0 writes what was found to
+FOLDER/found.
+"""
+
+import contextlib
 import dataclasses
 import functools
+import io
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import wavepe.hf
 from cases import wavelets
 from encoding_cases import LEARNED
 from examples_hf import EXAMPLES, load
-from hf_model import EACH_ENTRY, gradients, patched_tiny, recompute, tokens
+from hf_model import EACH_ENTRY, gradients, logits, patched_tiny, recompute, tokens
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -23,10 +32,27 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM
 from wavepe import ops, register_encoding
 from wavepe.encodings import Encoding
 
 sys.path.insert(0, str(EXAMPLES))  # context_parallel imports its neighbour
+
+
+def relative_error(found, wanted):
+    """Return the largest error over the largest element of `wanted`."""
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+
+
+def worst(errors):
+    """Return the largest error, NaN if one is NaN; of words, which all processes have, one."""
+    if all(isinstance(error, str) for error in errors):
+        return errors[0]
+    return float(torch.tensor(errors).max())
+
+
+# ------------------------------------------------------------------ attention in a ring
+
 HEADS, KEY_HEADS, LENGTH, SIZE = 4, 2, 24, 8
 ROWS = torch.from_numpy(wavelets(SIZE, LENGTH, scales=4))
 
@@ -69,10 +95,11 @@ def derived(out, weight, given):
     return {"out": out.detach()} | dict(zip(names, grads, strict=True))
 
 
-def attention_error(case, dtype, autocast=False):
+def attention_error(case, dtype):
     """Return the largest error of a result, over the result's largest element."""
-    ring = load("ring_attention")
-    given, weight = drawn(case, dtype), random(2, HEADS, LENGTH, SIZE - 2)
+    ring, autocast = load("ring_attention"), dtype == "autocast"
+    given = drawn(case, torch.float32 if autocast else dtype)
+    weight = random(2, HEADS, LENGTH, SIZE - 2)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         wanted = derived(ops.attention(**given), weight, given)
         split = {
@@ -100,22 +127,9 @@ def heads_last(x):
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-def relative_error(found, wanted):
-    """Return the largest error over the largest element of `wanted`."""
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
-
-
-def worst(errors):
-    """Return the largest error, NaN if one is NaN; of words, which all processes have, one."""
-    if all(isinstance(error, str) for error in errors):
-        return errors[0]
-    return float(torch.tensor(errors).max())
-
-
-# ------------------------------------------------------------------ models
+# ------------------------------------------------------------------ models, and ways to split them
 
 WAVELET = "wavelet:scales=4,learned=true"
-SIZES = {"heads": 6, "kv_heads": 3, "intermediate_size": 42}  # three processes split them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,15 +207,19 @@ def sequence_parallel(model, ids, reentrant):
     return parallelize_module(model, mesh(), ends), ids
 
 
-def gradient_error(split, spec, reentrant=None, **options):
+def gradient_error(split, spec, reentrant=None):
     """Of a model that `split` splits over processes, against one process; or a ValueError's words.
 
     It is the largest error of a gradient, over the gradient's largest element. `reentrant` is the
     kind of gradient checkpointing, if any.
     """
-    ids = tokens(2 * dist.get_world_size(), 12)
-    wanted = gradients(patched_tiny(spec, **SIZES).train(), ids, **options)
-    model = patched_tiny(spec, **SIZES).train()
+    count, options = dist.get_world_size(), {}
+    sizes = {"heads": 2 * count, "kv_heads": count, "intermediate_size": 14 * count}
+    if split is sequence_parallel:
+        options = {"position_ids": torch.arange(12)[None]}
+    ids = tokens(2 * count, 12)
+    wanted = gradients(patched_tiny(spec, **sizes).train(), ids, **options)
+    model = patched_tiny(spec, **sizes).train()
     if reentrant is not None:
         recompute(model, reentrant)
     model, ids = split(model, ids, reentrant)
@@ -213,36 +231,148 @@ def gradient_error(split, spec, reentrant=None, **options):
     return worst([relative_error(*pair) for pair in zip(found, wanted, strict=True)])
 
 
-def errors():
+# The cases of two processes, which are the quick ones, and of three.
+ATTENTION = {
+    2: [(case, torch.float32) for case in CASES],
+    3: [
+        (case, dtype)
+        for case in CASES
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, "autocast")
+    ],
+}
+MODELS = {
+    2: [
+        (data_parallel, WAVELET, True),
+        (fsdp2, "transformer_xl", True),
+        (tensor_parallel, "wavelet:scales=4"),
+        (tensor_parallel, "alibi"),
+        (sequence_parallel, "rope:theta=100"),
+    ],
+    3: [
+        *((data_parallel, WAVELET, reentrant) for reentrant in (False, True)),
+        *((data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)),
+        *((fsdp2, spec, True) for spec in (*LEARNED, "rows")),
+        (fsdp2, "transformer_xl", False),
+        (fsdp2_without_a_group, WAVELET, True),
+        *((tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED)),
+        *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi")),
+    ],
+}
+
+
+def errors(folder):
+    """How far attention and models in parts are off, at worst in any process."""
     register_encoding(Rows)
-    found = {}
-    for case in CASES:
-        for dtype in (torch.float64, torch.float32, torch.bfloat16):
-            found[case, dtype] = attention_error(case, dtype)
-        found[case, "autocast"] = attention_error(case, torch.float32, autocast=True)
-    calls = [(data_parallel, WAVELET, reentrant) for reentrant in (False, True)]
-    calls += [(data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)]
-    calls += [(fsdp2, spec, True) for spec in (*LEARNED, "rows")]
-    calls += [(fsdp2, "transformer_xl", False), (fsdp2_without_a_group, WAVELET, True)]
-    calls += [(tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED)]
-    for call in calls:
-        found[call[0].__name__, call[1:]] = gradient_error(*call)
-    positions = torch.arange(12)[None]
-    for spec in ("wavelet:scales=4", "rope:theta=100", "alibi"):
-        error = gradient_error(sequence_parallel, spec, position_ids=positions)
-        found["sequence_parallel", (spec,)] = error
+    count = dist.get_world_size()
+    found = {case: attention_error(*case) for case in ATTENTION[count]}
+    for call in MODELS[count]:
+        found[(call[0].__name__, *call[1:])] = gradient_error(*call)
+    gathered = [None] * count
+    dist.all_gather_object(gathered, found)
+    return {case: worst([errors[case] for errors in gathered]) for case in found}
+
+
+# ------------------------------------------------------------------ transformers' own plan
+
+
+def tensor_parallel_plan(folder):
+    """Whether each model in the folder computes the same in two processes, or an error's words."""
+    ids, found = tokens(2, 12), {}
+    for model in sorted(Path(folder).glob("model-*")):
+        whole = AutoModelForCausalLM.from_pretrained(model).eval()
+        split = AutoModelForCausalLM.from_pretrained(model, tp_plan="auto").eval()
+        assert split.model.layers[0].self_attn.q_proj.weight.to_local().shape[0] == 16
+        try:
+            equal = torch.allclose(logits(split, ids), logits(whole, ids), atol=1e-4)
+        except ValueError as error:
+            equal = str(error)
+        found[whole.config.position_encoding] = equal
     return found
 
 
-def work(rank, processes, folder):
+# ------------------------------------------------------------------ the example of FSDP2
+
+
+def batch():
+    return torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(5))
+
+
+def whole_gradients(model, ids):
+    """After one backward pass; of a sharded model, the whole ones."""
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    return {
+        name: weight.grad.full_tensor() if hasattr(weight.grad, "full_tensor") else weight.grad
+        for name, weight in model.named_parameters()
+    }
+
+
+def from_meta(example):
+    """The example's model, made without memory, sharded, then filled from a whole state."""
+    whole = example.fresh_model()
+    settings = {
+        name: getattr(whole.config, name)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    }
+    config = wavepe.hf.WavePELlamaConfig(
+        position_encoding=whole.config.position_encoding, num_hidden_layers=2, **settings
+    )
+    with torch.device("meta"):
+        model = wavepe.hf.WavePELlamaForCausalLM(config)
+    model = example.shard(model, mesh()).to_empty(device="cpu")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(torch.nan)
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, whole.state_dict(), options=options)
+    return model
+
+
+def fsdp2_example(folder):
+    example, ids, found, printed = load("hf_fsdp2"), mine(batch()), {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        _, found["state"], alone = example.main()
+    found |= {"printed": printed.getvalue(), "alone": alone.state_dict()}
+    found["float32"] = whole_gradients(example.shard(example.fresh_model(), mesh()), ids)
+    found["from meta"] = whole_gradients(from_meta(example), ids)
+    half = example.shard(example.fresh_model().to(torch.bfloat16), mesh())
+    found["bfloat16"] = whole_gradients(half, ids)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mixed = example.shard(example.fresh_model(), mesh(), mp_policy=policy)
+    found["mixed"] = whole_gradients(mixed, ids)
+    model = fully_shard(example.fresh_model().to(torch.bfloat16), mesh=mesh())
+    try:
+        whole_gradients(model, ids)
+    except AssertionError as error:
+        found["without its own group"] = str(error)
+    sharded = fully_shard(wavepe.hf.unpatch(example.fresh_model()), mesh=mesh())
+    try:
+        wavepe.hf.patch(sharded, WAVELET)
+    except ValueError as error:
+        found["patched after sharding"] = str(error)
+    wavepe.hf.patch(sharded, "wavelet:scales=4")  # nothing of it is learned
+    return found
+
+
+# ------------------------------------------------------------------ processes
+
+
+def start(rank, work, processes, folder):
     torch.set_num_threads(1)
+    # transformers asks these
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
-    gathered = [None] * processes
-    dist.all_gather_object(gathered, errors())
+    found = work(folder)
     if rank == 0:
-        found = {case: worst([errors[case] for errors in gathered]) for case in gathered[0]}
         torch.save(found, f"{folder}/found")
     dist.destroy_process_group()
     # Threads of torch may still want the GIL. If Python ended, that would abort the process.
     os._exit(0)
+
+
+if __name__ == "__main__":
+    _, name, processes, folder = sys.argv
+    arguments = (globals()[name], int(processes), folder)
+    torch.multiprocessing.start_processes(
+        start, arguments, nprocs=int(processes), start_method="fork"
+    )

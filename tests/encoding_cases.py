@@ -1,4 +1,4 @@
-"""The encodings of the models' tests (wavepe.nn, Hugging Face, fairseq), by the oracle's formulas.
+"""The encodings of the tests (arrays, wavepe.nn, Hugging Face, fairseq), by the oracle's formulas.
 
 A row is the spec of a small model (head size 8) and a function. The function takes some arguments
 of `parts_of` by name. It returns what the encoding adds to the model, in a dict:
@@ -16,9 +16,12 @@ torch tensors and keeps their gradients.
 import numpy as np
 import oracle
 import oracle_rope
-from cases import load_torch
+import wavepe
 
-torch, _ = load_torch()
+try:
+    import torch
+except ImportError:  # the constant encodings do without
+    torch = None
 
 HEAD = 8
 
@@ -26,16 +29,16 @@ HEAD = 8
 def wavelet(kind, scales, mirrored=None):
     """[W]: q.p_delta is added to q.k before the division by sqrt(d)."""
 
-    def parts(deltas, **_):
-        scale, shift = oracle.wavelet_grid(HEAD, scales)
+    def parts(deltas, head=HEAD, **_):
+        scale, shift = oracle.wavelet_grid(head, scales)
         return {"relative": oracle.wavelet_table(deltas, scale, shift, kind, mirrored)}
 
     return parts
 
 
-def sines(deltas, **_):
+def sines(deltas, head=HEAD, **_):
     """[X] without u, v and W_r: the table is sine waves of the distance."""
-    return {"relative": oracle.sinusoidal(deltas, HEAD)}
+    return {"relative": oracle.sinusoidal(deltas, head)}
 
 
 def alibi(heads, **_):
@@ -56,10 +59,10 @@ def nothing(**_):
 def rotary(theta, fraction=1.0, interleaved=False):
     """[R]; [B] leaves the pairs of lowest frequency alone; theta may depend on the lengths."""
 
-    def parts(length, trained_length=None, **_):
+    def parts(length, trained_length=None, head=HEAD, **_):
         base = theta(length, trained_length) if callable(theta) else theta
-        frequencies = oracle.rope_frequencies(HEAD, base)
-        frequencies[int(fraction * HEAD // 2) :] = 0
+        frequencies = oracle.rope_frequencies(head, base)
+        frequencies[int(fraction * head // 2) :] = 0
         return {"rotation": (frequencies, 1.0, interleaved)}
 
     return parts
@@ -70,8 +73,8 @@ def scaled(length, trained_length):
     return 20 * max(length / trained_length, 1)
 
 
-def yarn(**_):
-    return {"rotation": (*oracle_rope.yarn(HEAD, 10000.0, 4.0, 16), False)}
+def yarn(head=HEAD, **_):
+    return {"rotation": (*oracle_rope.yarn(head, 10000.0, 4.0, 16), False)}
 
 
 def sinusoidal(theta=10000.0, count_back=False):
@@ -111,9 +114,9 @@ def shaw(clip):
     }
 
 
-def transformer_xl(deltas, heads, learned, **_):
+def transformer_xl(deltas, heads, learned, head=HEAD, **_):
     """[X]: r is a projection of heads * d sine waves per head."""
-    waves = torch.from_numpy(oracle.sinusoidal(deltas, heads * HEAD))
+    waves = torch.from_numpy(oracle.sinusoidal(deltas, heads * head))
     return {"relative": waves @ learned["W_r"], "u": learned["u"], "v": learned["v"]}
 
 
@@ -175,6 +178,7 @@ LEARNED = {
     "kerple": (kerple, {"log_r1": (4,), "log_r2": (4,)}),
     "kerple:kind=power": (kerple_power, {"log_r1": (4,), "logit_r2": (4,)}),
 }
+ABSOLUTE = [spec for spec in CONSTANT if wavepe.encoding(spec).entry == "absolute"]
 # A cache keeps what was encoded for a shorter sequence.
 FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
 ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
@@ -183,11 +187,12 @@ ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
 def parts_of(encoding, length, heads, *, causal=True, **others):
     """Return what an encoding adds to a model. `encoding` is a row of `ENCODINGS`, or a function.
 
-    `others` are dim (of the token embeddings), trained_length, and learned (from `learned_by`), if
-    the encoding needs them. Deltas are 0..length-1, or 1-length..length-1 if `causal` is False.
+    `others` are head (size, 8 by default), and what the encoding needs of dim (of the token
+    embeddings), trained_length and learned (from `learned_by`). Deltas are 0..length-1, or
+    1-length..length-1 if `causal` is False.
     """
     parts = encoding if callable(encoding) else ENCODINGS[str(encoding)]
-    deltas = torch.arange(0 if causal else 1 - length, length)
+    deltas = (torch or np).arange(0 if causal else 1 - length, length)
     return parts(length=length, heads=heads, deltas=deltas, causal=causal, **others)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import oracle
 import torch
 from hf_model import HEAD, logits, reference, worst
+from processes import forked, output
 from safetensors import safe_open
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -20,6 +21,13 @@ def load(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def in_processes(work, processes, folder):
+    """Return what processes find that run a function of distributed_worker.py."""
+    worker = Path(__file__).with_name("distributed_worker.py")
+    output(worker, work, processes, folder, start=forked)
+    return torch.load(folder / "found", weights_only=False)
 
 
 def stored(file, words=""):

@@ -15,7 +15,6 @@ import math
 import pydoc_data.topics
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -75,27 +74,32 @@ LENGTH = 32  # trained length
 HEADS, HEAD = 4, 8
 DIM = HEADS * HEAD
 
-COMMON = shlex.split(
+
+def split(words):
+    return tuple(shlex.split(words))
+
+
+COMMON = split(
     "--task language_modeling --sample-break-mode none --seed 1 --cpu --num-workers 0 "
     f"--no-progress-bar --tokens-per-sample {LENGTH}"
 )
-TRAINING = shlex.split(
+TRAINING = split(
     "--decoder-layers 2 --decoder-ffn-embed-dim 64 --max-tokens 256 --clip-norm 0.1 "
     f"--decoder-attention-heads {HEADS} --decoder-embed-dim {DIM} --decoder-input-dim {DIM} "
     f"--decoder-output-dim {DIM} --required-batch-size-multiple 1 --no-epoch-checkpoints "
     "--disable-validation --ddp-backend legacy_ddp"
 )
 # The recipe of [A] for WikiText-103, smaller.
-WIKI103 = shlex.split(
+WIKI103 = split(
     "--arch transformer_lm_wiki103 --adaptive-input-cutoff 100,200 --adaptive-softmax-cutoff "
     "100,200 --criterion adaptive_loss --optimizer nag --lr-scheduler cosine --lr 1.0 --t-mult 2 "
     "--lr-period-updates 40 --lr-shrink 0.75 --warmup-updates 20 --warmup-init-lr 1e-07 "
     "--stop-min-lr 1e-09 --min-lr 0.0001"
 )
 # The architecture without a name of its own, which fairseq builds in another way.
-BARE = shlex.split("--arch transformer_lm --criterion cross_entropy --optimizer adam --lr 1e-3")
+BARE = split("--arch transformer_lm --criterion cross_entropy --optimizer adam --lr 1e-3")
 GPT = (*BARE, "--arch", "transformer_lm_gpt")
-NO_DROPOUT = shlex.split(
+NO_DROPOUT = split(
     "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
 )
 
@@ -165,6 +169,14 @@ def train(folder, *given, recipe=WIKI103):
 
 
 @functools.cache
+def trained(*given, recipe=GPT):
+    """Return a training that tests share; none of them may change its folder."""
+    folder = tempfile.mkdtemp(prefix="wavepe-fairseq-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return train(folder, *given, recipe=recipe)
+
+
+@functools.cache
 def _evaluation(tokens, batch, given):
     size = {"--tokens-per-sample": tokens, "--max-tokens": 1024 if batch is None else 4096}
     if batch is not None:
@@ -181,15 +193,6 @@ def evaluate(path, *given, tokens=LENGTH, batch=None, overrides=None, data=None)
     cfg.task.data = str(data or corpus())
     cfg.common_eval.model_overrides = str(overrides or {})
     return fairseq_cli.eval_lm.main(cfg)
-
-
-def process(name, *arguments_, **options_):
-    """Run one of our commands in a new process, like the installed script."""
-    script = f"from wavepe.fairseq.commands import {name}; {name}()"
-    line = [sys.executable, "-c", script, *map(str, arguments_)]
-    return subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options_
-    )
 
 
 def without_plugin(monkeypatch):
@@ -274,6 +277,17 @@ def features(made, ids, **options_):
 # --------------------------------------------------------------- encodings, by their formulas
 
 EQUAL_COMPONENTS = ("integer", "normalised")
+# One of each way into attention; the others are for --all.
+USUAL = (
+    "wavelet:scales=4", "wavelet:scales=4,learned=true", "transformer_xl", "rope:theta=100",
+    "alibi", "sandwich:dim=16", "none", "sinusoidal", "normalised",
+)  # fmt: skip
+
+
+def usually(specs, usual=USUAL):
+    """Return the specs as parameters, of which those that are not usual are slow."""
+    slow = pytest.mark.slow
+    return [spec if spec in usual else pytest.param(spec, marks=slow) for spec in specs]
 
 
 def turned(x, frequencies, factor, interleaved):

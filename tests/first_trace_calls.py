@@ -3,31 +3,37 @@
 As a program, this compiles each call in a fork of its own, and compares with the call itself.
 """
 
+import functools
 import os
 import traceback
 
 import pytest
 import torch
 import torch._dynamo  # once, before the forks
+from cases import generator
+from op_cases import OPERATORS
 from wavepe import nn, ops
 from wavepe.encodings._waves import sine_waves
 
 X = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
-COS, SIN = ops.rope_table(torch.arange(5), torch.tensor([1.0, 0.1]))
 TABLE = ops.relative_table(torch.ones(5, 4))
+ARGUMENTS = {
+    name: op.draw(generator("first trace"), 4, **op.forms[next(iter(op.forms))])
+    for name, op in OPERATORS.items()
+}
 ROTARY = nn.Rotary(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_length=4)
+
+
+def call_of(op, x):
+    return op.function(**ARGUMENTS[op.name])
+
 
 WHOLE = {
     "attention": lambda x: ops.attention(x, x, x, p=TABLE),
     "attention_bf16": lambda x: ops.attention(*[x.bfloat16()] * 3, p=TABLE),
-    "relative_bias": lambda x: ops.relative_bias(x, x[0], 5),
-    "rope": lambda x: ops.rope(x, COS, SIN),
-    "rope_": lambda x: ops.rope_(x.clone(), COS, SIN),
-    "rope_qk": lambda x: ops.rope_qk(x, x, COS, SIN)[0],
-    "rope_table": lambda x: ops.rope_table(torch.arange(5), x[0, 0, 0])[0],
     "tensors": lambda x: x * TABLE.tensors(torch.float64, "cpu")[0],
     "device_constant": lambda x: sine_waves(-2, 2, 4, x[0, 0]),
-    "wavelet_table": lambda x: ops.wavelet_table(5, x[0, 0, 0].exp(), x[0, 0, 1]),
+    **{name: functools.partial(call_of, op) for name, op in OPERATORS.items()},
 }
 # The compiler must not trace a part of these.
 BROKEN = {

@@ -21,18 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; each core has a process
 
 import fuzz_numpy
+import pytest
 import wavepe
 from cases import EMULATED, HAS_TORCH, generator, using
 from fuzz_draw import described
 from variants import WIDE, all_of_them
 
 HERE = Path(__file__).parent
-OPS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
+OPS = ("attention", "merge_attention", "relative_bias", "rope", "rope_", "rope_qk", "rope_table")
+OPS += ("wavelet_table",)
 NAMES = list(fuzz_numpy.TARGETS)
 if HAS_TORCH:
     NAMES += [f"ops.{name}" for name in OPS]
@@ -102,6 +105,12 @@ def make_calls(name, numbers, seed="suite"):
         make_call(name, number, seed)
 
 
+def parts(few, whole):
+    """Return the numbers of calls for a test: a few, and those that only --all makes."""
+    rest = pytest.param(range(few, whole), marks=pytest.mark.slow, id="more")
+    return [pytest.param(range(few), id="few"), rest]
+
+
 # ---- many calls, in several processes ------------------------------------------------------------
 
 
@@ -142,45 +151,41 @@ def attempt(name, number, seed):
 
 
 def run_workers(seed, names, seconds, workers):
-    """Return (counts, failures) of all workers; a worker that dies is reported and replaced."""
-    until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
+    """Return (counts, failures) of several processes, which share the rounds."""
+    count, failures = collections.Counter(), 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         places = [Path(folder, str(i)) for i in range(workers)]
-        running = [start(seed, names, i, workers, seconds, places[i]) for i in range(workers)]
-        while running:
-            for i, process in enumerate(running):
-                if process is None or process.poll() is None:
-                    continue
-                last = json.loads(places[i].read_text() or "{}")
-                count.update(last.get("count", {}))
-                failures += last.get("failures", 0)
-                running[i] = None
-                if "failures" in last:
-                    continue
-                failures += 1
-                report_death(process.returncode, seed, last)
-                left = until - time.monotonic()
-                if "turn" in last and left > 0 and failures < ENOUGH:
-                    running[i] = start(
-                        seed, names, last["turn"] + workers, workers, left, places[i]
-                    )
-            if not any(running):
-                break
-            time.sleep(0.1)
+        given = [(seed, names, i, workers, seconds, place) for i, place in enumerate(places)]
+        for counted, failed in pool.map(run_worker, *zip(*given, strict=True)):
+            count.update(counted)
+            failures += failed
+    return count, failures
+
+
+def run_worker(seed, names, first, step, seconds, place):
+    """Return (counts, failures) of a process; one that dies is reported and replaced."""
+    until, failures, count = time.monotonic() + seconds, 0, collections.Counter()
+    while (left := until - time.monotonic()) > 0 and failures < ENOUGH:
+        place.write_text("")
+        code = start(seed, names, first, step, left, place).wait()
+        last = json.loads(place.read_text() or "{}")
+        count.update(last.get("count", {}))
+        failures += last.get("failures", 1)
+        if "failures" in last:
+            break
+        call = last.get("call")
+        print(f"\nFAILED {call or 'the start'}: the process ended with {code}", flush=True)
+        if not call:
+            break
+        options = " --sanitize" if SANITIZED else ""
+        print(f"  again: python tests/fuzz.py --seed {seed} --call {call}{options}", flush=True)
+        first = last["turn"] + step
     return count, failures
 
 
 def start(seed, names, first, step, seconds, place):
     work = json.dumps([seed, names, first, step, seconds, str(place)])
     return subprocess.Popen([sys.executable, "-X", "faulthandler", __file__, "--work", work])
-
-
-def report_death(code, seed, last):
-    call = last.get("call")
-    print(f"\nFAILED {call or 'the start'}: the process ended with {code}", flush=True)
-    if call:
-        options = " --sanitize" if SANITIZED else ""
-        print(f"  again: python tests/fuzz.py --seed {seed} --call {call}{options}", flush=True)
 
 
 def run_properties(seed, seconds):

@@ -18,8 +18,7 @@ from attention_cases import (
     tensors,
     torch,
 )
-from attention_options import slopes
-from attention_shapes import largest
+from attention_options import largest, slopes
 from fuzz_draw import (
     BLOCKS,
     chance,

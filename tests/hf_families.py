@@ -1,15 +1,19 @@
 """A tiny model of each family, and a reference of it that shares no code with wavepe.
 
+`each_family` runs a test with some families, and with --all with each of them.
+
 The reference is the stock model in float64, with the same weights and a plain attention. That
 computes all scores, gathers p from the oracle's table, and makes its own mask. The scaling, cap and
 window of a family, and its layers without positions, are in `Family`, and not read from
 transformers.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import oracle
+import pytest
 import torch
 import transformers
 from encoding_cases import learned_by, parts_of
@@ -34,43 +38,37 @@ IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
 
 @dataclass
 class Family:
-    """A family: its smallest configuration, and the meaning of that for attention.
-
-    Attributes
-    ----------
-    model_type : str
-    options : dict
-        Options of the configuration, without the sizes.
-    windows : sequence of int or None
-        Window of each layer. A key at this distance from the query, or farther, is hidden.
-    positions : sequence of bool
-        For each layer, False if it has no positions.
-    rotated : int
-        Number of elements of a head that the family rotates.
-    scaling : float
-        Scaling of the scores.
-    cap : float, optional
-        Soft cap of the scores.
-    norm : float
-        Usual weight of norms; 0 if the family adds 1 to it.
-    grouped : bool
-        Whether there can be fewer key heads than query heads.
-    """
+    """A family: its smallest configuration, and the meaning of that for attention."""
 
     model_type: str
-    options: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)  # of the configuration, without sizes and bases
+    partial: float = 1.0  # share of a head that the family rotates
+    # Of each layer; a key at this distance from the query, or farther, is hidden.
     windows: Sequence = (None, None)
-    positions: Sequence = (True, True)
-    rotated: int = HEAD
-    scaling: float = HEAD**-0.5
-    cap: float | None = None
-    norm: float = 1.0
-    grouped: bool = True
+    positions: Sequence = (True, True)  # False for a layer that has none
+    scaling: float = HEAD**-0.5  # of the scores
+    cap: float | None = None  # soft cap of the scores
+    norm: float = 1.0  # usual weight of norms; 0 if the family adds 1 to it
+    grouped: bool = True  # whether there can be fewer key heads than query heads
 
     @property
     def uniform(self):
         """Whether all layers are alike, so that a test of one layer is enough."""
         return len(set(self.windows)) == len(set(self.positions)) == 1
+
+    @property
+    def rotated(self):
+        """Number of elements of a head that the family rotates."""
+        return int(HEAD * self.partial)
+
+    def bases(self, theta, **scaling):
+        """Options for the base of the rotation; of Gemma 3, for that of full attention."""
+        if self.model_type == "gpt_neox":
+            return {"rotary_emb_base": theta, "rotary_pct": self.partial}
+        if self.model_type == "gemma3_text":
+            return by_type(theta, LOCAL_THETA)
+        part = {} if self.partial == 1 else {"partial_rotary_factor": self.partial}
+        return base(theta, **part, **scaling)
 
 
 def by_type(full, sliding):
@@ -82,11 +80,12 @@ def by_type(full, sliding):
     return {"rope_theta": full, "rope_local_base_freq": sliding}
 
 
-def base(**partial):
-    """The one base of a family, and the share of the head that it rotates."""
+def base(theta=THETA, **others):
+    """The one base of a family, its scaling, and the share of the head that it rotates."""
     if IN_A_DICT:
-        return {"rope_parameters": {"rope_type": "default", "rope_theta": THETA, **partial}}
-    return {"rope_theta": THETA, **partial}
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
+    part = {key: others.pop(key) for key in list(others) if key == "partial_rotary_factor"}
+    return {"rope_theta": theta, **part} | ({"rope_scaling": others} if others else {})
 
 
 EXPERTS = {
@@ -96,30 +95,21 @@ EXPERTS = {
     "shared_expert_intermediate_size": 24,
 }
 
+SLIDING = {"sliding_window": WINDOW}
 FAMILIES = {
-    "llama": Family("llama", base()),
-    "mistral": Family("mistral", {**base(), "sliding_window": WINDOW}, windows=(WINDOW, WINDOW)),
-    "qwen2": Family("qwen2", base()),
-    "qwen3": Family("qwen3", base()),
+    "llama": Family("llama"),
+    "mistral": Family("mistral", SLIDING, windows=(WINDOW, WINDOW)),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3"),
     "qwen3_mixed": Family(
         "qwen3",
-        {
-            **base(),
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "layer_types": MIXED[::-1],
-        },
+        {**SLIDING, "use_sliding_window": True, "layer_types": MIXED[::-1]},
         windows=(None, WINDOW),
     ),
-    "smollm3": Family("smollm3", {**base(), "no_rope_layers": [1, 0]}, positions=(True, False)),
+    "smollm3": Family("smollm3", {"no_rope_layers": [1, 0]}, positions=(True, False)),
     "gemma2": Family(
         "gemma2",
-        {
-            **base(),
-            "sliding_window": WINDOW,
-            "attn_logit_softcapping": 3.0,
-            "query_pre_attn_scalar": 5,
-        },
+        {**SLIDING, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 5},
         windows=(WINDOW, None),
         scaling=5**-0.5,
         cap=3.0,
@@ -127,28 +117,17 @@ FAMILIES = {
     ),
     "gemma3_text": Family(
         "gemma3_text",
-        {
-            **by_type(THETA, LOCAL_THETA),
-            "sliding_window": WINDOW,
-            "layer_types": MIXED,
-            "query_pre_attn_scalar": 5,
-        },
+        {**SLIDING, "layer_types": MIXED, "query_pre_attn_scalar": 5},
         windows=(WINDOW, None),
         scaling=5**-0.5,
         norm=0.0,
     ),
-    "phi3": Family("phi3", base(partial_rotary_factor=0.5), rotated=HEAD // 2),
-    "olmo2": Family("olmo2", base()),
-    "gpt_neox": Family(
-        "gpt_neox",
-        {"rotary_pct": 0.25, "rotary_emb_base": THETA},
-        rotated=HEAD // 4,
-        grouped=False,
-    ),
+    "phi3": Family("phi3", partial=0.5),
+    "olmo2": Family("olmo2"),
+    "gpt_neox": Family("gpt_neox", partial=0.5, grouped=False),
     "granite": Family(
         "granite",
         {
-            **base(),
             "attention_multiplier": 0.5,
             "embedding_multiplier": 3.0,
             "residual_multiplier": 0.7,
@@ -158,19 +137,47 @@ FAMILIES = {
     ),
     "mixtral": Family(
         "mixtral",
-        {**base(), "sliding_window": WINDOW, "num_local_experts": 3, "num_experts_per_tok": 2},
+        {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2},
         windows=(WINDOW, WINDOW),
     ),
-    "qwen2_moe": Family("qwen2_moe", {**base(), **EXPERTS}),
-    "qwen3_moe": Family("qwen3_moe", {**base(), **EXPERTS}),
-    "olmoe": Family("olmoe", {**base(), "num_experts": 3, "num_experts_per_tok": 2}),
+    "qwen2_moe": Family("qwen2_moe", EXPERTS),
+    "qwen3_moe": Family("qwen3_moe", EXPERTS),
+    "olmoe": Family("olmoe", {"num_experts": 3, "num_experts_per_tok": 2}),
 }
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
+# Families that `patch` refuses, for set_theta and use_fused_rope.
+ROTARY = {
+    "cohere": Family("cohere"),
+    "glm": Family("glm", partial=0.5),
+    "stablelm": Family("stablelm", partial=0.5),
+    "falcon": Family("falcon", grouped=False),
+}
 
 
-def build(family, **options):
+def by_turns(count=2, always=("llama",)):
+    """Return a decorator for the tests of one module: it runs a test with families.
+
+    Without --all these are `always` and, by turns, `count` others: one with windows, one without.
+    """
+    windows = [name for name, kind in FAMILIES.items() if any(kind.windows)]
+    others = [name for name in FAMILIES if name not in (*windows, "llama")]
+    turns = zip(itertools.cycle(windows), itertools.cycle(others), strict=False)
+    turns = itertools.chain.from_iterable(turns)
+
+    def each_family(test):
+        chosen = {*always, *itertools.islice(turns, count)}
+        cases = [
+            pytest.param(name, marks=() if name in chosen else pytest.mark.slow)
+            for name in FAMILIES
+        ]
+        return pytest.mark.parametrize("family", cases)(test)
+
+    return each_family
+
+
+def build(family, theta=THETA, **options):
     """A stock model in evaluation mode, with weights large enough that positions matter."""
-    kind = FAMILIES[family]
+    kind = (FAMILIES | ROTARY)[family]
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -184,7 +191,8 @@ def build(family, **options):
     }
     if kind.grouped:
         sizes |= {"num_key_value_heads": 2, "head_dim": HEAD}
-    config = AutoConfig.for_model(kind.model_type, **{**sizes, **kind.options, **options})
+    sizes |= kind.bases(theta) | kind.options | options
+    config = AutoConfig.for_model(kind.model_type, **sizes)
     # sdpa of transformers 4 ignores the cap
     attention = {} if kind.cap is None else {"attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_config(config, **attention)

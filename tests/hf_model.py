@@ -53,6 +53,12 @@ def patched_tiny(spec, **options):
     return wavepe.hf.patch(tiny(**options), spec)
 
 
+def own_tiny(spec, **options):
+    """Return a tiny model of the type wavepe_llama."""
+    config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec, **options)
+    return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
+
+
 def recompute(model, reentrant=False):
     """Switch gradient checkpointing on; its old name warns until transformers 6."""
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
@@ -126,13 +132,17 @@ def parts_in(model, encoding, length):
 
 
 def reference(model, row, encoding):
-    """Return logits (L, vocabulary) and weights (layers, heads, L, L) of one row of tokens."""
+    """Return logits (L, vocabulary) and weights (layers, heads, L, L) of one row of tokens.
+
+    `encoding` is that of all layers, or a list of one for each.
+    """
     weights = {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
-    config, parts = model.config, parts_in(model, encoding, len(row))
-    eps = config.rms_norm_eps
-    x = weights["model.embed_tokens.weight"][np.asarray(row)] + parts.get("added", 0)
+    config, eps = model.config, model.config.rms_norm_eps
+    of_layers = encoding if isinstance(encoding, list) else [encoding] * config.num_hidden_layers
+    of_layers = [parts_in(model, one, len(row)) for one in of_layers]
+    x = weights["model.embed_tokens.weight"][np.asarray(row)] + of_layers[0].get("added", 0)
     seen = []
-    for index in range(config.num_hidden_layers):
+    for index, parts in enumerate(of_layers):
         layer = {
             name.split(".", 3)[3]: weight
             for name, weight in weights.items()

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo  # once, before the forks
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 NAMES = {
     "below_autograd": (torch._C, "_AutoDispatchBelowADInplaceOrView"),
@@ -69,6 +70,9 @@ def hidden(read, write=None):
 
 def results():
     """Return the operators' results by name: tensors, or the errors that they raise."""
+    from cases import generator
+    from op_cases import OPERATORS
+    from tensors import normal, table
     from wavepe import nn, ops
     from wavepe.nn._sequences import check_order
 
@@ -79,42 +83,40 @@ def results():
             value = call(*args)
         except (RuntimeError, NotImplementedError) as error:
             value = f"{type(error).__name__}: {error}"
-        found[name] = [value] if isinstance(value, (torch.Tensor, str)) else list(value)
+        found[name] = (
+            [value] if isinstance(value, (torch.Tensor, str)) else tree_leaves(list(value))
+        )
 
-    random = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=random, dtype=torch.float64)
-
-    x, k, v = draw(2, 2, 5, 4), draw(2, 1, 5, 4), draw(2, 1, 5, 3)
-    cos, sin, p, bias = draw(5, 2), draw(5, 2), draw(5, 4), draw(2, 5)
-    table = ops.relative_table(p)
-    offsets, scale, shift = torch.arange(4), 1 + draw(3).abs(), draw(3)
+    rng = generator("private names")
+    x, k, v = (normal(rng, 2, heads, 5, 4, dtype=torch.float64) for heads in (2, 1, 1))
+    p, bias = normal(rng, 5, 4, dtype=torch.float64), normal(rng, 2, 5, dtype=torch.float64)
+    cos, sin = table(rng, 5, 2, dtype=torch.float64)
+    constant = ops.relative_table(p)
     calls = {
-        "rope": (lambda x: ops.rope(x, cos, sin), (x,)),
-        "rope_qk": (lambda x, k: sum(y.sum((0, 1)) for y in ops.rope_qk(x, k, cos, sin)), (x, k)),
-        "relative_bias": (lambda x, p: ops.relative_bias(x, p, 5), (x, p)),
-        "attention": (lambda *qkv: ops.attention(*qkv, p=table), (x, k, v)),
-        "learned": (
-            lambda q, k, v, p, b: ops.attention(q, k, v, p=p, bias=b, return_lse=True)[0],
-            (x, k, v, p, bias),
-        ),
-        "wavelet": (lambda scale, shift: ops.wavelet_table(offsets, scale, shift), (scale, shift)),
+        "attention": (lambda *qkv: ops.attention(*qkv, p=constant), (x, k, v)),
+        "learned": (lambda q, k, v, p, b: ops.attention(q, k, v, p=p, bias=b), (x, k, v, p, bias)),
     }
+    for name, op in OPERATORS.items():
+        a = op.draw(rng, 3, torch.float64)
+        keep(name, lambda op=op, a=a: op.call(a).values())
+        if op.leaves:
+            calls[name] = op.of_leaves(a)
     for name, (call, args) in calls.items():
         leaves = [arg.clone().requires_grad_() for arg in args]
         directions = [torch.cos(arg) for arg in args]
 
         def loss(*args, call=call):
-            return call(*args).sin().sum()
+            out = call(*args)
+            return sum(y.sin().sum() for y in (out if isinstance(out, tuple) else (out,)))
 
         def dual(call=call, args=args, directions=directions):
             with forward_ad.dual_level():
                 pairs = map(forward_ad.make_dual, args, directions)
-                return forward_ad.unpack_dual(call(*pairs))
+                out = call(*pairs)
+                out = out if isinstance(out, tuple) else (out,)
+                return [x for y in out for x in forward_ad.unpack_dual(y)]
 
-        with torch.no_grad():
-            keep(name, call, *args)
+        keep(f"{name}, detached", call, *args)
         with torch.inference_mode():
             keep(f"{name}, inference", call, *args)
         keep(f"{name}, gradients", lambda f, xs: torch.autograd.grad(f(*xs), xs), loss, leaves)
@@ -122,14 +124,12 @@ def results():
         keep(f"{name}, func.grad", torch.func.grad(loss), *args)
         keep(f"{name}, func.jvp", torch.func.jvp, call, args, tuple(directions))
         keep(f"{name}, forward mode", dual)
-    keep("rope_table", ops.rope_table, offsets, scale)
 
     def in_place(x):
         saved = x * x.detach().requires_grad_()
         ops.rope_(x, cos, sin)
         return saved.sum().backward() or x  # backward through overwritten values
 
-    keep("rope_", lambda: ops.rope_(x.clone(), cos, sin))
     keep("rope_ of a leaf", lambda: ops.rope_(x.clone().requires_grad_(), cos, sin))
     keep("rope_ of what is saved", in_place, x.clone())
     keep("rope_, vmap", torch.vmap(lambda x: ops.rope_(x.clone(), cos, sin)), x)
@@ -139,7 +139,7 @@ def results():
 
     # A generation, whose learned bias is kept while its parameters are the same.
     torch.manual_seed(0)
-    layer, tokens = nn.SelfAttention(8, 2, encoding="kerple"), draw(1, 6, 8).float()
+    layer, tokens = nn.SelfAttention(8, 2, encoding="kerple"), normal(rng, 1, 6, 8)
     cache = nn.KVCache()
 
     def step(tokens):

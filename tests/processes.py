@@ -1,8 +1,30 @@
-"""Run Python in a new process."""
+"""Run Python in a new process.
 
+`python` and `output` start an interpreter, which imports torch and transformers again: seconds.
+`forked` runs the same words in a fork of a process that has imported both, but not wavepe. It
+serves where the start of the interpreter is not what is tested.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+WARM = (
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gemma3.modeling_gemma3",
+    "matplotlib.pyplot",
+    "rich",
+)
 
 
 def python(*words, cwd=None, **environment):
@@ -12,8 +34,97 @@ def python(*words, cwd=None, **environment):
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
 
 
-def output(*words, **options):
+def forked(*words, cwd=None, **environment):
+    """Run these words of the command line (-c, -m or a script) in a fork; return the ended process.
+
+    `environment` is set before the words run, so it cannot change how torch is loaded.
+    """
+    words = [str(word) for word in words]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("out", "err")]
+        path = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
+        job = {"words": words, "cwd": os.fspath(cwd or os.getcwd()), "files": files, "path": path}
+        status = _ask(job | {"environment": {**os.environ, **environment}})
+        return subprocess.CompletedProcess(words, status, *(Path(f).read_text() for f in files))
+
+
+def output(*words, start=python, **options):
     """Return the output of a run, which must succeed."""
-    done = python(*words, **options)
+    done = start(*words, **options)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def _ask(job):
+    server = _server()
+    server.stdin.write(json.dumps(job) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+@functools.cache
+def _server():
+    """Start the process that forks, once in each process of the tests."""
+    command = [sys.executable, __file__, *WARM]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    return server
+
+
+def _serve(modules):
+    """Import the modules, then fork for each line of stdin and write how the fork ended."""
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if not child:
+            break
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        answers.flush()
+    else:
+        return
+    answers.close()
+    for stream, file in enumerate((os.devnull, *job["files"])):
+        handle = os.open(file, os.O_RDWR | os.O_CREAT)
+        os.dup2(handle, stream)
+        os.close(handle)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    sys.path[1:1] = job["path"]
+    os._exit(_run(*job["words"]))  # the end of an interpreter with torch takes a second
+
+
+def _run(first, *rest):
+    """Run words of the command line in this process; return the exit status."""
+    sys.path[0] = "" if first in ("-c", "-m") else os.path.dirname(first)
+    sys.argv = [first, *rest[first in ("-c", "-m") :]]
+    status = 0
+    try:
+        if first == "-c":
+            main = sys.modules["__main__"] = type(sys)("__main__")
+            exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+        elif first == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(first, run_name="__main__")
+    except SystemExit as error:
+        status = error.code
+        if not isinstance(status, int):
+            print(status or "", end="\n" if status else "", file=sys.stderr)
+            status = int(status is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])

@@ -15,8 +15,8 @@ from second_build import ROOT, SecondBuild
 
 BUILD = SecondBuild("threads", {"WAVEPE_SANITIZE": "thread", "WAVEPE_NVCC": ""})
 NAMES = ["threads"]
-NAMES += [f"ops_attention_{name}" for name in ("decode", "determinism", "gradients", "values")]
-NAMES += ["ops_relative_bias", "ops_relative_table_object", "ops_rope_in_place", "ops_wavelet"]
+NAMES += [f"ops_attention_{name}" for name in ("bits", "gradients", "values")]
+NAMES += [f"ops_{name}" for name in ("every", "relative_bias", "relative_table", "rope", "wavelet")]
 # Left out: what compiles starts processes of its own; numerical derivatives repeat small calls.
 LEFT_OUT = "compile or compiled or opcheck or gradcheck or transforms"
 # glibc frees the memory of a thread that ended; nothing of ours

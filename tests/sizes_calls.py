@@ -27,8 +27,14 @@ SUMMED = (2**57, 2**60, 2**61, 2**62 - 1, 2**62)
 pick = random.Random()
 
 
-def A(*shape, dtype=np.float32, value=1):
+def A(*shape, dtype="float32", value=1):
     return np.broadcast_to(np.asarray(value, dtype), shape)
+
+
+def E(*shape, dtype="float32", value=1):
+    if max(shape, default=0) >= 2**63:
+        raise ValueError("no tensor has such sizes")
+    return torch.full((), value, dtype=getattr(torch, dtype)).expand(shape)
 
 
 def sizes(count, *summed):
@@ -57,171 +63,73 @@ def lead(*axes):
     return tuple(axes[len(axes) - pick.randrange(len(axes) + 1) :])
 
 
-# ---- NumPy: a name, arguments as source text, and the result's shape ----------------------------
-
-
-def np_relative_bias():
-    b, h, m, n, w, d = sizes(6)
-    dtype = pick.choice(("np.float32", "np.float64", "np.int8"))
-    q, p = (*lead(b, h), m, d), (*lead(h), w, d)
-    given = f"A(*{q}, dtype={dtype}), A(*{p}), {n}, first={an_integer()}, beyond={beyond()!r}"
-    return "wavepe.relative_bias", given, None
-
-
-def np_attention():
-    b, hk, g, m, n, d, dv, w = sizes(8, 4)
-    if m != 1 and max(d, dv) and n in SUMMED:
-        n = pick.choice(LARGE)  # keys are packed
-    dtype = pick.choice(("np.float32", "np.float64", "np.float16"))
-    parts = [f"A(*{(b, hk * g, m, d)}, dtype={dtype})", f"A(*{(b, hk, n, d)}, dtype={dtype})"]
-    parts.append(f"A(*{(b, hk, n, dv)}, dtype={dtype})")
-    if flag():
-        parts.append(f"p=A(*{(*lead(hk * g), w, d)}), first={an_integer()}, beyond={beyond()!r}")
-    if flag():
-        parts.append(f"slopes=A({hk * g})")
-    if flag():
-        parts.append(f"bias=A(*{(*lead(hk * g), w)}), bias_first={an_integer()}")
-        parts.append(f"bias_beyond={beyond()!r}")
-    if flag():
-        parts.append(f"window={abs(an_integer())}")
-    parts.append(f"causal={flag()}, return_lse=True")
-    return "wavepe.attention", ", ".join(parts), ((b, hk * g, m, dv), (b, hk * g, m))
-
-
-def np_rope():
-    b, m, d, h = sizes(4)
-    dtype = pick.choice(("np.float16", "np.float32", "np.float64"))
-    shape = (*lead(b), m, d)
-    table = ((m, h), (m, min(h, d // 2)), (min(h, d // 2),))
-    of = f"A(*{pick.choice(table)}, dtype={pick.choice(('np.float16', 'np.float32'))})"
-    return "wavepe.rope", f"A(*{shape}, dtype={dtype}), {of}, {of}, interleaved={flag()}", shape
-
-
-def np_rope_table():
-    b, m, h, s = sizes(4)
-    dtype = pick.choice(("np.int8", "np.int64"))
-    precision, to = pick.choice(("exact", "hf")), pick.choice(("np.float16", "np.float32"))
-    sections = pick.choice((None, [h], [h - min(h, s), min(h, s)]))
-    leading = lead(b, m)
-    axes = () if sections is None else (len(sections),)
-    given = f"A(*{(*leading, *axes)}, dtype={dtype}), A({h}, dtype={to}), precision={precision!r}"
-    return "wavepe.rope_table", f"{given}, sections={sections}", ((*leading, h),) * 2
-
-
-def np_wavelet_table():
-    w, d = sizes(2)
-    kind = pick.choice(("ricker", "haar", "test_sizes", "db2"))
-    of = pick.choice((f"{w}", f"A({w}, dtype=np.int64)", f"A({w}, dtype=np.uint8)"))
-    scale = f"A({d}, dtype={pick.choice(('np.float32', 'np.float64', 'np.int64'))})"
-    to = pick.choice(("np.float16", "np.float32", "np.float64"))
-    return "wavepe.wavelet_table", f"{of}, {scale}, {scale}, kind={kind!r}, dtype={to}", (w, d)
-
-
-def np_elementwise():
-    a, b, c = sizes(3)
-    name, dtype = pick.choice(("ricker", "morlet", "haar")), pick.choice(("np.float32", "np.int8"))
-    shapes = [pick.choice(((), (a,), (b, a), (c, 1, 1))) for _ in range(3)]
-    return f"wavepe.{name}", ", ".join(f"A(*{s}, dtype={dtype})" for s in shapes), None
-
-
-def np_numbers():
-    a, b = sizes(2)
-    return pick.choice(
-        (
-            ("wavepe.alibi_slopes", f"{a}", (a,)),
-            ("wavepe.wavelet_grid", f"{a}, {max(b, 1)}", ((a,), (a,))),
-            ("wavepe.wavelet_grid", f"{a}, A({b}), min_scale=1", ((a,), (a,))),
-            ("wavepe.rope_frequencies", f"{a}, 100.0", None),
-            ("wavepe.rope_frequencies", f"8, 100.0, length={a}, max_length={b}", None),
-            ("wavepe.sinusoidal", f"A({a}, 1), {b}", (a, 1, b)),
-        )
-    )
-
-
-NUMPY = (np_relative_bias, np_attention, np_rope, np_rope_table, np_wavelet_table)
-NUMPY += (np_elementwise, np_numbers)
-
-# ---- torch ---------------------------------------------------------------------------------------
-
-
-def E(*shape, dtype="float32", value=1):
-    if max(shape, default=0) >= 2**63:
-        raise ValueError("no tensor has such sizes")
-    return torch.full((), value, dtype=getattr(torch, dtype)).expand(shape)
+def a_float():
+    return pick.choice(("float32", "float64", "float16", "bfloat16")[: 3 if SIDE == "numpy" else 4])
 
 
 def real():
     return pick.choice(("float32", "float64"))
 
 
-def a_float():
-    return pick.choice(("float32", "float64", "bfloat16", "float16"))
+def X(*shape, dtype="float32", **value):
+    """The source text of an array or a tensor."""
+    value = "".join(f", {name}={x}" for name, x in value.items())
+    return f"{'A' if SIDE == 'numpy' else 'E'}(*{shape}, dtype={dtype!r}{value})"
+
+
+def function(name):
+    return f"{'wavepe' if SIDE == 'numpy' else 'ops'}.{name}"
+
+
+# ---- both sides: a name, arguments as source text, and the result's shape -----------------------
 
 
 def relative_bias():
     b, h, m, n, w, d = sizes(6)
-    dtype, leading = real(), lead(b, h)
+    dtype = pick.choice(("float32", "float64", "int8")[: 3 if SIDE == "numpy" else 2])
+    leading = lead(b, h)
     p = (h, w, d) if leading and flag() else (w, d)
-    given = f"E(*{(*leading, m, d)}, dtype={dtype!r}), E(*{p}, dtype={dtype!r}), {n}"
+    given = f"{X(*leading, m, d, dtype=dtype)}, {X(*p, dtype=dtype)}, {n}"
     given += f", first={an_integer()}, beyond={beyond()!r}"
-    return "ops.relative_bias", given, (*leading, m, n)
-
-
-def skew():
-    b, m, n, w = sizes(4)
-    given = f"E(*{(*lead(b), m, w)}, dtype={real()!r}), {n}, {an_integer()}, {beyond()!r}"
-    return "raw.relative_bias_skew", given, None
-
-
-def unskew():
-    b, m, n, w = sizes(4, 2)
-    given = f"E(*{(*lead(b), m, n)}, dtype={real()!r}), {w}, {an_integer()}, {beyond()!r}"
-    return "raw.relative_bias_unskew", given, None
+    return function("relative_bias"), given, (*leading, m, n)
 
 
 def rope():
     b, h, m, d, pairs = sizes(5)
-    name = pick.choice(("rope", "rope_", "rope_qk"))
+    name = pick.choice(("rope", "rope_", "rope_qk")[: 1 if SIDE == "numpy" else 3])
     dtype, of = a_float(), a_float()
     shape = (*lead(b, h), m, d)
-    x = f"E(*{shape}, dtype={dtype!r})"
+    x = X(*shape, dtype=dtype)
     if name == "rope_":
         x += pick.choice(("", ".contiguous()"))
     if name == "rope_qk":
         other = (*shape[:-3], 2, m, d) if len(shape) > 2 else shape
-        x += f", E(*{other}, dtype={dtype!r})"
+        x += f", {X(*other, dtype=dtype)}"
     pairs = pick.choice((pairs, min(pairs, d // 2), d // 2))
-    table = f"E(*{(*lead(b), m, pairs)}, dtype={of!r})"
+    axes = (*lead(b), m) if SIDE == "torch" else pick.choice(((m,), (), lead(h, m)))
+    table = X(*axes, pairs, dtype=of)
     given = f"{x}, {table}, {table}, interleaved={flag()}, inverse={flag()}"
-    return f"ops.{name}", given, None if name == "rope_qk" else shape
+    return function(name), given, None if name == "rope_qk" else shape
 
 
 def rope_table():
     b, m, h, s = sizes(4)
-    dtype = pick.choice(("int8", "int64", "uint16"))
     sections = pick.choice((None, [h], [h - min(h, s), min(h, s)]))
     leading = lead(b, m)
     axes = () if sections is None else (len(sections),)
-    given = f"E(*{(*leading, *axes)}, dtype={dtype!r}), E({h}, dtype={a_float()!r})"
-    given += f", precision={pick.choice(('exact', 'hf'))!r}, sections={sections}"
-    return "ops.rope_table", f"{given}, dtype=torch.{a_float()}", ((*leading, h),) * 2
+    positions = X(*leading, *axes, dtype=pick.choice(("int8", "int64", "uint16")))
+    given = f"{positions}, {X(h, dtype=a_float())}, precision={pick.choice(('exact', 'hf'))!r}"
+    to = f"{'np' if SIDE == 'numpy' else 'torch'}.{a_float()}"
+    return function("rope_table"), f"{given}, sections={sections}, dtype={to}", ((*leading, h),) * 2
 
 
 def wavelet_table():
     w, d = sizes(2)
-    dtype, kind = a_float(), pick.choice(("ricker", "haar", "test_sizes", "db2"))
-    of = pick.choice((f"{w}", f"E({w}, dtype='int64')", f"E({w}, dtype='uint8')"))
-    given = f"{of}, E({d}, dtype={dtype!r}), E({d}, dtype={dtype!r}), kind={kind!r}"
-    return "ops.wavelet_table", given, (w, d)
-
-
-def wavelet_table_backward():
-    w, d = sizes(2, 0)
-    dtype, kind = a_float(), pick.choice(("ricker", "haar", "test_sizes"))
-    name = "sampled_wavelet_table_backward" if kind == "test_sizes" else "wavelet_table_backward"
-    of, offsets = f"E({d}, dtype={dtype!r})", f"E({w}, dtype={pick.choice(('int64', 'uint8'))!r})"
-    grad = f"E({w}, {d}, dtype={dtype!r})"
-    return f"raw.{name}", f"{grad}, {offsets}, {of}, {of}, {kind!r}, None", ((d,), (d,))
+    kind = pick.choice(("ricker", "haar", "test_sizes", "db2"))
+    of = pick.choice((f"{w}", X(w, dtype="int64"), X(w, dtype="uint8")))
+    scale = X(d, dtype=a_float() if SIDE == "torch" or flag() else "int64")
+    to = f", dtype=np.{a_float()}" if SIDE == "numpy" else ""
+    return function("wavelet_table"), f"{of}, {scale}, {scale}, kind={kind!r}{to}", (w, d)
 
 
 def attention_arguments():
@@ -234,21 +142,21 @@ def attention_arguments():
         m = n
     h = hk * g
 
-    def of(*shape, dtype=dtype):
-        return f"E(*{shape}, dtype={dtype!r})"
+    def of(*shape):
+        return X(*shape, dtype=dtype)
 
     first = pick.choice((1, b))
-    options = {
-        "q_rel": of(b, h, m, d),
-        "slopes": of(h, dtype="float32"),
-        "window": f"{abs(an_integer())}",
-        "offset": pick.choice((of(b, dtype="int64"), of(dtype="int8"), of(1, dtype="int64"))),
-        "key_mask": f"E({first}, {n}, dtype='bool', value={flag()})",
-        "segments": of(first, n, dtype="int64"),
-        "mask": of(first, pick.choice((1, h)), m, n, dtype="bool"),
-        "softcap": "3.0",
-        "dropout_p": "0.5, seed=E(dtype='int64')",
-    }
+    options = {"slopes": X(h), "window": f"{abs(an_integer())}"}
+    if SIDE == "torch":
+        options |= {
+            "q_rel": of(b, h, m, d),
+            "offset": pick.choice((X(b, dtype="int64"), X(dtype="int8"), X(1, dtype="int64"))),
+            "key_mask": X(first, n, dtype="bool", value=flag()),
+            "segments": X(first, n, dtype="int64"),
+            "mask": X(first, pick.choice((1, h)), m, n, dtype="bool"),
+            "softcap": "3.0",
+            "dropout_p": "0.5, seed=E(dtype='int64')",
+        }
     parts = {name: text for name, text in options.items() if pick.random() < 0.25}
     parts["causal"] = f"{flag()}"
     if flag():
@@ -257,8 +165,8 @@ def attention_arguments():
     else:
         parts.pop("q_rel", None)
     if flag():
-        of_bias = pick.choice(((w,), (h, w)))
-        parts["bias"] = of(*of_bias, dtype="float64" if dtype == "float64" else "float32")
+        wide = "float64" if dtype == "float64" else "float32"
+        parts["bias"] = X(*pick.choice(((w,), (h, w))), dtype=wide)
         parts |= {"bias_first": f"{an_integer()}", "bias_beyond": f"{beyond()!r}"}
     if m != n:
         parts.pop("segments", None)
@@ -277,11 +185,53 @@ def attention():
         parts["dropout_p"] = "0.5"
     if "offset" in parts and flag():
         parts["offset"] = f"{an_integer()}"
-    return (
-        "ops.attention",
-        joined(given, parts | {"return_lse": "True"}),
-        ((b, h, m, dv), (b, h, m)),
+    given = joined(given, parts | {"return_lse": "True"})
+    return function("attention"), given, ((b, h, m, dv), (b, h, m))
+
+
+# ---- one of them ---------------------------------------------------------------------------------
+
+
+def elementwise():
+    a, b, c = sizes(3)
+    name, dtype = pick.choice(("ricker", "morlet", "haar")), pick.choice(("float32", "int8"))
+    shapes = [pick.choice(((), (a,), (b, a), (c, 1, 1))) for _ in range(3)]
+    return f"wavepe.{name}", ", ".join(X(*s, dtype=dtype) for s in shapes), None
+
+
+def numbers():
+    a, b = sizes(2)
+    return pick.choice(
+        (
+            ("wavepe.alibi_slopes", f"{a}", (a,)),
+            ("wavepe.wavelet_grid", f"{a}, {max(b, 1)}", ((a,), (a,))),
+            ("wavepe.wavelet_grid", f"{a}, A({b}), min_scale=1", ((a,), (a,))),
+            ("wavepe.rope_frequencies", f"{a}, 100.0", None),
+            ("wavepe.rope_frequencies", f"8, 100.0, length={a}, max_length={b}", None),
+            ("wavepe.sinusoidal", f"A({a}, 1), {b}", (a, 1, b)),
+        )
     )
+
+
+def skew():
+    b, m, n, w = sizes(4)
+    given = f"{X(*lead(b), m, w, dtype=real())}, {n}, {an_integer()}, {beyond()!r}"
+    return "raw.relative_bias_skew", given, None
+
+
+def unskew():
+    b, m, n, w = sizes(4, 2)
+    given = f"{X(*lead(b), m, n, dtype=real())}, {w}, {an_integer()}, {beyond()!r}"
+    return "raw.relative_bias_unskew", given, None
+
+
+def wavelet_table_backward():
+    w, d = sizes(2, 0)
+    dtype, kind = a_float(), pick.choice(("ricker", "haar", "test_sizes"))
+    name = "sampled_wavelet_table_backward" if kind == "test_sizes" else "wavelet_table_backward"
+    of, offsets = f"E({d}, dtype={dtype!r})", f"E({w}, dtype={pick.choice(('int64', 'uint8'))!r})"
+    grad = f"E({w}, {d}, dtype={dtype!r})"
+    return f"raw.{name}", f"{grad}, {offsets}, {of}, {of}, {kind!r}, None", ((d,), (d,))
 
 
 def attention_forward():
@@ -319,9 +269,12 @@ def relative_table():
     return "ops.relative_table", f"{given}(*{shape}, dtype={dtype}), 0, {beyond()!r}", None
 
 
-TORCH = (relative_bias, skew, unskew, rope, rope_table, wavelet_table, wavelet_table_backward)
-TORCH += (attention, attention_forward, attention_backward, attention_forward, attention_backward)
-TORCH += (merge_attention, relative_table)
+BOTH = (relative_bias, attention, rope, rope_table, wavelet_table)
+DRAWS = {
+    "numpy": (*BOTH, elementwise, numbers),
+    "torch": (*BOTH, skew, unskew, wavelet_table_backward, attention_forward, attention_backward,
+              attention_forward, attention_backward, merge_attention, relative_table),
+}  # fmt: skip
 
 # Calls that once crashed or did not end.
 KNOWN = {
@@ -421,7 +374,7 @@ def main(side, seed, count):
         name, given = call[:-1].split("(", 1)
         assert run(name, given, None), call
     done = {}
-    draws = NUMPY if side == "numpy" else TORCH
+    draws = DRAWS[side]
     for number in range(count):
         draw = draws[number % len(draws)]
         if run(*draw()):

@@ -1,7 +1,6 @@
 """Helpers of the tests of torch's operators: random tensors, layouts, threads, `check_rope`."""
 
 import contextlib
-import itertools
 
 import numpy as np
 import oracle
@@ -11,9 +10,16 @@ from checks import rope_bound
 
 torch, _ = load_torch()
 
-FORMS = list(itertools.product((False, True), repeat=2))
-each_form = pytest.mark.parametrize(("interleaved", "inverse"), FORMS)
-LOW = {torch.bfloat16: 8, torch.float16: 11}
+WIDE = {torch.float32: np.float32, torch.float64: np.float64}
+LOW = {torch.bfloat16: (8, 2.0**-133), torch.float16: (11, 2.0**-24)}  # bits, smallest number
+FLOATS = (*WIDE, *LOW)
+
+# torch's own: when it first loads the decompositions of forward mode, and when Dynamo tries
+of_transforms = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin"),  # 2.10
+]
 
 
 def table(rng, *shape, dtype=torch.float32):
@@ -21,31 +27,49 @@ def table(rng, *shape, dtype=torch.float32):
 
 
 def normal(rng, *shape, dtype=torch.float32):
-    return torch.from_numpy(rng.normal(size=shape)).to(dtype)
+    values = torch.from_numpy(np.asarray(rng.normal(size=shape))).to(dtype)
+    return values if values.numel() else torch.empty(shape, dtype=dtype)  # NumPy's strides are 0
 
 
-def numbers(*tensors):
+def arrays(*tensors):
+    """Return the values in float64."""
     return tuple(t.detach().double().numpy() for t in tensors)
 
 
+def wide(dtype):
+    """Return the NumPy dtype of the computation."""
+    return WIDE.get(dtype, np.float32)
+
+
+def rounded(exact, bound, dtype):
+    """Return the bound; for low precision, add twice the error of rounding the exact result."""
+    if dtype not in LOW:
+        return exact, bound
+    bits, smallest = LOW[dtype]
+    step = np.maximum(np.ldexp(1.0, np.frexp(np.nan_to_num(exact))[1] - bits), smallest)
+    return exact, bound + step * (bound != 0)
+
+
+def judge_rope(x, cos, sin, interleaved=False, inverse=False):
+    """Return the rotated x and its bound.
+
+    cos and sin are read as float32 (float64 for float64 x); (B, L, h) tables serve every head.
+    """
+    kind = wide(x.dtype)
+    (x64,) = arrays(x)
+    cos, sin = (t.astype(kind) for t in arrays(cos, sin))
+    cos, sin = (t[:, None] if t.ndim == 3 else t for t in (cos, sin))
+    exact = oracle.rope(x64, cos, sin, interleaved, inverse)
+    with np.errstate(invalid="ignore"):
+        bound = rope_bound(x64, cos, np.negative(sin) if inverse else sin, interleaved, kind)
+    return rounded(exact, bound, x.dtype)
+
+
 def check_rope(got, x, cos, sin, interleaved=False, inverse=False, what=""):
-    """cos and sin are read as float32 (float64 for float64 x); (B, L, h) tables serve every
-    head."""
     assert got.dtype == x.dtype
     assert got.shape == x.shape
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = numbers(cos.to(wide), sin.to(wide))
-    if cos.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]
-    got, x64 = numbers(got, x)
-    exact = oracle.rope(x64, cos, sin, interleaved, inverse)
-    kind = np.float64 if wide == torch.float64 else np.float32
-    bound = rope_bound(x64, cos.astype(kind), sin.astype(kind), interleaved, kind)
-    if x.dtype in LOW:
-        smallest = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}[x.dtype]
-        spacing = np.maximum(np.ldexp(1.0, np.frexp(exact)[1] - LOW[x.dtype]), smallest)
-        bound = bound + spacing * (bound > 0)  # twice the error of rounding the exact result
-    assert_within(got, exact, bound, f"{x.dtype}{tuple(x.shape)} {what}")
+    exact = judge_rope(x, cos, sin, interleaved, inverse)
+    assert_within(*arrays(got), *exact, f"{x.dtype}{tuple(x.shape)} {what}")
 
 
 # Functions that return the same values in another memory layout; the tensor needs two axes or more.
@@ -67,13 +91,15 @@ REPEATED = {
     "expanded": lambda x: x[:1].expand(x.shape),
     "one number": lambda x: x[(slice(1),) * x.dim()].expand(x.shape),
 }
+OF_ONE_AXIS = ("every second", "offset", "part of a wider", *REPEATED)
 
 
 def laid_out(x, tables=(LAYOUTS, REPEATED)):
     """Yield (name, x) in every layout."""
     for table in tables:
         for name, lay in table.items():
-            yield name, lay(x)
+            if x.dim() > 1 or (x.dim() == 1 and name in OF_ONE_AXIS):
+                yield name, lay(x)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""wavepe.analysis against computations written out token by token in float64."""
+"""wavepe.analysis.perplexity against losses taken token by token in float64, and needle with models
+whose answers are known."""
 
-import itertools
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from wavepe.analysis import perplexity
-from wavepe.analysis.plots import perplexity_by_length
+from wavepe.analysis import needle, perplexity
 
 VOCABULARY = 7
+BYTES = 256
 
 
 class Averages(torch.nn.Module):
@@ -35,11 +36,11 @@ class Averages(torch.nn.Module):
         mean = self.embedding[input_ids].cumsum(1) / place
         return SimpleNamespace(logits=(self.dropout(mean) + 0.1 * place.log()) @ self.output)
 
-    def surprise(self, context, token):
-        """-log p(token | context), in float64."""
+    def surprise(self, seen, place, token):
+        """-log p(token | the first `place` tokens of a pass), in float64."""
         embedding = self.embedding.detach().double().numpy()
         output = self.output.detach().double().numpy()
-        logits = (embedding[context].mean(0) + 0.1 * math.log(len(context))) @ output
+        logits = (embedding[seen[:place]].mean(0) + 0.1 * math.log(place)) @ output
         return np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[token]
 
 
@@ -47,8 +48,32 @@ def tokens_of(count, seed=0):
     return torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, count))
 
 
-def by_hand(model, tokens, length, context_start):
-    """exp of the mean over tokens t of each piece, seen from context_start(t) on (None: unscored).
+# ------------------------------------------------------------------ perplexity
+
+
+def whole(t, length):
+    """The pass in which token t of a piece is scored: where it starts and stops, or None."""
+    return 0, length
+
+
+def blocks(window):
+    return lambda t, length: (t - t % window, t - t % window + window) if t % window else None
+
+
+def sliding(window, stride):
+    """The first window that holds t behind its first place, or else one that ends just before."""
+
+    def of(t, length):
+        starts = range(0, t, stride)
+        inside = [start for start in starts if start < t < start + window]
+        start = inside[0] if inside else next(i for i in starts if i + window == t)
+        return start, start + window
+
+    return of
+
+
+def by_hand(surprise, tokens, length, pass_of):
+    """exp of the mean over the tokens t of each piece that are scored.
 
     The passes of float32 differ from this by rounding alone.
     """
@@ -56,52 +81,77 @@ def by_hand(model, tokens, length, context_start):
     tokens = tokens.numpy()
     for piece in tokens[: len(tokens) // length * length].reshape(-1, length):
         for t in range(1, length):
-            start = context_start(t)
-            if start is not None:
-                losses.append(model.surprise(piece[start:t], piece[t]))
+            if (found := pass_of(t, length)) is not None:
+                start, stop = found
+                losses.append(surprise(piece[start:stop], t - start, piece[t]))
     return math.exp(np.mean(losses))
+
+
+PROTOCOLS = [
+    *(({"protocol": "blocks", "window": w}, blocks(w)) for w in (2, 3, 4, 5, 8, 16, 17, 30)),
+    *(
+        ({"protocol": "sliding", "window": w, "stride": s}, sliding(w, s))
+        for w, s in (
+            (2, 1), (2, 2), (4, 1), (4, 3), (4, 4), (5, 2), (5, 5), (16, 4), (17, 17), (30, 3),
+        )
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("length", [2, 3, 8, 17])
 @pytest.mark.parametrize("count", [17, 40, 97])
 def test_whole(length, count):
     model, tokens = Averages(), tokens_of(count)
-    expected = by_hand(model, tokens, length, lambda t: 0)
+    expected = by_hand(model.surprise, tokens, length, whole)
     assert perplexity(model, tokens, length) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("window", [2, 3, 4, 5, 8, 16, 17, 30])
-def test_blocks(window):
+@pytest.mark.parametrize(("options", "pass_of"), PROTOCOLS, ids=lambda x: str(x)[:60])
+def test_blocks_and_windows(options, pass_of):
+    """Each token is scored once, in a pass no longer than the window."""
     model, tokens, length = Averages(), tokens_of(60), 17
-    expected = by_hand(model, tokens, length, lambda t: t - t % window if t % window else None)
-    value = perplexity(model, tokens, length, protocol="blocks", window=window)
-    assert value == pytest.approx(expected, rel=1e-5)
+    expected = by_hand(model.surprise, tokens, length, pass_of)
+    assert perplexity(model, tokens, length, **options) == pytest.approx(expected, rel=1e-5)
+    assert all(width <= options["window"] for _, width in model.passes)
 
 
-def first_window(t, window, stride):
-    """Start of the first window that holds t behind its first place, or else ends just before t."""
-    starts = range(0, t, stride)
-    inside = [start for start in starts if start < t < start + window]
-    return inside[0] if inside else next(start for start in starts if start + window == t)
-
-
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "rope:inference_theta=scaled"])
 @pytest.mark.parametrize(
-    ("window", "stride"),
-    [(2, 1), (2, 2), (4, 1), (4, 3), (4, 4), (5, 2), (5, 5), (16, 4), (17, 17), (30, 3)],
+    ("options", "pass_of"),
+    [
+        ({}, whole),
+        ({"protocol": "blocks", "window": 9}, blocks(9)),
+        ({"protocol": "sliding", "window": 9, "stride": 4}, sliding(9, 4)),
+        ({"protocol": "sliding", "window": 16, "stride": 16}, sliding(16, 16)),
+    ],
+    ids=["whole", "blocks", "9/4", "16/16"],
 )
-def test_sliding_scores_every_token_once(window, stride):
-    model, tokens, length = Averages(), tokens_of(60), 17
-    expected = by_hand(model, tokens, length, lambda t: first_window(t, window, stride))
-    value = perplexity(model, tokens, length, protocol="sliding", window=window, stride=stride)
-    assert value == pytest.approx(expected, rel=1e-5)
-    assert all(width <= window for _, width in model.passes)
+def test_protocols_of_a_model(spec, options, pass_of):
+    """The base of scaled RoPE is that of the pass."""
+    pytest.importorskip("transformers")
+    from hf_model import logits, patched_tiny, tokens
+
+    model, length = patched_tiny(spec), 22
+
+    def surprise(seen, place, token):
+        said = logits(model, torch.from_numpy(seen)[None])[0]
+        return -torch.log_softmax(said.double(), -1)[place - 1, token].item()
+
+    text = tokens(1, 2 * length + 5)[0]
+    expected = by_hand(surprise, text, length, pass_of)
+    assert perplexity(model, text, length, **options) == pytest.approx(expected, rel=1e-5)
 
 
-def test_one_window_of_the_whole_piece_is_the_whole_protocol():
+def test_sizes_that_change_nothing():
+    """One window of the whole piece is the whole protocol, which itself takes no window."""
     model, tokens = Averages(), tokens_of(64)
-    whole = perplexity(model, tokens, 16)
-    assert perplexity(model, tokens, 16, protocol="blocks", window=16) == whole
-    assert perplexity(model, tokens, 16, protocol="sliding", window=16, stride=5) == whole
+    wanted = perplexity(model, tokens, 16)
+    for options in (
+        {"protocol": "blocks", "window": 16},
+        {"protocol": "sliding", "window": 16, "stride": 5},
+        {"window": 3, "stride": 2},
+    ):
+        assert perplexity(model, tokens, 16, **options) == wanted, options
 
 
 @pytest.mark.parametrize("protocol", ["whole", "blocks", "sliding"])
@@ -112,48 +162,6 @@ def test_progress_counts_the_tokens_run(protocol):
     perplexity(model, tokens_of(60), 17, progress=lambda *at: steps.append(at), **options)
     counts = [rows * width for rows, width in model.passes]
     assert steps == [(sum(counts[: i + 1]), sum(counts)) for i in range(len(counts))]
-
-
-@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "rope:inference_theta=scaled"])
-@pytest.mark.parametrize(("window", "stride"), [(9, 4), (16, 16)])
-def test_protocols_of_a_model_by_a_loop_over_passes(spec, window, stride):
-    """Each pass by itself, each token's loss by itself."""
-    pytest.importorskip("transformers")
-    from hf_model import logits, patched_tiny, tokens
-
-    model, length = patched_tiny(spec), 22
-    text = tokens(1, 2 * length + 5)[0]
-    found = {"whole": [], "blocks": [], "sliding": []}
-    for piece in (text[:length], text[length : 2 * length]):
-        found["whole"] += losses(logits(model, piece[None])[0], piece, range(1, length))
-        for start in range(0, length, window):
-            block = piece[start : start + window]
-            found["blocks"] += losses(logits(model, block[None])[0], block, range(1, len(block)))
-        scored = {0}
-        for start in range(0, length, stride):
-            part = piece[start : start + window]
-            said = logits(model, part[None])[0]
-            stop = len(part) + 1 if start + len(part) < length else len(part)
-            new = [t for t in range(1, stop) if start + t not in scored]
-            if stride < window:  # else the token after a window is predicted by it alone
-                new = [t for t in new if t < len(part)]
-            found["sliding"] += losses(said, piece[start:], new)
-            scored.update(start + t for t in new)
-        assert scored == set(range(length))
-    for protocol, values in found.items():
-        got = perplexity(model, text, length, protocol=protocol, window=window, stride=stride)
-        assert got == pytest.approx(math.exp(np.mean(values)), rel=1e-5)
-
-
-def losses(logits, row, places):
-    """-log p of row[t] after the tokens before it."""
-    logs = torch.log_softmax(logits.double(), -1)
-    return [-logs[t - 1, row[t]].item() for t in places]
-
-
-def test_sizes_a_protocol_does_not_use_change_nothing():
-    model, tokens = Averages(), tokens_of(64)
-    assert perplexity(model, tokens, 16, window=3, stride=2) == perplexity(model, tokens, 16)
 
 
 def test_equal_pieces_share_a_pass_within_bounds():
@@ -207,117 +215,253 @@ def test_impossible_tokens_give_infinity():
 @pytest.mark.parametrize("model", [None, 4, "model", Averages])
 def test_a_model_is_a_module(model):
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got \w+"):
-        perplexity(model, torch.zeros(8, dtype=torch.int64), 4)
+        perplexity(model, ZEROS, 4)
+
+
+ZEROS = torch.zeros(8, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "error", "words"),
+    ("change", "error", "words"),
     [
-        (list(range(6)), {}, TypeError, "list"),
-        (torch.zeros(8), {}, TypeError, "float32"),
-        (torch.zeros(8, dtype=torch.bool), {}, TypeError, "bool"),
-        (torch.zeros(2, 8, dtype=torch.int64), {}, ValueError, r"\(2, 8\)"),
-        (torch.zeros(0, dtype=torch.int64), {}, ValueError, " 4, got 0"),
-        (torch.zeros(3, dtype=torch.int64), {}, ValueError, " 4, got 3"),
-        (torch.full((8,), VOCABULARY), {}, ValueError, r"0\.\.6, got 7\.\.7"),
-        (torch.full((8,), -1), {}, ValueError, r"0\.\.6, got -1\.\.-1"),
-        (torch.zeros(8, dtype=torch.int64), {"length": 1}, ValueError, "at least 2, got 1"),
-        (torch.zeros(8, dtype=torch.int64), {"length": 4.0}, TypeError, "an integer, got 4.0"),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": "half"}, ValueError, "half.*sliding"),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": None}, TypeError, "whole.*got None"),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": "blocks"}, ValueError, "window="),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": "blocks", "window": 1},
-         ValueError, "window must be at least 2, got 1"),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": "sliding", "window": 4}, ValueError,
-         "stride="),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": "sliding", "window": 4, "stride": 0},
-         ValueError, "stride must be at least 1, got 0"),
-        (torch.zeros(8, dtype=torch.int64), {"protocol": "sliding", "window": 4, "stride": 5},
-         ValueError, "stride must be at most the window, 4, got 5"),
+        ({"tokens": list(range(6))}, TypeError, "list"),
+        ({"tokens": torch.zeros(8)}, TypeError, "float32"),
+        ({"tokens": torch.zeros(8, dtype=torch.bool)}, TypeError, "bool"),
+        ({"tokens": ZEROS.view(2, 4)}, ValueError, r"\(2, 4\)"),
+        ({"tokens": ZEROS[:0]}, ValueError, " 4, got 0"),
+        ({"tokens": ZEROS[:3]}, ValueError, " 4, got 3"),
+        ({"tokens": ZEROS + VOCABULARY}, ValueError, r"0\.\.6, got 7\.\.7"),
+        ({"tokens": ZEROS - 1}, ValueError, r"0\.\.6, got -1\.\.-1"),
+        ({"length": 1}, ValueError, "at least 2, got 1"),
+        ({"length": 4.0}, TypeError, "an integer, got 4.0"),
+        ({"protocol": "half"}, ValueError, "half.*sliding"),
+        ({"protocol": None}, TypeError, "whole.*got None"),
+        ({"protocol": "blocks"}, ValueError, "window="),
+        ({"protocol": "blocks", "window": 1}, ValueError, "window must be at least 2, got 1"),
+        ({"protocol": "sliding", "window": 4}, ValueError, "stride="),
+        ({"protocol": "sliding", "window": 4, "stride": 0}, ValueError,
+         "stride must be at least 1, got 0"),
+        ({"protocol": "sliding", "window": 4, "stride": 5}, ValueError,
+         "stride must be at most the window, 4, got 5"),
     ],
 )  # fmt: skip
-def test_bad_input(tokens, options, error, words):
+def test_bad_input_of_perplexity(change, error, words):
     with pytest.raises(error, match=words):
-        perplexity(Averages(), tokens, **{"length": 4, **options})
+        perplexity(Averages(), **{"tokens": ZEROS, "length": 4, **change})
 
 
-RUNS = [
-    {"encoding": f"encoding-{number}", "seed": seed, "perplexity": {"8": 3.0 + seed, "16": 9.5}}
-    for seed in range(2)
-    for number in range(10)
-]
+# ------------------------------------------------------------------ needle
 
 
-def test_plot_of_perplexity(tmp_path):
-    pytest.importorskip("matplotlib")
-    for count in (1, len(RUNS)):
-        path = tmp_path / f"{count}.png"
-        perplexity_by_length(RUNS[:count], path, train_length=8, title="a title")
-        assert path.read_bytes().startswith(b"\x89PNG")
-    for error, match, runs, options in (
-        (TypeError, "runs must be a list of mappings, got int", 3, {}),
-        (TypeError, "train_length must be an integer, got None", RUNS, {"train_length": None}),
-        (ValueError, "train_length must be at least 1, got 0", RUNS, {"train_length": 0}),
-        (TypeError, "title must be a string, got 3", RUNS, {"title": 3}),
-    ):
-        with pytest.raises(error, match=match):
-            perplexity_by_length(runs, tmp_path / "none.png", **{"train_length": 8, **options})
-    with pytest.raises(ValueError, match="at least one run"):
-        perplexity_by_length([], tmp_path / "none.png", train_length=8)
+class Model(torch.nn.Module):
+    """A model that continues a text of bytes by the rule of a subclass, and records its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = torch.nn.Dropout()
+        self.contexts = []
+
+    def forward(self, input_ids, use_cache):
+        assert not torch.is_grad_enabled()
+        assert not self.dropout.training
+        rows = [bytes(row.tolist()) for row in input_ids]
+        self.contexts += rows
+        logits = torch.zeros(*input_ids.shape, BYTES)
+        for number, row in enumerate(rows):
+            for end in range(len(row)):
+                logits[number, end, self.next(row[: end + 1])] = 1
+        return SimpleNamespace(logits=logits)
 
 
-def drawn(runs, monkeypatch, path):
-    """The figure that was saved, laid out."""
-    from matplotlib.figure import Figure
+class Copier(Model):
+    """A model that copies the value after the earlier occurrence of the last key."""
 
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *args, **options: figures.append(figure)
-        or save(figure, *args, **options)
-    )  # fmt: skip
-    perplexity_by_length(runs, path, train_length=8)
-    figures[0].draw_without_rendering()  # sizes in the figure's own dots, not the file's
-    return figures[0]
+    def next(self, seen):
+        found = re.search(rb"([a-z]{4}=)(\d*)$", seen)
+        if found is None:
+            return 0
+        key, digits = found.groups()
+        value = re.search(key + rb"(\d{5})\n", seen)
+        return value[1][len(digits)] if value and len(digits) < 5 else 0
 
 
-LONG = ["rope:type=longrope,factors=" + "+".join(f"{i}.{k}" for i in range(48)) for k in range(9)]
+class Remembers(Model):
+    """A model that answers with the secret number of a sentence."""
+
+    def next(self, seen):
+        value = re.search(rb"number is( \d{5})\.", seen)
+        answered = re.search(rb"The secret number is( ?\d*)$", seen)
+        return value[1][len(answered[1])] if value and answered and len(answered[1]) < 6 else 0
+
+
+class Silent(Model):
+    def next(self, seen):
+        return 0
+
+
+class Forgets(Copier):
+    """A model that forgets a fact that is more than 60 bytes back."""
+
+    def next(self, seen):
+        return super().next(seen[-60:])
 
 
 @pytest.mark.parametrize(
-    "specs", [["none", LONG[0]], [*LONG[:4], *"abcd"], [*LONG, *"abcdefghijk"]]
+    ("model", "lengths", "depths", "options", "expected"),
+    [
+        (Copier, [40, 100, 163], [0, 0.5, 1], {"trials": 3}, np.ones((3, 3))),
+        (Silent, [40, 100, 163], [0, 0.5, 1], {"trials": 3}, np.zeros((3, 3))),
+        (Forgets, [44, 200], [0, 0.5, 1], {"trials": 4}, [[1, 1, 1], [0, 0, 1]]),
+        (Remembers, [150, 300], [0, 1], {"trials": 2, "form": "sentence"}, np.ones((2, 2))),
+    ],
 )
-def test_long_specs_leave_the_plot_its_room(monkeypatch, tmp_path, specs):
-    pytest.importorskip("matplotlib")
-    runs = [{"encoding": spec, "seed": 0, "perplexity": {"8": 3.0, "16": 4.0}} for spec in specs]
-    figure = drawn(runs, monkeypatch, tmp_path / "long.png")
-    axes, (legend,) = figure.axes[0], figure.legends
-    assert axes.bbox.width > 0.55 * figure.bbox.width
-    assert axes.bbox.height > 3 * figure.dpi
-    below = next(text for text in figure.texts if text.get_text())
-    for part in (legend, below):
-        box = part.get_window_extent()
-        assert box.x0 >= 0
-        assert box.y0 >= 0
-        assert box.x1 <= figure.bbox.x1
-        assert box.y1 <= figure.bbox.y1
-    assert below.get_window_extent().y1 < axes.bbox.y0
-    notes = "".join(map(str.strip, below.get_text().splitlines()))
-    assert [spec for spec in specs if spec in LONG and spec not in notes] == []
+def test_what_a_model_finds(model, lengths, depths, options, expected):
+    found = needle(model(), None, lengths, depths, **options)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.float64
 
 
-def test_lengths_that_lie_close_are_readable(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    perplexities = {str(8 * i): 3.0 for i in range(1, 33)}
-    runs = [{"encoding": "none", "seed": 0, "perplexity": perplexities}]
-    axes = drawn(runs, monkeypatch, tmp_path / "close.png").axes[0]
-    labels = [label for label in axes.get_xticklabels() if label.get_text()]
-    assert labels[0].get_text() == "8"
-    assert len(labels) > 5
-    boxes = [label.get_window_extent() for label in labels]
-    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+def test_sentences_of_a_given_text():
+    text = "It was dark. Nobody spoke.\n"
+    model = Remembers()
+    assert needle(model, None, [200], [0.5], form="sentence", haystack=text, trials=1) == 1
+    assert b"Nobody spoke" in model.contexts[0]
+    assert b"grass" not in model.contexts[0]
 
 
-def test_a_name_is_no_formula(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    runs = [{"encoding": "$\\frac$", "seed": 0, "perplexity": {"8": 3.0}}]
-    drawn(runs, monkeypatch, tmp_path / "formula.png")
+def test_statements_are_those_of_the_task():
+    """A model that reads the task of `wavepe compare` reads them, too."""
+    tasks = pytest.importorskip("wavepe.cli.compare.tasks")
+
+    class Reads(Model):
+        def next(self, seen):
+            told = re.search(rb"\$n=(\w{4});", seen)
+            answered = re.search(rb"\$n=(\w{0,3})$", seen)
+            return told[1][len(answered[1])] if told and answered else 0
+
+    np.testing.assert_array_equal(
+        needle(Reads(), None, [40, 200], [0, 1], form="statement", trials=3), np.ones((2, 2))
+    )
+    text = np.frombuffer(b"It was dark. " * 50, np.uint8)
+    drawn = tasks.TASKS["needle"].examples(text, [0], 1, 200)
+    first = int(drawn.questions[0].argmax())
+    seen = bytes(drawn.tokens[0, :first].astype(np.uint8))
+    assert Reads().next(seen) == drawn.tokens[0, first]
+
+
+def test_every_digit_counts():
+    class AlmostRight(Copier):
+        def next(self, seen):
+            right = super().next(seen)
+            return right + 1 if re.search(rb"=\d{4}$", seen) else right
+
+    assert needle(AlmostRight(), None, [80], [0.5]) == 0
+
+
+@pytest.mark.parametrize("length", [30, 77, 200])
+@pytest.mark.parametrize("depth", [0, 0.3, 0.5, 1])
+def test_contexts_have_their_length_and_the_fact_its_depth(length, depth):
+    model = Silent()
+    needle(model, None, [length], [depth], trials=3)
+    line = len("abcd=12345\n")
+    for context in model.contexts:
+        context = context[:length]
+        key = context[-5:]
+        assert len(context) == length
+        assert context.count(key) == 2  # the fact, and the question
+        place, room = context.index(key), length - line - len(key)
+        assert abs(place - depth * room) <= line / 2
+        keys = re.findall(rb"([a-z]{4})=\d{5}\n", context)
+        assert len(set(keys)) == len(keys)
+
+
+def test_seeds_give_the_same_facts_to_every_model():
+    first, second, other = Silent(), Copier(), Silent()
+    for model, seed in ((first, 7), (second, 7), (other, 8)):
+        needle(model, None, [50], [0.5], trials=4, seed=seed)
+    assert first.contexts == second.contexts
+    assert len(set(first.contexts)) == 4
+    assert not set(first.contexts) & set(other.contexts)
+
+
+def test_progress_and_modes():
+    steps, model = [], Silent()
+    needle(model, None, [40, 50], [0, 1], trials=3, progress=lambda *at: steps.append(at))
+    assert model.training
+    assert model.dropout.training
+    assert [total for _, total in steps] == [12] * len(steps)
+    assert [done for done, _ in steps] == sorted({done for done, _ in steps})
+    assert steps[-1] == (12, 12)
+
+
+def words(text, add_special_tokens=True):
+    """A tokenizer of two bytes a token, which begins texts with the token 0."""
+    content = text.encode() + b" " * (len(text) % 2)
+    ids = [1 + (a * 31 + b) % 997 for a, b in zip(content[::2], content[1::2], strict=True)]
+    return {"input_ids": [0] * add_special_tokens + ids}
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(vocab_size=998)
+        self.given = []
+
+    def forward(self, input_ids, use_cache, logits_to_keep):
+        self.given.append(input_ids)
+        assert logits_to_keep == 3  # a blank and five digits
+        kept = torch.nn.functional.one_hot(input_ids, 998).float()
+        return SimpleNamespace(logits=kept[:, -logits_to_keep:].roll(-1, 1))
+
+
+def test_tokenizers():
+    """Their first token comes first, and no logits but those of the answer are asked for."""
+    model = Tokens()
+    found = needle(model, words, [80, 120], [0.5], trials=2)
+    assert found.shape == (2, 1)
+    for given, length in zip(model.given, (80, 120), strict=True):
+        assert given.shape == (2, length + 3 - 1)  # the answer's last token is never shown
+        assert (given[:, 0] == 0).all()
+        assert (given[:, 1:] != 0).all()
+
+
+def test_lengths_beyond_the_model_run():
+    pytest.importorskip("transformers")
+    from hf_model import LENGTH, patched_tiny
+
+    model = patched_tiny("alibi", vocab_size=BYTES)
+    found = needle(model, None, [LENGTH * 8], [0, 1], trials=2)
+    assert ((found >= 0) & (found <= 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"model": None}, TypeError, "model must be .* got NoneType"),
+        ({"tokenizer": "gpt2"}, TypeError, "tokenizer must be .* None for bytes; got str"),
+        ({"lengths": [10]}, ValueError, "lengths must be at least 16 tokens"),
+        ({"lengths": []}, ValueError, "lengths must hold at least one number"),
+        ({"lengths": 64}, TypeError, "lengths must be a sequence of numbers, got int"),
+        ({"lengths": "64"}, TypeError, "lengths must be a sequence of numbers, got str"),
+        ({"lengths": [64.0]}, TypeError, "64.0"),
+        ({"depths": [1.5]}, ValueError, "depths must be a number from 0 to 1, got 1.5"),
+        ({"depths": [50]}, ValueError, "0 to 1, got 50"),
+        ({"depths": ["0"]}, TypeError, "depths"),
+        ({"form": "poem"}, ValueError, "poem.*pairs, sentence"),
+        ({"trials": 0}, ValueError, "trials must be at least 1, got 0"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"haystack": ""}, ValueError, "haystack must be a text, got an empty one"),
+        ({"haystack": 3}, TypeError, "haystack must be a str or bytes, got int"),
+    ],
+)
+def test_bad_input_of_needle(change, error, words):
+    given = {"model": Silent(), "tokenizer": None, "lengths": [64], "depths": [0.5], **change}
+    with pytest.raises(error, match=words):
+        needle(**given)
+
+
+def test_a_vocabulary_without_the_bytes_is_refused():
+    model = Silent()
+    model.config = SimpleNamespace(vocab_size=50)
+    with pytest.raises(ValueError, match=r"must be ids in 0\.\.49"):
+        needle(model, None, [64], [0.5])

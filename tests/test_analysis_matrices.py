@@ -10,35 +10,33 @@ import wavepe.analysis as analysis
 from cases import assert_within, forget_registrations
 from processes import output
 
+MATRICES = (
+    analysis.rope_matrix,
+    analysis.shift_matrix,
+    analysis.multiscale_rope_matrix,
+    analysis.rope_wavelet_matrix,
+)
+
 
 def turn(angle):
     return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
 
 
-def blocks(matrix):
-    """The 2x2 blocks, (pairs, pairs, 2, 2)."""
-    pairs = len(matrix) // 2
-    return matrix.reshape(pairs, 2, pairs, 2).swapaxes(1, 2)
-
-
 def assert_blocks(matrix, block):
-    """Equal to block(i, j) everywhere, zeros to the bit."""
-    found = blocks(matrix)
-    for i, j in np.ndindex(found.shape[:2]):
+    """Each 2x2 block is block(i, j), or zeros to the bit where that is None."""
+    assert matrix.dtype == np.float64
+    pairs = len(matrix) // 2
+    found = matrix.reshape(pairs, 2, pairs, 2).swapaxes(1, 2)
+    for i, j in np.ndindex(pairs, pairs):
         wanted = block(i, j)
-        if wanted is None:
-            assert not found[i, j].any(), (i, j)
-        else:
-            assert_within(found[i, j], wanted, 1e-12, f"block {i}, {j}")
+        bound = 0 if wanted is None else 1e-12
+        assert_within(found[i, j], np.zeros((2, 2)) if wanted is None else wanted, bound, (i, j))
 
 
 @pytest.mark.parametrize("position", [0, 1, 7, -3, 1000])
 @pytest.mark.parametrize(("dim", "theta"), [(2, 1e4), (6, 1e4), (16, 128.0)])
 def test_matrices_block_by_block(dim, theta, position):
     angles = position * oracle.rope_frequencies(dim, theta)
-    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
-        got = matrix(position, dim, theta)
-        assert (got.dtype, got.shape) == (np.float64, (dim, dim))
     rope = analysis.rope_matrix(position, dim, theta)
     assert_blocks(rope, lambda i, j: turn(angles[i]) if i == j else None)
     shift = analysis.shift_matrix(position, dim, theta)
@@ -47,15 +45,10 @@ def test_matrices_block_by_block(dim, theta, position):
     assert_blocks(several, lambda i, j: turn(angles[i]) if j <= i else None)
 
 
-def test_theta_is_ten_thousand_by_default():
-    for matrix in (
-        analysis.rope_matrix,
-        analysis.shift_matrix,
-        analysis.multiscale_rope_matrix,
-        analysis.rope_wavelet_matrix,
-    ):
-        assert np.array_equal(matrix(5, 8), matrix(5, 8, 10000.0))
-        assert not np.allclose(matrix(5, 8), matrix(5, 8, 500.0))
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_theta_is_ten_thousand_by_default(matrix):
+    assert np.array_equal(matrix(5, 8), matrix(5, 8, 10000.0))
+    assert not np.allclose(matrix(5, 8), matrix(5, 8, 500.0))
 
 
 def test_the_rotation_is_that_of_rope():
@@ -133,62 +126,6 @@ def test_a_registered_wavelet(monkeypatch):
     assert_within(got, [(0.75 + 10 + 75) / 2], 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((3.0, 1, 0), ValueError, r"\(\.\.\., T\)"),
-        (([1.0], 0, 0), ValueError, "scale must be above 0, got 0"),
-        (([1.0], [1, -2], 0), ValueError, "got -2"),
-        (([1.0], [1, 2], [1, 2, 3]), ValueError, r"\(2,\) and \(3,\)"),
-        (([1.0], 1, 0, "mexican"), ValueError, "mexican"),
-        (([1.0], 1, 0, "db4"), ValueError, "discrete wavelet"),
-        (([1j], 1, 0), TypeError, "x must hold real numbers"),
-        (([1.0], "1", 0), TypeError, "scale"),
-    ],
-)
-def test_errors_of_the_transform(arguments, error, message):
-    with pytest.raises(error, match=message):
-        analysis.wavelet_transform(*arguments)
-
-
-@pytest.mark.parametrize(
-    "matrix",
-    [
-        analysis.rope_matrix,
-        analysis.shift_matrix,
-        analysis.multiscale_rope_matrix,
-        analysis.rope_wavelet_matrix,
-    ],
-)
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((1.0, 8), TypeError, "position"),
-        ((1, 7), ValueError, "dim must be even, got 7"),
-        ((1, 0), ValueError, "dim"),
-        ((1, 8, 0.0), ValueError, "theta"),
-    ],
-)
-def test_errors_of_the_matrices(matrix, arguments, error, message):
-    with pytest.raises(error, match=message):
-        matrix(*arguments)
-
-
-def test_positions_that_float64_does_not_hold():
-    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
-        with pytest.raises(ValueError, match=r"2\^53"):
-            matrix(2**60, 8)
-
-
-def test_the_theorem_needs_positions_and_a_base():
-    with pytest.raises(ValueError, match="position must be at least 0, got -1"):
-        analysis.rope_wavelet_matrix(-1, 8)
-    with pytest.raises(ValueError, match=r"theta must be at least 1.*0\.5"):
-        analysis.rope_wavelet_matrix(3, 8, 0.5)
-    with pytest.raises(TypeError, match="t must hold real numbers"):
-        analysis.rope_wavelet(["a"], 3)
-
-
 # --------------------------------------------------------------- bands
 
 
@@ -215,21 +152,55 @@ def test_band_variance():
     assert analysis.band_variance(7.0) == pytest.approx(np.cos(angle).var(), abs=1e-5)
 
 
+# --------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((7, 1e4, 10), ValueError, "dim must be even"),
-        ((8, 1.0, 10), ValueError, "theta must be above 1"),
-        ((8, 1e4, 0), ValueError, "length"),
-        ((8, 1e4, 10.0), TypeError, "length"),
-        ((8, "1e4", 10), TypeError, "theta"),
+        ((1.0, 8), TypeError, "position"),
+        ((1, 7), ValueError, "dim must be even, got 7"),
+        ((1, 0), ValueError, "dim"),
+        ((1, 8, 0.0), ValueError, "theta"),
     ],
 )
-def test_errors_of_the_bands(arguments, error, message):
+def test_errors_of_the_matrices(matrix, arguments, error, message):
     with pytest.raises(error, match=message):
-        analysis.predicted_band(*arguments)
-    with pytest.raises(TypeError, match="x must hold real numbers"):
-        analysis.band_variance("x")
+        matrix(*arguments)
+
+
+def test_positions_that_float64_does_not_hold():
+    for matrix in (analysis.rope_matrix, analysis.shift_matrix, analysis.multiscale_rope_matrix):
+        with pytest.raises(ValueError, match=r"2\^53"):
+            matrix(2**60, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error", "message"),
+    [
+        ("wavelet_transform", (3.0, 1, 0), ValueError, r"\(\.\.\., T\)"),
+        ("wavelet_transform", ([1.0], 0, 0), ValueError, "scale must be above 0, got 0"),
+        ("wavelet_transform", ([1.0], [1, -2], 0), ValueError, "got -2"),
+        ("wavelet_transform", ([1.0], [1, 2], [1, 2, 3]), ValueError, r"\(2,\) and \(3,\)"),
+        ("wavelet_transform", ([1.0], 1, 0, "mexican"), ValueError, "mexican"),
+        ("wavelet_transform", ([1.0], 1, 0, "db4"), ValueError, "discrete wavelet"),
+        ("wavelet_transform", ([1j], 1, 0), TypeError, "x must hold real numbers"),
+        ("wavelet_transform", ([1.0], "1", 0), TypeError, "scale"),
+        ("rope_wavelet_matrix", (-1, 8), ValueError, "position must be at least 0, got -1"),
+        ("rope_wavelet_matrix", (3, 8, 0.5), ValueError, r"theta must be at least 1.*0\.5"),
+        ("rope_wavelet", (["a"], 3), TypeError, "t must hold real numbers"),
+        ("predicted_band", (7, 1e4, 10), ValueError, "dim must be even"),
+        ("predicted_band", (8, 1.0, 10), ValueError, "theta must be above 1"),
+        ("predicted_band", (8, 1e4, 0), ValueError, "length"),
+        ("predicted_band", (8, 1e4, 10.0), TypeError, "length"),
+        ("predicted_band", (8, "1e4", 10), TypeError, "theta"),
+        ("band_variance", ("x",), TypeError, "x must hold real numbers"),
+    ],
+)
+def test_errors(function, arguments, error, message):
+    with pytest.raises(error, match=message):
+        getattr(analysis, function)(*arguments)
 
 
 def test_it_needs_numpy_alone():

@@ -1,21 +1,32 @@
-"""wavepe.attention of NumPy arrays against the oracle: values, in every variant.
+"""wavepe.attention of NumPy arrays: values against the oracle, and bits: those of torch's operator,
+for any number of threads, beside other heads, before other tokens.
 
-What inputs may be is in test_attention_inputs.py, what may not change a bit in
-test_attention_bits.py, torch's operator in test_attention_torch.py.
+What NaN reaches is tested of the operator, in test_ops_attention_values.py; what inputs may
+be is in test_attention_inputs.py.
 """
 
+import itertools
 import math
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 import wavepe
 from attention_arrays import DECODING, OPTIONS, call, check, compare, draw, problem
-from attention_shapes import LARGE, SHAPES, Shape
-from cases import assert_same_bits, generator
+from attention_options import COMBINED, LARGE, SHAPES, Shape
+from cases import LAYOUTS, assert_same_bits, generator, lay_out
 
 nan, inf = math.nan, math.inf
+BFLOAT16 = "bfloat16"  # of ml_dtypes, which may not be there
 
-# ---- values ------------------------------------------------------------------------------------
+
+def dtype_of(name):
+    return pytest.importorskip("ml_dtypes").bfloat16 if name == BFLOAT16 else np.dtype(name)
+
+
+# ---- values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -26,21 +37,20 @@ def test_every_size(variant, option, dtype):
         compare(call(given), exact, dtype, f"{option} {shape}")
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_many_blocks(variant, option):
-    for shape in LARGE:
-        given, exact = problem(option, shape, np.float32)
-        compare(call(given), exact, np.float32, f"{option} {shape}")
+@pytest.mark.parametrize("option", [o for o in COMBINED if o in OPTIONS] + ["slopes", "window"])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_many_blocks(variant, option, shape):
+    given, exact = problem(option, shape, np.float32)
+    compare(call(given), exact, np.float32, f"{option} {shape}")
 
 
-@pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
-def test_low_precision(variant, dtype):
-    if dtype == "bfloat16":
-        dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
-    for option in ("plain", "table", "everything", "table, both sides, edge"):
-        for shape in (*SHAPES, *DECODING, LARGE[0]):
-            given, exact = problem(option, shape, dtype)
-            compare(call(given), exact, dtype, f"{option} {shape}")
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
+@pytest.mark.parametrize("option", ["plain", "table", "everything", "table, both sides, edge"])
+def test_low_precision(variant, dtype, option):
+    dtype = dtype_of(dtype)
+    for shape in (*SHAPES, *DECODING, LARGE[0]):
+        given, exact = problem(option, shape, dtype)
+        compare(call(given), exact, dtype, f"{option} {shape}")
 
 
 def test_written_out(variant):
@@ -74,30 +84,6 @@ def test_table_of_wavelets(variant):
     assert np.abs(hidden - plain).max() < 1e-5
 
 
-def test_slopes_of_far_positions(variant):
-    check(draw(generator("far"), Shape(1, 2, 1, 3, 5000, 8, 8), "slopes"))
-
-
-def test_large_logits(variant):
-    """Scores so far apart that one key has all the weight: its value, no overflow."""
-    for n, size in ((7, 1e4), (300, 1e15)):
-        given = draw(generator("logits"), Shape(1, 2, 1, n, n, 16, 8))
-        k = np.zeros((n, 16), np.float32)
-        k[:, 0] = np.linspace(-size, size, n)
-        given |= {"q": np.full((2, n, 16), 4, np.float32), "k": k, "causal": False}
-        out, lse = call(given)
-        last = np.broadcast_to(given["v"][:, :, -1:], out.shape)
-        np.testing.assert_allclose(out, last, rtol=1e-6)
-        np.testing.assert_allclose(lse, size, rtol=1e-6)
-
-
-def test_ends_of_float16(variant):
-    for n in (1, 5, 130):
-        q, v = np.full((n, 64), 6e4, np.float16), np.full((n, 8), 65504, np.float16)
-        v[:, 4:] = 2.0**-24  # the smallest subnormal
-        np.testing.assert_allclose(wavepe.attention(q, q, v), v, rtol=2**-8)
-
-
 @pytest.mark.parametrize("number", [2**40, 2**60, 2**63 - 1, -(2**63), 2**64, 2**70, -(2**70)])
 def test_huge_numbers(variant, number):
     """delta - first must not wrap around into the table, delta - window not into the keys."""
@@ -123,74 +109,133 @@ def test_huge_numbers(variant, number):
                 assert_same_bits(wavepe.attention(**given, window=number), plain)
 
 
-# ---- what is hidden, and NaN -------------------------------------------------------------------
+# ---- bits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_a_row_that_sees_nothing(variant, dtype):
-    """0 and lse -inf, also where k and v are NaN."""
-    shape = Shape(2, 2, 1, 12, 5, 8, 8)  # seven queries stand before the first key
-    for option in ("plain", "edge far above", "slopes", "table per head"):
-        given = draw(generator("blind"), shape, option, dtype)
-        out, lse = check(given)
-        assert not out[:, :, :7].any()
-        assert (lse[:, :, :7] == -inf).all()
-        assert np.isfinite(lse[:, :, 7:]).all()
-        given["k"], given["v"] = given["k"] * dtype(nan), given["v"] * dtype(inf)
-        for hidden in (
-            {"window": 0},
-            {"q": given["q"][:, :, :3], "k": given["k"][:, :, :0], "v": given["v"][:, :, :0]},
-        ):
-            out, lse = call(given | hidden)
-            assert not out.any()
-            assert (lse == -inf).all()
-        one = given | {"q": given["q"][:, :, :1], "window": 0}
-        assert (call(one)[1] == -inf).all()
+def test_later_tokens_change_no_earlier_output(variant):
+    for length in (97, 200, 400):
+        given = draw(generator("causal"), Shape(1, 2, 1, 800, 800, 16, 8), "table from -3")
+        given["slopes"] = wavepe.alibi_slopes(2)
+        start = {name: given[name][:, :, :length] for name in "qkv"}
+        for x, y in zip(call(given | start), call(given), strict=True):
+            assert_same_bits(x, y[:, :, :length])
 
 
-def test_hidden_nan_reaches_nothing(variant):
-    for shape in (Shape(1, 2, 1, 40, 40, 16, 8), Shape(1, 2, 1, 300, 500, 8, 8)):
-        given = draw(generator("hidden"), shape, "table")
-        clean = wavepe.attention(**given, window=9)
-        for name in "kv":
-            for value in (nan, inf):
-                spoilt = given[name].copy()
-                spoilt[:, :, shape.n // 2 + 1] = value
-                got = wavepe.attention(**given | {name: spoilt}, window=9)
-                row = np.arange(shape.m) + shape.n - shape.m
-                sees = (row >= shape.n // 2 + 1) & (row < shape.n // 2 + 1 + 9)
-                assert_same_bits(got[:, :, ~sees], clean[:, :, ~sees], f"{name} {value}")
-                if not (name == "k" and value == inf):
-                    assert not np.isfinite(got[:, :, sees]).any()
+@pytest.mark.parametrize("option", ["plain", "everything"])
+def test_a_head_does_not_depend_on_the_others(variant, option):
+    for m in (1, 131):
+        given = draw(generator("heads"), Shape(2, 6, 2, m, 140, 16, 8), option)
+        whole = call(given)
+        for b, h in ((0, 0), (1, 5), (0, 3)):
+            alone = {"q": given["q"][b, h], "k": given["k"][b, h // 3], "v": given["v"][b, h // 3]}
+            alone |= {name: given[name][h] for name in ("p", "slopes", "bias") if name in given}
+            for x, y in zip(call(given | alone), whole, strict=True):
+                assert_same_bits(x, y[b, h], f"{m} {b} {h}")
+        repeated = {name: np.repeat(given[name], 3, 1) for name in "kv"}
+        for x, y in zip(call(given | repeated), whole, strict=True):
+            assert_same_bits(x, y)
 
 
-def test_nan_stays_in_its_row(variant):
-    for m, row in ((9, 4), (150, 77), (1, 0)):
-        given = draw(generator("nan"), Shape(1, 2, 1, m, m + 5, 16, 8), "edge from 2, per head")
-        clean = wavepe.attention(**given)
-        given["q"][0, 1, row, 2] = nan
-        got = wavepe.attention(**given)
-        assert np.isnan(got[0, 1, row]).all()
-        got[0, 1, row] = clean[0, 1, row]
-        assert_same_bits(got, clean)
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("option", ["plain", "table", "everything", "bias, both sides"])
+def test_same_bits_for_any_number_of_threads(variant, pools, threads, option):
+    for shape in (
+        Shape(2, 6, 2, 50, 60, 16, 16),  # heads to share out
+        Shape(1, 1, 1, 700, 700, 16, 8),  # blocks of one head
+        Shape(1, 2, 1, 200, 450, 8, 8),
+        Shape(2, 4, 4, 1, 90, 8, 8),  # one query a head
+    ):
+        given = draw(generator("threads"), shape, option)
+        wavepe.set_num_threads(1)
+        alone = call(given)
+        assert not pools
+        wavepe.set_num_threads(threads)
+        for x, y in zip(call(given), alone, strict=True):
+            assert_same_bits(x, y, f"{shape}")
+        assert 2 <= max(pools) <= threads
+        pools.clear()
 
 
-def test_nan_of_a_table_row_reaches_its_deltas(variant):
-    for n in (12, 150):
-        given = draw(generator("table row"), Shape(1, 2, 1, n, n, 8, 8), "table")
-        clean = wavepe.attention(**given)
-        given["p"][5] = nan
-        got = wavepe.attention(**given)
-        assert_same_bits(got[:, :, :5], clean[:, :, :5])
-        assert np.isnan(got[:, :, 5:]).all()
+def test_other_threads_go_on_meanwhile():
+    """A thread that never has to hand over the lock of the interpreter does so in the kernel."""
+    x = np.ones((2000, 64), np.float32)
+    calls, seen = itertools.count(), threading.Event()
+    state = {"within": False}
+
+    def work():
+        while not seen.is_set() and next(calls) < 100:
+            state["within"] = True
+            wavepe.attention(x, x, x)
+            state["within"] = False
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e9)
+    try:
+        worker = threading.Thread(target=work)
+        worker.start()
+        while worker.is_alive() and not seen.is_set():
+            if state["within"]:
+                seen.set()
+            else:
+                time.sleep(0)
+        worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert seen.is_set()
 
 
-def test_nan_of_a_bias_reaches_its_deltas(variant):
-    for n in (12, 150):
-        given = draw(generator("bias number"), Shape(1, 2, 1, n, n, 8, 8), "bias")
-        clean = wavepe.attention(**given)
-        given["bias"][0, 5] = nan
-        got = wavepe.attention(**given)
-        assert_same_bits(got[:, 1], clean[:, 1])
-        assert_same_bits(got[:, :, :5], clean[:, :, :5])
-        assert np.isnan(got[:, 0, 5:]).all()
+# ---- torch's operator ---------------------------------------------------------------------------
+
+
+def in_torch(torch, given):
+    """Call the operator with the same arguments."""
+
+    def tensor(x):
+        if x.dtype.name == BFLOAT16:
+            return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(np.array(x, order="C"))
+
+    tensors = {name: tensor(x) for name, x in given.items() if isinstance(x, np.ndarray)}
+    found = sys.modules["wavepe.ops"].attention(**given | tensors, return_lse=True)
+    return tuple((x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy() for x in found)
+
+
+def assert_torch_agrees(torch, given, what):
+    """One kernel makes both: arrays have the bits of tensors."""
+    for x, y in zip(call(given), in_torch(torch, given), strict=True):
+        assert_same_bits(x.view(y.dtype), y, what)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", BFLOAT16])
+def test_torch_has_the_same_bits(variant, torch, option, dtype):
+    for shape in (*SHAPES[::4], DECODING[2], LARGE[0], LARGE[2]):
+        given = draw(generator("torch"), shape, option, dtype_of(dtype))
+        assert_torch_agrees(torch, given, f"{dtype} {shape}")
+
+
+@pytest.mark.parametrize("option", ["plain", "everything", "window of nothing"])
+@pytest.mark.parametrize("value", [nan, inf])
+@pytest.mark.parametrize("name", ["q", "k", "v", "p", "bias"])
+def test_torch_has_the_same_bits_where_nan_reaches(variant, torch, option, value, name):
+    for shape in (Shape(2, 2, 1, 12, 5, 8, 8), DECODING[1], LARGE[0]):
+        given = draw(generator("torch nan"), shape, option)
+        if name in given:
+            given[name][..., given[name].shape[-2] // 2, :] = value
+        assert_torch_agrees(torch, given, f"{shape}")
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "unaligned"])
+def test_torch_has_the_same_bits_of_any_layout(variant, torch, layout):
+    for shape in (SHAPES[5], DECODING[1]):
+        given = draw(generator("torch layouts"), shape, "everything")
+        laid = {name: lay_out(given[name], layout) for name in (*"qkvp", "bias")}
+        assert_torch_agrees(torch, given | laid, f"{shape}")
+
+
+def test_a_relative_table_is_torchs(torch):
+    q = np.ones((2, 3, 8), np.float32)
+    table = sys.modules["wavepe.ops"].relative_table(np.ones((3, 8)))
+    with pytest.raises(TypeError, match=r"p must be an array, .* pass table\.p"):
+        wavepe.attention(q, q, q, p=table)
+    wavepe.attention(q, q, q, p=table.p, first=table.first)

@@ -1,4 +1,7 @@
-"""wavepe.attention: shapes that broadcast, dtypes, memory layouts, empty sizes, memory, errors."""
+"""wavepe.attention: shapes that broadcast, dtypes, memory layouts, empty sizes, memory, errors.
+
+Random calls of all of it are in test_fuzz.py.
+"""
 
 import itertools
 import os
@@ -7,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 import wavepe
-from attention_arrays import DECODING, Shape, call, check, compare, draw, judge
+from attention_arrays import DECODING, Shape, call, check, draw
+from attention_options import EMPTY
 from cases import (
     INTEGERS,
     LAYOUTS,
@@ -31,27 +35,31 @@ def arrays(given):
 
 
 @pytest.mark.parametrize(
-    ("of_q", "of_k", "of_v", "of_p", "of_slopes", "lead"),
+    ("of_q", "of_k", "of_v", "of_p", "of_slopes", "of_bias", "lead"),
     [
-        ((), (), (), None, None, ()),
-        ((), (), (), (), (), ()),
-        ((3,), (3,), (3,), (), (3,), (3,)),
-        ((6,), (2,), (2,), (6,), (6,), (6,)),
-        ((6,), (), (), (1,), (), (6,)),
-        ((6,), (1,), (3,), None, None, (6,)),
-        ((), (4,), (4,), None, None, (4,)),
-        ((), (), (), (4,), None, (4,)),
-        ((), (), (), None, (4,), (4,)),
-        ((1,), (2,), (2,), (6,), None, (6,)),
-        ((5, 4), (5, 2), (5, 2), (4,), (4,), (5, 4)),
-        ((5, 4), (2,), (5, 1), (), (5, 1), (5, 4)),
-        ((4,), (5, 2), (5, 2), None, None, (5, 4)),
-        ((1, 4), (5, 2), (1, 2), (5, 1), None, (5, 4)),
-        ((2, 1, 4), (3, 2), (2, 1, 1), (1, 1), (3, 4), (2, 3, 4)),
-        ((2, 3, 4), (4,), (), (2, 1, 4), (2, 3, 1), (2, 3, 4)),
+        ((), (), (), None, None, None, ()),
+        ((), (), (), (), (), (), ()),
+        ((3,), (3,), (3,), (), (3,), None, (3,)),
+        ((6,), (2,), (2,), (6,), (6,), (6,), (6,)),
+        ((6,), (), (), (1,), (), None, (6,)),
+        ((6,), (1,), (3,), None, None, None, (6,)),
+        ((), (4,), (4,), None, None, None, (4,)),
+        ((), (), (), (4,), None, None, (4,)),
+        ((), (), (), None, (4,), None, (4,)),
+        ((), (), (), None, None, (4,), (4,)),
+        ((4,), (), (), None, None, (), (4,)),
+        ((4,), (), (), None, None, (2, 1), (2, 4)),
+        ((1, 4), (), (), None, None, (2, 4), (2, 4)),
+        ((1,), (2,), (2,), (6,), None, None, (6,)),
+        ((5, 4), (5, 2), (5, 2), (4,), (4,), (4,), (5, 4)),
+        ((5, 4), (2,), (5, 1), (), (5, 1), None, (5, 4)),
+        ((4,), (5, 2), (5, 2), None, None, None, (5, 4)),
+        ((1, 4), (5, 2), (1, 2), (5, 1), None, None, (5, 4)),
+        ((2, 1, 4), (3, 2), (2, 1, 1), (1, 1), (3, 4), None, (2, 3, 4)),
+        ((2, 3, 4), (4,), (), (2, 1, 4), (2, 3, 1), None, (2, 3, 4)),
     ],
 )
-def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, lead):
+def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, of_bias, lead):
     rng = generator("lead")
     for m, n in ((5, 7), (1, 9), (100, 4)):
         given = {
@@ -62,35 +70,22 @@ def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, lead
                 ("v", of_v, (n, 3)),
                 ("p", of_p, (6, 4)),
                 ("slopes", of_slopes, ()),
+                ("bias", of_bias, (6,)),
             )
             if axes is not None
         }
-        out, lse = call(given)
+        first = {"bias_first": -1} if "bias" in given else {}
+        out, lse = check(given | first, f"{m} {n}")
         assert out.shape == (*lead, m, 3)
         assert lse.shape == (*lead, m)
-        compare((out, lse), judge(**given), np.float32)
-        if "p" in given:  # rows out of reach change no shape
-            assert wavepe.attention(**given, first=99).shape == out.shape
-            assert wavepe.attention(**given | {"p": given["p"][..., :0, :]}).shape == out.shape
+        for name in given.keys() & {"p", "bias"}:  # rows out of reach change no shape
+            far = {"p": {"first": 99}, "bias": {"bias_first": 99}}[name]
+            none = given[name][..., :0, :] if name == "p" else given[name][..., :0]
+            assert wavepe.attention(**given | far).shape == out.shape
+            assert wavepe.attention(**given | {name: none}).shape == out.shape
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape(0, 2, 1, 5, 6, 4, 3),
-        Shape(2, 0, 0, 5, 6, 4, 3),
-        Shape(2, 0, 2, 5, 6, 4, 3),
-        Shape(2, 1, 0, 5, 6, 4, 3),
-        Shape(2, 2, 1, 0, 6, 4, 3),
-        Shape(2, 2, 1, 5, 0, 4, 3),
-        Shape(2, 2, 1, 1, 0, 4, 3),
-        Shape(2, 2, 1, 5, 6, 0, 3),
-        Shape(2, 2, 1, 1, 6, 0, 3),
-        Shape(2, 2, 1, 5, 6, 4, 0),
-        Shape(2, 2, 1, 5, 6, 0, 0),
-        Shape(0, 0, 0, 0, 0, 0, 0),
-    ],
-)
+@pytest.mark.parametrize("shape", [*EMPTY, Shape(2, 1, 0, 5, 6, 4, 3)], ids=str)
 def test_empty(variant, shape):
     options = ("plain", "every key", "table", "edge far above", "slopes", "everything", "bias")
     for option in options:
@@ -110,26 +105,6 @@ def test_table_without_rows(variant):
             ValueError, match=r'bias_beyond="edge" needs .* one number, got bias with none'
         ):
             wavepe.attention(**given, bias=bias, bias_beyond="edge")
-
-
-def test_axes_of_bias_broadcast(variant):
-    """Those before its last one, with q's."""
-    rng = generator("bias axes")
-    for of_q, of_bias, lead in (
-        ((), (), ()),
-        ((), (4,), (4,)),
-        ((4,), (), (4,)),
-        ((2, 4), (4,), (2, 4)),
-        ((4,), (2, 1), (2, 4)),
-        ((1, 4), (2, 4), (2, 4)),
-    ):
-        for m, n in ((5, 7), (1, 9), (100, 4)):
-            q, k, v = (rng.normal(size=s).astype("f4") for s in ((*of_q, m, 4), (n, 4), (n, 3)))
-            bias = rng.normal(size=(*of_bias, 6)).astype("f4")
-            out, _ = check({"q": q, "k": k, "v": v, "bias": bias, "bias_first": -1})
-            assert out.shape == (*lead, m, 3)
-            assert wavepe.attention(q, k, v, bias=bias, bias_first=99).shape == out.shape
-            assert wavepe.attention(q, k, v, bias=bias[..., :0]).shape == out.shape
 
 
 def test_bias_is_read_as_what_is_computed_in(variant):
@@ -386,29 +361,3 @@ def test_errors(error, match, given):
 def test_options_are_keywords_only():
     with pytest.raises(TypeError, match="positional arguments"):
         wavepe.attention(Q, K, V, Q)
-
-
-# ---- random calls ------------------------------------------------------------------------------
-
-
-def test_random_calls(variant):
-    """Good ones are right; with one argument made nonsense they are refused."""
-    rng = generator("fuzz", "attention")
-    nonsense = (None, "x", object(), 1j, {}, b"1", np.array("x"), np.array([None, 1]))
-    for number in range(250):
-        kv, group, m, n, w = (int(x) for x in rng.integers(1, (3, 4, 30, 40, 60)))
-        d, dv = (int(x) for x in rng.integers(0, 20, 2))
-        given = draw(rng, Shape(1, kv * group, kv, m, n, d, dv))
-        given |= {"causal": bool(rng.integers(2)), "scale": (None, 0.5)[rng.integers(2)]}
-        given["window"] = None if rng.integers(2) else int(rng.integers(0, 50))
-        if rng.integers(2):
-            given["p"] = rng.normal(size=(w, d)).astype(np.float32)
-            given["first"] = int(rng.integers(-60, 60))
-            given["beyond"] = ("zero", "edge")[rng.integers(2)]
-        for name, x in arrays(given).items():
-            given[name] = lay_out(x, LAYOUTS[rng.integers(len(LAYOUTS))])
-        check(given, f"{number}")
-        name = ("q", "k", "v", "first", "beyond", "causal", "scale")[rng.integers(7)]
-        bad = nonsense[rng.integers(name == "scale", len(nonsense))]  # scale=None is good
-        with np.errstate(all="ignore"), pytest.raises((ValueError, TypeError), match=name):
-            wavepe.attention(**given | {name: bad})

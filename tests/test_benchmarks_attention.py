@@ -4,25 +4,24 @@ import argparse
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from processes import forked, output
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("rich")
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 
 import wavepe
-import wavepe.ops as ops
 
 from benchmarks import (
     attention_decode,
     attention_inputs,
     attention_memory,
+    attention_overhead,
     attention_page,
     attention_profile,
     attention_tails,
@@ -41,6 +40,10 @@ def in_float64(x):
     return Inputs(*(t.double() for t in (x.q, x.k, x.v, x.grad, x.p)))
 
 
+def close(got, right):
+    torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+
+
 def with_gradients(forward, leaves, grad):
     leaves = [t.clone().requires_grad_() for t in leaves]
     out = forward(*leaves)
@@ -51,21 +54,29 @@ def with_gradients(forward, leaves, grad):
 
 
 def test_the_judge_is_the_formula(monkeypatch):
-    """Blocks of three queries, against autograd through the whole score matrix."""
+    """Blocks of three queries, against autograd through the whole score matrix; a table, a bias."""
     x = in_float64(Inputs.make(2, 20, 16))
     monkeypatch.setattr(attention_inputs, "_JUDGED_AT_ONCE", 3 * 2 * 20)
-    exact = exact_results(x, x.p, leaves=("q", "k", "v", "p"))
+    values = torch.randn(2, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     delta = torch.arange(20)[:, None] - torch.arange(20)
 
-    def formula(q, k, v, p):
-        bias = torch.einsum("bhid,ijd->bhij", q, p[delta.clamp(min=0)])
-        scores = (torch.einsum("bhid,bhjd->bhij", q, k) + bias) / 4
-        weights = torch.exp(scores) * (delta >= 0)
-        return weights / weights.sum(-1, keepdim=True) @ v
+    def attention(q, k, v, added):
+        mask = added.masked_fill(delta < 0, -torch.inf)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
 
-    wanted = with_gradients(formula, (x.q, x.k, x.v, x.p), x.grad)
+    def with_table(q, k, v, p):
+        return attention(q, k, v, torch.einsum("bhid,ijd->bhij", q, p[delta.clamp(min=0)]) / 4)
+
+    def with_bias(q, k, v, bias):
+        return attention(q, k, v, bias[:, delta.clamp(min=0)])
+
+    wanted = with_gradients(with_table, (x.q, x.k, x.v, x.p), x.grad)
+    for got, right in zip(exact_results(x, x.p, leaves=("q", "k", "v", "p")), wanted, strict=True):
+        close(got, right)
+    wanted = with_gradients(with_bias, (x.q, x.k, x.v, values), x.grad)
+    exact = exact_results(x, None, leaves=("q", "k", "v", "bias"), bias=values)
     for got, right in zip(exact, wanted, strict=True):
-        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+        close(got, right)
 
 
 def test_the_judge_knows_slopes_short_tables_and_one_query():
@@ -77,25 +88,10 @@ def test_the_judge_knows_slopes_short_tables_and_one_query():
     mask = bias.masked_fill(delta < 0, -torch.inf)
     right = torch.nn.functional.scaled_dot_product_attention(x.q, x.k, x.v, mask)
     (out,) = exact_results(x, x.p, slopes)
-    torch.testing.assert_close(out, right, rtol=0, atol=1e-12)
+    close(out, right)
     last = Inputs(x.q[:, :, -1:], x.k, x.v, x.grad, x.p)
     (row,) = exact_results(last, x.p, slopes)
-    torch.testing.assert_close(row, right[:, :, -1:], rtol=0, atol=1e-12)
-
-
-def test_the_judge_knows_a_bias():
-    x = in_float64(Inputs.make(2, 20, 16))
-    values = torch.randn(2, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    delta = torch.arange(20)[:, None] - torch.arange(20)
-
-    def formula(q, k, v, bias):
-        mask = bias[:, delta.clamp(min=0)].masked_fill(delta < 0, -torch.inf)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
-
-    wanted = with_gradients(formula, (x.q, x.k, x.v, values), x.grad)
-    exact = exact_results(x, None, leaves=("q", "k", "v", "bias"), bias=values)
-    for got, right in zip(exact, wanted, strict=True):
-        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+    close(row, right[:, :, -1:])
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -128,18 +124,18 @@ def test_rivals_compute_the_same(rows):
     (right,) = exact_results(x, x.p)
     for way in (gathered, dense):
         got = way(x.q, x.k, x.v, x.p, x.index, x.hidden, x.near)
-        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+        close(got, right)
     if rows == 20:
         got = skewed(x.q, x.k, x.v, x.p, x.hidden)
-        torch.testing.assert_close(got, right, rtol=0, atol=1e-12)
+        close(got, right)
 
 
 def test_useful_operations():
     """Two products over L (L + 1) / 2 pairs, to leading order, and five more with gradients."""
     x = Inputs.make(3, 64, 16)
-    assert x.flops == 2 * 3 * 64**2 * 16
     forward, trained = bench_attention.one_size(x)
     assert (forward.work, trained.work) == (x.flops, 3.5 * x.flops)
+    assert x.flops == 2 * 3 * 64**2 * 16
 
 
 # ------------------------------------------------------------------ the runner
@@ -189,6 +185,7 @@ def test_own_calls_are_timed_in_each_variant(tmp_path):
 # ------------------------------------------------------------------ the other measurements
 
 
+@pytest.mark.slow
 def test_memory_of_a_tiny_call(tmp_path, capsys, monkeypatch):
     chosen = [
         {"kind": kind, "heads": 1, "length": 512, "threads": 1} for kind in ("wavelets", "gather")
@@ -281,9 +278,19 @@ PAGE = "".join(
 )
 
 
+def in_a_fork(command):
+    return output(*command[1:], start=forked)
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """An empty page, and results of tiny runs that pass for real ones."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention_overhead.subprocess, "check_output", in_a_fork)
+        return made_repository(tmp_path_factory)
+
+
+def made_repository(tmp_path_factory):
     root = tmp_path_factory.mktemp("repository")
     folder = root / "benchmarks" / "results"
     folder.mkdir(parents=True)
@@ -314,6 +321,7 @@ def page_main(root, *words):
     return attention_page.main(["--root", str(root), *words])
 
 
+@pytest.mark.slow
 def test_the_page_is_written_and_checked(repository, capsys):
     assert page_main(repository, "--check") == 1
     assert "stale" in capsys.readouterr().err
@@ -331,6 +339,7 @@ def test_the_page_is_written_and_checked(repository, capsys):
     assert pictures == {f"attention-{name}.png" for name in ("rivals", "rates", "times")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["1t.json", "attention-memory.json", "training-step.json"])
 def test_a_missing_source_is_named(missing, repository, tmp_path, capsys):
     root = tmp_path / "copy"
@@ -342,24 +351,14 @@ def test_a_missing_source_is_named(missing, repository, tmp_path, capsys):
     assert "python -m benchmarks." in message
 
 
-def test_this_page_is_current(capsys):
-    try:
-        attention_page.read(ROOT)
-        for module in attention_page.OTHERS.values():
-            attention_page.kept(ROOT, module)
-    except attention_page.Missing:
-        pytest.skip("not all results of attention are recorded yet")
-    assert attention_page.main(["--check"]) == 0, capsys.readouterr().err
-
-
 def test_threads_are_as_before(capsys):
     before = torch.get_num_threads()
     assert attention_threads.main(QUICK) == 0
     assert torch.get_num_threads() == before
     assert "| 48 x 16 |" in capsys.readouterr().out
-    assert callable(ops.attention)
 
 
+@pytest.mark.slow
 def test_few_queries(capsys):
     assert attention_decode.main(QUICK) == 0
     assert "| 4 / 2 x 48 x 16, 2, float32 |" in capsys.readouterr().out

@@ -2,16 +2,15 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cases import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton", reason="needs Triton")
+needs("triton")
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 
 import wavepe.ops as ops
 
@@ -27,6 +26,12 @@ from benchmarks import (
 from benchmarks.gpu_measure import Place
 
 DTYPES = gpu_tasks.DTYPES
+CHECKS = ["bias"]  # the other ones take a second each
+CHECKS += [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in gpu_attention_checks.NAMES
+    if name not in ("bias", "graph")
+]
 
 
 class OfTheCPU(Place):
@@ -44,7 +49,7 @@ class OfTheCPU(Place):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of what compiles
-@pytest.mark.parametrize("name", [n for n in gpu_attention_checks.NAMES if n != "graph"])
+@pytest.mark.parametrize("name", CHECKS)
 def test_the_cpu_is_found_right(name):
     for found in gpu_attention_checks.check(OfTheCPU(), name, DTYPES):
         assert found.ok, found
@@ -72,6 +77,7 @@ def test_numbers_that_every_dtype_holds():
 # ------------------------------------------------------------------ the command
 
 
+@pytest.mark.slow
 def test_the_command_without_a_gpu(monkeypatch, tmp_path, capsys):
     tasks = ["check bias"], ["times 16 5", "training 16", "rope"]
     monkeypatch.setattr(gpu_tasks, "names", lambda place: tasks)
@@ -228,7 +234,3 @@ def test_the_page_of_a_run(tmp_path, monkeypatch, capsys):
     ):
         assert line in text
     assert gpu_page.NOTHING not in text
-
-
-def test_the_page_is_current(capsys):
-    assert gpu_page.main(["--check"]) == 0, capsys.readouterr().err

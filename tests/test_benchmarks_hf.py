@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import forked
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 
 from benchmarks import hf_models, hf_page
 from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
@@ -21,13 +21,22 @@ TINY = {"layers": 1, "hidden": 128}
 MIB = 1 << 20
 
 
+def in_a_fork(command, cwd=None, real=hf_models.subprocess.run, **options):
+    if command[0] == sys.executable:
+        return forked(*command[1:], cwd=cwd)
+    return real(command, cwd=cwd, **options)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(results, what was printed) of the whole command."""
+    """The results of the whole command, whose processes are forks here."""
     file = tmp_path_factory.mktemp("results") / "results.json"
     words = "--lengths 24 --padded 32 --fused 16 --layers 1 --hidden 128 --rounds 2"
     threads = torch.get_num_threads()
-    code = hf_models.main([*words.split(), "--contenders", STOCK, "alibi", "--json", str(file)])
+    words = [*words.split(), "--contenders", STOCK, "alibi", "--json", str(file)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hf_models.subprocess, "run", in_a_fork)
+        code = hf_models.main(words)
     assert code == 0
     assert torch.get_num_threads() == threads
     return json.loads(file.read_text())

@@ -3,12 +3,12 @@
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from cases import HAS_TORCH
+from processes import forked, output, python
 from variants import KNOWN
 from wavepe import _numpy
 
@@ -23,8 +23,15 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
-def python(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def without(module):
+    """Code after which a module cannot be imported, nor what is in it."""
+    names = f"[n for n in ({module!r}, *sys.modules) if f'{{n}}.'.startswith('{module}.')]"
+    return f"import sys; sys.modules.update(dict.fromkeys({names}))\n"
+
+
+def last_line(code):
+    """The last line of a run that fails."""
+    return forked("-c", code).stderr.rstrip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +84,10 @@ def test_objects_for_avx2_hold_no_avx512(functions, variant):
 
 
 def test_import_needs_numpy_alone():
-    done = python(
-        BLOCK_TORCH + "import wavepe; print(wavepe.wavelet_table(4, *wavepe.wavelet_grid(8)).shape)"
-    )
-    assert done.stdout.strip() == "(4, 8)", done.stderr
-    done = python("import sys, wavepe; print({'torch', 'transformers'} & set(sys.modules))")
-    assert done.stdout.strip() == "set()", done.stderr
+    code = "import wavepe; print(wavepe.wavelet_table(4, *wavepe.wavelet_grid(8)).shape)"
+    assert output("-c", BLOCK_TORCH + code).strip() == "(4, 8)"
+    code = "import sys, wavepe; print({'torch', 'transformers'} & set(sys.modules))"
+    assert output("-c", code).strip() == "set()"
 
 
 IMPORTS = {
@@ -105,9 +110,8 @@ IMPORTS = {
 @pytest.mark.parametrize("module", IMPORTS)
 def test_missing_parts_say_what_brings_them(module):
     """The message installs it from a checkout, because no index has wavepe. It is one line."""
-    done = python(f"import sys; sys.modules[{IMPORTS[module]!r}] = None\nimport {module}")
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: "), done.stderr
+    last = last_line(without(IMPORTS[module]) + f"import {module}")
+    assert last.startswith("ImportError: ")
     assert "pip install" in last
     from_checkout = last.endswith("(in the folder of the wavepe checkout)")
     assert from_checkout or (IMPORTS[module] == "torch" and last.endswith(": pip install torch"))
@@ -130,9 +134,7 @@ def test_nothing_tells_to_install_wavepe_from_an_index():
 
 def test_build_without_torch_says_what_to_do():
     pytest.importorskip("torch")
-    done = python(
-        "import sys; sys.modules['wavepe._torch'] = None\nimport torch\nimport wavepe.ops"
-    )
+    done = forked("-c", without("wavepe._torch") + "import torch\nimport wavepe.ops")
     assert "--no-cache-dir" in done.stderr, done.stderr
     last = done.stderr.rstrip().splitlines()[-1]
     assert last.startswith("ImportError: this wavepe was built without torch")
@@ -141,26 +143,26 @@ def test_build_without_torch_says_what_to_do():
 
 @pytest.mark.parametrize("missing", ["torch", "transformers", "wavepe._torch"])
 def test_help_without_a_part(missing):
-    code = f"import sys; sys.modules[{missing!r}] = None\nimport pydoc, wavepe\n"
-    done = python(code + "print(pydoc.render_doc(wavepe)[:40], 'ops' in dir(wavepe))")
+    code = without(missing) + "import pydoc, wavepe\n"
+    done = forked("-c", code + "print(pydoc.render_doc(wavepe)[:40], 'ops' in dir(wavepe))")
     assert done.stdout.startswith("Python Library Documentation"), done.stderr
     assert done.stdout.split()[-1] == str(missing == "transformers" and HAS_TORCH)
 
 
 def test_a_second_import_after_a_refused_variant():
     pytest.importorskip("torch")
-    done = python(
+    code = (
         "import os; os.environ['WAVEPE_VARIANT'] = 'avx9'\n"
         "try: import wavepe\n"
         "except ValueError: del os.environ['WAVEPE_VARIANT']\n"
         "import wavepe.ops; print(wavepe.variant())"
     )
-    assert done.stdout.strip() in KNOWN, done.stderr
+    assert output("-c", code, start=forked).strip() in KNOWN
 
 
 def test_an_older_torch_is_named():
     torch = pytest.importorskip("torch")
-    done = python(
+    last = last_line(
         "from importlib.machinery import ExtensionFileLoader as loader\n"
         "create = loader.create_module\n"
         "def create_module(self, spec):\n"
@@ -168,7 +170,6 @@ def test_an_older_torch_is_named():
         "    return create(self, spec)\n"
         "loader.create_module = create_module\nimport wavepe.ops"
     )
-    last = done.stderr.rstrip().splitlines()[-1]
     assert last == (
         f"ImportError: wavepe.ops needs torch 2.10 or later, got {torch.__version__}: "
         "undefined symbol: torch_new"
@@ -176,13 +177,14 @@ def test_an_older_torch_is_named():
 
 
 def test_what_uv_installed_is_built_again_by_uv():
-    done = python(
+    done = forked(
+        "-c",
         "import importlib.metadata as metadata\n"
         "read = metadata.PathDistribution.read_text\n"
         "def read_text(self, name): return 'uv' if name == 'INSTALLER' else read(self, name)\n"
         "metadata.PathDistribution.read_text = read_text\n"
         "from wavepe._runtime import BUILD_AGAIN, __version__\n"
-        "print(__version__, BUILD_AGAIN)"
+        "print(__version__, BUILD_AGAIN)",
     )
     version, _, command = done.stdout.partition(" ")
     if version == "0+unknown":
@@ -194,9 +196,8 @@ def test_source_distribution_is_complete(tmp_path):
     if not (ROOT / "setup.py").is_file():
         pytest.skip("not run from a source tree")
     code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / done.stdout.splitlines()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     patterns = ("csrc/**/*", "python/wavepe/**/*.py*", "tests/*.py", "benchmarks/*.py")

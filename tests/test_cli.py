@@ -1,20 +1,23 @@
-"""The command `wavepe` itself: help, version, info, and its errors if a package is missing."""
+"""The command `wavepe` itself: help, version, info, bench, and its errors."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import wavepe
 from cases import HAS_TORCH
-from processes import output, python
+from processes import forked, output, python
 from wavepe.cli import main
 from wavepe.cli.environment import cpu_name, version_of
 from wavepe.cli.errors import CommandError, UsageError, out_of_memory, thread_count
 
+ROOT = Path(__file__).parent.parent
 EXTRAS = {"torch": "torch", "transformers": "hf", "rich": "cli", "matplotlib": "plot"}
 
 
@@ -24,33 +27,7 @@ def run(capsys, *argv):
     return code, printed.out, printed.err
 
 
-def test_version(capsys):
-    assert run(capsys, "--version") == (0, f"wavepe {wavepe.__version__}\n", "")
-
-
-IN_A_FINALISER = """
-import os, signal, sys, time
-from wavepe._files import interrupt_on_signals
-
-class Interrupted:
-    def __del__(self):
-        os.kill(os.getpid(), int(sys.argv[1]))
-        time.sleep(1)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-with interrupt_on_signals():
-    Interrupted()
-    time.sleep(30)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_inside_a_finaliser_is_not_lost(number):
-    """Python drops what a finaliser raises."""
-    done = python("-c", IN_A_FINALISER, int(number))
-    assert done.returncode == -number
-    assert "ignored" not in done.stderr
+# ------------------------------------------------------------------ help, version, info
 
 
 @pytest.mark.parametrize("width", [40, 100])
@@ -108,6 +85,19 @@ def test_info_without_any_optional_part(capsys, monkeypatch):
         assert f'missing: pip install ".[{extra}]" (in the folder of the wavepe checkout)' in out
 
 
+def test_info_in_a_narrow_terminal(capsys, monkeypatch):
+    _, wide, _ = run(capsys, "info")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, narrow, _ = run(capsys, "info")
+    assert narrow.split() == wide.split()
+    flags = narrow.partition("built: flags")[2].partition("machine")[0].splitlines()
+    assert len(flags) > 2
+    assert max(map(len, flags)) <= 40
+    for line in wide.splitlines():
+        assert "missing: " not in line or line in narrow  # a command stays whole
+
+
 @pytest.mark.parametrize("missing", EXTRAS)
 def test_compare_names_the_command_for_a_missing_part(capsys, monkeypatch, tmp_path, missing):
     monkeypatch.setitem(sys.modules, missing, None)
@@ -131,19 +121,48 @@ def test_as_a_module():
     assert wrong.stderr.count("\n") == 1
 
 
-def test_a_reader_that_stops_early_is_no_failure_to_report():
-    command = f"{sys.executable} -m wavepe info"
-    done = subprocess.run(
-        f"{command} | true", shell=True, capture_output=True, text=True, check=False
+@pytest.mark.skipif(not HAS_TORCH, reason="the hint is torch's")
+def test_a_hint_of_several_lines_keeps_them():
+    program = (
+        "import sys; sys.modules['wavepe._torch'] = None\n"  # as in a build without torch
+        "from wavepe.cli import main; main(['info'])\n"
+        "try: import wavepe.ops\n"
+        "except ImportError as error: print('---', error, sep='\\n')"
     )
-    assert done.stderr == ""
+    shown, _, hint = output("-c", program, start=forked).partition("---\n")
+    first, *more = hint.splitlines()
+    assert f"wavepe.ops         missing: {first}\n" in shown
+    assert all(f"{'':19}{line}\n" in shown for line in more)
 
 
-def shell(redirections, *words, **environment):
+def test_submodules_are_there_when_they_are_used():
+    program = (
+        "import sys, wavepe, wavepe.cli; assert 'analysis' in dir(wavepe);"
+        "wavepe.analysis.rope_matrix(1, 4, 10.0);"
+        "print([name for name in ('torch', 'rich') if name in sys.modules])"
+    )
+    assert output("-c", program) == "[]\n"
+    if HAS_TORCH:
+        assert wavepe.nn.Rotary(8).theta == 10000
+    with pytest.raises(AttributeError, match="has no attribute"):
+        wavepe.nosuch  # noqa: B018
+
+
+# ------------------------------------------------------------------ streams
+
+# With torch hidden, `info` takes no seconds.
+SHELL = "import sys; sys.modules['torch'] = None; from wavepe.cli import main; sys.exit(main())"
+
+
+def shell(redirections, *words):
     """Run the command with its streams redirected by a shell; return the ended process."""
-    command = f'"{sys.executable}" -m wavepe {" ".join(words)} {redirections}'
-    env = {**os.environ, "PYTHONUNBUFFERED": "", **environment}
+    command = f'"{sys.executable}" -c "{SHELL}" {" ".join(words)} {redirections}'
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
     return subprocess.run(command, shell=True, capture_output=True, text=True, env=env)
+
+
+def test_a_reader_that_stops_early_is_no_failure_to_report():
+    assert shell("| true", "info").stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -168,57 +187,62 @@ def test_a_full_disk_under_stdout_is_one_line():
 def test_characters_that_stdout_does_not_take(encoding):
     """A file name may have bytes that are not text. They are escaped."""
     program = (
-        "import sys, wavepe.cli, wavepe.cli.info as info; "
+        f"import sys; sys.stdout.reconfigure(encoding='{encoding}', errors='strict')\n"
+        "import wavepe.cli, wavepe.cli.info as info\n"
         "info.cpu_name = lambda: 'caf\\udce9 \\u00b1'; sys.exit(wavepe.cli.main(['info']))"
     )
-    done = output("-c", program, PYTHONIOENCODING=encoding)
+    done = output("-c", program, start=forked)
     assert "caf\\udce9 " + ("\\xb1" if encoding == "ascii" else "±") in done
-    output("-c", program.replace("; info", "; sys.stdout = None; info"))  # closed
+    output("-c", program.replace("info\n", "info; sys.stdout = None\n"), start=forked)  # closed
 
 
-def test_an_error_of_several_lines_keeps_them(capsys, monkeypatch):
+# ------------------------------------------------------------------ errors
+
+IN_A_FINALISER = """
+import os, signal, sys, time
+from wavepe._files import interrupt_on_signals
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+with interrupt_on_signals():
+    Interrupted()
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_inside_a_finaliser_is_not_lost(number):
+    """Python drops what a finaliser raises."""
+    done = python("-c", IN_A_FINALISER, int(number))
+    assert done.returncode == -number
+    assert "ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CommandError("needs a part:\n    pip install part\n\nand another\n"), 1,
+         "error: needs a part:\n    pip install part\nand another\n"),  # all of its lines
+        (KeyboardInterrupt(), 130, "interrupted\n"),  # only what resumes says how
+        (MemoryError(), 1, "error: out of memory; free memory\n"),
+        (RuntimeError("a mistake of ours"), None, None),  # is not hidden
+    ],
+)  # fmt: skip
+def test_how_an_error_is_told(capsys, monkeypatch, error, code, said):
     def fail(args):
-        raise CommandError("needs a part:\n    pip install part\n\nand another\n")
+        raise error
 
     monkeypatch.setattr("wavepe.cli.info.run", fail)
-    code, out, err = run(capsys, "info")
-    assert (code, out) == (1, "")
-    assert err == "wavepe info: error: needs a part:\n    pip install part\nand another\n"
-
-
-@pytest.mark.skipif(version_of("torch") is None, reason="the hint is torch's")
-def test_a_hint_of_several_lines_keeps_them():
-    program = (
-        "import sys; sys.modules['wavepe._torch'] = None\n"  # as in a build without torch
-        "from wavepe.cli import main; main(['info'])\n"
-        "try: import wavepe.ops\n"
-        "except ImportError as error: print('---', error, sep='\\n')"
-    )
-    shown, _, hint = output("-c", program).partition("---\n")
-    first, *more = hint.splitlines()
-    assert f"wavepe.ops         missing: {first}\n" in shown
-    assert all(f"{'':19}{line}\n" in shown for line in more)
-
-
-def test_only_what_resumes_says_so(capsys, monkeypatch):
-    def interrupted(args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("wavepe.cli.info.run", interrupted)
-    assert run(capsys, "info") == (130, "", "wavepe info: interrupted\n")
-
-
-def test_info_in_a_narrow_terminal(capsys, monkeypatch):
-    _, wide, _ = run(capsys, "info")
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    _, narrow, _ = run(capsys, "info")
-    assert narrow.split() == wide.split()
-    flags = narrow.partition("built: flags")[2].partition("machine")[0].splitlines()
-    assert len(flags) > 2
-    assert max(map(len, flags)) <= 40
-    for line in wide.splitlines():
-        assert "missing: " not in line or line in narrow  # a command stays whole
+    if code is None:
+        with pytest.raises(RuntimeError, match="of ours"):
+            main(["info"])
+    else:
+        assert run(capsys, "info") == (code, "", f"wavepe info: {said}")
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch"])
@@ -230,19 +254,6 @@ def test_out_of_memory_is_recognised(module):
         assert out_of_memory(caught.value).startswith(words)
     assert out_of_memory(MemoryError()) == "out of memory"
     assert out_of_memory(RuntimeError("shapes differ")) is None
-
-
-def test_out_of_memory_is_one_line_and_others_are_not_hidden(capsys, monkeypatch):
-    error = MemoryError()
-
-    def fail(args):
-        raise error
-
-    monkeypatch.setattr("wavepe.cli.info.run", fail)
-    assert run(capsys, "info") == (1, "", "wavepe info: error: out of memory; free memory\n")
-    error = RuntimeError("a mistake of ours")
-    with pytest.raises(RuntimeError, match="of ours"):
-        main(["info"])
 
 
 @pytest.mark.parametrize("value", [-1, 0, 1025, 20000, 99999999999])
@@ -267,19 +278,59 @@ def test_a_number_of_threads_that_the_system_refuses(monkeypatch):
     assert threading.active_count() == before
 
 
-def test_submodules_are_there_when_they_are_used():
-    code = (
-        'import sys, wavepe; assert "torch" not in sys.modules; '
-        'assert "analysis" in dir(wavepe); wavepe.analysis.rope_matrix(1, 4, 10.0); '
-        'assert "torch" not in sys.modules'
-    )
-    output("-c", code)
-    if HAS_TORCH:
-        assert wavepe.nn.Rotary(8).theta == 10000
-    with pytest.raises(AttributeError, match="has no attribute"):
-        wavepe.nosuch  # noqa: B018
+# ------------------------------------------------------------------ bench
+
+QUICK = ("wavelet_table", "--quick", "--repeats", "2", "--variants", "portable")
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="operators of torch are timed")
 
 
-def test_the_numpy_front_end_loads_no_framework():
-    program = "import sys, wavepe.cli; print([m for m in ('torch', 'rich') if m in sys.modules])"
-    assert output("-c", program) == "[]\n"
+@needs_torch
+def test_bench(capsys, tmp_path):
+    file = tmp_path / "results.json"
+    before = wavepe.variant()
+    code, out, _ = run(capsys, "bench", *QUICK, "--json", str(file))
+    assert code == 0
+    assert wavepe.variant() == before
+    assert "ops.wavelet_table" in out
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["variant"] for row in rows if row["who"] == "wavepe"} == {"portable"}
+    assert all(row["ok"] for row in rows if row["who"] == "wavepe")
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ropy"], "unknown operator 'ropy'"),
+        (["rope", "--variants", "sse9"], "'sse9' does not run here"),
+        (["rope", "--threads", "0"], "--threads 0: needs 1 to 1024"),
+        (["rope", "--threads", "100000"], "--threads 100000: needs 1 to 1024"),
+        (["rope", "--quick", "--full"], "--full: not allowed with argument --quick"),
+        (["rope", "--budget", "nan"], "--budget nan: needs a finite number"),
+        (["rope", "--json", "/none/results.json"], "/none/results.json: No such file"),
+        (["rope", "--repeats", "x"], "--repeats"),
+    ],
+)
+def test_bad_options_of_bench(capsys, words, message):
+    code, out, err = run(capsys, "bench", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("wavepe bench: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@needs_torch
+@pytest.mark.slow
+def test_from_an_installed_package(tmp_path):
+    """The files that an installation gets, and this build's modules among them."""
+    if not (ROOT / "setup.py").is_file():
+        pytest.skip("not run from a source tree")
+    output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
+    for name in ("_numpy", "_torch"):
+        shutil.copy(Path(sys.modules[f"wavepe.{name}"].__file__), tmp_path / "wavepe")
+    held = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"wavepe/py.typed", "wavepe/_numpy.pyi", "wavepe/benchmarks/bench_rope.py"} <= held
+    assert not [name for name in held if Path(name).suffix not in (".py", ".pyi", ".typed", ".so")]
+    shown = output("-m", "wavepe", "bench", *QUICK, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "ops.wavelet_table" in shown
+    assert "(no commit)" in shown  # so it is not the repository's

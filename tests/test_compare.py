@@ -1,61 +1,74 @@
-"""`wavepe compare` on tiny models: its files, what its rows share, and exact resuming."""
+"""`wavepe compare` on tiny models: its files, what its rows share, jobs, and exact resuming."""
 
 import errno
 import json
+import math
 import os
 import shlex
 import shutil
 import signal
-from pathlib import Path
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
 
 import pytest
-from compare_cases import SPECS, arguments, figures, one_line, text_in
-from processes import python
+from compare_cases import (
+    SPECS,
+    STOPPED,
+    arguments,
+    compare,
+    figures,
+    forking,
+    gone,
+    one_line,
+    refused,
+    results,
+    text,
+    trained,
+)
+from processes import forked
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-import torch
 import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main
+from wavepe.cli.compare import evaluation
 from wavepe.cli.compare.comparison import models_of
 from wavepe.cli.compare.data import evaluation_bytes, load_text
 from wavepe.cli.compare.presets import default_rows
 from wavepe.cli.compare.settings import Settings
-from wavepe.cli.compare.training import new_model
+from wavepe.cli.compare.training import load_model, new_model
 
-TRAININGS = 3
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return text_in(tmp_path_factory.mktemp("text"))
+PNG = b"\x89PNG"
 
 
-@pytest.fixture(scope="module")
-def finished(text, tmp_path_factory):
-    """The folder of one uninterrupted comparison."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    assert main(arguments(text, out)) == 0
-    return out
+def held_out():
+    content = load_text(str(text()), 32, 16).held_out
+    return torch.from_numpy(evaluation_bytes(content, (16, 32), 128))
 
 
-def test_results_have_the_published_form(finished):
-    results = json.loads((finished / "results.json").read_text())
-    assert set(results) == {"train_length", "runs", "summary", "environment"}
-    assert results["train_length"] == 16
-    assert [run["encoding"] for run in results["runs"]] == SPECS
-    for run in results["runs"]:
+# ------------------------------------------------------------------ results
+
+
+def test_results_have_the_published_form():
+    found = results(trained())
+    assert set(found) == {"train_length", "runs", "summary", "environment"}
+    assert found["train_length"] == 16
+    assert [run["encoding"] for run in found["runs"]] == list(SPECS)
+    for run in found["runs"]:
         assert set(run) == {"encoding", "seed", "perplexity", "seconds"}
         assert run["seed"] == 0
         assert list(run["perplexity"]) == ["16", "32"]
         assert all(1 < value < 300 for value in run["perplexity"].values())
         assert run["seconds"] > 0
-    environment = results["environment"]
+    environment = found["environment"]
     assert environment["complete"] is True
     assert environment["threads"] == 1
     assert environment["torch"] == torch.__version__
@@ -65,14 +78,14 @@ def test_results_have_the_published_form(finished):
     assert len(environment["data"]["sha256"]) == 64
 
 
-def test_rows_trained_alike_share_a_checkpoint(finished):
-    folders = sorted(path.name for path in (finished / "checkpoints").iterdir())
-    assert len(folders) == TRAININGS
-    assert not (finished / "training").exists()
-    environment = json.loads((finished / "results.json").read_text())["environment"]
-    assert sorted(environment["models"]) == [f"checkpoints/{name}" for name in folders]
-    assert all(model["steps"] == 6 for model in environment["models"].values())
-    figure = {spec: values for spec, _, values in figures(finished)}
+def test_rows_trained_alike_share_a_checkpoint():
+    folders = sorted(path.name for path in (trained() / "checkpoints").iterdir())
+    assert len(folders) == 3
+    assert not (trained() / "training").exists()
+    models = results(trained())["environment"]["models"]
+    assert sorted(models) == [f"checkpoints/{name}" for name in folders]
+    assert all(model["steps"] == 6 for model in models.values())
+    figure = {spec: values for spec, _, values in figures(trained())}
     plain, scaled = figure["rope"], figure["rope:inference_theta=scaled"]
     assert plain["16"] == scaled["16"]
     assert plain["32"] != scaled["32"]
@@ -88,19 +101,19 @@ def test_the_default_rows_take_six_trainings():
     assert sorted(row.name for model in models[:6] for row in model.rows) == sorted(specs)
 
 
-def test_checkpoints_load_with_their_encoding(finished, text):
-    held_out = evaluation_bytes(load_text(str(text), 32, 16).held_out, (16, 32), 128)
-    held_out = torch.from_numpy(held_out)
-    figure = {wavepe.encoding(spec).trained_as(): value for spec, _, value in figures(finished)[:2]}
-    figure[wavepe.encoding(SPECS[3])] = figures(finished)[3][2]
-    for folder in (finished / "checkpoints").iterdir():
+def test_checkpoints_load_with_their_encoding():
+    figure = {
+        wavepe.encoding(spec).trained_as(): value
+        for spec, _, value in figures(trained())
+        if spec != SPECS[2]
+    }
+    for folder in (trained() / "checkpoints").iterdir():
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert isinstance(model, wavepe.hf.WavePELlamaForCausalLM)
-        trained = json.loads((folder / "training.json").read_text())["spec"]
-        assert wavepe.encoding(model.config.position_encoding) == wavepe.encoding(trained)
+        encoding = wavepe.encoding(json.loads((folder / "training.json").read_text())["spec"])
+        assert wavepe.encoding(model.config.position_encoding) == encoding
         assert model.config.max_position_embeddings == 16
-        expected = figure[wavepe.encoding(trained)]["32"]
-        assert perplexity(model, held_out, 32) == expected
+        assert perplexity(model, held_out(), 32) == figure[encoding]["32"]
 
 
 def test_every_encoding_starts_from_the_same_weights():
@@ -114,202 +127,347 @@ def test_every_encoding_starts_from_the_same_weights():
     assert not torch.equal(new_model("none", 4, settings).lm_head.weight, first["lm_head.weight"])
 
 
-def test_picture_and_tables(finished, text, capsys):
-    assert (finished / "perplexity.png").read_bytes().startswith(b"\x89PNG")
-    table = (finished / "report.md").read_text()
-    assert table.count("**") >= 2 * 2
-    before = (finished / "results.json").read_bytes()
-    assert main(arguments(text, finished, "--quiet")) == 0  # nothing left to do but to report
-    assert (finished / "results.json").read_bytes() == before
+def test_picture_and_tables(capsys):
+    out = trained()
+    assert (out / "perplexity.png").read_bytes().startswith(PNG)
+    assert (out / "report.md").read_text().count("**") >= 2 * 2
+    before = (out / "results.json").read_bytes()
+    assert main(arguments(text(), out, "--quiet")) == 0  # nothing left to do but to report
+    assert (out / "results.json").read_bytes() == before
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "16 (1x)" in printed.out
     assert printed.out.count("*") >= 2 + 1  # one best per column, and its meaning
-    for spec, _, values in figures(finished):
+    for spec, _, values in figures(out):
         assert spec in printed.out
         assert f"{values['32']:.2f}" in printed.out
 
 
-def test_few_lines_without_a_terminal(text, tmp_path, capsys):
-    assert main(arguments(text, tmp_path, steps=40, specs=["none"])) == 0
+def test_few_lines_without_a_terminal(tmp_path, capsys):
+    assert compare(tmp_path, steps=40, specs=["none"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 6
     assert "loss" in lines[0]
     assert "left" in lines[0]
 
 
-def test_seeds_are_trainings_of_their_own(text, tmp_path, capsys):
-    specs = ["none", "alibi"]
-    assert main(arguments(text, tmp_path, "--seeds", "2", specs=specs)) == 0
+def test_seeds_are_trainings_of_their_own(tmp_path, capsys):
+    assert compare(tmp_path, "--seeds", 2, specs=["none", "alibi"]) == 0
     rows = figures(tmp_path)
     assert [row[:2] for row in rows] == [("none", 0), ("alibi", 0), ("none", 1), ("alibi", 1)]
     assert rows[0][2] != rows[2][2]
     assert "±" in capsys.readouterr().out
 
 
-def test_default_folder_is_named_after_the_settings(text, tmp_path, monkeypatch):
+def test_default_folder_is_named_after_the_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for steps in (1, 2):
-        without_out = arguments(text, "", steps=steps, specs=["none"])[:-2]
+        without_out = arguments(text(), "", steps=steps, specs=["none"])[:-2]
         assert main(without_out) == 0
     assert len(list((tmp_path / "runs").glob("compare-*/results.json"))) == 2
 
 
-# Interruption
+def test_a_task_is_compared(tmp_path, capsys):
+    more = ["--task", "needle", "--train-length", "24", "--lengths", "24", "48", "--seeds", "2"]
+    assert main(arguments(text(), tmp_path, *more, specs=["none", "alibi"])) == 0
+    for run in results(tmp_path)["runs"]:
+        assert set(run["accuracy"]) == set(run["perplexity"]) == {"24", "48"}
+        assert all(0 <= share <= 1 for share in run["accuracy"].values())
+    assert len(figures(tmp_path)) == 4
+    assert results(tmp_path)["summary"][0]["accuracy"]["24"]["std"] is not None
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(PNG)
+    assert "![Task needle: share of answers" in (tmp_path / "report.md").read_text()
+    # The command `needle` asks this model for what it was trained on, unless told otherwise.
+    (model,) = (tmp_path / "checkpoints").glob("none-seed0")
+    words = ["needle", str(model), "--lengths", "32", "--trials", "1"]
+    for more, form in (([], "statement"), (["--form", "pairs"], "pairs")):
+        assert main([*words, *more]) == 0
+        assert f"({form}: " in capsys.readouterr().out
 
 
-def test_a_finished_model_is_not_trained_again(finished, text, tmp_path, monkeypatch):
+def test_a_grid_is_a_folder_for_each_part(tmp_path, capsys):
+    """Its options but the text's are the preset's: here they are made small."""
+    options = ("--preset", "tasks", "--train-length", "96", "--lengths", "96")
+    assert compare(tmp_path, *options, specs=["none"]) == 0
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == ["keys", "needle", "tracking"]
+    report = (tmp_path / "report.md").read_text()
+    for name in folders:
+        assert f"# {name}\n" in report
+        assert f"({name}/accuracy.png)" in report
+        assert (tmp_path / name / "accuracy.png").exists()
+        assert results(tmp_path / name)["environment"]["complete"]
+    capsys.readouterr()
+    assert compare(tmp_path, *options, "--quiet", specs=["none"]) == 0
+    assert capsys.readouterr().err == ""
+    said = refused(capsys, tmp_path, *options, "--steps", "7", specs=["none"])
+    assert "steps 6 there, 7 here" in said
+
+
+# ------------------------------------------------------------------ training goes on, protocols
+
+GOING_ON = ["none", "rope", "rope/rope:type=yarn,factor=2", "none/shaw:clip=2"]
+MORE = ("--seeds", "2", "--finetune", "32", "--finetune-steps", "4", "--keep", "2",
+        "--protocols", "whole", "sliding", "blocks:8", "--bands")  # fmt: skip
+
+
+def words(out, *more):
+    return arguments(text(), out, *MORE, *more, steps=12, specs=GOING_ON)
+
+
+def runs(out):
+    """Return the results that must not depend on the process that trained a model."""
+    return [{k: v for k, v in run.items() if k != "seconds"} for run in results(out)["runs"]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(words(out)) == 0
+    return out
+
+
+def test_rows_before_and_after_the_training_goes_on(finished):
+    """The results agree with the checkpoints."""
+    names = [(run["encoding"], run["seed"]) for run in runs(finished)]
+    assert names == [(spec, seed) for seed in range(2) for spec in GOING_ON]
+    (tuned,) = (finished / "checkpoints").glob("rope-theta-10000-rope-*-yarn-*-seed1")
+    run = runs(finished)[6]
+    cases = {finished / "checkpoints" / "rope-theta-10000-seed1": run["before"], tuned: run}
+    protocols = {
+        "whole": {},
+        "sliding:16/8": {"protocol": "sliding", "window": 16, "stride": 8},
+        "blocks:8": {"protocol": "blocks", "window": 8},
+    }
+    for folder, found in cases.items():
+        model = load_model(folder, "rope:type=yarn,factor=2")
+        assert found["perplexity"] == found["protocols"]["whole"]
+        for name, options in protocols.items():
+            for length in (16, 32):
+                value = perplexity(model, held_out(), length, **options)
+                assert found["protocols"][name][str(length)] == pytest.approx(value, rel=1e-6)
+    assert run["before"]["perplexity"] != run["perplexity"]
+
+
+def test_mean_and_spread(finished):
+    """Of the sample, by Python's own statistics."""
+    by_name = {entry["encoding"]: entry for entry in results(finished)["summary"]}
+    assert list(by_name) == GOING_ON
+    for spec, entry in by_name.items():
+        assert entry["seeds"] == 2
+        for length, found in entry["perplexity"].items():
+            values = [r["perplexity"][length] for r in runs(finished) if r["encoding"] == spec]
+            assert found["mean"] == statistics.fmean(values)
+            assert found["std"] == statistics.stdev(values)
+
+
+def test_checkpoints_on_the_way(finished):
+    for seed in range(2):
+        for step in (4, 8):
+            folder = finished / "checkpoints" / f"none-seed{seed}-step{step}"
+            assert torch.isfinite(load_model(folder, "none").lm_head.weight).all()
+    assert len(list((finished / "checkpoints").glob("*-step*"))) == 2 * 2 * 2
+
+
+def test_the_report_shows_all_of_it(finished):
+    report = (finished / "report.md").read_text()
+    for heading in (
+        "whole sequence, trained on 16 bytes, before the training on 32 bytes",
+        "sliding window of 16, stride 8, trained on 16 bytes, then on 32",
+        "blocks of 8, trained on 16 bytes, then on 32",
+    ):
+        assert f"{heading}\n\n| encoding |" in report
+    for picture in ("before", "perplexity", "perplexity-sliding-16-8", "perplexity-blocks-8"):
+        assert f"({picture}.png)" in report
+        assert (finished / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bands_on_the_way_before_and_at_the_end(finished):
+    """Of rotary rows alone; the steps are of the training before it goes on."""
+    report = (finished / "report.md").read_text()
+    heads = "predicted j* | 1.1 j* | step 4 | step 8 | before the training on 32 | at the end"
+    assert f"| encoding | {heads} |" in report
+    found = [run for run in runs(finished) if run["encoding"] == "rope"]
+    bands = [[*run["before"]["bands"]["steps"].values(), run["before"]["bands"]["key"],
+              run["bands"]["key"]] for run in found]  # fmt: skip
+    cells = [
+        f"{statistics.fmean(x):.2f} ±{statistics.stdev(x):.2f}" for x in zip(*bands, strict=True)
+    ]
+    assert " | ".join(cells) in report
+    assert ["bands" in run for run in runs(finished)] == [False, True, True, False] * 2
+
+
+def test_what_is_not_finite_is_no_result(finished, tmp_path, monkeypatch, capsys):
+    """This holds for every protocol."""
+
+    def measured(*given, protocol="whole", **options):
+        return 2.0 if protocol == "whole" else math.nan
+
+    shutil.copytree(finished, tmp_path / "copy")
+    (tmp_path / "copy" / "results.json").unlink()
+    monkeypatch.setattr(evaluation, "perplexity", measured)
+    assert main(words(tmp_path / "copy", "--quiet")) == 1
+    assert "none: the perplexity at 16 is nan" in one_line(capsys)
+
+
+def test_another_split_is_another_comparison(tmp_path, capsys):
+    """The text is too short to hold validation out."""
+    assert main(words(tmp_path, "--split", "validation")) == 2
+    assert "(validation)" in one_line(capsys)
+
+
+# ------------------------------------------------------------------ interruption
+
+
+def test_a_finished_model_is_not_trained_again(tmp_path, monkeypatch):
     out = tmp_path / "copy"
-    shutil.copytree(finished, out)
+    shutil.copytree(trained(), out)
     (out / "results.json").unlink()
     monkeypatch.setattr("wavepe.cli.compare.training.train", None)
-    assert main(arguments(text, out)) == 0
-    assert figures(out) == figures(finished)
-
-
-# The command in a process that gets a signal in the third step of the second training.
-STOPPED = """
-import os, signal, sys
-from pathlib import Path
-from wavepe.cli import main
-from wavepe.cli.compare import training
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-batch_at = training.batch_at
-
-
-def stopping(tokens, step, *rest):
-    if step == 2 and Path(sys.argv[-1], "training", "rope-theta-10000-seed0.pt").exists():
-        os.kill(os.getpid(), int(sys.argv[1]))
-    return batch_at(tokens, step, *rest)
-
-
-training.batch_at = stopping
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def stopped(number, text, out):
-    done = python("-c", STOPPED, int(number), *arguments(text, out))
-    assert (out / "training" / "rope-theta-10000-seed0.pt").exists()
-    assert [run[0] for run in figures(out)] == SPECS[:1]
-    return done
-
-
-def test_killed_it_resumes_with_the_same_figures(finished, text, tmp_path, capsys):
-    assert stopped(signal.SIGKILL, text, tmp_path).returncode == -signal.SIGKILL
-    first = tmp_path / "checkpoints" / "none-seed0" / "model.safetensors"
-    written = first.stat().st_mtime_ns
-    assert main(arguments(text, tmp_path)) == 0
-    assert "resumes at step" in capsys.readouterr().err
-    assert first.stat().st_mtime_ns == written
-    assert figures(tmp_path) == figures(finished)
+    assert compare(out) == 0
+    assert figures(out) == figures(trained())
 
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)],
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGHUP, -signal.SIGHUP),
+    ],
 )
-def test_a_signal_saves_and_says_how_to_resume(finished, text, tmp_path, number, status):
-    done = stopped(number, text, tmp_path)
+def test_stopped_it_resumes_with_the_same_figures(tmp_path, number, status, capsys):
+    """All but SIGKILL save the state and say how to resume."""
+    again = arguments(text(), tmp_path)
+    done = forked("-c", STOPPED, int(number), *again)
     assert done.returncode == status
-    state = torch.load(tmp_path / "training" / "rope-theta-10000-seed0.pt", weights_only=True)
-    assert state["step"] == 3  # the last state is of step 2
-    advice = done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert advice.startswith("wavepe compare: interrupted; to resume: wavepe compare ")
-    again = shlex.split(advice.partition("to resume: wavepe ")[2])
+    path = tmp_path / "training" / "rope-theta-10000-seed0.pt"
+    step = torch.load(path, weights_only=True)["step"]
+    assert step == (2 if number == signal.SIGKILL else 3)  # the last regular state is of step 2
+    assert [run[0] for run in figures(tmp_path)] == [SPECS[0]]
+    if number != signal.SIGKILL:
+        advice = done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+        assert advice.startswith("wavepe compare: interrupted; to resume: wavepe compare ")
+        again = shlex.split(advice.partition("to resume: wavepe ")[2])
+    first = tmp_path / "checkpoints" / "none-seed0" / "model.safetensors"
+    written = first.stat().st_mtime_ns
     assert main(again) == 0
-    assert figures(tmp_path) == figures(finished)
+    assert "resumes at step" in capsys.readouterr().err
+    assert first.stat().st_mtime_ns == written
+    assert figures(tmp_path) == figures(trained())
 
 
-# Bad input
+# ------------------------------------------------------------------ jobs
+
+
+def test_a_worker_is_a_process_that_imports_from_where_the_command_does(tmp_path, monkeypatch):
+    """A file in the current folder must not replace a module."""
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    out, one = tmp_path / "out", [SPECS[0]]
+    assert compare(out, "--jobs", "2", "--quiet", specs=one) == 0
+    assert figures(out) == figures(trained())[:1]
+
+
+def test_jobs_give_the_same_figures(finished, tmp_path, capsys):
+    line = words(tmp_path, "--jobs", "2")
+    done, _ = forking(line)
+    assert done.returncode == 0, done.stderr
+    assert runs(tmp_path) == runs(finished)
+    assert "[4/4] rope: perplexity at" in done.stderr
+    first, *_ = results(tmp_path)["environment"]["models"].values()
+    assert first["steps"] == 12
+    assert main([*line, "--quiet"]) == 0  # nothing is left to do
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("number", "whom", "status", "said"),
     [
-        (["--encodings", "rotary"], "'rotary'"),
-        (["--encodings", "rope:base=3"], "'base'"),
-        (["--encodings", "none", "rope", "none"], "none: given twice"),
-        (["--encodings", "wavelet:scales=3", "wavelet:scales=3,min_scale=1"], "given twice"),
-        (["--encodings", "wavelet:scales=5"], "5"),
-        (["--encodings", "rope:interleaved=true"], "interleaved=true is for models that"),
-        (["--encodings", "rope:partial_rotary_factor=0.5"], "rotates 4 of 6 dims"),
-        (["--encodings"], "--encodings"),
-        (["--lengths", "1"], "--lengths 1: needs 2 to"),
-        (["--lengths", "-8"], "needs 2 to"),
-        (["--lengths", "16", "x"], "--lengths x: needs integers"),
-        (["--lengths", "16", "32.5"], "--lengths 32.5: needs integers"),
-        (["--lengths", "16", "32", "16"], "--lengths 16: given twice"),
-        (["--lengths", ","], "at least one number"),
-        (["--lengths", "99999"], "too short"),
-        (["--train-length", "99999"], "too short"),
-        (["--steps", "0"], "--steps 0: needs 1 to"),
-        (["--steps", "many"], "--steps"),
-        (["--seeds", "0"], "--seeds 0"),
-        (["--batch", "0"], "--batch 0"),
-        (["--layers", "0"], "--layers 0"),
-        (["--heads", "0"], "--heads 0"),
-        (["--head-dim", "7"], "--head-dim 7: needs an even number"),
-        (["--train-length", "1"], "--train-length 1"),
-        (["--eval-bytes", "0"], "--eval-bytes 0"),
-        (["--threads", "0"], "--threads 0"),
-        (["--threads", "20000"], "--threads 20000: needs 1 to 1024"),
-        (["--threads", "99999999999"], "--threads 99999999999: needs 1 to 1024"),
-        (["--save-every", "0"], "--save-every 0"),
-        (["--lr", "0"], "--lr 0: needs a positive number"),
-        (["--lr", "nan"], "--lr nan"),
-        (["--lr", "inf"], "--lr inf"),
-        (["--data", "/does/not/exist"], "no such file or folder"),
-        (["--nonsense"], "--nonsense"),
+        (signal.SIGKILL, "command", -signal.SIGKILL, None),
+        (signal.SIGINT, "command", 130, "wavepe compare: interrupted; to resume: "),
+        (signal.SIGKILL, "worker", 1, "the process of this training ended with SIGKILL; finished "
+         "work is kept: to continue, give the same command again"),
     ],
-)
-def test_bad_input_is_one_line_before_anything_starts(text, tmp_path, capsys, wrong, words):
-    out = tmp_path / "out"
-    assert main(arguments(text, out, *wrong)) == 2
-    assert words in one_line(capsys)
-    assert not out.exists()
+)  # fmt: skip
+def test_stopped_jobs_resume_with_the_same_figures(finished, tmp_path, number, whom, status, said):
+    done, workers = forking(words(tmp_path, "--jobs", "2"), "results.json", number, whom)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    if said is not None:
+        assert said in done.stderr.splitlines()[-1]
+    assert gone(workers)
+    assert 0 < len(runs(tmp_path)) < 8
+    assert main(words(tmp_path)) == 0
+    assert runs(tmp_path) == runs(finished)
 
 
-def test_short_empty_and_unreadable_text(text, tmp_path, capsys):
-    out = tmp_path / "out"
-    short = tmp_path / "short.txt"
-    for size in (0, 1, 32, 48):  # held out 32, so 17 too few to train on
-        short.write_bytes(b"a" * size)
-        assert main(arguments(short, out)) == 2
-        assert "too short" in one_line(capsys)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    (empty / "binary").write_bytes(b"\0" * 9999)
-    assert main(arguments(empty, out)) == 2
-    assert "no text files" in one_line(capsys)
-    assert not out.exists()
+def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path):
+    """After the step, although the next regular save is far away."""
+    options = ["--save-every", "1000000", "--keep", "9999", "--jobs", "2"]
+    line = arguments(text(), tmp_path, *options, steps=100_000)
+    _, workers = forking(line, "checkpoints/*-step10", signal.SIGKILL)
+    assert gone(workers)
+    states = (tmp_path / "training").glob("*.pt")
+    assert 10 <= max(torch.load(state, weights_only=True)["step"] for state in states) < 100_000
 
 
-@pytest.mark.parametrize("call", ["mkdir", "read_bytes"])
-def test_files_and_folders_without_permission(text, tmp_path, capsys, monkeypatch, call):
-    def refused(path, *args, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.setattr(Path, call, refused)  # the tests may run as root, who is refused nothing
-    out = tmp_path / "out"
-    assert main(arguments(text, out)) == 2
-    error = one_line(capsys)
-    assert "Permission denied" in error
-    assert str(out if call == "mkdir" else text) in error
+def test_nothing_but_the_tables_when_quiet(tmp_path, capfd):
+    """Nor of parameters that a training adds, which transformers would tell."""
+    more = ["--finetune", "32", "--finetune-steps", "1", "--quiet"]
+    specs = ["none/shaw:clip=2", "rope"]
+    assert compare(tmp_path / "1", *more, specs=specs) == 0
+    assert capfd.readouterr().err == ""
+    line = arguments(text(), tmp_path / "2", *more, "--jobs", "2", specs=specs)
+    done, _ = forking(line)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_too_large_for_the_memory(text, tmp_path, capsys):
+def test_an_error_of_a_worker_is_one_line(tmp_path):
+    done, _ = forking(words(tmp_path, "--jobs", "2", "--lr", "1e30", "--quiet"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("wavepe compare: error: ")
+    assert "try a smaller --lr" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_worker_without_a_parent_says_nothing():
+    command = [sys.executable, "-m", "wavepe.cli.compare.worker"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_full_disk_of_temporary_files_is_named(tmp_path, capfd, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full:
+        write = full
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: nullcontext(Full()))
+    assert main(words(tmp_path, "--jobs", "2", "--quiet")) == 1
+    said = one_line(capfd)
+    assert tempfile.gettempdir() in said
+    assert "the disk at" in said
+
+
+# ------------------------------------------------------------------ what ends a training
+
+
+def test_a_model_too_large_for_the_memory(tmp_path, capsys):
     huge = ["--head-dim", "2147483646", "--heads", "2147483647", "--quiet"]
-    assert main(arguments(text, tmp_path, *huge, specs=["none"])) == 1
-    error = one_line(capsys)
+    error = refused(capsys, tmp_path, *huge, specs=["none"], code=1)
     assert "out of memory; lower --batch, " in error
     assert "--head-dim" in error
 
 
-def test_a_loss_that_is_no_number_ends_it(text, tmp_path, capsys):
-    assert main(arguments(text, tmp_path, "--lr", "1e30", "--quiet")) == 1
-    error = one_line(capsys)
-    assert "--lr" in error
+def test_a_loss_or_a_figure_that_is_no_number_ends_it(tmp_path, capsys):
+    error = refused(capsys, tmp_path / "loss", "--lr", "1e30", "--quiet", code=1)
     assert "none: the loss is" in error
+    assert "--lr" in error
+    options = ("--quiet", "--lr", "1e18")  # the loss before its only step is finite
+    error = refused(capsys, tmp_path / "figure", *options, steps=1, specs=["rope"], code=1)
+    assert "rope: the perplexity at 16 is nan: try a smaller --lr" in error

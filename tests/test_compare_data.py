@@ -1,23 +1,25 @@
-"""The text of `wavepe compare`: how it is split, drawn in batches, and cut for evaluation."""
+"""The text and the tasks of `wavepe compare`: splits, batches, pieces, questions and answers."""
 
 import errno
+import math
 import os
+import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from compare_cases import text_in
 from wavepe.cli.compare.data import batch_at, evaluation_bytes, load_text
+from wavepe.cli.compare.tasks import TASKS
 from wavepe.cli.errors import UsageError
 
 
 @pytest.fixture
 def text(tmp_path):
     """A folder of twelve text files, 300 bytes each."""
-    letters = np.random.default_rng(0).integers(97, 105, size=(12, 300)).astype(np.uint8)
-    for number, content in enumerate(letters):
-        (tmp_path / f"part{number}.txt").write_bytes(content.tobytes())
-    return tmp_path
+    return text_in(tmp_path)
 
 
 def test_held_out_files_are_whole_and_apart(text):
@@ -55,7 +57,7 @@ def test_large_files_stay_in_training_unless_all_are(tmp_path):
     assert set(load_text(str(tmp_path), 32, 16).held_out.tobytes()) == {ord("c")}
 
 
-def test_the_standard_library_is_the_default():
+def test_the_standard_library_is_the_default(monkeypatch, tmp_path):
     read = load_text(None, 1024, 128)
     assert len(read.train) > 5_000_000
     assert 0.04 < len(read.held_out) / len(read.train) < 0.07
@@ -63,9 +65,6 @@ def test_the_standard_library_is_the_default():
     assert 0.04 < len(validation.held_out) / len(read.train) < 0.07
     assert validation.train.tobytes() == read.train.tobytes()
     assert b"def test_" not in read.held_out.tobytes()[:100_000]
-
-
-def test_unreadable_standard_library(monkeypatch, tmp_path):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     with pytest.raises(UsageError, match="--data"):
         load_text(None, 16, 16)
@@ -151,3 +150,107 @@ def test_a_folder_that_cannot_be_read_is_named(text, monkeypatch):
     monkeypatch.setattr(os, "scandir", refusing)
     with pytest.raises(UsageError, match=r"cannot read .*inner: Permission denied"):
         load_text(str(text), 32, 16)
+
+
+# ------------------------------------------------------------------ tasks
+
+TEXT = np.frombuffer(b"The quick brown fox jumps over the lazy dog. " * 99, np.uint8)
+QUESTIONS = {"needle": 1, "keys": 8, "tracking": 2}
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("length", [0, 1, 40, 900])
+def test_the_answers_follow_from_the_statements(name, length):
+    """By a reader of the statements that shares nothing with the one who wrote them."""
+    task = TASKS[name]
+    length += task.least
+    drawn = task.examples(TEXT, [3, length], 20, length)
+    assert drawn.tokens.shape == drawn.questions.shape == (20, length)
+    depths = []
+    for tokens, questions in zip(drawn.tokens, drawn.questions, strict=True):
+        text = bytes(tokens.astype(np.uint8)).decode("ascii")
+        assert questions.max() == QUESTIONS[name]
+        first = (
+            int(np.argmax(questions)) if QUESTIONS[name] == 1 else int((questions == 1).argmax())
+        )
+        known = {}
+        told = re.compile(r"\$(\w)=(\$?\w+);")
+        begin = text.rindex("$", 0, first)
+        for found in told.finditer(text[:begin]):
+            key, value = found.groups()
+            known[key] = known[value[1:]] if value.startswith("$") else value
+            depths.append(found.start() / length)
+        for number in range(1, QUESTIONS[name] + 1):
+            where = np.flatnonzero(questions == number)
+            key = text[where[0] - 2]
+            assert text[where[0] - 3 : where[0]] == f"${key}="
+            assert text[where[0] : where[-1] + 1] == known[key]
+            assert text[where[-1] + 1] == ";"
+        hay = told.sub("", text[:begin])
+        assert hay in TEXT.tobytes().decode("ascii")
+    if length > 900:
+        assert min(depths) < 0.2
+        assert max(depths) > 0.7
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_examples_follow_from_the_seed_and_need_room(name):
+    task = TASKS[name]
+    one, same, other = (task.examples(TEXT, [7, n], 4, 120) for n in (1, 1, 2))
+    assert np.array_equal(one.tokens, same.tokens)
+    assert np.array_equal(one.questions, same.questions)
+    assert not np.array_equal(one.tokens, other.tokens)
+    task.check(task.least)
+    with pytest.raises(UsageError, match=f"--task {name}: needs lengths of at least {task.least}"):
+        task.check(task.least - 1)
+
+
+@pytest.fixture
+def torch():
+    pytest.importorskip("transformers")
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(("knows", "accuracy"), [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
+def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accuracy):
+    """The models know all answers, none, or those of the first half of the questions."""
+    from wavepe.cli.compare import evaluation
+    from wavepe.cli.device import CPU
+
+    answers = {}
+    examples = type(TASKS["keys"]).examples
+
+    def noted(task, *given):
+        drawn = examples(task, *given)
+        for tokens, questions in zip(drawn.tokens, drawn.questions, strict=True):
+            known = np.where(questions <= knows * 8, tokens, ord("?"))
+            answers[tokens[:-1].tobytes()] = known[1:]
+        return drawn
+
+    class Knowing(torch.nn.Module):
+        def forward(self, input_ids, use_cache):
+            told = [answers[row.numpy().tobytes()] for row in input_ids]
+            hot = torch.nn.functional.one_hot(torch.from_numpy(np.stack(told)), 256)
+            return SimpleNamespace(logits=100.0 * hot)
+
+    monkeypatch.setattr(type(TASKS["keys"]), "examples", noted)
+    settings = SimpleNamespace(task="keys", lengths=(96, 300), eval_bytes=1)
+    found = evaluation._answers(Knowing(), TEXT, settings, CPU)
+    assert found["accuracy"] == {"96": accuracy, "300": accuracy}
+    expected = math.exp(100 * (1 - knows))
+    assert found["perplexity"]["300"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_loss_beyond_all_numbers_is_infinite(torch):
+    from wavepe.cli.compare import evaluation
+    from wavepe.cli.device import CPU
+
+    class Wrong(torch.nn.Module):
+        def forward(self, input_ids, use_cache):
+            logits = torch.zeros(*input_ids.shape, 256)
+            logits[..., ord("?")] = 1e4
+            return SimpleNamespace(logits=logits)
+
+    settings = SimpleNamespace(task="needle", lengths=(24,), eval_bytes=1)
+    found = evaluation._answers(Wrong(), TEXT, settings, CPU)
+    assert found == {"perplexity": {"24": math.inf}, "accuracy": {"24": 0.0}}

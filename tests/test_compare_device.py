@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 import pytest
-from compare_cases import arguments, figures, one_line, results, text_in
+from compare_cases import arguments, compare, figures, interrupt, refused, results, text, trained
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -28,11 +28,7 @@ from wavepe.cli.device import CPU, Device
 from wavepe.cli.errors import CommandError
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return text_in(tmp_path_factory.mktemp("text"))
+ONE = {"specs": ["none"]}
 
 
 @pytest.fixture
@@ -43,30 +39,23 @@ def like_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize("built", [None, "13.0"])
-def test_cuda_without_a_gpu_is_refused(text, tmp_path, capsys, monkeypatch, built):
+def test_a_device_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch, built):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built)
     out = tmp_path / "out"
-    assert main(arguments(text, out, "--device", "cuda")) == 2
-    said = one_line(capsys)
+    said = refused(capsys, out, "--device", "cuda")
     assert "--device cuda: needs a GPU" in said
     assert "torch.cuda.is_available() is False" in said
     assert f"torch.version.cuda is {built}" in said
+    assert "'tpu'" in refused(capsys, out, "--device", "tpu")
     assert not out.exists()
 
 
-def test_another_device_is_refused(text, tmp_path, capsys):
-    assert main(arguments(text, tmp_path / "out", "--device", "tpu")) == 2
-    assert "'tpu'" in one_line(capsys)
-
-
-def test_auto_without_a_gpu_is_the_cpu(text, tmp_path, monkeypatch):
+def test_auto_without_a_gpu_is_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    outs = tmp_path / "auto", tmp_path / "default"
-    for out, more in zip(outs, (["--device", "auto"], []), strict=True):
-        assert main(arguments(text, out, *more, specs=["none"])) == 0
-    assert figures(outs[0]) == figures(outs[1])
-    environment = results(outs[0])["environment"]
+    assert compare(tmp_path / "auto", "--device", "auto", **ONE) == 0
+    assert figures(tmp_path / "auto") == figures(trained())[:1]
+    environment = results(tmp_path / "auto")["environment"]
     assert environment["device"] == "cpu"
     assert environment["gpu"] is environment["autocast"] is None
     assert environment["devices"] == ["cpu"]
@@ -83,8 +72,15 @@ def test_the_first_gpu_that_torch_names(monkeypatch):
     assert devices.device_named("cpu") is CPU
 
 
+def assert_about_the_same(out, other, differ=False):
+    for ours, plain in zip(figures(out), figures(other), strict=True):
+        for length in ours[2]:
+            assert not differ or ours[2][length] != plain[2][length]
+            assert math.isclose(ours[2][length], plain[2][length], rel_tol=0.02)
+
+
 @pytest.mark.usefixtures("like_cuda")
-def test_products_are_bfloat16_and_the_loss_is_not(text, tmp_path, monkeypatch):
+def test_products_are_bfloat16_and_the_loss_is_not(tmp_path, monkeypatch):
     seen = set()
     model_class = wavepe.hf.WavePELlamaForCausalLM
     forward, loss = model_class.forward, torch.nn.functional.cross_entropy
@@ -101,7 +97,7 @@ def test_products_are_bfloat16_and_the_loss_is_not(text, tmp_path, monkeypatch):
     monkeypatch.setattr(model_class, "forward", noting_forward)
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", noting_loss)
     specs = ["rope", "wavelet:scales=3"]
-    assert main(arguments(text, tmp_path / "a", "--device", "cuda", specs=specs)) == 0
+    assert compare(tmp_path / "a", "--device", "cuda", specs=specs) == 0
     assert seen == {
         ("training", torch.bfloat16), ("evaluation", torch.bfloat16), ("loss", torch.float32)
     }  # fmt: skip
@@ -110,23 +106,18 @@ def test_products_are_bfloat16_and_the_loss_is_not(text, tmp_path, monkeypatch):
     assert environment["devices"] == [LIKE_CUDA.label] == ["cpu (a GPU, autocast to bfloat16)"]
     for facts in environment["models"].values():
         assert facts["devices"] == [LIKE_CUDA.label]
-    assert main(arguments(text, tmp_path / "b", specs=specs)) == 0
-    for ours, plain in zip(figures(tmp_path / "a"), figures(tmp_path / "b"), strict=True):
-        for length in ours[2]:
-            assert ours[2][length] != plain[2][length]
-            assert math.isclose(ours[2][length], plain[2][length], rel_tol=0.02)
+    assert compare(tmp_path / "b", specs=specs) == 0
+    assert_about_the_same(tmp_path / "a", tmp_path / "b", differ=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_gives_about_the_figures_of_the_cpu(text, tmp_path):
+def test_a_gpu_gives_about_the_figures_of_the_cpu(tmp_path):
     for device in ("cuda", "cpu"):
-        assert main(arguments(text, tmp_path / device, "--device", device)) == 0
-    for ours, plain in zip(figures(tmp_path / "cuda"), figures(tmp_path / "cpu"), strict=True):
-        for length in ours[2]:
-            assert math.isclose(ours[2][length], plain[2][length], rel_tol=0.02)
+        assert compare(tmp_path / device, "--device", device) == 0
+    assert_about_the_same(tmp_path / "cuda", tmp_path / "cpu")
 
 
-# Losses that are read every few steps
+# ------------------------------------------------------------------ losses that are read seldom
 
 
 SETTINGS = Settings(("none",), (16,), 16, 11, 1, 2, 1, 2, 6, 0.02, 1)
@@ -141,9 +132,9 @@ class Shown(dict):
         """Do nothing: this is not shown."""
 
 
-def trained(path, text, settings=SETTINGS, read_every=1, save_every=5):
+def train(path, settings=SETTINGS, read_every=1, save_every=5):
     """Train; return the losses that were shown, and the state at the end."""
-    tokens, shown = load_text(str(text), 32, 16).train, Shown()
+    tokens, shown = load_text(str(text()), 32, 16).train, Shown()
     device = Device(CPU.place, read_every=read_every)
     state = training.train(
         plan_of(settings, "none", 0), settings, tokens, path, "", save_every, shown, device
@@ -151,10 +142,10 @@ def trained(path, text, settings=SETTINGS, read_every=1, save_every=5):
     return shown, state
 
 
-def test_losses_are_read_every_few_steps(tmp_path, text):
+def test_losses_are_read_every_few_steps(tmp_path):
     """And before a state is saved, after steps 5 and 10."""
-    often, one = trained(tmp_path / "one", text)
-    seldom, four = trained(tmp_path / "four", text, read_every=4)
+    often, one = train(tmp_path / "one")
+    seldom, four = train(tmp_path / "four", read_every=4)
     assert list(often) == list(range(1, 12))
     assert list(seldom) == [4, 5, 8, 10, 11]
     assert all(often[step] == loss for step, loss in seldom.items())
@@ -162,21 +153,21 @@ def test_losses_are_read_every_few_steps(tmp_path, text):
 
 
 @pytest.mark.parametrize("save_every", [2, 100])
-def test_a_loss_that_is_no_number_is_found_and_not_saved(tmp_path, text, save_every):
+def test_a_loss_that_is_no_number_is_found_and_not_saved(tmp_path, save_every):
     settings = dataclasses.replace(SETTINGS, learning_rate=1e30)
     with pytest.raises(CommandError, match=r"none: the loss is .* at step 1: try a smaller --lr"):
-        trained(tmp_path / "state", text, settings, 4, save_every)
+        train(tmp_path / "state", settings, 4, save_every)
     assert not (tmp_path / "state").exists()
 
 
-def test_a_gradient_that_is_no_number_is_found(tmp_path, text, monkeypatch):
+def test_a_gradient_that_is_no_number_is_found(tmp_path, monkeypatch):
     """The loss before its step is finite, and the weights after it are not."""
     step = training._train_step
     monkeypatch.setattr(
         training, "_train_step", lambda *given: step(*given) * torch.tensor([1.0, math.inf])
     )
     with pytest.raises(CommandError, match="norm of its gradient inf at step 0"):
-        trained(tmp_path / "state", text, save_every=1)
+        train(tmp_path / "state", save_every=1)
     assert not (tmp_path / "state").exists()
 
 
@@ -192,32 +183,17 @@ def test_a_step_copies_its_batch_and_reads_nothing(spec, monkeypatch):
     assert traffic.found == ["_to_copy copies [(2, 17), (2, 17)]"]
 
 
-# Another device in one folder
-
-
-def interrupted(words, monkeypatch):
-    """Ctrl-C right after the first state is saved."""
-    save = training.State.save
-
-    def stopping(state, path):
-        save(state, path)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(training.State, "save", stopping)
-        assert main(words) == 130
+# ------------------------------------------------------------------ another device in one folder
 
 
 @pytest.mark.usefixtures("like_cuda")
 @pytest.mark.parametrize("order", [("cpu", "cuda"), ("cuda", "cpu")])
-def test_going_on_with_another_device_is_told_and_recorded(
-    text, tmp_path, capsys, monkeypatch, order
-):
-    first, second = (["--device", name] for name in order)
+def test_going_on_with_another_device_is_told_and_recorded(tmp_path, capsys, monkeypatch, order):
     labels = [{"cpu": CPU, "cuda": LIKE_CUDA}[name].label for name in order]
-    interrupted(arguments(text, tmp_path, *first, specs=["none"]), monkeypatch)
+    interrupt(monkeypatch, training.State, "save")
+    assert compare(tmp_path, "--device", order[0], **ONE) == 130
     assert f"--device {order[0]}" in capsys.readouterr().err  # of the advice how to resume
-    assert main(arguments(text, tmp_path, *second, specs=["none"])) == 0
+    assert compare(tmp_path, "--device", order[1], **ONE) == 0
     said = capsys.readouterr().err
     assert f"none: began on {labels[0]}, continues on {labels[1]}: figures may differ" in said
     environment = results(tmp_path)["environment"]
@@ -226,56 +202,47 @@ def test_going_on_with_another_device_is_told_and_recorded(
 
 
 @pytest.mark.usefixtures("like_cuda")
-def test_rows_of_another_device_are_told(text, tmp_path, capsys, monkeypatch):
-    words = arguments(text, tmp_path, specs=["none", "alibi"])
-    evaluate = evaluation.evaluate
-
-    def only_the_first(folder, spec, *rest):
-        if spec == "alibi":
-            raise KeyboardInterrupt
-        return evaluate(folder, spec, *rest)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "evaluate", only_the_first)
-        assert main(words) == 130
+def test_rows_of_another_device_are_told(tmp_path, capsys, monkeypatch):
+    both = {"specs": ["none", "alibi"]}
+    interrupt(monkeypatch, evaluation, "evaluate", lambda folder, spec, *_: spec == "alibi")
+    assert compare(tmp_path, **both) == 130
     capsys.readouterr()
-    assert main([*words, "--device", "cuda"]) == 0
+    assert compare(tmp_path, "--device", "cuda", **both) == 0
     assert f"on cpu: figures may differ from those of {LIKE_CUDA.label}" in capsys.readouterr().err
     assert results(tmp_path)["environment"]["devices"] == sorted(["cpu", LIKE_CUDA.label])
 
 
-def test_a_folder_from_before_there_were_devices(text, tmp_path, monkeypatch):
+def test_a_folder_from_before_there_were_devices(tmp_path, monkeypatch):
     """Its states and results do not name a device, so it was the CPU."""
-    words = arguments(text, tmp_path, specs=["none"])
-    interrupted(words, monkeypatch)
+    interrupt(monkeypatch, training.State, "save")
+    assert compare(tmp_path, **ONE) == 130
     path = tmp_path / "training" / "none-seed0.pt"
     state = torch.load(path, weights_only=True)
     assert state.pop("devices") == ["cpu"]
     torch.save(state, path)
-    assert main(words) == 0
+    assert compare(tmp_path, **ONE) == 0
     assert results(tmp_path)["environment"]["devices"] == ["cpu"]
 
 
-def test_the_default_folder_is_named_after_the_device(text, tmp_path, monkeypatch):
+def test_the_default_folder_is_named_after_the_device(tmp_path, monkeypatch):
     """Else `--device cuda` would find what the CPU has trained."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "device_named", lambda name: Device(torch.device(name)))
     monkeypatch.setattr(comparison, "Comparison", None)  # the folder is there by then
     for name in ("cpu", "cuda"):
         with pytest.raises(TypeError):
-            main([*arguments(text, "")[:-2], "--device", name])
+            main([*arguments(text(), "")[:-2], "--device", name])
     first, second = sorted((tmp_path / "runs").iterdir())
     assert second.name == f"{first.name}-cuda"
 
 
-def test_too_little_memory_of_the_gpu(text, tmp_path, capsys, monkeypatch):
+def test_too_little_memory_of_the_gpu(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139 GiB"
         )
 
     monkeypatch.setattr(training, "_train_step", full)
-    assert main(arguments(text, tmp_path, "--quiet")) == 1
-    said = one_line(capsys)
+    said = refused(capsys, tmp_path, "--quiet", code=1)
     assert "out of memory on the GPU (asked for 20.50 GiB); lower --batch, " in said
     assert "--lengths" in said

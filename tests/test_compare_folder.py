@@ -1,11 +1,11 @@
-"""The folder of `wavepe compare`: whose it is, what it is called, and what is found in it."""
+"""The folder of `wavepe compare`: whose it is, what is found in it, and the user's own code."""
 
 import json
 import os
+import random
 import shutil
-from dataclasses import dataclass
+import sys
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -16,80 +16,86 @@ pytest.importorskip("matplotlib")
 import safetensors.torch
 import torch
 import wavepe
-from cases import forget_registrations
-from compare_cases import arguments, figures, one_line, results, text_in
-from wavepe.cli import main
+from cases import forget_registrations, using
+from compare_cases import compare, figures, interrupt, refused, results, text, trained
 from wavepe.cli.compare import folder as run_folder
 from wavepe.cli.compare import training
 from wavepe.cli.compare.data import load_text
-from wavepe.encodings import Encoding
+from wavepe.cli.imports import import_all
+
+ONE = {"specs": ["none"]}
+TWO = {"specs": ("none", "rope")}
+WAVELET = """
+import numpy as np
+import wavepe
+wavepe.register_wavelet({name!r}, lambda u: np.exp(-np.abs(u)){more})
+"""
+LIN = """
+import dataclasses
+import numpy as np
+import wavepe
+
+@wavepe.register_encoding
+@dataclasses.dataclass(frozen=True)
+class Lin(wavepe.encodings.Encoding):
+    name, entry = "lin", "slope"
+    slope: float = 0.1
+
+    def slopes(self, heads):
+        return np.full(heads, self.slope)
+"""
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return text_in(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def finished(text, tmp_path_factory):
-    """The folder of one uninterrupted comparison."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    assert main(arguments(text, out, specs=["none", "rope"])) == 0
-    return out
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Forget the registrations and the modules of a test when it ends."""
+    forget_registrations(monkeypatch)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("wavepe_import_", "own_")):
+            del sys.modules[name]
 
 
 @pytest.fixture
-def lin(monkeypatch):
+def lin():
     """Register "lin", whose specs differ by a sign, and wavelets with names without ASCII."""
-    forget_registrations(monkeypatch)
-
-    @wavepe.register_encoding
-    @dataclass(frozen=True)
-    class Lin(Encoding):
-        name, entry = "lin", "slope"
-        slope: float = 0.1
-
-        def slopes(self, heads):
-            return np.full(heads, self.slope)
-
-    wavepe.register_wavelet("é", lambda u: np.exp(-u * u))
-    wavepe.register_wavelet("ü", lambda u: np.exp(-np.abs(u)))
+    exec(LIN, {"__name__": __name__})
+    for name in "éü":
+        exec(WAVELET.format(name=name, more=" * 2" * (name == "ü")), {})
 
 
-# Names
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of a finished comparison of TWO."""
+    return shutil.copytree(trained(**TWO), tmp_path / "copy")
+
+
+# ------------------------------------------------------------------ names
 
 
 ALIKE = ["lin:slope=0.5", "lin:slope=-0.5", "wavelet:kind=é,scales=3", "wavelet:kind=ü,scales=3"]
 
 
-def test_specs_that_look_alike_are_models_of_their_own(text, tmp_path, lin):
-    assert main(arguments(text, tmp_path / "all", specs=ALIKE, steps=2)) == 0
+@pytest.mark.usefixtures("lin")
+def test_specs_that_look_alike_are_models_of_their_own(tmp_path):
+    assert compare(tmp_path / "all", specs=ALIKE, steps=2) == 0
     together = {spec: values for spec, _, values in figures(tmp_path / "all")}
     assert len(list((tmp_path / "all" / "checkpoints").iterdir())) == len(ALIKE)
     for number, spec in enumerate(ALIKE):
-        assert main(arguments(text, tmp_path / f"{number}", specs=[spec], steps=2)) == 0
+        assert compare(tmp_path / f"{number}", specs=[spec], steps=2) == 0
         assert figures(tmp_path / f"{number}") == [(spec, 0, together[spec])]
     assert len({str(values) for values in together.values()}) == len(ALIKE)
 
 
 def test_names_tell_the_spec_where_they_can():
-    assert run_folder.model_name("rope:theta=10000", 3) == "rope-theta-10000-seed3"
-    assert (
-        run_folder.model_name("wavelet:kind=haar,scales=6", 0) == "wavelet-kind-haar-scales-6-seed0"
-    )
-    specs = [
-        "a:b=1",
-        "a:b=-1",
-        "a:b=+1",
-        "A:b=1",
-        "a:b=1,c=2",
-        "a-b-1",
-        "é",
-        "ü",
-        "\udcff",
-        "a" * 999,
-    ]
-    specs += ["a" * 998, "a:b=" + "1+" * 500 + "1"]
+    for spec, name in (
+        ("rope:theta=10000", "rope-theta-10000-seed3"),
+        ("wavelet:kind=haar,scales=6", "wavelet-kind-haar-scales-6-seed3"),
+    ):
+        assert run_folder.model_name(spec, 3) == name
+    specs = ["a:b=1", "a:b=-1", "a:b=+1", "A:b=1", "a:b=1,c=2", "a-b-1", "é", "ü", "\udcff"]
+    specs += ["a" * 999, "a" * 998, "a:b=" + "1+" * 500 + "1"]
     names = [run_folder.model_name(spec, 0) for spec in specs]
     assert len(set(map(str.lower, names))) == len(specs)
     assert max(len(os.fsencode(name)) for name in names) < 128
@@ -98,250 +104,300 @@ def test_names_tell_the_spec_where_they_can():
 LONG = "rope:type=longrope,short_factor={0},long_factor={0},original_max_position_embeddings=16"
 
 
-def test_a_long_spec_finishes(text, tmp_path):
+def test_a_long_spec_finishes(tmp_path):
     spec = LONG.format("+".join(f"{1 + i / 7:.15f}" for i in range(12)))
-    words = arguments(text, tmp_path, "--head-dim", "24", specs=[spec], steps=2)
     assert len(spec) > 400
-    assert main(words) == 0
-    assert main(words) == 0
+    for _ in range(2):
+        assert compare(tmp_path, "--head-dim", "24", specs=[spec], steps=2) == 0
     assert len(figures(tmp_path)) == 1
 
 
-def test_names_that_are_not_utf8(text, tmp_path, capsys):
+def test_names_that_are_not_utf8(tmp_path, capsys):
     data, out = (tmp_path / os.fsdecode(name) for name in (b"te\xfft", b"ou\xfft"))
-    shutil.copytree(text, data)
-    assert main(arguments(data, out, specs=["none"], steps=2)) == 2
-    assert r"ou\udcfft: needs a name in UTF-8" in one_line(capsys)
+    shutil.copytree(text(), data)
+    assert r"ou\udcfft: needs a name in UTF-8" in refused(capsys, out, data=data, **ONE)
     assert not out.exists()
     out = tmp_path / "out"
     for _ in range(2):
-        assert main(arguments(data, out, specs=["none"], steps=2)) == 0
+        assert compare(out, data=data, steps=2, **ONE) == 0
         assert str(data) in results(out)["environment"]["data"]["text"]
 
 
-def test_the_model_of_another_spec_is_not_taken(text, tmp_path, lin, capsys):
-    out = tmp_path / "out"
-    words = arguments(text, out, specs=["lin:slope=0.5"], steps=2)
-    assert main(words) == 0
-    training = out / "checkpoints" / "lin-slope-0.5-seed0" / "training.json"
-    facts = json.loads(training.read_text())
-    capsys.readouterr()
-    for wrong in ({**facts, "spec": "lin:slope=-0.5"}, {**facts, "seed": 1}, [], {}):
-        training.write_text(json.dumps(wrong))
-        assert main(words) == 2
-        assert "should hold the model trained as lin:slope=0.5 with seed 0" in one_line(capsys)
-    training.unlink()
-    assert main(words) == 2
-    assert "remove that folder" in one_line(capsys)
+# ------------------------------------------------------------------ whose folder it is
 
 
-def test_rows_of_a_shared_name_are_made_again(text, tmp_path, lin):
-    """A folder from when two specs shared one: the second has the figures of the first."""
-    words = arguments(text, tmp_path / "out", specs=ALIKE[:2], steps=2)
-    assert main(words) == 0
-    right = figures(tmp_path / "out")
-    path = tmp_path / "out" / "results.json"
-    wrong = results(tmp_path / "out")
-    wrong["runs"][1]["perplexity"] = wrong["runs"][0]["perplexity"]
-    path.write_text(json.dumps(wrong))
-    second = next((tmp_path / "out" / "checkpoints").glob("lin-slope-0.5-?*-seed0"))
-    shutil.rmtree(second)
-    assert main(words) == 0
-    assert figures(tmp_path / "out") == right
-
-
-def interrupt(monkeypatch):
-    """Ctrl-C right after the next state is saved."""
-    save = training.State.save
-
-    def interrupted(state, path):
-        save(state, path)
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(training.State, "save", interrupted)
-
-
-def test_the_state_of_another_training_is_not_taken(text, tmp_path, capsys, monkeypatch):
-    words = arguments(text, tmp_path, "--quiet", specs=["none"])
-    interrupt(monkeypatch)
-    assert main(words) == 130
-    capsys.readouterr()
-    path = tmp_path / "training" / "none-seed0.pt"
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "spec": "alibi"}, path)
-    assert main(words) == 1
-    assert f"cannot resume from {path} (it is of alibi with seed 0): delete this file" in one_line(
-        capsys
-    )
-    path.unlink()
-    assert main(words) == 0
-
-
-# Whose folder it is
-
-
-def test_out_that_cannot_serve(finished, text, tmp_path, capsys):
+def test_out_that_cannot_serve(copy, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("in the way")
     for out in (file, file / "below"):
-        assert main(arguments(text, out)) == 2
-        assert str(out) in one_line(capsys)
-    before = figures(finished)
-    assert main(arguments(text, finished, "--steps", "7")) == 2
-    assert "steps 6 there, 7 here" in one_line(capsys)
-    assert main(arguments(text, finished, "--threads", "2")) == 2
-    assert "threads 1 there, 2 here" in one_line(capsys)
+        assert str(out) in refused(capsys, out)
+    assert "--out: needs a folder, got an empty name" in refused(capsys, "")
+    before = figures(copy)
+    assert "steps 6 there, 7 here" in refused(capsys, copy, "--steps", "7", **TWO)
+    assert "threads 1 there, 2 here" in refused(capsys, copy, "--threads", "2", **TWO)
     other = tmp_path / "other.txt"
     other.write_bytes(b"some other text " * 100)
-    assert main(arguments(other, finished)) == 2
-    assert "text_sha256" in one_line(capsys)
-    assert figures(finished) == before
+    assert "text_sha256" in refused(capsys, copy, data=other, **TWO)
+    assert figures(copy) == before
 
 
-def test_one_process_a_folder(text, tmp_path, capsys):
+def test_one_process_a_folder(tmp_path, capsys):
     folder = run_folder.RunFolder(tmp_path / "out")
     with folder.opened({"encodings": ["none"], "text_sha256": ""}):
-        assert main(arguments(text, tmp_path / "out")) == 2
-    assert "another wavepe compare" in one_line(capsys)
+        assert "another wavepe compare" in refused(capsys, tmp_path / "out")
 
 
-FOREIGN = {
-    "results.json": '{"runs": [{"name": "mine"}]}',
-    "report.md": "mine",
-    "settings.json": '{"theme": "dark"}',
-    "checkpoints/none-seed0/model.safetensors": "mine",
-}
+ALIKE_ONE = '{"encodings": [], "text_sha256": "", "threads": "a", "imports": [1]}'
+FOREIGN = [
+    ("results.json", '{"runs": [{"name": "mine"}]}'),
+    ("report.md", "mine"),
+    ("checkpoints/none-seed0/model.safetensors", "mine"),
+    ("settings.json", '{"theme": "dark"}'),
+    *(("settings.json", text) for text in ("[1]", "5", '"a"', "[" * 100_000, ALIKE_ONE)),
+]
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_foreign_files_are_never_touched(text, tmp_path, capsys, name):
+@pytest.mark.parametrize(("name", "content"), FOREIGN, ids=range(len(FOREIGN)))
+def test_foreign_files_are_never_touched(tmp_path, capsys, name, content):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(FOREIGN[name])
-    assert main(arguments(text, tmp_path)) == 2
-    assert f"--out {tmp_path}" in one_line(capsys)
+    (tmp_path / name).write_text(content)
+    said = refused(capsys, tmp_path)
+    assert f"--out {tmp_path}" in said or f"cannot read {tmp_path}" in said
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
-    assert (tmp_path / name).read_text() == FOREIGN[name]
+    assert (tmp_path / name).read_text() == content
 
 
-@pytest.mark.parametrize("wrong", ["[]", "{}", '{"runs": 3}', '{"runs": [{"name": "mine"}]}', "{"])
-def test_results_that_are_none_of_ours(finished, text, tmp_path, capsys, wrong):
-    out = tmp_path / "copy"
-    shutil.copytree(finished, out)
-    (out / "results.json").write_text(wrong)
-    assert main(arguments(text, out, specs=["none", "rope"])) == 2
-    assert "results.json" in one_line(capsys)
-    assert (out / "results.json").read_text() == wrong
+@pytest.mark.parametrize("wrong", ["[]", "{}", '{"runs": 3}', FOREIGN[0][1], "{"])
+def test_results_that_are_none_of_ours(copy, capsys, wrong):
+    (copy / "results.json").write_text(wrong)
+    assert "results.json" in refused(capsys, copy, **TWO)
+    assert (copy / "results.json").read_text() == wrong
 
 
-def test_a_checkpoint_that_lacks_a_tensor(finished, text, tmp_path, capsys):
+def test_a_lock_of_someone_elses(tmp_path, capsys):
+    lock, mine = tmp_path / "out" / ".lock", tmp_path / "mine"
+    lock.parent.mkdir()
+    mine.write_text("precious")
+    for make in (lambda: lock.symlink_to(mine), lambda: lock.write_text("mine")):
+        make()
+        assert ".lock is not of a comparison" in refused(capsys, tmp_path / "out")
+        lock.unlink()
+    assert mine.read_text() == "precious"
+
+
+def test_a_copy_of_a_run_is_no_text(tmp_path):
+    data = shutil.copytree(text(), tmp_path / "data")
+    before = load_text(str(data), 32, 16).sha256
+    shutil.copytree(trained(**TWO), data / "copy", ignore=shutil.ignore_patterns(".*"))
+    assert load_text(str(data), 32, 16).sha256 == before
+
+
+# ------------------------------------------------------------------ models and states in it
+
+
+@pytest.mark.usefixtures("lin")
+def test_the_model_of_another_spec_is_not_taken(tmp_path, capsys):
+    given = {"specs": ["lin:slope=0.5"], "steps": 2}
+    assert compare(tmp_path, **given) == 0
+    trained_as = tmp_path / "checkpoints" / "lin-slope-0.5-seed0" / "training.json"
+    facts = json.loads(trained_as.read_text())
+    for wrong in ({**facts, "spec": "lin:slope=-0.5"}, {**facts, "seed": 1}, [], {}):
+        trained_as.write_text(json.dumps(wrong))
+        said = refused(capsys, tmp_path, **given)
+        assert "should hold the model trained as lin:slope=0.5 with seed 0" in said
+    trained_as.unlink()
+    assert "remove that folder" in refused(capsys, tmp_path, **given)
+
+
+@pytest.mark.usefixtures("lin")
+def test_rows_of_a_shared_name_are_made_again(tmp_path):
+    """A folder from when two specs shared one: the second has the figures of the first."""
+    given = {"specs": ALIKE[:2], "steps": 2}
+    assert compare(tmp_path, **given) == 0
+    right = figures(tmp_path)
+    wrong = results(tmp_path)
+    wrong["runs"][1]["perplexity"] = wrong["runs"][0]["perplexity"]
+    (tmp_path / "results.json").write_text(json.dumps(wrong))
+    shutil.rmtree(next((tmp_path / "checkpoints").glob("lin-slope-0.5-?*-seed0")))
+    assert compare(tmp_path, **given) == 0
+    assert figures(tmp_path) == right
+
+
+def test_the_state_of_another_training_is_not_taken(tmp_path, capsys, monkeypatch):
+    interrupt(monkeypatch, training.State, "save")
+    assert compare(tmp_path, "--quiet", **ONE) == 130
+    path = tmp_path / "training" / "none-seed0.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "spec": "alibi"}, path)
+    said = refused(capsys, tmp_path, "--quiet", code=1, **ONE)
+    assert f"cannot resume from {path} (it is of alibi with seed 0): delete this file" in said
+    path.unlink()
+    assert compare(tmp_path, "--quiet", **ONE) == 0
+
+
+def test_a_checkpoint_that_lacks_a_tensor_or_its_end(copy, capsys):
     """If the tensor were drawn at random instead, the figure would be wrong."""
-    out = tmp_path / "copy"
-    shutil.copytree(finished, out)
-    (out / "results.json").unlink()
-    model = out / "checkpoints" / "none-seed0" / "model.safetensors"
+    (copy / "results.json").unlink()
+    model = copy / "checkpoints" / "none-seed0" / "model.safetensors"
     tensors = safetensors.torch.load(model.read_bytes())
     del tensors["model.layers.0.self_attn.k_proj.weight"]
     safetensors.torch.save_file(tensors, model, {"format": "pt"})
-    assert main(arguments(text, out, "--quiet", specs=["none", "rope"])) == 1
-    assert "lack model.layers.0.self_attn.k_proj.weight" in one_line(capsys)
-
-
-def test_a_checkpoint_that_cannot_be_loaded(finished, text, tmp_path, capsys):
-    out = tmp_path / "copy"
-    shutil.copytree(finished, out)
-    (out / "results.json").unlink()
-    model = out / "checkpoints" / "none-seed0" / "model.safetensors"
+    said = refused(capsys, copy, "--quiet", code=1, **TWO)
+    assert "lack model.layers.0.self_attn.k_proj.weight" in said
     model.write_bytes(model.read_bytes()[:99])
-    assert main(arguments(text, out, "--quiet", specs=["none", "rope"])) == 1
-    said = one_line(capsys)
+    said = refused(capsys, copy, "--quiet", code=1, **TWO)
     assert f"cannot load {model.parent}" in said
     assert "remove" in said
     shutil.rmtree(model.parent)
-    assert main(arguments(text, out, specs=["none", "rope"])) == 0
-    assert figures(out) == figures(finished)
-
-
-def test_a_run_that_diverged_says_so(text, tmp_path, capsys):
-    """The loss before its only step is finite."""
-    assert main(arguments(text, tmp_path, "--quiet", "--lr", "1e18", steps=1, specs=["rope"])) == 1
-    assert "rope: the perplexity at 16 is nan: try a smaller --lr" in one_line(capsys)
+    assert compare(copy, **TWO) == 0
+    assert figures(copy) == figures(trained(**TWO))
 
 
 @pytest.mark.parametrize("what", ["results.json", "checkpoints", "training"])
-def test_what_other_settings_made_is_not_taken(text, tmp_path, capsys, monkeypatch, what):
+def test_what_other_settings_made_is_not_taken(tmp_path, capsys, monkeypatch, what):
     outs = tmp_path / "a", tmp_path / "b"
-    for number, out in enumerate(outs):
+    for out, lr in zip(outs, ("0.01", "0.02"), strict=True):
         if what == "training":
-            interrupt(monkeypatch)
-        words = arguments(text, out, "--quiet", "--lr", f"0.0{number + 1}", specs=["none"])
-        assert main(words) == (130 if what == "training" else 0)
-    capsys.readouterr()
+            interrupt(monkeypatch, training.State, "save")
+        assert compare(out, "--quiet", "--lr", lr, **ONE) == (130 if what == "training" else 0)
     (outs[1] / "results.json").unlink(missing_ok=True)
     if what == "results.json":
         shutil.copy(outs[0] / what, outs[1] / what)
     else:
         shutil.copytree(outs[0] / what, outs[1] / what, dirs_exist_ok=True)
-    assert main(words) in (1, 2)
-    assert (
-        "of another comparison" in (said := one_line(capsys))
-        or "belongs to another comparison" in said
-    )
-
-
-ALIKE_ONE = '{"encodings": [], "text_sha256": "", "threads": "a", "imports": [1]}'
-
-
-@pytest.mark.parametrize("known", ["[1]", "5", '"a"', "[" * 100_000, ALIKE_ONE])
-def test_settings_that_are_none(text, tmp_path, capsys, known):
-    (tmp_path / "settings.json").write_text(known)
-    assert main(arguments(text, tmp_path)) == 2
-    assert f"{tmp_path}" in one_line(capsys)
-
-
-def test_a_lock_of_someone_elses(text, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    mine = tmp_path / "mine"
-    mine.write_text("precious")
-    for make in (lambda lock: lock.symlink_to(mine), lambda lock: lock.write_text("mine")):
-        make(tmp_path / "out" / ".lock")
-        assert main(arguments(text, tmp_path / "out")) == 2
-        assert ".lock is not of a comparison" in one_line(capsys)
-        (tmp_path / "out" / ".lock").unlink()
-    assert mine.read_text() == "precious"
-
-
-def test_a_copy_of_a_run_is_no_text(finished, text, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(text, data)
-    before = load_text(str(data), 32, 16).sha256
-    shutil.copytree(finished, data / "copy", ignore=shutil.ignore_patterns(".*"))
-    assert load_text(str(data), 32, 16).sha256 == before
-
-
-def test_an_empty_out_is_refused(text, capsys):
-    assert main(arguments(text, "")) == 2
-    assert "--out: needs a folder, got an empty name" in one_line(capsys)
-
-
-# Variants
+    code = 1 if what == "training" else 2
+    said = refused(capsys, outs[1], "--quiet", "--lr", "0.02", code=code, **ONE)
+    assert "of another comparison" in said or "belongs to another comparison" in said
 
 
 @pytest.mark.skipif(len(wavepe.variants()) < 2, reason="this CPU runs one variant")
-def test_another_variant_is_told_and_recorded(text, tmp_path, capsys, monkeypatch):
+def test_another_variant_is_told_and_recorded(tmp_path, capsys, monkeypatch):
     first, second = wavepe.variants()[:2]
-    before = wavepe.variant()
-    try:
-        wavepe.use_variant(first)
-        interrupt(monkeypatch)
-        assert main(arguments(text, tmp_path, specs=["rope"])) == 130
-        capsys.readouterr()
-        wavepe.use_variant(second)
-        assert main(arguments(text, tmp_path, specs=["rope"])) == 0
-    finally:
-        wavepe.use_variant(before)
+    interrupt(monkeypatch, training.State, "save")
+    with using(first):
+        assert compare(tmp_path, specs=["rope"]) == 130
+    capsys.readouterr()
+    with using(second):
+        assert compare(tmp_path, specs=["rope"]) == 0
     assert f"began with variant {first}, continues with {second}" in capsys.readouterr().err
     environment = results(tmp_path)["environment"]
     models = environment["models"]["checkpoints/rope-theta-10000-seed0"]
     assert models["variants"] == [first, second]
     assert environment["variants"] == [second]
+
+
+# ------------------------------------------------------------------ --import
+
+CUSP = {"specs": ["wavelet:kind=cusp,scales=3"], "steps": 3}
+
+
+@pytest.fixture
+def wavelet(tmp_path):
+    """Write a file that registers the wavelet "cusp"."""
+    return write(tmp_path / "own_wavelet.py", WAVELET.format(name="cusp", more=""))
+
+
+def write(path, content):
+    path.write_text(content, "utf-8")
+    return path
+
+
+def imported(out):
+    """Return the names of the imported files that a folder keeps, without their digests."""
+    kept = json.loads((out / "settings.json").read_text()).get("imports", [])
+    assert all(len(name.split()[-1]) == 12 for name in kept)
+    return [name.rpartition(" ")[0] for name in kept]
+
+
+def test_wavelets_and_encodings_of_files(wavelet, tmp_path):
+    own = write(tmp_path / "own_encoding.py", LIN)
+    specs = ["lin:slope=0.5", *CUSP["specs"], "alibi"]
+    out = tmp_path / "out"
+    assert compare(out, "--import", wavelet, "--import", own, specs=specs, steps=3) == 0
+    assert [name for name, *_ in figures(out)] == specs
+    assert len({values["32"] for *_, values in figures(out)}) == 3
+    assert imported(out) == ["own_wavelet.py", "own_encoding.py"]
+    kept = json.loads((out / "settings.json").read_text())["imports"]
+    assert results(out)["environment"]["settings"]["imports"] == kept
+
+
+def test_a_module_by_its_name(wavelet, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert compare(tmp_path / "out", "--import", "own_wavelet", **CUSP) == 0
+    assert imported(tmp_path / "out") == ["own_wavelet"]
+
+
+def test_resumes_with_it_and_not_without(wavelet, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    wavelet = wavelet.rename(tmp_path / "own wavelet.py")
+    assert compare(out, "--import", wavelet, **CUSP) == 0
+    finished = (out / "results.json").read_bytes()
+    (out / "perplexity.png").unlink()
+    forget_registrations(monkeypatch)
+    said = refused(capsys, out, **CUSP)
+    assert "was begun with --import own wavelet.py: give it again" in said
+    monkeypatch.chdir(tmp_path)  # the same file by another path
+    assert compare(out, "--import", "own wavelet.py", **CUSP) == 0
+    assert (out / "results.json").read_bytes() == finished
+    assert (out / "perplexity.png").exists()
+    write(wavelet, WAVELET.format(name="cusp", more=" / 2"))
+    error = refused(capsys, out, "--import", wavelet, **CUSP)
+    assert "imports own wavelet.py" in error
+    assert "give another --out" in error
+
+
+def test_a_folder_without_imports_stays_as_it_was(wavelet, copy, capsys):
+    assert "imports" not in json.loads((copy / "settings.json").read_text())
+    said = refused(capsys, copy, "--import", wavelet, **TWO)
+    assert "imports None there, own_wavelet.py" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("x = 1\nraise KeyError('gone')\n", "KeyError: 'gone' (line 2)"),
+        ("\n\ndef f(:\n", "SyntaxError: invalid syntax"),
+        ("import nosuchmodule\n", "No module named 'nosuchmodule' (line 1)"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 (line 2)"),
+        (
+            "import wavepe\nwavepe.register_wavelet('ricker', abs)\n",
+            "'ricker' is wavepe's own; choose another (line 2)",
+        ),
+        (
+            "import wavepe\n\ndef psi(u):\n    return u.missing\n\n"
+            "wavepe.register_wavelet('x', psi)\n",
+            "AttributeError: 'numpy.ndarray' object has no attribute 'missing' (line 4)",
+        ),
+    ],
+)
+def test_errors_of_the_file(tmp_path, capsys, content, words):
+    file = write(tmp_path / "own_broken.py", content)
+    out = tmp_path / "out"
+    error = refused(capsys, out, "--import", file, **ONE)
+    assert f"--import {file}: " in error
+    assert words in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["nosuch.py"], "--import nosuch.py: no such file"),
+        (["nosuchmodule"], "No module named 'nosuchmodule' (the path of a file ends in .py)"),
+        ([""], "needs a path that ends in .py"),
+        (["folder.py"], "no such file"),
+        (["own_wavelet.py", "own_wavelet.py"], "own_wavelet.py is given twice"),
+    ],
+)
+def test_nothing_to_import(wavelet, tmp_path, capsys, monkeypatch, names, words):
+    (tmp_path / "folder.py").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = [word for name in names for word in ("--import", name)]
+    assert words in refused(capsys, tmp_path / "out", *given, **ONE)
+
+
+def test_a_file_may_be_called_as_a_module_that_others_need(tmp_path):
+    content = "import random, numpy\nassert random.random() < 1\nassert __name__ != 'random'\n"
+    (name,) = import_all([str(write(tmp_path / "random.py", content))])
+    assert name.startswith("random.py ")
+    assert sys.modules["random"] is random

@@ -1,17 +1,27 @@
-"""The rows, protocols, sizes and presets that the options of `wavepe compare` give."""
+"""What the options of `wavepe compare` give, which are refused, and the tables and bars shown."""
 
 import argparse
+import errno
+import io
+import os
+import re
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rich")
 
 import wavepe
+from compare_cases import refused, text
+from wavepe._labels import fold, shortened
 from wavepe.cli import compare
+from wavepe.cli.compare import report
 from wavepe.cli.compare.comparison import models_of
 from wavepe.cli.compare.plan import plan_of
 from wavepe.cli.compare.presets import MODELS, PRESETS
+from wavepe.cli.compare.progress import Report
 from wavepe.cli.compare.protocols import Protocol
 from wavepe.cli.compare.rows import Row
 from wavepe.cli.compare.settings import Settings, comparisons, hints
@@ -48,22 +58,10 @@ def test_rows(text, name, trained):
     assert row.read == wavepe.encoding(text.rpartition("/")[2])
 
 
-@pytest.mark.parametrize("text", ["rope/", "/rope", "rope/none/alibi", "rope/rotary", "/"])
-def test_rows_that_name_no_encoding(text):
-    with pytest.raises(UsageError, match=f"--encodings {text}: "):
-        Row.parse(text)
-
-
 def test_rows_trained_alike_share_a_training():
     rows = ["rope", "rope/rope:type=yarn,factor=4", "rope:type=yarn,factor=scaled", "rope/none"]
     (model,) = models_of(settings("--encodings", *rows))
     assert [row.name for row in model.rows] == rows
-
-
-def test_a_model_is_read_with_parameters_that_it_has():
-    with pytest.raises(UsageError, match=r"none/shaw: .* must have the same learned param"):
-        settings("--encodings", "none/shaw")
-    assert settings("--encodings", "none/shaw", "--finetune", "256").finetune == 256
 
 
 @pytest.mark.parametrize(
@@ -82,14 +80,6 @@ def test_protocols(text, name, options):
     assert str(protocol) == name
     assert tuple(protocol.options.values()) == options
     assert Protocol.parse(name, 7) == protocol
-
-
-@pytest.mark.parametrize(
-    "text", ["", "blocks:1", "blocks:x", "whole:3", "blocks:8/4", "sliding:8/9", "sliding:8/0", "a"]
-)
-def test_no_protocol(text):
-    with pytest.raises(UsageError, match=f"--protocols {text}: "):
-        Protocol.parse(text, 64)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -155,9 +145,28 @@ def test_scales_that_are_too_large_get_a_hint():
     assert hint.startswith("wavelet: the largest scale is 128, above a quarter of the trained len")
 
 
+# ------------------------------------------------------------------ what is refused
+
+
+NO_ROWS = ("rope/", "/rope", "rope/none/alibi", "rope/rotary", "/")
+NO_PROTOCOLS = (
+    "",
+    "blocks:1",
+    "blocks:x",
+    "whole:3",
+    "blocks:8/4",
+    "sliding:8/9",
+    "sliding:8/0",
+    "a",
+)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        *((["--encodings", text], f"--encodings {text}: ") for text in NO_ROWS),
+        (["--encodings", "none/shaw"], r"none/shaw: .* must have the same learned param"),
+        *((["--protocols", "whole", text], f"--protocols {text}: ") for text in NO_PROTOCOLS),
         (["--task", "keys", "--finetune", "256"], "--task and --finetune"),
         (["--finetune-steps", "3"], "--finetune-steps: needs --finetune"),
         (["--finetune", "1"], "--finetune 1: needs 2 to"),
@@ -180,3 +189,233 @@ def test_scales_that_are_too_large_get_a_hint():
 def test_what_does_not_go_together(words, said):
     with pytest.raises(UsageError, match=said):
         settings(*words)
+    assert settings("--encodings", "none/shaw", "--finetune", "256").finetune == 256
+
+
+@pytest.fixture
+def out(tmp_path):
+    """The folder of a comparison, which can run here."""
+    for package in ("torch", "transformers", "matplotlib"):
+        pytest.importorskip(package)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["--encodings", "rotary"], "'rotary'"),
+        (["--encodings", "rope:base=3"], "'base'"),
+        (["--encodings", "none", "rope", "none"], "none: given twice"),
+        (["--encodings", "wavelet:scales=3", "wavelet:scales=3,min_scale=1"], "given twice"),
+        (["--encodings", "wavelet:scales=5"], "5"),
+        (["--encodings", "rope:interleaved=true"], "interleaved=true is for models that"),
+        (["--encodings", "rope:partial_rotary_factor=0.5"], "rotates 4 of 6 dims"),
+        (["--encodings"], "--encodings"),
+        (["--lengths", "1"], "--lengths 1: needs 2 to"),
+        (["--lengths", "-8"], "needs 2 to"),
+        (["--lengths", "16", "x"], "--lengths x: needs integers"),
+        (["--lengths", "16", "32.5"], "--lengths 32.5: needs integers"),
+        (["--lengths", "16", "32", "16"], "--lengths 16: given twice"),
+        (["--lengths", ","], "at least one number"),
+        (["--lengths", "99999"], "too short"),
+        (["--train-length", "99999"], "too short"),
+        (["--steps", "0"], "--steps 0: needs 1 to"),
+        (["--steps", "many"], "--steps"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--batch", "0"], "--batch 0"),
+        (["--layers", "0"], "--layers 0"),
+        (["--heads", "0"], "--heads 0"),
+        (["--head-dim", "7"], "--head-dim 7: needs an even number"),
+        (["--train-length", "1"], "--train-length 1"),
+        (["--eval-bytes", "0"], "--eval-bytes 0"),
+        (["--threads", "0"], "--threads 0"),
+        (["--threads", "20000"], "--threads 20000: needs 1 to 1024"),
+        (["--threads", "99999999999"], "--threads 99999999999: needs 1 to 1024"),
+        (["--save-every", "0"], "--save-every 0"),
+        (["--lr", "0"], "--lr 0: needs a positive number"),
+        (["--lr", "nan"], "--lr nan"),
+        (["--lr", "inf"], "--lr inf"),
+        (["--data", "/does/not/exist"], "no such file or folder"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_starts(out, capsys, wrong, words):
+    assert words in refused(capsys, out, *wrong)
+    assert not out.exists()
+
+
+def test_short_empty_and_unreadable_text(out, tmp_path, capsys):
+    short = tmp_path / "short.txt"
+    for size in (0, 1, 32, 48):  # held out 32, so 17 too few to train on
+        short.write_bytes(b"a" * size)
+        assert "too short" in refused(capsys, out, data=short), size
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "binary").write_bytes(b"\0" * 9999)
+    assert "no text files" in refused(capsys, out, data=empty)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("call", ["mkdir", "read_bytes"])
+def test_files_and_folders_without_permission(out, capsys, monkeypatch, call):
+    def denied(path, *args, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    text()  # is written by now
+    monkeypatch.setattr(Path, call, denied)  # the tests may run as root, who is refused nothing
+    error = refused(capsys, out)
+    assert "Permission denied" in error
+    assert str(out if call == "mkdir" else text()) in error
+
+
+# ------------------------------------------------------------------ tables and progress
+
+SHORT = ["none", "rope", "rope:theta=10000,inference_theta=scaled", "wavelet:scales=6"]
+LONG = [
+    "rope:type=longrope,short_factor="
+    + "+".join(str(1.0 + step * i) for i in range(24))
+    + ",long_factor="
+    + "+".join(str(2.0 + step * i) for i in range(24))
+    for step in (0.25, 0.5)
+]
+FEW, MANY = (128, 256, 512, 1024), tuple(128 << i for i in range(12))
+FEW, MANY = (128, 256, 512, 1024), tuple(128 << i for i in range(12))
+
+
+def runs_of(specs, lengths, seeds):
+    return [
+        {
+            "encoding": spec,
+            "seed": seed,
+            "perplexity": {str(n): 2 + number + seed / 7 + n / 128 for n in lengths},
+        }
+        for seed in range(seeds)
+        for number, spec in enumerate(specs)
+    ]
+
+
+def shown(runs, lengths):
+    """Print the table, as `wavepe compare` does."""
+    heads, rows = report.headings(lengths, 128), report.rows_of(runs, lengths)
+    report.Section(report.title(128), heads, rows).show()
+
+
+def printed(capsys, monkeypatch, width, runs, lengths):
+    """The table as a terminal of this width gets it, without colours; None: as a pipe does."""
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown(runs, lengths)
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).strip()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200, None])
+@pytest.mark.parametrize("lengths", [FEW, MANY])
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("specs", [SHORT, [SHORT[0], *LONG, SHORT[2]]])
+def test_nothing_is_lost_and_nothing_is_cut(capsys, monkeypatch, width, lengths, seeds, specs):
+    runs = runs_of(specs, lengths, seeds)
+    out = printed(capsys, monkeypatch, width, runs, lengths)
+    assert "…" not in out
+    if width is not None:
+        assert max(map(len, out.splitlines())) <= width
+    _, *blocks = out.split("\n\n")
+    tables = [block.splitlines() for block in blocks if block.startswith("encoding ")]
+    notes = ["".join(map(str.strip, block.splitlines())) for block in blocks[len(tables) :]]
+    shown = re.findall(r"\d+ \([\d.]+x\)", " ".join(table[0] for table in tables))
+    assert shown == report.headings(lengths, 128)
+    cells = [cell for _, row in report.rows_of(runs, lengths) for cell in row]
+    assert sorted(cell for cell in cells if cell not in out) == []
+    for heading, rule, *rows in tables:
+        assert heading.split()[0] == "encoding"
+        assert set(rule) == {"─"}
+        labels = "".join(re.split(r"\s\s", row)[0] for row in rows)
+        for spec in specs:
+            if spec in labels:
+                continue
+            number = re.search(re.escape(spec[:20]) + r"[^\]]*?\.\.\. \[(\d)\]", labels)[1]
+            assert width is not None
+            assert spec in LONG
+            labels = labels.replace(f"... [{number}]", "", 1)
+            assert notes[int(number) - 1] == f"[{number}] {spec}".replace("] ", "] ", 1)
+    if width is None:
+        assert len(tables) == 1
+        assert notes == []
+
+
+def test_how_a_table_looks(capsys, monkeypatch):
+    """One table where it fits; numbers near their names; and a name is no markup."""
+    out = printed(capsys, monkeypatch, 80, runs_of(SHORT, FEW, 1), FEW)
+    assert out.count("encoding ") == 1
+    assert f"\n{SHORT[2]}  " in out
+    out = printed(capsys, monkeypatch, 200, runs_of(["none", LONG[0]], FEW, 1), FEW)
+    (line,) = (line for line in out.splitlines() if line.startswith("none "))
+    assert len(line) - len(line.split(None, 1)[1]) < 75
+    out = printed(capsys, monkeypatch, None, runs_of(["[red]own[/]", "none"], FEW, 1), FEW)
+    assert "[red]own[/]" in out
+
+
+def test_ascii_alone_where_stdout_takes_no_more(capsys, monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    shown(runs_of(SHORT, FEW, 3), FEW)
+    ascii_only.flush()
+    text = ascii_only.buffer.getvalue().decode("ascii")
+    assert text.count("+-") >= len(SHORT) * len(FEW)
+    assert "±" in "".join(row for _, cells in report.rows_of(runs_of(SHORT, FEW, 3), FEW)
+        for row in cells)  # fmt: skip
+
+
+def test_headings_and_numbers_of_a_training_that_went_astray_are_short():
+    runs = [{"encoding": "rope", "perplexity": {"16": 999999.0, "32": 1e285}}]
+    assert report.rows_of(runs, [16, 32]) == [("rope", ["999999.00*", "1.00e+285*"])]
+    assert report.headings([128, 192, 1 << 18], 128) == ["128 (1x)", "192 (1.5x)", "262144 (2048x)"]
+
+
+@pytest.mark.parametrize("width", [1, 7, 18, 40])
+@pytest.mark.parametrize("text", ["", "a", "none", *SHORT, *LONG, "words of a text that is folded"])
+def test_fold(width, text):
+    lines = fold(text, width)
+    assert max(map(len, lines)) <= width
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    labels, notes = shortened([text, "none"], max(width, 10))
+    assert max(len(line) for label in labels for line in label.split("\n")) <= max(width, 10)
+    assert len(notes) == (len(fold(text, max(width, 10))) > 3)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_progress_keeps_its_numbers(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Report([10, 10, 10], quiet=False) as progress:
+        progress.model(0, "none").starts_at(10)
+        model = progress.model(1, LONG[0])
+        model.step(1, 5.5)
+        model.evaluating(LONG[0])
+        model.step(2, 5.25)
+        progress._progress.refresh()
+        model.note("a path:key:name")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stderr.getvalue())  # colours, then movements
+    text = re.sub(r"\x1b\[[0-9?]*[A-Zhl]", "\n", text)
+    assert "…" not in text
+    (line, *_) = (line for line in text.splitlines() if "40%" in line)
+    assert line.startswith("[2/3] evaluating rope" if width == 80 else "[2/3] rope:ty")
+    assert line.rstrip().endswith(" left")
+    assert ("loss 5.250" in line) == (width == 80)
+    assert len(line) <= width
+    assert "a path:key:name" in text
+
+
+def test_no_bar_in_a_terminal_that_cannot_move_back(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Report([4], quiet=False, part="keys") as progress:
+        progress.model(0, "none").step(2, 5.5)
+    assert sys.stderr.getvalue().startswith("[keys 1/1] none: step 2 of 4, loss 5.500")
+    assert "\x1b" not in sys.stderr.getvalue()

@@ -40,7 +40,7 @@ def test_nothing_of_cuda_is_needed_to_import():
 
 needs_tools = pytest.mark.skipif(
     not (cuda_kernels.ARCHS and cuda_kernels.tools()),
-    reason="a build without CUDA kernels, or no nvcc, or no nvdisasm (wavepe[dev])",
+    reason="a build without CUDA kernels, or no nvcc, or no nvdisasm (make extras)",
 )
 
 

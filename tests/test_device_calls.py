@@ -4,6 +4,7 @@ The first one may bring constants. docs/guides/gpu.md lists what must read value
 not checked on a device.
 """
 
+import collections
 import copy
 import pickle
 
@@ -32,6 +33,18 @@ IN_SCORES = [
     spec for spec in IN_ATTENTION if wavepe.encoding(spec).entry in ("relative", "slope", "bias")
 ]
 OF_A_LLAMA = [spec for spec in ENCODINGS if spec != INTERLEAVED]
+
+
+def each_spec(specs, plain=1):
+    """Run a test for these specs: in the plain tier so many of each place of an encoding."""
+    seen = collections.Counter()
+    rows = []
+    for spec in specs:
+        entry = wavepe.encoding(spec).entry
+        seen[entry] += 1
+        slow = pytest.mark.slow if seen[entry] > plain else ()
+        rows.append(pytest.param(spec, marks=slow))
+    return pytest.mark.parametrize("spec", rows)
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +118,18 @@ def step(model, ids=IDS, **given):
     model(input_ids=ids, labels=ids, use_cache=False, **given).loss.backward()
 
 
-@pytest.mark.parametrize("spec", OF_A_LLAMA)
+@each_spec(OF_A_LLAMA, 2)
 def test_a_training_step(spec):
-    assert second_call(step, llama(spec).train()) == []
+    """With padding and packed sequences, if the scores have the encoding: attention takes them at
+    no cost."""
+    model = llama(spec).train()
+    assert second_call(step, model) == []
+    if spec in IN_SCORES:
+        ends = empty(3, dtype=torch.int32)
+        for given in ({"attention_mask": NUMBERS}, {"position_ids": NUMBERS}):
+            assert second_call(step, model, **given) == [], given
+        assert second_call(step, model, attention_mask=NUMBERS, position_ids=NUMBERS) == []
+        assert second_call(step, model, IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -123,23 +145,12 @@ def test_on_a_gpu_nothing_waits(spec):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("spec", IN_SCORES)
-def test_padding_and_packed_sequences(spec):
-    """Of models with an encoding in the scores, whose attention takes them at no cost."""
-    model = llama(spec).train()
-    ends = empty(3, dtype=torch.int32)
-    assert second_call(step, model, attention_mask=NUMBERS) == []
-    assert second_call(step, model, position_ids=NUMBERS) == []
-    assert second_call(step, model, attention_mask=NUMBERS, position_ids=NUMBERS) == []
-    assert second_call(step, model, IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends) == []
-
-
 # Experts are picked by numbers of tokens that transformers reads.
 DENSE = [name for name in FAMILIES if "moe" not in name and name != "mixtral"]
 
 
 @pytest.mark.parametrize("family", DENSE)
-@pytest.mark.parametrize("spec", ["wavelet", "rope"])
+@pytest.mark.parametrize("spec", ["wavelet", pytest.param("rope", marks=pytest.mark.slow)])
 def test_a_training_step_of_each_family(family, spec):
     assert second_call(step, wavepe.hf.patch(build(family), spec).to(DEVICE).train()) == []
 
@@ -147,21 +158,21 @@ def test_a_training_step_of_each_family(family, spec):
 GENERATE = [spec for spec in OF_A_LLAMA if spec not in (*FOLLOW_LENGTH, SCALED)]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("spec", GENERATE)
+@each_spec(GENERATE)
 @torch.no_grad()
-def test_steps_of_a_generation(spec, masked):
+def test_steps_of_a_generation(spec):
     model = llama(spec).eval()
 
-    def generate():
+    def generate(masked):
         cache = model(input_ids=IDS[:, :4], use_cache=True).past_key_values
-        for stop in range(5, LENGTH):
+        for stop in range(5, 8):
             given = {"attention_mask": NUMBERS[:, :stop]} if masked else {}
             if masked and spec not in ABSOLUTE:
                 given["position_ids"] = NUMBERS[:, :1]
             model(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True, **given)
 
-    assert second_call(generate) == []
+    assert second_call(generate, False) == []
+    assert second_call(generate, True) == []
 
 
 @torch.no_grad()
@@ -263,14 +274,17 @@ def on_the_host(nodes):
     ]
 
 
-@pytest.mark.parametrize("spec", OF_A_LLAMA)
+@pytest.mark.parametrize(
+    "spec",
+    ["wavelet", *(pytest.param(s, marks=pytest.mark.slow) for s in OF_A_LLAMA if s != "wavelet")],
+)
 def test_a_compiled_model_copies_no_constants(spec):
     model = llama(spec).train()
     nodes = graph_of(lambda ids: model(input_ids=ids, use_cache=False).logits, IDS)
     assert on_the_host(nodes) == []
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+@each_spec(ENCODINGS)
 def test_a_compiled_module_copies_no_constants(spec):
     if spec in ABSOLUTE:
         module = wavepe.nn.AbsoluteEncoding(spec, 4 * HEAD)

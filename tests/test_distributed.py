@@ -1,7 +1,7 @@
 """Training on several processes: context parallelism, DDP, FSDP2, tensor parallelism.
 
-The example of FSDP2 is tested in test_examples_hf.py, fairseq's processes in
-test_fairseq_distributed.py, and transformers' tensor parallelism in test_hf_workflows.py.
+The example of FSDP2 is tested in test_examples_hf.py, and fairseq's processes in
+test_fairseq_training.py.
 """
 
 import re
@@ -13,56 +13,69 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+if not torch.distributed.is_available():
+    pytest.skip("torch without distributed", allow_module_level=True)
 
 import distributed_worker
 import encoding_cases
-from examples_hf import EXAMPLES, load
+from examples_hf import EXAMPLES, in_processes, load
+from hf_model import patched_tiny
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
-pytestmark = pytest.mark.slow
 # Sums of parts against one sum, over the largest element. A gradient of a table is the
 # sum of 21 parts, each rounded to bfloat16.
 BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 21 * 2**-9}
 BOUNDS["autocast"] = BOUNDS[torch.bfloat16]
 
 
-PROCESSES = 3  # the example has two
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def processes(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    if not torch.distributed.is_available():
-        pytest.skip("torch without distributed")
-    folder = tmp_path_factory.mktemp("distributed")
-    arguments = (PROCESSES, str(folder))
-    torch.multiprocessing.spawn(distributed_worker.work, arguments, nprocs=PROCESSES)
-    return torch.load(folder / "found", weights_only=False)
+def errors(processes, tmp_path_factory):
+    return in_processes("errors", processes, tmp_path_factory.mktemp("distributed"))
 
 
-def test_ring_attention_is_attention_to_the_whole_sequence(errors):
-    for case in distributed_worker.CASES:
-        for dtype, bound in BOUNDS.items():
-            assert errors[case, dtype] <= bound, (case, dtype)
+def test_ring_attention_is_attention_to_the_whole_sequence(errors, processes):
+    for case, dtype in distributed_worker.ATTENTION[processes]:
+        assert errors[case, dtype] <= BOUNDS[dtype], (case, dtype)
 
 
-def test_gradient_checkpointing_and_learned_encodings(errors):
+def test_gradient_checkpointing_and_learned_encodings(errors, processes):
     """All layers share the parameters of an encoding, and each adds to their gradients."""
-    for split, count in (("data_parallel", 4), ("fsdp2", 8), ("fsdp2_without_a_group", 1)):
-        found = {case: error for case, error in errors.items() if case[0] == split}
-        assert len(found) == count
-        assert all(error <= 1e-5 for error in found.values()), found
+    for split, *case in distributed_worker.MODELS[processes]:
+        if not split.__name__.endswith("_parallel") or split.__name__ == "data_parallel":
+            assert errors[(split.__name__, *case)] <= 1e-5, (split, case)
 
 
 @pytest.mark.parametrize("split", ["tensor_parallel", "sequence_parallel"])
-def test_tensor_parallelism_is_right_or_refused(errors, split):
-    found = {case[1][0]: error for case, error in errors.items() if case[0] == split}
+def test_tensor_parallelism_is_right_or_refused(split, errors, processes):
+    found = {case[1]: error for case, error in errors.items() if case[0] == split}
     refused = {spec for spec, error in found.items() if isinstance(error, str)}
     heads_differ = {"alibi", "sandwich:dim=16", *encoding_cases.LEARNED}
+    assert found
     assert refused == heads_differ & set(found)
     for spec, error in found.items():
         if spec in refused:
-            assert f"{spec} needs all 6 heads in one process, got 2" in error
+            assert f"{spec} needs all {2 * processes} heads in one process, got 2" in error
         else:
             assert error <= 1e-5, spec
+
+
+@pytest.mark.skipif(not TRANSFORMERS_5, reason="tensor parallelism of transformers 5")
+def test_the_plan_of_transformers_is_right_or_refused(tmp_path):
+    """Heads are split between two processes."""
+    right = ("wavelet:scales=4", "rope:theta=30", "none", "sinusoidal")
+    refused = ("alibi", "sandwich", "kerple", "shaw:clip=3", "transformer_xl")
+    for index, spec in enumerate((*right, *refused)):
+        patched_tiny(spec).save_pretrained(tmp_path / f"model-{index}")
+    found = in_processes("tensor_parallel_plan", 2, tmp_path)
+    assert sorted(found) == sorted((*right, *refused))
+    assert [found[spec] for spec in right] == [True] * len(right)
+    for spec in refused:
+        assert "needs all 4 heads in one process, got 2: with tensor parallelism" in found[spec]
 
 
 def test_ring_attention_of_a_table_that_changes_meanwhile():
@@ -105,6 +118,7 @@ def run(*command):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_as_its_first_lines_say():
     example = str(Path("examples", "context_parallel.py"))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -3,9 +3,9 @@
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
 
+import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import mpmath
@@ -13,20 +13,18 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
+from cases import needs
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("rich")  # README's tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
 
 from wavepe.cli.plot import PICTURES
 
 from benchmarks import (
     exact_angles,
-    fairseq_page,
-    hf_page,
     multiscale_rope,
     readme,
     rope_accuracy,
@@ -35,6 +33,8 @@ from benchmarks import (
 )
 
 WRITERS = (rope_accuracy, rope_roofline)
+PAGES = ("attention_page", "compare_page", "fairseq_page", "gpu_page", "hf_page")
+PAGES += ("multiscale_rope", "readme", "rope_accuracy", "rope_images_page", "rope_roofline")
 
 
 def results():
@@ -44,11 +44,12 @@ def results():
 # ------------------------------------------------------------------ the page
 
 
-@pytest.mark.parametrize(
-    "writer", [*WRITERS, fairseq_page, hf_page, multiscale_rope, rope_images_page]
-)
+@pytest.mark.parametrize("writer", PAGES)
 def test_tables_are_current(writer, capsys):
-    assert writer.main(["--check"]) == 0, capsys.readouterr().err
+    module = importlib.import_module(f"benchmarks.{writer}")
+    if writer == "gpu_page":
+        needs("triton")
+    assert module.main(["--check"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -206,3 +207,32 @@ def test_roofline_counts_the_bytes_of_its_row():
     kept["environment"]["variant"] = "none"
     with pytest.raises(readme.Missing, match="no row"):
         rope_roofline.row_of(kept, "fresh")
+
+
+# ------------------------------------------------------------------ the site's pages of the API
+
+API = ROOT / "docs" / "reference" / "api"
+MODULES = ("", ".encodings", ".ops", ".nn", ".hf", ".fairseq", ".analysis", ".analysis.plots")
+# Pages that docs/hooks.py completes from docstrings that no source holds.
+GENERATED = {"wavepe.ricker", "wavepe.gaussian", "wavepe.morlet", "wavepe.haar"}
+
+
+def model_types(text):
+    """The classes of the table of model types: the beginning of a name, and its endings."""
+    for begin, endings in re.findall(r"^\| `(WavePE\w+)` \| (.*) \|$", text, re.M):
+        yield from (begin + ending for ending in re.findall(r"`(\w+)`", endings))
+
+
+@pytest.mark.parametrize("name", [f"wavepe{part}" for part in MODULES])
+def test_every_public_name_has_its_docstring_on_a_page(name):
+    if name.endswith("plots"):
+        pytest.importorskip("matplotlib")
+    text = "".join(page.read_text("utf-8") for page in API.glob("*.md"))
+    listed = re.findall(r"^::: (\S+)$", text, re.M)
+    assert len(listed) == len(set(listed))
+    listed = {*listed, *GENERATED, *(f"wavepe.hf.{each}" for each in model_types(text))}
+    module = importlib.import_module(name)
+    public = set(module.__all__)
+    if name != "wavepe":  # what wavepe shows, too, stands on its page
+        public = {each for each in public if vars(module)[each] is not vars(wavepe).get(each)}
+    assert {f"{name}.{each}" for each in public} <= listed

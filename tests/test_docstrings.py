@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import wavepe
-from wavepe import _wavelet_registered
-from wavepe.encodings import base
+from cases import forget_registrations
 
 pytest.importorskip("torch")
 
@@ -26,9 +25,7 @@ PUBLIC = {
 
 @pytest.fixture
 def registers(monkeypatch):
-    """Forget what the examples register."""
-    monkeypatch.setattr(base, "_known", dict(base._known))
-    monkeypatch.setattr(_wavelet_registered, "_known", dict(_wavelet_registered._known))
+    forget_registrations(monkeypatch)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name != "wavepe.encodings.Encoding"])

@@ -1,146 +1,233 @@
-"""The arrays that encodings give a model, against the formulas."""
+"""What encodings give a model, arrays and tensors, against the formulas of encoding_cases.py."""
 
 import math
 
 import numpy as np
+import oracle
 import pytest
 import wavepe
-from wavepe.encodings import RoPE, Sinusoidal, Wavelet
+from cases import INTEGERS, assert_same_bits, assert_within
+from encoding_cases import CONSTANT, ENCODINGS, LEARNED, parts_of, sines, wavelet
+from wavepe.encodings import Shaw, Wavelet, known_encodings
 
-KINDS = ["ricker", "gaussian", "morlet", "haar"]
-ENTRY_METHODS = {
-    "absolute": lambda e: e.absolute([0, 1], 8),
-    "rotary": lambda e: e.rope_table([0, 1], 8),
-    "relative": lambda e: e.table(4, 8),
-    "slope": lambda e: e.slopes(2),
-    "bias": lambda e: e.bias(4, 2),
+# (length, head size, heads); 24 is no power of two.
+SIZES = [(1, 8, 1), (9, 8, 4), (40, 24, 3)]
+# Tables of these end at a distance, and their last row stands for all larger ones.
+REACH = {"shaw:clip=3": 3, "t5:buckets=6,max_distance=9": 9}
+
+
+def of_entries(*entries):
+    return [spec for spec in ENCODINGS if wavepe.encoding(spec).entry in entries]
+
+
+TABLES = of_entries("relative", "bias")
+VECTORS = of_entries("absolute", "rotary")
+
+
+def table(encoding, length, head, heads=4, *, causal=True, learned=None):
+    """Return rows with the axes (heads, deltas, size), if any, the first delta, and beyond."""
+    method = encoding.entry if encoding.entry == "bias" else "table"
+    if learned is not None:
+        rows, *place = getattr(encoding, f"learned_{method}")(length, learned, causal=causal)
+    else:
+        size = heads if method == "bias" else head
+        rows, *place = getattr(encoding, method)(length, size, causal=causal)
+    return rows[..., None] if method == "bias" else rows, *place
+
+
+def rows_of(table, deltas):
+    """Return the table's row of each delta."""
+    rows, first, beyond = table
+    place = np.asarray(deltas) - first
+    last = rows.shape[-2] - 1
+    assert beyond == "edge" or (place.min() >= 0 and place.max() <= last)
+    return rows[..., place.clip(0, last), :]
+
+
+def assert_place(spec, table, length, causal):
+    """The table has a row for every delta, or up to where its last row stands for all others."""
+    rows, first, beyond = table
+    last = REACH.get(spec, length - 1)
+    assert (first, beyond) == (0 if causal else -last, "edge" if spec in REACH else "zero")
+    assert rows.shape[-2] == last - first + 1
+
+
+def vectors(encoding, positions, head=8, **lengths):
+    """Return what an absolute or rotary encoding gives these positions."""
+    if encoding.entry == "absolute":
+        return encoding.absolute(positions, head, **lengths)
+    return np.stack(encoding.rope_table(positions, head, **{"trained_length": 16} | lengths), -1)
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def learned_sines(deltas, head, **_):
+    """[S]: rows begin as the sine waves of the clipped distance."""
+    return {"relative": oracle.sinusoidal(np.clip(np.asarray(deltas), -3, 3), head)}
+
+
+def kerple(kind, of_r1, of_r2):
+    """[K]: each head begins in the middle of its part of the ranges that the authors draw from."""
+
+    def parts(deltas, heads, **_):
+        middles = (np.arange(heads) + 0.5) / heads
+        return {"bias": oracle.kerple(kind, of_r1 * middles, of_r2 * middles, np.asarray(deltas))}
+
+    return parts
+
+
+INITIAL = {  # what learned encodings begin with; of transformer_xl the first head
+    "wavelet:scales=4,learned=true": wavelet("ricker", [1, 2, 4, 8]),
+    "shaw:clip=3": learned_sines,
+    "transformer_xl": sines,
+    "t5:buckets=6,max_distance=9": lambda deltas, heads, **_: {
+        "bias": np.zeros((heads, len(deltas)))
+    },
+    "kerple": kerple("log", 2, 1),
+    "kerple:kind=power": kerple("power", 1, 2),
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["wavelet", "shaw", "transformer_xl", "rope", "alibi", "t5", "sandwich", "sinusoidal", "none"],
-)
-def test_methods_of_other_entry_points_raise(text):
-    encoding = wavepe.encoding(text)
-    for entry, call in ENTRY_METHODS.items():
-        if entry == encoding.entry:
-            call(encoding)
+@pytest.mark.parametrize(("length", "head", "heads"), SIZES)
+@pytest.mark.parametrize("spec", [spec for spec in ENCODINGS if spec != "none"])
+def test_arrays_are_the_formula(spec, length, head, heads):
+    encoding, positions = wavepe.encoding(spec), np.arange(length)
+    sizes = {"head": head, "dim": head, "trained_length": 16}
+    for causal in (True, False):
+        formula = INITIAL[spec] if spec in LEARNED else spec
+        parts = parts_of(formula, length, heads, causal=causal, **sizes)
+        ((_, wanted),) = parts.items()
+        dtype, bound = np.float64, 1e-12
+        if encoding.entry == "absolute":
+            got = encoding.absolute(positions, head)
+        elif encoding.entry == "slope":
+            got = encoding.slopes(heads)
+        elif encoding.entry == "rotary":
+            inv_freq, factor, interleaved = wanted
+            got = np.stack(encoding.rope_table(positions, head, trained_length=16))
+            wanted = np.stack(oracle.rope_table(positions, inv_freq, factor))
+            dtype, bound = np.float32, 2.0**-23
+            assert encoding.interleaved == interleaved
+            found = encoding.frequencies(head, length=length, trained_length=16)
+            np.testing.assert_allclose(found[0], inv_freq, rtol=1e-12)
+            assert (found[0].dtype, found[1]) == (np.float64, pytest.approx(factor, rel=1e-12))
         else:
-            with pytest.raises(NotImplementedError, match=f"{text!r}.*{encoding.entry!r}"):
-                call(encoding)
+            given = table(encoding, length, head, heads, causal=causal)
+            assert_place(spec, given, length, causal)
+            assert min(given[0].strides) >= 0, "torch takes no others"
+            got = rows_of(given, np.arange(0 if causal else 1 - length, length))
+            if encoding.entry == "relative":
+                dtype, bound = np.float32, 2.0**-24
+            else:
+                got, bound = got[..., 0], 1e-12 * np.abs(wanted).max()
+        assert got.dtype == dtype
+        assert_within(got, wanted, bound, f"{causal=}")
 
 
-def test_trained_as():
-    rows = [
-        "none",
+PUBLISHED = [  # a call, and its numbers to that many digits
+    *(
+        (
+            f"wavelet:mirrored={mirrored}",
+            lambda e, at=at: e.table(512, 128)[0][at],
+            [number],
+            2**-25,
+        )
+        for mirrored, at, number in [  # row delta, column 16 log2(scale) + shift
+            ("false", (2, 0), -0.4060058497),
+            ("false", (3, 17), 0.0),
+            ("false", (10, 51), 0.1598298636),
+            ("false", (511, 127), -0.0076914980),
+            ("true", (3, 17), -0.4060058497),
+            ("true", (10, 51), -0.4381319172),
+        ]
+    ),
+    (
         "sinusoidal",
-        "rope",
-        "rope:theta=128",
-        "rope:theta=128,inference_theta=scaled",
-        "rope:theta=10000,inference_theta=scaled",
-        "alibi",
-        "wavelet:scales=6",
-    ]
-    trained = {row: wavepe.encoding(row).trained_as() for row in rows}
-    assert len(set(trained.values())) == 6
-    assert trained["rope"] == trained["rope:theta=10000,inference_theta=scaled"]
-    assert trained["rope:theta=128"] == trained["rope:theta=128,inference_theta=scaled"]
-    assert trained["rope:theta=128"] == RoPE(theta=128)
-    assert wavepe.encoding("rope:fraction=0.5,inference_theta=7").trained_as().fraction == 0.5
-    for encoding in trained.values():
-        assert encoding.trained_as() == encoding
+        lambda e: e.absolute([1], 128)[0, [0, 1, -2, -1]],
+        [0.8414709848, 0.5403023059, 0.0001154782, 0.9999999933],
+        5e-11,
+    ),
+    ("alibi", lambda e: e.slopes(8), [2.0**-h for h in range(1, 9)], 0),
+    ("alibi", lambda e: e.slopes(6), [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8], 0),
+    ("binary", lambda e: e.absolute(252, 8), [1, 1, 1, 1, 1, 1, 0, 0], 0),
+    ("integer", lambda e: e.absolute([0, 3], 2).ravel(), [0, 0, 3, 3], 0),
+    ("normalised", lambda e: e.absolute([0, 1, 3], 2).ravel(), [0, 0, 0.25, 0.25, 0.75, 0.75], 0),
+    ("normalised", lambda e: e.absolute([[1, 9]], 1).ravel(), [0.1, 0.9], 0),
+]
 
 
-# Wavelet
+@pytest.mark.parametrize(("spec", "call", "numbers", "bound"), PUBLISHED)
+def test_published_numbers(spec, call, numbers, bound):
+    np.testing.assert_allclose(np.ravel(call(wavepe.encoding(spec))), numbers, rtol=0, atol=bound)
 
 
-def psi(kind, offsets, scale, shift):
-    """The mother wavelets as METHODS 1 has them, at t = offset, float64."""
-    t = np.asarray(offsets, np.float64)[:, None] - shift
-    u = t / scale
-    if kind == "ricker":
-        return (1 - u**2) * np.exp(-(u**2) / 2)
-    if kind == "gaussian":
-        return np.exp(-(u**2))
-    if kind == "morlet":
-        return np.exp(-(u**2)) * np.cos(t)
-    return np.where((u >= -0.5) & (u < 0), 1.0, 0.0) - np.where((u >= -1) & (u < -0.5), 1.0, 0.0)
+@pytest.mark.parametrize("spec", TABLES)
+def test_a_table_is_a_part_of_the_longer_one(spec):
+    encoding = wavepe.encoding(spec)
+    for length in (1, 2, 5, 16, 33):
+        causal = np.arange(length)
+        both = np.arange(1 - length, length)
+        short = rows_of(table(encoding, length, 16), causal)
+        wide = rows_of(table(encoding, length, 16, causal=False), both)
+        np.testing.assert_array_equal(rows_of(table(encoding, 2 * length, 16), causal), short)
+        longer = table(encoding, 2 * length, 16, causal=False)
+        np.testing.assert_array_equal(rows_of(longer, both), wide)
+        np.testing.assert_array_equal(wide[..., length - 1 :, :], short)
 
 
-@pytest.mark.parametrize(
-    ("delta", "scale", "shift", "mirrored", "expected"),
-    [
-        (2, 1, 0, False, -0.4060058497),
-        (3, 2, 1, False, 0.0),
-        (10, 8, 3, False, 0.1598298636),
-        (511, 128, 15, False, -0.0076914980),
-        (3, 2, 1, True, -0.4060058497),
-        (10, 8, 3, True, -0.4381319172),
-    ],
-)
-def test_wavelet_values(delta, scale, shift, mirrored, expected):
-    p, first, _ = wavepe.encoding("wavelet", mirrored=mirrored).table(512, 128)
-    column = int(math.log2(scale)) * 16 + shift
-    assert first == 0
-    assert p[delta, column] == pytest.approx(expected, abs=2**-25)
+@pytest.mark.parametrize("spec", VECTORS)
+def test_a_cached_step_has_the_vectors_of_the_full_pass(spec):
+    encoding = wavepe.encoding(spec)
+    whole = vectors(encoding, np.arange(40))
+    for part in (slice(39, 40), slice(0, 10)):
+        got = vectors(encoding, np.arange(40)[part], length=40)
+        np.testing.assert_array_equal(got, whole[part])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("mirrored", [None, False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("length", "head_dim", "scales"), [(1, 8, 8), (7, 12, 3), (33, 64, 8)])
-def test_wavelet_table_is_the_formula(kind, mirrored, causal, length, head_dim, scales):
-    encoding = Wavelet(kind=kind, scales=scales, mirrored=mirrored)
-    p, first, beyond = encoding.table(length, head_dim, causal=causal)
-    offsets = np.arange(0 if causal else 1 - length, length)
-    turned = kind == "haar" if mirrored is None else mirrored
-    scale = np.repeat(2.0 ** np.arange(scales), head_dim // scales)
-    shift = np.tile(np.arange(head_dim // scales), scales)
-    expected = psi(kind, -offsets if turned else offsets, scale, shift)
-    assert (p.dtype, p.shape, first, beyond) == (np.float32, expected.shape, offsets[0], "zero")
-    np.testing.assert_allclose(p, expected, rtol=0, atol=2**-24)
+@pytest.mark.parametrize("spec", VECTORS)
+def test_every_integer_type_and_shape(spec):
+    encoding = wavepe.encoding(spec)
+    values = np.array([[0, 1, 2], [127, 64, 3]])
+    whole = vectors(encoding, values)
+    np.testing.assert_array_equal(
+        whole.reshape(6, -1), vectors(encoding, values.ravel()).reshape(6, -1)
+    )
+    for integer in INTEGERS:
+        positions = values.astype(integer)
+        assert_same_bits(vectors(encoding, positions), whole, integer.__name__)
+        assert_same_bits(
+            vectors(encoding, positions, length=300)[0], vectors(encoding, range(3), length=300)
+        )
+        assert (positions == values).all(), "left as it was"
+    assert_same_bits(vectors(encoding, 7), vectors(encoding, [7])[0])
+    for empty in ((0,), (2, 0)):
+        assert vectors(encoding, np.zeros(empty, int)).shape == (*empty, *whole.shape[2:])
+    if spec.startswith("sinusoidal"):
+        assert_same_bits(vectors(encoding, values.astype(np.float32)), whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 2, 5, 16, 33])
-def test_wavelet_table_is_a_part_of_the_longer_one(kind, length):
-    encoding = Wavelet(kind=kind, scales=4)
-    short, _, _ = encoding.table(length, 16)
-    long, _, _ = encoding.table(2 * length, 16)
-    np.testing.assert_array_equal(short, long[:length])
-    short, first, _ = encoding.table(length, 16, causal=False)
-    long, long_first, _ = encoding.table(2 * length, 16, causal=False)
-    start = first - long_first
-    np.testing.assert_array_equal(short, long[start : start + 2 * length - 1])
-    np.testing.assert_array_equal(short[-first:], encoding.table(length, 16)[0])
+@pytest.mark.parametrize("dim", [9, 16, 53, 54, 55, 64, 200])
+def test_binary_is_the_number_in_bits(dim):
+    positions = [p for p in (*range(512), 2**31, 2**53 - 1, 2**53) if p < 2**dim]
+    wanted = [[float(bit) for bit in format(p, f"0{dim}b")] for p in positions]
+    assert wavepe.encoding("binary").absolute(positions, dim).tolist() == wanted
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("position", "count"), [(8, 4), (7, 3), (255, 8), (2**53, 54)])
+def test_more_bits_than_dims(position, count):
+    binary = wavepe.encoding("binary")
+    assert binary.absolute(position, count).sum() == position.bit_count()
+    message = rf"with {count - 1} dims .* got {position}, which has {count} bits"
+    with pytest.raises(ValueError, match=message):
+        binary.absolute([0, position, 1], count - 1)
+
+
+@pytest.mark.parametrize("kind", ["ricker", "gaussian", "morlet", "haar"])
 def test_mirrored_table_is_the_literal_one_turned_round(kind):
     literal, _, _ = Wavelet(kind=kind, scales=4, mirrored=False).table(20, 16, causal=False)
     mirrored, _, _ = Wavelet(kind=kind, scales=4, mirrored=True).table(20, 16, causal=False)
     np.testing.assert_array_equal(mirrored, literal[::-1])
-
-
-def test_haar_is_mirrored_by_default():
-    table = Wavelet(kind="haar", scales=4).table(20, 16)[0]
-    np.testing.assert_array_equal(table, Wavelet("haar", 4, mirrored=True).table(20, 16)[0])
-    shifts = 4
-    literal = Wavelet("haar", 4, mirrored=False).table(20, 16)[0]
-    assert not literal[shifts:].any()
-    assert table[shifts:].any()
-
-
-def test_wavelet_scales():
-    by_number = wavepe.encoding("wavelet:scales=4,min_scale=4").table(64, 16)[0]
-    by_list = wavepe.encoding("wavelet:scales=4+8+16+32").table(64, 16)[0]
-    np.testing.assert_array_equal(by_number, by_list)
-    fixed = wavepe.encoding("wavelet:kind=haar,scales=4,fixed_scale=true").table(64, 16)[0]
-    np.testing.assert_array_equal(fixed, np.tile(fixed[:, :4], 4))
-    one = wavepe.encoding("wavelet:scales=128+").table(64, 16)[0]
-    expected = psi("ricker", np.arange(64), 128.0, np.arange(16))
-    np.testing.assert_allclose(one, expected, rtol=0, atol=2**-24)
 
 
 @pytest.mark.parametrize("scales", [1, 2, 4, 8, 16, 32, 64, 128])
@@ -150,208 +237,228 @@ def test_published_scale_sets(scales):
     assert (p[0, :: 128 // scales] == 1).all()  # shift 0, delta 0
 
 
-@pytest.mark.parametrize(("scales", "head_dim"), [(8, 12), (3, 64), ((1, 2, 8), 64)])
-def test_wavelet_needs_a_multiple_of_the_scales(scales, head_dim):
-    count = scales if isinstance(scales, int) else len(scales)
-    with pytest.raises(ValueError, match=rf"\b{head_dim}\b") as caught:
-        Wavelet(scales=scales).table(4, head_dim)
-    assert str(count) in str(caught.value)
+@pytest.mark.parametrize(("heads", "dim"), [(12, 128), (3, 2), (8, 6)])
+def test_sandwich_is_a_product_of_positions(heads, dim):
+    """As the appendix of [C] computes it: all positions, then the product of the matrix."""
+    waves = wavepe.sinusoidal(np.arange(300), dim)
+    ratio = np.arange(1, heads + 1) * 8 / heads
+    bias, first, _ = wavepe.encoding("sandwich", dim=dim).bias(300, heads, causal=False)
+    delta = np.arange(300)[:, None] - np.arange(300)
+    matrix = (waves @ waves.T) / ratio[:, None, None]
+    assert np.abs(bias[:, delta - first] - matrix).max() < 1e-10 * dim
 
 
-@pytest.mark.parametrize(("length", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError)])
-def test_wavelet_length(length, error):
-    with pytest.raises(error, match="wavelet length must be"):
-        Wavelet().table(length, 8)
+# ------------------------------------------------------------------ what is learned
 
 
-# RoPE
+@pytest.mark.parametrize("spec", LEARNED)
+def test_initial_parameters(spec):
+    encoding, (_, shapes) = wavepe.encoding(spec), LEARNED[spec]
+    assert encoding.learned
+    parameters, again = (encoding.parameters(8, 4) for _ in range(2))
+    assert {name: x.shape for name, x in parameters.items()} == shapes
+    assert all(x.dtype == np.float64 for x in parameters.values())
+    assert all(map(np.array_equal, parameters.values(), again.values()))
+    assert len({id(x) for x in parameters.values()}) == len(parameters)
 
 
-def angles(positions, head_dim, theta):
-    pairs = np.arange(head_dim // 2)
-    return np.asarray(positions, np.float64)[..., None] * theta ** (-2.0 * pairs / head_dim)
+@pytest.mark.parametrize(("clip", "head"), [(1, 3), (16, 8)])
+def test_shaw_begins_with_sine_waves(clip, head):
+    """Row n - m + clip is that of m - n; an odd size leaves its last sine without a cosine."""
+    wanted = oracle.sinusoidal(range(clip, -clip - 1, -1), head + head % 2)[:, :head]
+    assert np.abs(Shaw(clip).parameters(head, 1)["table"] - wanted).max() < 1e-14
 
 
-def assert_table(table, angle):
-    """Within one float32 ulp of 1."""
-    for got, expected in zip(table, (np.cos(angle), np.sin(angle)), strict=True):
-        assert got.dtype == np.float32
-        assert got.shape == expected.shape
-        np.testing.assert_allclose(got, expected, rtol=0, atol=2**-23)
+@pytest.mark.parametrize(("head", "heads"), [(2, 1), (6, 4), (8, 3)])
+def test_heads_of_transformer_xl_begin_with_waves_of_their_own(head, heads):
+    """Head h takes the pairs h, h + heads, h + 2 heads, ..., so that r is as large as all waves."""
+    parameters = wavepe.encoding("transformer_xl").parameters(head, heads)
+    assert not parameters["u"].any()
+    assert not parameters["v"].any()
+    waves = oracle.sinusoidal(range(20), heads * head)
+    for h, r in enumerate(waves @ parameters["W_r"]):
+        assert np.array_equal(r[:, 0::2], waves[:, 2 * h :: 2 * heads])
+        assert np.array_equal(r[:, 1::2], waves[:, 2 * h + 1 :: 2 * heads])
+    square = np.concatenate(list(parameters["W_r"]), axis=1)
+    assert np.array_equal(square @ square.T, np.eye(heads * head))
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 16, 64, 128])
-@pytest.mark.parametrize(("text", "theta"), [("rope", 1e4), ("rope:theta=128", 128.0)])
-def test_rope_table_is_the_formula(text, theta, head_dim):
-    encoding = wavepe.encoding(text)
-    for positions in (np.arange(33), 7, np.arange(6).reshape(2, 3), np.zeros((0,), int)):
-        table = encoding.rope_table(positions, head_dim)
-        assert_table(table, angles(positions, head_dim, theta))
-    inv_freq, factor = encoding.frequencies(head_dim)
-    assert inv_freq.dtype == np.float64
-    assert factor == 1.0
-    np.testing.assert_allclose(inv_freq, angles(1, head_dim, theta), rtol=1e-14)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("length", "head", "heads"), SIZES)
+@pytest.mark.parametrize("spec", LEARNED)
+def test_learned_tensors_and_gradients_are_the_formula(spec, length, head, heads, causal, torch):
+    """From the first values on, and at others."""
+    encoding, rng = wavepe.encoding(spec), np.random.default_rng(length)
+    deltas = range(0 if causal else 1 - length, length)
+    initial = encoding.parameters(head, heads)
+    for noise in (0, 0.3):
+        learned = {
+            name: torch.from_numpy(x + noise * rng.normal(size=x.shape)).requires_grad_()
+            for name, x in initial.items()
+        }
+        given = table(encoding, length, head, learned=learned, causal=causal)
+        assert_place(spec, given, length, causal)
+        got = rows_of(given, deltas)
+        wanted = parts_of(spec, length, heads, causal=causal, head=head, learned=learned)
+        exact = wanted["bias"][..., None] if "bias" in wanted else wanted["relative"]
+        largest = exact.abs().max().clamp(min=1).item()
+        assert (got - exact).abs().max() < 1e-12 * largest
+        biases = encoding.query_biases(learned)
+        assert biases is None or all(map(torch.equal, biases, (wanted["u"], wanted["v"])))
+        weights = torch.from_numpy(rng.normal(size=got.shape))
+        names = [name for name in learned if name not in ("u", "v")]
+        gradients = [
+            torch.autograd.grad((rows * weights).sum(), [learned[name] for name in names])
+            for rows in (got, exact)
+        ]
+        for name, a, b in zip(names, *gradients, strict=True):
+            assert (a - b).abs().max() < 1e-11 * b.abs().max().clamp(min=1), name
+            assert b.any() or length == 1, name
+        for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 2**-5)):
+            narrow = {name: x.detach().to(dtype) for name, x in learned.items()}
+            low = rows_of(table(encoding, length, head, learned=narrow, causal=causal), deltas)
+            assert low.dtype == dtype
+            assert (low - exact).abs().max() < 4 * bound * largest, dtype
 
 
-def test_rope_layout_does_not_change_the_table():
-    for got, expected in zip(
-        RoPE(interleaved=True).rope_table(np.arange(9), 16),
-        RoPE().rope_table(np.arange(9), 16),
-        strict=True,
+@pytest.mark.parametrize("spec", CONSTANT)
+def test_others_learn_nothing(spec):
+    encoding = wavepe.encoding(spec)
+    assert not encoding.learned
+    assert encoding.query_biases({}) is None
+    for call, words in (
+        (lambda: encoding.parameters(8, 2), "learns nothing"),
+        (lambda: encoding.learned_table(3, {}), "learns no table"),
     ):
-        np.testing.assert_array_equal(got, expected)
+        with pytest.raises(NotImplementedError, match=f"{spec.replace('+', '.')}.*{words}"):
+            call()
+
+
+def test_t5_is_that_of_transformers(torch):
+    pytest.importorskip("transformers")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    for buckets, farthest in ((32, 128), (2, 16), (8, 64), (10, 1000), (64, 100), (6, 9), (32, 17)):
+        encoding = wavepe.encoding("t5", buckets=buckets, max_distance=farthest)
+        b = torch.randn(3, buckets)
+        for causal in (True, False) if buckets > 2 else (True,):
+            bias, first, beyond = encoding.learned_bias(9, {"b": b}, causal=causal)
+            assert beyond == "edge"
+            last = first + bias.shape[1] - 1
+            delta = torch.arange(first - (0 if causal else 500), last + 500)
+            index = T5Attention._relative_position_bucket(
+                -delta, bidirectional=not causal, num_buckets=buckets, max_distance=farthest
+            )
+            got = bias[:, delta.clamp(first, last) - first]
+            assert torch.equal(got, b[:, index]), (buckets, farthest, causal)
+
+
+def test_waves_that_a_tracer_asked_for_first(torch):
+    """Later calls take no tensor of the tracer's, and the tracer none of theirs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from wavepe.encodings._waves import sine_waves
+
+    dim = 34  # that no other test asks for
+    for _ in range(2):
+        with FakeTensorMode():
+            assert sine_waves(0, 5, dim, torch.empty(1)).shape == (5, dim)
+        found = sine_waves(0, 5, dim, torch.empty(1))
+        assert type(found) is torch.Tensor
+        np.testing.assert_allclose(found, wavepe.sinusoidal(np.arange(5), dim), atol=1e-6)
+
+
+# ------------------------------------------------------------------ errors
+
+ENTRY_METHODS = {
+    "absolute": lambda e: e.absolute([0, 1], 8),
+    "rotary": lambda e: e.rope_table([0, 1], 8),
+    "relative": lambda e: e.table(4, 8),
+    "slope": lambda e: e.slopes(2),
+    "bias": lambda e: e.bias(4, 2),
+}
+
+
+@pytest.mark.parametrize("name", known_encodings())
+def test_methods_of_other_entry_points_raise(name):
+    encoding = wavepe.encoding(name)
+    for entry, call in ENTRY_METHODS.items():
+        if entry == encoding.entry:
+            call(encoding)
+        else:
+            with pytest.raises(NotImplementedError, match=f"{name!r}.*{encoding.entry!r}"):
+                call(encoding)
+
+
+@pytest.mark.parametrize("spec", TABLES)
+def test_wrong_sizes_of_tables(spec):
+    encoding, name = wavepe.encoding(spec), spec.partition(":")[0]
+    size = "heads" if encoding.entry == "bias" else "head_dim"
+    for length, of_size, error, words in (
+        (0, 8, ValueError, "length must be at least 1, got 0"),
+        (-1, 8, ValueError, "length must be at least 1, got -1"),
+        (2.0, 8, TypeError, "length must be an integer"),
+        (2, 0, ValueError, f"{size} must be at least ., got 0"),
+    ):
+        with pytest.raises(error, match=f"{name} {words}"):
+            table(encoding, length, of_size, of_size)
+    with pytest.raises(TypeError, match="causal"):
+        table(encoding, 3, 8, causal="yes")
 
 
 @pytest.mark.parametrize(
-    ("fraction", "kept"), [(1, 64), (0.9, 57), (0.75, 48), (0.5, 32), (0.25, 16), (0.0, 0)]
+    ("spec", "call", "words"),
+    [
+        ("wavelet", lambda e: e.table(4, 12), "12 .*8 scales"),
+        ("wavelet:scales=3", lambda e: e.table(4, 64), "64 .*3 scales"),
+        ("wavelet:scales=1+2+8", lambda e: e.table(4, 64), "64 .*3 scales"),
+        ("transformer_xl", lambda e: e.table(2, 7), "transformer_xl head_dim must be even, got 7"),
+        ("transformer_xl:biases=false", lambda e: e.table(2, 7), "must be even, got 7"),
+        ("transformer_xl", lambda e: e.parameters(5, 2), "head_dim must be even"),
+        ("transformer_xl", lambda e: e.parameters(4, 0), "heads must be at least 1"),
+        ("sinusoidal", lambda e: e.absolute([0], 7), "7"),
+        *((f"rope{o}", lambda e: e.rope_table([0], 7), "7") for o in ("", ":fraction=0.5")),
+    ],
 )
-def test_fraction_keeps_the_fast_pairs(fraction, kept):
-    inv_freq, _ = RoPE(fraction=fraction).frequencies(128)
-    whole, _ = RoPE().frequencies(128)
-    np.testing.assert_array_equal(inv_freq[:kept], whole[:kept])
-    assert inv_freq.shape == (64,)
-    assert not inv_freq[kept:].any()
-    cos, sin = RoPE(fraction=fraction).rope_table(np.arange(50), 128)
-    whole_cos, whole_sin = RoPE().rope_table(np.arange(50), 128)
-    np.testing.assert_array_equal(cos[:, :kept], whole_cos[:, :kept])
-    np.testing.assert_array_equal(sin[:, :kept], whole_sin[:, :kept])
-    assert (cos[:, kept:] == 1).all()
-    assert (sin[:, kept:] == 0).all()
+def test_wrong_head_sizes(spec, call, words):
+    with pytest.raises(ValueError, match=words):
+        call(wavepe.encoding(spec))
 
 
-@pytest.mark.parametrize("theta", [None, 128.0])
-@pytest.mark.parametrize("length", [1, 127, 128, 129, 256, 1024])
-def test_scaled_theta(theta, length):
-    encoding = RoPE(theta=theta, inference_theta="scaled")
-    trained = theta or 1e4
-    expected = trained * length / 128 if length > 128 else trained
-    positions = np.arange(length)
-    table = encoding.rope_table(positions, 16, trained_length=128)
-    assert_table(table, angles(positions, 16, expected))
-    same = RoPE(theta=expected).frequencies(16)[0]
-    np.testing.assert_array_equal(
-        encoding.frequencies(16, length=length, trained_length=128)[0], same
-    )
-    np.testing.assert_array_equal(
-        encoding.frequencies(16, length=length, trained_length=128, training=True)[0],
-        RoPE(theta=trained).frequencies(16)[0],
-    )
-
-
-def test_scaled_theta_of_a_cached_step_is_that_of_the_full_pass():
-    encoding = RoPE(theta=128, inference_theta="scaled")
-    full = encoding.rope_table(np.arange(300), 16, trained_length=128)
-    step = encoding.rope_table([299], 16, length=300, trained_length=128)
-    early = encoding.rope_table(np.arange(10), 16, length=300, trained_length=128)
-    for whole, last, first in zip(full, step, early, strict=True):
-        np.testing.assert_array_equal(whole[-1:], last)
-        np.testing.assert_array_equal(whole[:10], first)
-
-
-def test_scaled_theta_needs_its_lengths():
-    encoding = RoPE(inference_theta="scaled")
-    with pytest.raises(ValueError, match="trained_length"):
-        encoding.rope_table(np.arange(4), 16)
-    with pytest.raises(ValueError, match="needs trained_length"):
-        encoding.frequencies(16, length=4)
-    with pytest.raises(ValueError, match="needs length"):
-        encoding.frequencies(16, trained_length=4)
-    with pytest.raises(ValueError, match="trained_length must be at least 1"):
-        encoding.frequencies(16, length=4, trained_length=0)
-    with pytest.raises(TypeError, match="length must be an integer"):
-        encoding.frequencies(16, length=4.0, trained_length=4)
-    assert encoding.frequencies(16, training=True)[1] == 1.0
-
-
-def test_inference_theta_as_a_number():
-    encoding = RoPE(theta=128, inference_theta=4096)
-    assert_table(encoding.rope_table(np.arange(9), 16), angles(np.arange(9), 16, 4096.0))
-    np.testing.assert_array_equal(
-        encoding.frequencies(16, training=True)[0], RoPE(theta=128).frequencies(16)[0]
-    )
-
-
-@pytest.mark.parametrize("text", ["rope", "rope:fraction=0.5", "rope:theta=128"])
-def test_rope_odd_head_size(text):
-    with pytest.raises(ValueError, match="7"):
-        wavepe.encoding(text).rope_table(np.arange(4), 7)
-
-
-# ALiBi
-
-
-def test_alibi_slopes():
-    slopes = wavepe.encoding("alibi").slopes(8)
-    assert slopes.dtype == np.float64
-    np.testing.assert_array_equal(slopes, 0.5 ** np.arange(1, 9))
-    assert slopes[-1] == 0.00390625
-    six = wavepe.encoding("alibi").slopes(6)
-    np.testing.assert_array_equal(six, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])
-
-
-# Sinusoidal
-
-
-def sinusoid(positions, dim, theta):
-    angle = angles(positions, dim, theta)
-    return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(*angle.shape[:-1], dim)
-
-
-def test_sinusoidal_values():
-    f = wavepe.encoding("sinusoidal").absolute([1], 128)[0]
-    expected = [0.8414709848, 0.5403023059, 0.0001154782, 0.9999999933]
-    np.testing.assert_allclose(f[[0, 1, -2, -1]], expected, rtol=0, atol=5e-11)
-
-
-@pytest.mark.parametrize("dim", [2, 6, 64])
+@pytest.mark.parametrize("spec", ["binary", "integer", "normalised"])
 @pytest.mark.parametrize(
-    "positions", [5, np.arange(9), np.arange(6, dtype=np.uint8).reshape(2, 3), np.zeros((0,), int)]
+    ("positions", "dim", "error", "message"),
+    [
+        ([0, -1], 8, ValueError, "at least 0, got -1"),
+        ([0.0, 1.0], 8, TypeError, "integers, got dtype float64"),
+        ([True], 8, TypeError, "bool"),
+        (["1"], 8, TypeError, "integers"),
+        (None, 8, TypeError, "integers"),
+        ([2**60], 64, ValueError, r"2\^53"),
+        (np.array([2**64 - 1], np.uint64), 64, ValueError, r"2\^53"),
+        ([0], -1, ValueError, "dim"),
+        ([0], 8.0, TypeError, "dim"),
+    ],
 )
-def test_sinusoidal_is_the_formula(positions, dim):
-    for encoding, theta in ((Sinusoidal(), 1e4), (Sinusoidal(theta=50), 50.0)):
-        got = encoding.absolute(positions, dim)
-        assert got.dtype == np.float64
-        np.testing.assert_allclose(got, sinusoid(positions, dim, theta), rtol=0, atol=1e-12)
+def test_wrong_positions(spec, positions, dim, error, message):
+    with pytest.raises(error, match=f"{spec} .*{message}"):
+        wavepe.encoding(spec).absolute(positions, dim)
 
 
-def test_sinusoidal_of_the_length():
-    positions = np.arange(12)
-    encoding = wavepe.encoding("sinusoidal:theta=length")
-    expected = sinusoid(positions, 16, 12.0)
-    np.testing.assert_allclose(encoding.absolute(positions, 16), expected, rtol=0, atol=1e-12)
-    step = encoding.absolute([3], 16, length=12, trained_length=4)
-    np.testing.assert_allclose(step, expected[3:4], rtol=0, atol=1e-12)
-    one = encoding.absolute([0], 16)
-    np.testing.assert_allclose(one, sinusoid([0], 16, 1.0), rtol=0, atol=1e-12)
-    assert encoding.absolute(np.zeros((0,), int), 16).shape == (0, 16)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32])
-def test_sinusoidal_reversed(dtype):
-    positions = np.arange(12, dtype=dtype)
-    encoding = wavepe.encoding("sinusoidal:reversed=true")
-    got = encoding.absolute(positions, 16)
-    np.testing.assert_allclose(got, sinusoid(12 - np.arange(12), 16, 1e4), rtol=0, atol=1e-12)
-    got = encoding.absolute(positions, 16, length=300)
-    np.testing.assert_allclose(got, sinusoid(300 - np.arange(12), 16, 1e4), rtol=0, atol=1e-12)
-
-
+@pytest.mark.parametrize(
+    "spec", ["sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised"]
+)
 @pytest.mark.parametrize(
     ("positions", "length", "error"),
     [
         ([0, 1], 0, ValueError),
+        ([0, 1], -1, ValueError),
         ([0, 1], 2.0, TypeError),
-        ([0.0, math.nan], None, ValueError),
+        ([0.0, math.nan], None, (ValueError, TypeError)),
         (["a"], None, TypeError),
         (["a"], 3, TypeError),
     ],
 )
-def test_sinusoidal_bad_length(positions, length, error):
-    for text in ("sinusoidal:theta=length", "sinusoidal:reversed=true"):
-        with pytest.raises(error, match=r"sinusoidal (length|positions)"):
-            wavepe.encoding(text).absolute(positions, 8, length=length)
-
-
-def test_sinusoidal_odd_dim():
-    with pytest.raises(ValueError, match="7"):
-        Sinusoidal().absolute([0], 7)
+def test_wrong_lengths(spec, positions, length, error):
+    name = spec.partition(":")[0]
+    with pytest.raises(error, match=rf"{name} (length|positions)"):
+        wavepe.encoding(spec).absolute(positions, 8, length=length)

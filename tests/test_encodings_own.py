@@ -132,62 +132,57 @@ def test_own_options_are_checked(own):
             wavepe.encoding("checked", **{key: wrong})
 
 
-def own_class(bases=(Encoding,), frozen=True, options=(), **body):
-    body = {"name": "own", "entry": "none", **body}
-    body = {key: value for key, value in body.items() if value is not None}
-    return dataclasses.make_dataclass("Own", options, bases=bases, frozen=frozen, namespace=body)
-
-
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("body", "error", "message"),
     [
-        (lambda: ALiBi(), TypeError, "class derived from Encoding"),
-        (lambda: int, TypeError, "class derived from Encoding"),
-        (lambda: type("Own", (Encoding,), {}), TypeError, "frozen=True"),
-        (lambda: own_class(name="a:b"), ValueError, "no blank and no : , = \\+; got 'a:b'"),
-        (lambda: own_class(name="a b"), ValueError, "no blank"),
-        (lambda: own_class(name=""), ValueError, "no blank"),
-        (lambda: own_class(name=None), ValueError, "got None"),
+        ({"name": "a:b"}, ValueError, "no blank and no : , = \\+; got 'a:b'"),
+        ({"name": "a b"}, ValueError, "no blank"),
+        ({"name": ""}, ValueError, "no blank"),
+        ({"name": None}, ValueError, "got None"),
+        ({"name": "rope"}, ValueError, "'rope' is taken"),
+        ({"entry": "other"}, ValueError, "absolute, rotary, relative, slope, bias, none"),
+        ({"entry": None}, ValueError, "entry must be one of"),
+        ({"entry": "slope"}, TypeError, r"needs slopes\(\)"),
+        ({"entry": "bias"}, TypeError, r"needs bias\(\)"),
+        ({"entry": "relative"}, TypeError, r"needs table\(\)"),
+        ({"entry": "absolute"}, TypeError, r"needs absolute\(\)"),
+        ({"entry": "rotary"}, TypeError, r"needs rope_table\(\)"),
+        ({"entry": "rotary", "rope_table": len}, TypeError, "derive it from RoPE"),
+        ({"options": [("size", int)]}, TypeError, "size needs a default"),
+        ({"options": [("table", int, 1)]}, TypeError, "not be called table"),
+        ({"options": [("version", int, 1)]}, TypeError, "not be called version"),
+        ({"options": [("size", str, "a,b")]}, ValueError, "own size must be"),
         (
-            lambda: own_class(entry="other"),
-            ValueError,
-            "absolute, rotary, relative, slope, bias, none",
-        ),
-        (lambda: own_class(entry=None), ValueError, "entry must be one of"),
-        (lambda: own_class(entry="slope"), TypeError, r"needs slopes\(\)"),
-        (lambda: own_class(entry="bias"), TypeError, r"needs bias\(\)"),
-        (lambda: own_class(entry="relative"), TypeError, r"needs table\(\)"),
-        (lambda: own_class(entry="absolute"), TypeError, r"needs absolute\(\)"),
-        (lambda: own_class(entry="rotary"), TypeError, r"needs rope_table\(\)"),
-        (
-            lambda: own_class(entry="rotary", rope_table=lambda self, *args: args),
-            TypeError,
-            "derive it from RoPE",
-        ),
-        (lambda: own_class(options=[("size", int)]), TypeError, "size needs a default"),
-        (lambda: own_class(options=[("table", int, 1)]), TypeError, "not be called table"),
-        (lambda: own_class(options=[("version", int, 1)]), TypeError, "not be called version"),
-        (lambda: own_class(options=[("size", str, "a,b")]), ValueError, "own size must be"),
-        (lambda: own_class(name="rope"), ValueError, "'rope' is taken"),
-        (
-            lambda: own_class(entry="bias", bias=len, parameters=len, learned_bias=len),
+            {"entry": "bias", "bias": len, "parameters": len, "learned_bias": len},
             TypeError,
             r"has parameters\(\) and needs learned = True",
         ),
         (
-            lambda: own_class(entry="bias", bias=len, learned=True, parameters=len),
+            {"entry": "bias", "bias": len, "learned": True, "parameters": len},
             TypeError,
             r"needs parameters\(\) and learned_bias\(\)",
         ),
         (
-            lambda: own_class(entry="relative", table=len, learned=True),
+            {"entry": "relative", "table": len, "learned": True},
             TypeError,
             r"needs parameters\(\) and learned_table\(\)",
         ),
     ],
 )
-def test_unfit_own_class(own, make, error, message):
+def test_unfit_own_class(own, body, error, message):
     before = known_encodings()
+    body = {"name": "own", "entry": "none", "options": (), **body}
+    options = body.pop("options")
+    body = {key: value for key, value in body.items() if value is not None}
+    cls = dataclasses.make_dataclass("Own", options, bases=(Encoding,), frozen=True, namespace=body)
     with pytest.raises(error, match=message):
-        register_encoding(make())
+        register_encoding(cls)
     assert known_encodings() == before
+
+
+def test_what_is_no_frozen_class(own):
+    for wrong in (ALiBi(), int):
+        with pytest.raises(TypeError, match="class derived from Encoding"):
+            register_encoding(wrong)
+    with pytest.raises(TypeError, match="frozen=True"):
+        register_encoding(type("Own", (Encoding,), {}))

@@ -1,6 +1,7 @@
 """docs/reference/encodings.md: each cell of its table of properties is true, no option missing."""
 
 import dataclasses
+import functools
 import hashlib
 import re
 from pathlib import Path
@@ -91,9 +92,8 @@ def bounded(encoding):
     if encoding.entry in ("relative", "bias"):
         everything = values(encoding, np.arange(2**17), 2**17, dim=8)
     else:
-        far = np.unique(
-            np.concatenate([np.arange(2048), 2 ** np.arange(31), 2 ** np.arange(31) - 1])
-        )
+        powers = 2 ** np.arange(31)
+        far = np.unique([*range(2048), *powers, *(powers - 1)])
         everything = values(encoding, far, 2**31)
     return bool((np.abs(everything) <= 1).all())
 
@@ -118,11 +118,11 @@ def longer(encoding):
     return np.array_equal(beyond[:TRAINED], trained)
 
 
-DIGEST = """
+OTHER_PROCESS = """
 import sys, wavepe
 sys.path.insert(0, sys.argv[1])
 from test_encodings_properties import digest
-print(digest(wavepe.encoding(sys.argv[2])))
+print(*(digest(wavepe.encoding(name)) for name in sys.argv[2:]))
 """
 
 
@@ -130,10 +130,17 @@ def digest(encoding):
     return hashlib.sha256(values(encoding, np.arange(300), 300).tobytes()).hexdigest()
 
 
+@functools.cache
+def digests_of_another_process():
+    names = [name for name in own_encodings() if not wavepe.encoding(name).learned]
+    run = output("-c", OTHER_PROCESS, Path(__file__).parent, *names)
+    return dict(zip(names, run.split(), strict=True))
+
+
 def deterministic(encoding):
     if encoding.learned:
         return False
-    other = output("-c", DIGEST, Path(__file__).parent, encoding).strip()
+    other = digests_of_another_process()[encoding.name]
     return digest(type(encoding).from_dict(encoding.to_dict())) == digest(encoding) == other
 
 
@@ -207,34 +214,26 @@ def test_the_table_is_whole():
 def test_every_encoding_and_option_is_on_the_page():
     assert_all_named("spec", rows("spec")[1:])
     for name, cls in own_encodings().items():
-        options = [field.name for field in dataclasses.fields(cls)]
-        if options:
-            first = [row[0] for row in rows(f"`{name}` option")[1:]]
-            told = re.findall(r"`(\w+)`", " ".join(first))
-            assert sorted(told) == sorted(options), (
-                f"docs/reference/encodings.md, options of {name}"
-            )
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        table = rows(f"`{name}` option")[1:] if defaults else []
+        named = [(re.findall(r"`(\w+)`", keys), told) for keys, told, _ in table]
+        assert sorted(key for keys, _ in named for key in keys) == sorted(defaults), (
+            f"docs/reference/encodings.md, options of {name}"
+        )
+        for (key, *others), told in named:
+            if not others and defaults[key] is not None:  # these are told in words
+                written = wavepe.encodings.spec.write_value(defaults[key])
+                assert told.strip("`") == written, (name, key)
 
 
 def test_every_encoding_is_run_in_models():
-    pytest.importorskip("torch")
-    from encoding_cases import CONSTANT, LEARNED
+    from encoding_cases import CONSTANT, LEARNED  # with torch, which deterministic() does without
 
     for name in own_encodings():
-        table = "LEARNED" if wavepe.encoding(name).learned else "CONSTANT"
-        specs = {"CONSTANT": CONSTANT, "LEARNED": LEARNED}[table]
+        learned = wavepe.encoding(name).learned
+        specs = LEARNED if learned else CONSTANT
         assert any(spec.partition(":")[0] == name for spec in specs), (
-            f"tests/encoding_cases.py: add a row of {name!r} and its formula to {table}, which the "
-            "tests of wavepe.nn, wavepe.hf and wavepe.fairseq run"
+            f"tests/encoding_cases.py: add a row of {name!r} and its formula to "
+            f"{'LEARNED' if learned else 'CONSTANT'}, which the tests of encodings, wavepe.nn, "
+            "wavepe.hf and wavepe.fairseq run"
         )
-
-
-def test_defaults_on_the_page():
-    for name, cls in own_encodings().items():
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-        for keys, told, _ in rows(f"`{name}` option")[1:] if defaults else ():
-            keys = re.findall(r"`(\w+)`", keys)
-            if len(keys) > 1 or defaults[keys[0]] is None:
-                continue  # told in words
-            written = wavepe.encodings.spec.write_value(defaults[keys[0]])
-            assert told.strip("`") == written, (name, keys)

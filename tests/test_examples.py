@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import forget_registrations
-from processes import output, python
+from processes import forked, output
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -21,12 +21,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 CUSTOM = EXAMPLES / "custom_wavelet.py"
 
 
-def run(*args, folder):
-    return output(*args, cwd=folder, COLUMNS="100")
-
-
-# They need minutes, processes or other packages: test_fairseq_demo.py, test_examples_hf.py,
-# test_hf_swap.py, test_distributed.py.
+# They need minutes, processes or other packages: test_fairseq_commands.py, test_examples_hf.py,
+# test_distributed.py.
 ELSEWHERE = ("context_parallel", "fairseq", "hf_", "ring_attention")
 FILES = {file.stem for file in EXAMPLES.glob("*.py") if not file.name.startswith(ELSEWHERE)}
 UNTRAINED = math.log(256)  # nats a byte
@@ -77,18 +73,20 @@ SHOWS = {
     "self_attention": trains_and_generates,
 }
 LESS = {"rope_images": ["--steps", "2", "--seeds", "2", "--images", "64", "--out", "out"]}
+LONGER = ("rope_images", "self_attention")
+BY_TIME = [pytest.param(n, marks=pytest.mark.slow) if n in LONGER else n for n in SHOWS]
 
 
 def test_each_example_is_run():
     assert set(SHOWS) == FILES
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", BY_TIME)
 def test_it_runs(name, tmp_path, monkeypatch):
     if name == "rope_images":
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    SHOWS[name](run(EXAMPLES / f"{name}.py", *LESS.get(name, ()), folder=tmp_path))
+    SHOWS[name](output(EXAMPLES / f"{name}.py", *LESS.get(name, ()), start=forked, COLUMNS="100"))
 
 
 def test_the_images_show_what_is_asked():
@@ -130,6 +128,12 @@ def test_five_lines_register_the_wavelet(monkeypatch):
     assert abs(p.sum()) < 1e-12  # an admissible wavelet has the mean 0
 
 
+TINY = (
+    "--steps 4 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 --head-dim 6 "
+    "--eval-bytes 128"
+)
+
+
 def test_the_command_in_its_text_trains(tmp_path):
     """As printed there, from the root of the repository, with less of everything."""
     pytest.importorskip("rich")
@@ -140,13 +144,8 @@ def test_the_command_in_its_text_trains(tmp_path):
     letters = np.random.default_rng(0).integers(97, 105, size=4000).astype(np.uint8)
     text.write_bytes(letters.tobytes())
     out = tmp_path / "out"
-    small = (
-        "--steps 4 --train-length 16 --lengths 16 32 --batch 2 --layers 1 --heads 2 --head-dim 6"
-    )
-    small = [*small.split(), "--eval-bytes", "128"]
-    shown = run(
-        "-m", "wavepe", *words, "--data", text, "--out", out, *small, folder=EXAMPLES.parent
-    )
+    words += ["--data", text, "--out", out, *TINY.split()]
+    shown = output("-m", "wavepe", *words, start=forked, cwd=EXAMPLES.parent, COLUMNS="100")
     runs = json.loads((out / "results.json").read_text())["runs"]
     specs = ["wavelet:kind=dog,scales=6", "wavelet:scales=6"]
     assert [run["encoding"] for run in runs] == specs
@@ -155,6 +154,6 @@ def test_the_command_in_its_text_trains(tmp_path):
     load = "import sys, wavepe.hf; from transformers import AutoModelForCausalLM as Auto; "
     load += "Auto.from_pretrained(sys.argv[1])"
     folder = out / "checkpoints" / "wavelet-kind-dog-scales-6-seed0"
-    done = python("-c", load, folder)
+    done = forked("-c", load, folder)
     assert done.returncode != 0
     assert "ValueError: unknown wavelet kind 'dog'" in done.stderr

@@ -6,16 +6,28 @@ in float64 of hf_model.py, under the encoding that the files on disk hold.
 
 import json
 
+import numpy as np
 import pytest
+from cases import needs
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import fsdp_worker
 import wavepe.hf
-from examples_hf import FILES, bytes_row, error, load, numbers, stored, wavelet
+from examples_hf import (
+    FILES,
+    bytes_row,
+    error,
+    in_processes,
+    load,
+    numbers,
+    stored,
+    wavelet,
+)
 from hf_model import gradients, logits, reference, worst
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 # PEFT and TRL use names that the newest transformers deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -26,7 +38,7 @@ TABLE = "position_encoding"
 
 def test_every_file_has_its_test():
     tested = ["compile", "cpu_offload", "export", "fsdp2", "lm_eval", "peft_lora"]
-    tested += ["swap_and_train", "trainer", "trl_packing"]  # the first in test_hf_swap.py
+    tested += ["swap_and_train", "trainer", "trl_packing"]
     assert [f"hf_{name}" for name in tested] == FILES
 
 
@@ -35,7 +47,7 @@ def test_every_file_has_its_test():
 
 @pytest.fixture(scope="module")
 def trainer_run(tmp_path_factory):
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     folder, example = tmp_path_factory.mktemp("trainer"), load("hf_trainer")
     return example, folder, example.main(str(folder))
 
@@ -65,25 +77,12 @@ def test_trainer_checkpoint_is_the_trained_model(trainer_run):
     assert error(loaded, row, wavelet()) > 1e-4  # the trained places matter
 
 
-def test_trainer_alone_would_decay_the_places(trainer_run, tmp_path):
-    """Why the example brings an optimizer."""
-    example, _, _ = trainer_run
-    model = example.fresh_model()
-    places = {id(weight) for weight in model.model.position_encoding.parameters()}
-    weights, rest = example.optimizer(model).param_groups
-    assert {id(weight) for weight in rest["params"]} == places
-    assert rest["weight_decay"] == 0.0 < weights["weight_decay"]
-    assert len(places) + len(weights["params"]) == len(list(model.parameters()))
-    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, weight_decay=0.1)
-    decayed = Trainer(model, arguments).get_decay_parameter_names(model)
-    assert f"model.{TABLE}.scale" in decayed
-
-
 # ------------------------------------------------------------------ TRL
 
 
+@pytest.mark.slow
 def test_trl_packs_texts_that_do_not_see_each_other(tmp_path, monkeypatch):
-    pytest.importorskip("trl")
+    needs("trl")
     example, masks = load("hf_trl_packing"), []
     make = example.fresh_model
 
@@ -135,7 +134,7 @@ def log_probabilities(model, text, parts):
 
 
 def test_peft_adapter_holds_the_encoding(tmp_path):
-    pytest.importorskip("peft")
+    needs("peft")
     model, loaded, merged = load("hf_peft_lora").main(str(tmp_path))
     adapter = stored(tmp_path / "adapter" / "adapter_model.safetensors")
     places = {name.rpartition(".")[2]: value for name, value in adapter.items() if TABLE in name}
@@ -166,7 +165,7 @@ def test_peft_adapter_holds_the_encoding(tmp_path):
 
 
 def test_cpu_offload_changes_nothing(capsys):
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     example = load("hf_cpu_offload")
     model, tokens, got, _, text = example.main()
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
@@ -188,9 +187,7 @@ def test_cpu_offload_changes_nothing(capsys):
 def fsdp_run(tmp_path_factory):
     if not torch.distributed.is_available():
         pytest.skip("torch without distributed")
-    folder = tmp_path_factory.mktemp("fsdp")
-    torch.multiprocessing.spawn(fsdp_worker.work, (str(folder),), nprocs=fsdp_worker.PROCESSES)
-    return torch.load(folder / "found.pt")
+    return in_processes("fsdp2_example", 2, tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.mark.slow
@@ -214,9 +211,11 @@ def test_fsdp2_trains_as_one_process(fsdp_run):
 @pytest.mark.slow
 def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
     """Adam would hide one that is twice too large."""
+    import distributed_worker  # it needs torch with distributed
+
     wanted = load("hf_fsdp2").fresh_model()
     names = [name for name, _ in wanted.named_parameters()]
-    wanted = dict(zip(names, gradients(wanted, fsdp_worker.batch()), strict=True))
+    wanted = dict(zip(names, gradients(wanted, distributed_worker.batch()), strict=True))
     for run, bound in (("float32", 1e-5), ("from meta", 1e-5), ("mixed", 0.05), ("bfloat16", 0.05)):
         for name, gradient in wanted.items():
             got = fsdp_run[run][name].float()
@@ -230,6 +229,7 @@ def test_fsdp2_gradients_are_those_of_the_whole_batch(fsdp_run):
 # ------------------------------------------------------------------ compilers
 
 
+@pytest.mark.slow
 def test_compile_makes_one_graph(capsys):
     """Dynamo's graphs, run by PyTorch: inductor takes a minute to come to the same."""
     torch._dynamo.reset()
@@ -246,7 +246,10 @@ def test_compile_makes_one_graph(capsys):
     assert len(losses) == 2
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "wavelet:scales=4,learned=true"])
+@pytest.mark.parametrize(
+    "spec",
+    ["wavelet:scales=4", pytest.param("wavelet:scales=4,learned=true", marks=pytest.mark.slow)],
+)
 def test_export_serves_every_length(spec, tmp_path):
     loaded, model = load("hf_export").main(str(tmp_path / "model.pt2"), spec)
     for length in (2, 33, 200):
@@ -260,6 +263,7 @@ def test_export_serves_every_length(spec, tmp_path):
 # ------------------------------------------------------------------ lm-evaluation-harness
 
 
+@pytest.mark.slow
 def test_lm_eval_scores_the_choices(tmp_path):
     pytest.importorskip("lm_eval")
     example = load("hf_lm_eval")
@@ -282,3 +286,112 @@ def test_lm_eval_scores_the_choices(tmp_path):
         assert result["results"]["local_choice"]["acc,none"] == pytest.approx(sum(hits) / 3)
     first = [found[spec]["samples"]["local_choice"][0]["filtered_resps"][0][0] for spec in found]
     assert len({round(score, 5) for score in first}) == 3
+
+
+# ------------------------------------------------------------------ swap and train on
+
+SPEC = "wavelet:scales=4"
+NAMES = ["rope", f"rope -> {SPEC}"]
+TINY = "--length 16 --steps 4 --more 2 --batch 2 --layers 1 --hidden 32 --eval-bytes 128"
+
+
+@pytest.fixture(scope="module")
+def swap():
+    pytest.importorskip("rich")
+    module = load("hf_swap_and_train")
+    threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
+    yield module
+    torch.set_num_threads(threads)
+    if bars:
+        logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def eight_letters(tmp_path_factory):
+    """4000 bytes of eight letters."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    letters = np.random.default_rng(0).integers(97, 105, size=4000).astype(np.uint8)
+    path.write_bytes(letters.tobytes())
+    return path
+
+
+def run(swap, out, text, *more):
+    words = ["--out", out, "--data", text, "--encoding", SPEC, *TINY.split(), *more]
+    return swap.main([str(word) for word in words])
+
+
+def kept(out):
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(swap, eight_letters, tmp_path_factory):
+    """The folder of one run."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert run(swap, out, eight_letters) == 0
+    return out
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_swap_results(finished):
+    results = kept(finished)
+    assert results["train_length"] == 16
+    assert results["encoding"] == SPEC
+    assert results["evaluated_bytes"] == 128
+    assert results["settings"]["steps"] == 4
+    assert results["environment"]["torch"] == torch.__version__
+    runs = results["runs"]
+    names = [*NAMES, *(f"{name}, trained on" for name in NAMES)]
+    assert [each["encoding"] for each in runs] == names
+    assert [each["steps"] for each in runs] == [4, 4, 6, 6]
+    for each in runs:
+        assert list(each["perplexity"]) == ["16", "64"]
+        assert all(1 < value < 1000 for value in each["perplexity"].values())
+    seconds = [each["seconds"] for each in runs]
+    assert seconds[1] == 0 < min(seconds[0], *seconds[2:])
+    assert len({each["perplexity"]["64"] for each in runs}) == 4
+
+
+def test_the_swap_changes_no_weight_and_training_does(finished):
+    stock, swapped = weights(finished / "llama"), weights(finished / "llama-swapped")
+    assert set(stock) == set(swapped)
+    for name, weight in stock.items():
+        assert torch.equal(weight, swapped[name])
+    for folder in ("llama", "llama-swapped"):
+        trained = weights(finished / f"{folder}-trained")
+        assert all(not torch.equal(trained[name], weight) for name, weight in stock.items())
+    assert AutoConfig.from_pretrained(finished / "llama-trained").model_type == "llama"
+    config = AutoConfig.from_pretrained(finished / "llama-swapped-trained")
+    assert config.position_encoding == SPEC
+
+
+@pytest.mark.slow
+def test_it_prints_every_figure_and_repeats_itself(swap, finished, eight_letters, tmp_path, capsys):
+    assert run(swap, tmp_path / "again", eight_letters) == 0
+    shown = capsys.readouterr().out
+    for first, second in zip(kept(finished)["runs"], kept(tmp_path / "again")["runs"], strict=True):
+        assert first["perplexity"] == second["perplexity"]
+        assert first["encoding"] in shown
+        assert all(f"{value:.2f}" in shown for value in first["perplexity"].values())
+    assert run(swap, tmp_path / "other", eight_letters, "--seed", "1") == 0
+    assert kept(tmp_path / "other")["runs"][0] != kept(finished)["runs"][0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "holds models already"),
+        (["--encoding", "wavelett"], "wavelett"),
+        (["--length", "2000"], "text too short"),
+    ],
+)
+def test_what_is_refused_at_once(more, message, swap, finished, eight_letters, capsys):
+    before = (finished / "results.json").read_bytes()
+    assert run(swap, finished, eight_letters, *more) == 1
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "loss" not in shown.out
+    assert (finished / "results.json").read_bytes() == before

@@ -21,7 +21,7 @@ from fairseq_cases import (
     torch,
     train,
 )
-from processes import python
+from processes import forked
 from wavepe.fairseq import compat
 
 pytestmark = MARKS
@@ -42,7 +42,7 @@ def original(module, name):
 
 @pytest.mark.skipif(not NEEDS_SHIM, reason="no such defaults, or a Python that takes them")
 def test_fairseq_is_not_imported_without_the_shim():
-    ended = python("-c", "import fairseq")
+    ended = forked("-c", "import fairseq")
     assert ended.returncode == 1
     assert "ValueError: mutable default" in ended.stderr
 
@@ -66,10 +66,6 @@ def test_defaults_are_taken_within_the_block_and_of_fairseq_alone():
         with pytest.raises(ValueError, match="mutable default"):
             of("somebody.fairseq")
     assert dataclasses.dataclass is before
-
-
-def test_defaults_are_given_back_after_an_error():
-    before = dataclasses.dataclass
     with pytest.raises(RuntimeError, match="of the block"), compat.allow_mutable_defaults():
         raise RuntimeError("of the block")
     assert dataclasses.dataclass is before
@@ -169,19 +165,23 @@ def test_torchs_ddp_on_the_cpu(group, monkeypatch):
         wrapped()
 
 
-def launched(monkeypatch, *given, **env):
-    """How often fairseq's call_main runs a training here, with the shim and without: a function."""
-    for key, value in env.items():
-        monkeypatch.setenv(key, value)
-    cfg = configuration(arguments("unused", *given))
-    utils, seen = fairseq.distributed.utils, []
-    monkeypatch.setattr(utils, "distributed_main", lambda *a, **k: seen.append("one of several"))
+UTILS = fairseq.distributed.utils
 
-    def call(function):
-        function(cfg, lambda *a, **k: seen.append("alone"))
-        return seen
 
-    return cfg.distributed_training, call, utils
+@pytest.fixture
+def launched(monkeypatch):
+    """Run a training here by fairseq's call_main; return how it runs, and its configuration."""
+
+    def launch(*given, stock=False, **env):
+        for key, value in env.items():
+            monkeypatch.setenv(key, value)
+        cfg, seen = configuration(arguments("unused", *given)), []
+        monkeypatch.setattr(UTILS, "distributed_main", lambda *a, **k: seen.append("several"))
+        call_main = original(UTILS, "call_main") if stock else UTILS.call_main
+        call_main(cfg, lambda *a, **k: seen.append("alone"))
+        return seen, cfg.distributed_training
+
+    return launch
 
 
 TWO = ("--distributed-world-size", 2)
@@ -189,40 +189,30 @@ WITH_ADDRESS = ("--distributed-init-method", "tcp://localhost:1", "--distributed
 
 
 @no_gpu
-def test_processes_that_nobody_starts(monkeypatch):
-    _, call, utils = launched(monkeypatch, *TWO)
+def test_processes_that_nobody_starts(launched):
     with pytest.raises(AssertionError, match="world size is 2 but have 0 available devices"):
-        call(original(utils, "call_main"))
-    _, call, utils = launched(monkeypatch, *TWO, *WITH_ADDRESS)
-    assert call(original(utils, "call_main")) == []  # nothing is trained, and nothing said
+        launched(*TWO, stock=True)
+    assert launched(*TWO, *WITH_ADDRESS, stock=True)[0] == []  # nothing is trained, nor said
     for given in (TWO, TWO + WITH_ADDRESS):
-        _, call, utils = launched(monkeypatch, *given)
         with pytest.raises(ValueError, match="size 2: fairseq starts one process per GPU"):
-            call(utils.call_main)
+            launched(*given)
 
 
 TORCHRUN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1"}
 
 
 @no_gpu
-def test_processes_of_torchrun(monkeypatch):
-    cfg, call, utils = launched(monkeypatch, **TORCHRUN)
-    assert call(utils.call_main) == ["one of several"]
+def test_processes_of_torchrun(launched):
+    seen, cfg = launched(**TORCHRUN)
+    assert seen == ["several"]
     assert (cfg.distributed_rank, cfg.distributed_world_size) == (1, 2)
     assert cfg.distributed_no_spawn
+    assert len(launched(**TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"})[0]) == 1  # left alone
 
 
 @no_gpu
 @pytest.mark.skipif(not FIXED, reason="fairseq 0.12.2 knows the processes of torchrun")
-def test_processes_of_torchrun_as_fairseq_fixed_takes_them(monkeypatch):
-    _, call, utils = launched(monkeypatch, **TORCHRUN)
-    assert call(original(utils, "call_main")) == ["alone"]
-    _, call, utils = launched(monkeypatch, "--distributed-world-size", 2, **TORCHRUN)
+def test_processes_of_torchrun_as_fairseq_fixed_takes_them(launched):
+    assert launched(stock=True, **TORCHRUN)[0] == ["alone"]
     with pytest.raises(ZeroDivisionError):
-        call(original(utils, "call_main"))
-
-
-@no_gpu
-def test_one_process_of_torchrun_is_left_alone(monkeypatch):
-    _, call, utils = launched(monkeypatch, **TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"})
-    assert len(call(utils.call_main)) == 1
+        launched("--distributed-world-size", 2, stock=True, **TORCHRUN)

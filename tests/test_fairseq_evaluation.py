@@ -1,12 +1,14 @@
-"""wavepe-fairseq-eval-lm: all tokens or none, at any length, in windows and in batches."""
+"""wavepe-fairseq-eval-lm: all tokens or none, at any length, in windows and in batches; and
+wavepe-fairseq-generate: beams, prefixes, and the scores of what it prints."""
 
 import logging
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 from fairseq_cases import (
-    GPT,
+    COMMON,
     LENGTH,
     MARKS,
     checkpoint_utils,
@@ -17,14 +19,14 @@ from fairseq_cases import (
     fairseq_cli,
     tasks,
     torch,
-    train,
+    trained,
+    usually,
     validation_words,
 )
 from wavepe.fairseq.evaluation import refuse_skipped_tokens
 
 pytestmark = MARKS
 
-TOO_FEW_POSITIONS = {"max_target_positions": 10}
 LINES = ("--sample-break-mode", "eos")
 
 
@@ -48,27 +50,23 @@ def guarded(unguarded):
     refuse_skipped_tokens()
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The path of a checkpoint by its --pos-enc; None is fairseq's own positions."""
-    paths = {}
+def path_of(spec):
+    """Return the checkpoint of a --pos-enc; None is fairseq's own positions."""
+    return trained(*(() if spec is None else ("--pos-enc", spec))).path
 
-    def path(spec):
-        if spec not in paths:
-            given = () if spec is None else ("--pos-enc", spec)
-            paths[spec] = train(tmp_path_factory.mktemp("run"), *given, recipe=GPT).path
-        return paths[spec]
 
-    return path
+def loaded(path):
+    ([made], _, _) = checkpoint_utils.load_model_ensemble_and_task([path])
+    return made.eval()
 
 
 # --------------------------------------------------------------- nothing is left out
 
 
-def test_blocks_longer_than_the_positions(guarded, trained):
+def test_blocks_longer_than_the_positions(guarded):
     with pytest.raises(ValueError, match=r"up to 64 tokens and this model has 32 positions"):
-        evaluate(trained(None), tokens=64)
-    longer = evaluate(trained(None), tokens=64, overrides={"max_target_positions": 64})
+        evaluate(path_of(None), tokens=64)
+    longer = evaluate(path_of(None), tokens=64, overrides={"max_target_positions": 64})
     assert 1 < longer["perplexity"] < 500
 
 
@@ -87,55 +85,58 @@ def test_several_processes_or_shards(guarded, monkeypatch, processes, launched, 
         fairseq_cli.eval_lm.distributed_utils.call_main(cfg, fairseq_cli.eval_lm.main)
 
 
-def test_some_lines_longer_than_the_positions(guarded, trained):
-    with pytest.raises(
-        ValueError, match=r"eval-lm would skip [1-9]\d* of 100 blocks, .* has 10 positions"
-    ):
-        evaluate(trained(None), *LINES, overrides=TOO_FEW_POSITIONS)
-    assert evaluate(trained(None), *LINES)["perplexity"] < 500
+def test_some_lines_longer_than_the_positions(guarded):
+    few = {"max_target_positions": 10}
+    skipped = r"eval-lm would skip [1-9]\d* of 100 blocks, .* has 10 positions"
+    with pytest.raises(ValueError, match=skipped):
+        evaluate(path_of(None), *LINES, overrides=few)
+    assert evaluate(path_of(None), *LINES)["perplexity"] < 500
 
 
-def test_what_fairseq_does_with_them(trained, caplog):
+def test_what_fairseq_does_with_them(caplog):
     """Without the guard: the perplexity of the last block alone, which is shorter."""
     caplog.set_level(logging.INFO, logger="fairseq_cli.eval_lm")
-    evaluate(trained(None), tokens=64)
+    evaluate(path_of(None), tokens=64)
     rest = len(validation_words()) % 64
     assert 0 < rest <= LENGTH
     assert f"Evaluated {rest} tokens" in caplog.text
 
 
-def test_the_command_has_the_guard(unguarded, trained):
-    line = (corpus(), "--path", trained(None), "--gen-subset", "valid", "--tokens-per-sample", 64)
-    line += ("--cpu", "--num-workers", 0, "--no-progress-bar", "--sample-break-mode", "none")
+def test_the_command_has_the_guard(unguarded):
+    line = [corpus(), *COMMON, "--path", path_of(None), "--gen-subset", "valid"]
     with pytest.raises(ValueError, match="up to 64 tokens and this model has 32 positions"):
-        command("eval_lm", *line)
-    command("eval_lm", *line[:-3], *line[-2:], "--tokens-per-sample", 32)
+        command("eval_lm", *line, "--tokens-per-sample", 64)
+    command("eval_lm", *line)
 
 
 # fairseq's own dataset of an empty file cannot even be deleted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_no_tokens_at_all(guarded, trained, tmp_path):
+def test_no_tokens_at_all(guarded, tmp_path):
     """A shard beyond the last batch, and a split without a line."""
     shards = ("--num-shards", 500, "--shard-id", 499)
     with pytest.raises(ValueError, match="evaluated no tokens: is the data of --gen-subset empty"):
-        evaluate(trained("alibi"), *shards)
+        evaluate(path_of("alibi"), *shards)
     (tmp_path / "empty").write_text("")
     known = ("--srcdict", f"{corpus()}/dict.txt", "--destdir", tmp_path / "bin", "--workers", 1)
     command("preprocess", "--only-source", "--testpref", tmp_path / "empty", *known)
     with pytest.raises(ValueError, match="empty"):
-        evaluate(trained("alibi"), "--gen-subset", "test", data=tmp_path / "bin")
+        evaluate(path_of("alibi"), "--gen-subset", "test", data=tmp_path / "bin")
 
 
 # --------------------------------------------------------------- lengths and windows
 
 
+FOUR = ("wavelet", "rope", "alibi", "normalised")
+
+
 @pytest.mark.parametrize(
-    "spec", ["wavelet", "rope", "alibi", "t5", "kerple", "sandwich", "sinusoidal", "shaw"]
+    "spec",
+    usually(["wavelet", "rope", "alibi", "t5", "kerple", "sandwich", "sinusoidal", "shaw"], FOUR),
 )
-def test_eight_times_the_trained_length(spec, guarded, trained, caplog):
+def test_eight_times_the_trained_length(spec, guarded, caplog):
     """With no override, and all tokens of it."""
     caplog.set_level(logging.INFO, logger="fairseq_cli.eval_lm")
-    found = [evaluate(trained(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
+    found = [evaluate(path_of(spec), tokens=n)["loss"] for n in (LENGTH, 8 * LENGTH)]
     assert found[0] != found[1]
     assert max(found) < math.log2(len(dictionary()))
     assert caplog.text.count(f"Evaluated {len(validation_words()):,} tokens") == 2
@@ -143,9 +144,7 @@ def test_eight_times_the_trained_length(spec, guarded, trained, caplog):
 
 def by_hand(path, block, context):
     """Loss (base 2) of blocks of words, each predicted from itself and the context before it."""
-    ([made], _, _) = checkpoint_utils.load_model_ensemble_and_task([path])
-    made.eval()
-    wanted = validation_words()
+    made, wanted = loaded(path), validation_words()
     given = torch.cat([torch.tensor([dictionary().eos()]), wanted[:-1]])
     total = 0.0
     for start in range(0, len(wanted), block):
@@ -157,21 +156,71 @@ def by_hand(path, block, context):
     return float(total) / len(wanted) / math.log(2)
 
 
-@pytest.mark.parametrize("spec", ["wavelet", "rope", "alibi", "normalised"])
-def test_windows_with_padding(spec, guarded, trained):
+@pytest.mark.parametrize("spec", FOUR)
+def test_windows_with_padding(spec, guarded):
     """The first block has no context and the last one is shorter: both are padded on the right."""
     block, context = 8, 24
     assert len(validation_words()) % block
-    wanted = by_hand(trained(spec), block, context)
+    wanted = by_hand(path_of(spec), block, context)
     for batch in (1, 5):
-        found = evaluate(trained(spec), "--context-window", context, tokens=32, batch=batch)
+        found = evaluate(path_of(spec), "--context-window", context, tokens=32, batch=batch)
         assert abs(float(found["loss"]) - wanted) <= 2e-6 * wanted
 
 
-def test_context_helps_to_predict(guarded, tmp_path):
+def test_context_helps_to_predict(guarded):
     """If context did not help, the tests of windows could not fail."""
-    run = train(tmp_path, "--pos-enc", "alibi", "--max-update", 40, recipe=GPT)
+    path = trained("--pos-enc", "alibi", "--max-update", 40).path
     one, many = (
-        float(evaluate(run.path, "--context-window", 32 - n, tokens=32)["loss"]) for n in (31, 8)
+        float(evaluate(path, "--context-window", 32 - n, tokens=32)["loss"]) for n in (31, 8)
     )
     assert many < one
+
+
+# --------------------------------------------------------------- generate
+
+
+def generated(path, capsys, *given):
+    """Return (prompt, words, score in bits of each word) by the number of the line."""
+    line = [corpus(), *COMMON, "--path", path, "--gen-subset", "valid", "--beam", 2, "--nbest", 2]
+    line += ["--sample-break-mode", "eos", "--max-len-b", 12, "--batch-size", 8, *given]
+    line += ["--num-shards", 3, "--shard-id", 2]  # a third of the batches is enough
+    capsys.readouterr()
+    command("generate", *line)
+    out = capsys.readouterr().out
+    found = {}
+    for kind in ("S", "H", "P"):
+        for number, text in re.findall(rf"^{kind}-(\d+)\t(.*)$", out, re.MULTILINE):
+            found.setdefault(int(number), {}).setdefault(kind, []).append(text)
+    return [
+        (row["S"][0].split(), hypothesis.split("\t")[1].split(), [float(x) for x in bits.split()])
+        for row in found.values()
+        for hypothesis, bits in zip(row["H"], row["P"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    usually(
+        ["wavelet:scales=4", "rope:theta=64", "alibi", "t5", "kerple", "sandwich", "sinusoidal"],
+        ("wavelet:scales=4", "rope:theta=64"),
+    ),
+)
+def test_scores_are_those_of_the_full_pass(spec, capsys):
+    """With two beams for each line, one often takes the other's cache. A batch has 8 lines."""
+    path = trained("--pos-enc", spec, "--max-update", 20).path
+    made, known, prefix = loaded(path), dictionary(), 3
+    hypotheses = generated(path, capsys, "--prefix-size", prefix)
+    assert len(hypotheses) > 50
+    for prompt, words, bits in hypotheses[::3]:
+        assert words[:prefix] == prompt[:prefix]
+        ids = torch.tensor([known.eos(), *map(known.index, words), known.eos()])
+        with torch.no_grad():
+            full = made.get_normalized_probs(made(ids[None, :-1]), log_probs=True)[0]
+        wanted = full.gather(1, ids[1:, None])[:, 0] / math.log(2)
+        assert (wanted - torch.tensor(bits)).abs().max() < 1e-4  # four decimals are printed
+    assert len({tuple(words) for _, words, _ in hypotheses}) > 25
+
+
+def test_a_position_that_follows_the_length_is_refused(capsys):
+    with pytest.raises(ValueError, match="normalised depends on the sequence length, but gener"):
+        generated(path_of("normalised"), capsys)

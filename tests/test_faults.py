@@ -1,10 +1,11 @@
-"""Faults at writes of `wavepe compare` and `wavepe convert`; `make faults` tries all of them."""
+"""Faults at writes of `wavepe compare` and `wavepe convert`; `make faults` tries all of them, and
+`pytest --all` some of each case."""
 
 import platform
 import re
 
 import pytest
-from processes import python
+from processes import forked
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -13,16 +14,24 @@ pytest.importorskip("matplotlib")
 
 import faults
 
-EVERY = {"compare": 17, "parts": 121, "copied": 11, "rewritten": 11, "bin": 11}
+EVERY = [("copied", 59)]  # a fault at each write with this distance
+EVERY += [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in (("compare", 17), ("parts", 121), ("copied", 11), ("rewritten", 11), ("bin", 11))
+]
 pytestmark = pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="faults.c is for Linux"
 )
 
 
-@pytest.mark.parametrize("case", faults.CASES)
-def test_a_fault_at_a_write(case):
-    done = python(faults.__file__, "--cases", case, "--every", EVERY[case])
+def test_every_case_is_tried():
+    assert {each.values[0] for each in EVERY[1:]} == set(faults.CASES)
+
+
+@pytest.mark.parametrize(("case", "every"), EVERY)
+def test_a_fault_at_a_write(case, every):
+    done = forked(faults.__file__, "--cases", case, "--every", every)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     writes, runs, _ = map(int, re.findall(r"(\d+) [wf]", done.stdout))
     assert writes > 30
-    assert runs >= len(faults.FAULTS) * (writes // EVERY[case])
+    assert runs >= len(faults.FAULTS) * (writes // every)

@@ -9,26 +9,19 @@ import ctypes
 import ctypes.util
 import itertools
 import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import wavepe
-from cases import EMULATED, HAS_TORCH, assert_same_bits, generator, load_torch, using
+from cases import HAS_TORCH, assert_same_bits, generator, load_torch, not_emulated, using
+from processes import forked, output
+from variants import all_of_them
 
-pytestmark = pytest.mark.skipif(EMULATED, reason="holds of the CPU's own kernels only")
-
-
-def names():
-    """The variants, and the test-only one of a development build."""
-    found = wavepe.variants()
-    with contextlib.suppress(ValueError), using("avx2x2"):
-        found.append("avx2x2")
-    return found
+pytestmark = not_emulated
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=all_of_them())
 def each_variant(request):
     with using(request.param):
         yield request.param
@@ -39,21 +32,6 @@ SUBNORMAL = {np.float32: 2.0**-127, np.float64: 2.0**-1023}
 HUGE = {np.float32: 2.0**122, np.float64: 2.0**1018}
 
 
-def draw(dtype, *shapes):
-    """Pairs of arrays of each shape: with subnormal entries, and with zeros in their place."""
-    rng = generator("flush")
-    for shape in shapes:
-        x = rng.normal(size=shape).astype(dtype)
-        tiny = rng.random(shape) < 0.3
-        of_sign = (rng.choice([-1, 1], shape) * SUBNORMAL[dtype]).astype(dtype)
-        yield np.where(tiny, of_sign, x), np.where(tiny, dtype(0), x)
-
-
-def with_column(x, value):
-    """Append a column of one value to x."""
-    return np.concatenate([x, np.full((*x.shape[:-1], 1), value, x.dtype)], -1)
-
-
 M, N, D = 100, 210, 15  # beside one column more: blocks of queries and of keys are crossed
 MEETS = {"q": "kp", "k": "q", "p": "q", "v": "g", "g": "v", "qkvpg": ""}
 
@@ -62,15 +40,22 @@ def inputs(dtype, where, m=M):
     """q, k, v, p and the gradient of the result, with subnormal numbers in `where`; and with zeros
     in their place. In one column they are subnormal throughout, and huge what it is multiplied
     with."""
+    rng, given, zero = generator("flush"), {}, {}
     shapes = {"q": (2, 4, m, D), "k": (2, 2, N, D), "v": (2, 2, N, 8), "p": (N, D)}
-    shapes["g"] = (2, 4, m, 8)
-    given, zero = {}, {}
-    for name, (x, cleared) in zip(shapes, draw(dtype, *shapes.values()), strict=True):
+    for name, shape in (shapes | {"g": (2, 4, m, 8)}).items():
+        x, tiny = rng.normal(size=shape).astype(dtype), rng.random(shape) < 0.3
+        of_sign = (rng.choice([-1, 1], shape) * SUBNORMAL[dtype]).astype(dtype)
         column = HUGE[dtype] if name in MEETS[where] else 0.0
-        zero[name] = with_column(cleared, column)
+        zero[name] = with_column(np.where(tiny, dtype(0), x), column)
         subnormal = SUBNORMAL[dtype] if name == where else column
-        given[name] = with_column(x, subnormal) if name in where else zero[name]
+        spoilt = with_column(np.where(tiny, of_sign, x), subnormal)
+        given[name] = spoilt if name in where else zero[name]
     return given, zero
+
+
+def with_column(x, value):
+    """Append a column of one value to x."""
+    return np.concatenate([x, np.full((*x.shape[:-1], 1), value, x.dtype)], -1)
 
 
 def same(got, want):
@@ -79,27 +64,50 @@ def same(got, want):
         assert not ((np.abs(x) < np.finfo(x.dtype).tiny) & (x != 0)).any()
 
 
-WHERE = ("q", "k", "v", "p", "qkvpg")
+def of_numpy(x):
+    yield from wavepe.attention(x["q"], x["k"], x["v"], p=x["p"], return_lse=True)
+    yield wavepe.relative_bias(x["q"], x["p"], N)
+
+
+def of_torch(x):
+    torch, ops = load_torch()
+    q, k, v, p = (torch.from_numpy(x[name]) for name in "qkvp")
+    yield from ops.attention(q, k, v, p=p, return_lse=True)
+    yield ops.attention(q, k, v, p=ops.relative_table(p))  # of constants: zones of their own
+    yield torch.ops.wavepe.relative_bias(q, p, N)
+
+
+def of_gradients(x):
+    torch, ops = load_torch()
+    leaves = [torch.from_numpy(x[name]).requires_grad_() for name in "qkvp"]
+    out = ops.attention(*leaves[:3], p=leaves[3])
+    return torch.autograd.grad(out, leaves, torch.from_numpy(x["g"]))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numpy(each_variant, small_pieces, dtype, where, threads):
-    wavepe.set_num_threads(threads)
-    for m in (M, 1):
-        given, zero = inputs(dtype, where, m)
-        got, want = (
-            wavepe.attention(x["q"], x["k"], x["v"], p=x["p"], return_lse=True)
-            for x in (given, zero)
-        )
-        same(got, want)
-    if where in ("q", "p"):
-        got, want = (wavepe.relative_bias(x["q"], x["p"], N) for x in (given, zero))
-        same([got], [want])
+@pytest.mark.parametrize(
+    ("results", "where"),
+    [
+        *((f, where) for f in (of_numpy, of_torch) for where in ("q", "k", "v", "p", "qkvpg")),
+        *((of_gradients, where) for where in MEETS),
+    ],
+)
+@each_dtype
+def test_they_count_as_zero(each_variant, small_pieces, dtype, results, where, threads):
+    if results is of_numpy:
+        wavepe.set_num_threads(threads)
+        limited = contextlib.nullcontext()
+    else:
+        load_torch()
+        from tensors import threads as torch_threads
+
+        limited = torch_threads(threads)
+    with limited:
+        for m in (M,) if results is of_gradients else (M, 1):
+            same(*(list(results(x)) for x in inputs(dtype, where, m)))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_dtype
 @pytest.mark.parametrize("where", "qkpvg")
 def test_the_inputs_tell(dtype, where):
     """NumPy does not flush, so in its products the subnormal numbers count."""
@@ -110,45 +118,8 @@ def test_the_inputs_tell(dtype, where):
         assert not zero[where][..., -1].any()
 
 
-@pytest.fixture(params=[1, 3])
-def torch_threads(request):
-    torch, _ = load_torch()
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield torch
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_torch(each_variant, torch_threads, dtype, where):
-    torch, ops = load_torch()
-    for m in (M, 1):
-        results = []
-        for arrays in inputs(dtype, where, m):
-            q, k, v, p = (torch.from_numpy(arrays[name]) for name in "qkvp")
-            out, lse = ops.attention(q, k, v, p=p, return_lse=True)
-            table = ops.relative_table(p)  # of constants: zones of their own
-            results.append([out, lse, ops.attention(q, k, v, p=table)])
-            if where in ("q", "p"):
-                results[-1].append(torch.ops.wavepe.relative_bias(q, p, N))
-        same(*results)
-
-
-@pytest.mark.parametrize("where", MEETS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gradients(each_variant, torch_threads, dtype, where):
-    torch, ops = load_torch()
-    results = []
-    for arrays in inputs(dtype, where):
-        q, k, v, p = (torch.from_numpy(arrays[name]).requires_grad_() for name in "qkvp")
-        out = ops.attention(q, k, v, p=p)
-        results.append(torch.autograd.grad(out, (q, k, v, p), torch.from_numpy(arrays["g"])))
-    same(*results)
-
-
 @pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_dtype
 def test_results_of_normal_numbers(each_variant, dtype, m):
     """The smallest normal number times a weight below 1, or 1/2."""
     tiny = np.finfo(dtype).tiny
@@ -169,7 +140,7 @@ def test_results_of_normal_numbers(each_variant, dtype, m):
 
 
 @pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_dtype
 def test_bias(each_variant, dtype, m):
     """The lse of a single key is its score; the bias's gradient by it is what comes in."""
     tiny = np.finfo(dtype).tiny
@@ -212,7 +183,7 @@ def test_sixteen_bits(each_variant, storage, m):
 # ---- what stays exact ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_dtype
 def test_tables_and_rope_keep_subnormals(each_variant, dtype):
     tiny = np.finfo(dtype).tiny
     table = wavepe.wavelet_table(2000, *wavepe.wavelet_grid(32), kind="gaussian", dtype=dtype)
@@ -354,7 +325,7 @@ x = torch.ones(8, 4, 200, 16)
 leaf = x.clone().requires_grad_()
 
 def lost():  # which products of subnormal numbers are zero: of this thread, and of all of torch's
-    return (numbers[:4] * 1 == 0).tolist(), (numbers * 1 == 0).nonzero().tolist()
+    return (numbers[:4] * 1 == 0).tolist(), (numbers * 1 == 0).numpy().tobytes()
 
 def run():
     ops.attention(leaf, x, x, p=x[0, 0]).sum().backward()
@@ -388,10 +359,4 @@ print("as before")
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_caller_who_flushes_or_not(flush, torch):
     """And torch's own threads."""
-    done = subprocess.run(
-        [sys.executable, "-c", OF_THE_CALLER, str(flush)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.stdout == "as before\n", done.stderr
+    assert output("-c", OF_THE_CALLER, flush, start=forked) == "as before\n"

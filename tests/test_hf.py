@@ -1,24 +1,27 @@
 """Llamas with another position encoding, against the same model written out in float64."""
 
-import copy
+import dataclasses
+import json
 
 import pytest
+from cases import forget_registrations
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import numpy as np
 import wavepe.hf
-from encoding_cases import rotary
+from encoding_cases import FOLLOW_LENGTH, LEARNED, rotary
+from hf_families import stirred
 from hf_model import (
     EACH_ENTRY,
+    HEAD,
     LENGTH,
     SPECS,
     close,
     gradients,
     logits,
     patched_tiny,
-    pickled,
     recompute,
     reference,
     tiny,
@@ -26,25 +29,54 @@ from hf_model import (
     worst,
 )
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
+from wavepe.encodings import Encoding
 from wavepe.hf.absolute import AddAbsolute
 from wavepe.hf.families import CACHE_NAMES, argument_names
+from wavepe.positions import tables
 
 WAVELET = "wavelet:scales=4"
-CACHED = [*EACH_ENTRY, "rope:theta=20,inference_theta=300"]
+EACH = (*EACH_ENTRY, *LEARNED)
+CACHED = [*EACH, "rope:theta=20,inference_theta=300"]
+STEADY = ("binary", "integer", "sinusoidal")  # absolute, and the same at every length
+
+
+def patched(spec, **options):
+    """A patched model whose learned parameters are not the initial ones."""
+    return stirred(patched_tiny(spec, **options))
+
+
+def parameters_of(model):
+    """The learned parameters by name."""
+    places = getattr(model.base_model, "position_encoding", None)
+    return {} if places is None else dict(places.named_parameters())
 
 
 # --------------------------------------------------------------- numbers
 
+# Each encoding, and of each kind of term the other numbers of heads.
+HEADS = [((4, 2), spec) for spec in (*SPECS, *LEARNED)]
+HEADS += [(heads, spec) for heads in ((4, 4), (6, 2), (2, 1)) for spec in EACH]
 
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 2)], ids=str)
-@pytest.mark.parametrize("spec", SPECS)
-def test_logits_equal_the_written_out_model(spec, heads):
-    model = patched_tiny(spec, heads=heads[0], kv_heads=heads[1])
+
+@pytest.mark.parametrize(("heads", "spec"), HEADS, ids=str)
+def test_logits_equal_the_written_out_model(heads, spec):
+    model = patched(spec, heads=heads[0], kv_heads=heads[1])
     for length in (1, 7, 3 * LENGTH):
         ids = tokens(2, length)
-        got = logits(model, ids)
-        for row, result in zip(ids, got, strict=True):
-            assert close(result, reference(model, row, spec)[0])
+        for row, result in zip(ids, logits(model, ids), strict=True):
+            assert close(result, reference(model, row, spec)[0]), length
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_first_values_are_those_of_the_encoding(spec):
+    model, row = patched_tiny(spec), tokens(1, 2 * LENGTH)
+    initial, got = wavepe.encoding(spec).parameters(HEAD, 4), parameters_of(model)
+    assert {name: tuple(x.shape) for name, x in got.items()} == LEARNED[spec][1]
+    assert list(got) == list(initial)
+    for name, value in initial.items():
+        assert torch.equal(got[name], torch.from_numpy(value).float())
+    assert close(logits(model, row)[0], reference(model, row[0], spec)[0])
+    assert not close(logits(patched(spec), row), logits(model, row), 1e-2)
 
 
 @pytest.mark.parametrize("theta", ["scaled", "300"])
@@ -57,68 +89,49 @@ def test_training_takes_theta_and_inference_the_other(theta):
     assert not close(logits(model, row)[0], trained)
 
 
-def test_bare_rope_takes_the_base_of_the_model():
-    options = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    model = tiny(**options)
-    ids = tokens(2, LENGTH)
-    stock = logits(model, ids)
-    with wavepe.hf.patched(model, "rope"):
-        assert close(logits(model, ids), stock, 1e-5)
-    with wavepe.hf.patched(model, "rope:theta=10000"):
-        assert not close(logits(model, ids), stock, 1e-2)
-
-
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"rope_type": "linear", "factor": 2.0},
-        {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": LENGTH // 2},
-    ],
-    ids=lambda scaling: scaling["rope_type"],
-)
-def test_bare_rope_takes_the_scaling_of_the_model(scaling):
-    model = tiny(rope_parameters={"rope_theta": 500.0, **scaling})
-    ids = tokens(2, 3 * LENGTH)
-    stock = logits(model, ids)
-    logits(model, ids[:, :2])  # the type "dynamic" goes back to its first frequencies
-    with wavepe.hf.patched(model, "rope"):
-        assert close(logits(model, ids), stock, 1e-5)
-    with pytest.raises(ValueError, match=scaling["rope_type"]):
-        wavepe.hf.patch(model, "rope:fraction=0.5")
-
-
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_float64_model(spec):
-    model = patched_tiny(spec).double()
-    row = tokens(1, LENGTH)
+@pytest.mark.parametrize("spec", EACH)
+def test_float64_and_bfloat16(spec):
+    """bfloat16 is as good as in the stock model. What is learned stays in float32."""
+    model, row = patched(spec).double(), tokens(1, LENGTH)
+    assert all(x.dtype == torch.float64 for x in parameters_of(model).values())
     assert close(logits(model, row)[0], reference(model, row[0], spec)[0], 1e-6)
+    model = tiny().bfloat16()
+    error = worst(logits(model, row)[0].double(), reference(model, row[0], "rope")[0])
+    stirred(wavepe.hf.patch(model, spec))
+    assert all(x.dtype == torch.float32 for x in parameters_of(model).values())
+    wanted = reference(model, row[0], spec)[0]
+    assert worst(logits(model, row)[0].double(), wanted) <= 2 * error
 
 
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_bfloat16_is_as_good_as_the_stock_model(spec):
-    stock = tiny().bfloat16()
-    row = tokens(1, LENGTH)
-    error = worst(logits(stock, row)[0].double(), reference(stock, row[0], "rope")[0])
-    with wavepe.hf.patched(stock, spec) as model:
-        wanted = reference(model, row[0], spec)[0]
-        assert worst(logits(model, row)[0].double(), wanted) <= 2 * error
+def test_scores_of_bfloat16_are_added_up_in_float32():
+    """A bias of hundreds, rounded to bfloat16, would shift the softmax by whole units."""
+    layer = patched_tiny(WAVELET).model.layers[0].self_attn
+    generator = torch.Generator().manual_seed(2)
+    shape = (1, 4, LENGTH, layer.head_dim)
+    q, k, v = (torch.randn(shape, generator=generator).bfloat16() for _ in range(3))
+    q, k, v = 64 * q, k[:, :2], v[:, :2]
+    with torch.no_grad():
+        got, _ = wavepe.hf.attention.attention_forward(layer, q, k, v, None, scaling=layer.scaling)
+    assert got.dtype == torch.bfloat16
+    table = torch.from_numpy(wavepe.encoding(WAVELET).table(LENGTH, layer.head_dim)[0])
+    table = table.bfloat16()  # the operator's operands have one dtype
+    place = torch.arange(LENGTH)
+    delta = place[:, None] - place
+    q, k, v = (x.double() for x in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+    score = q @ k.mT + (q[..., None, :] * table.double()[delta.clamp(min=0)]).sum(-1)
+    score = (score * layer.scaling).masked_fill(delta < 0, -torch.inf)
+    wanted = (score.softmax(-1) @ v).transpose(1, 2)
+    assert (got.double() - wanted).abs().max() <= 2 * 2.0**-9 * v.abs().max()
 
 
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_attention_weights_on_request(spec):
-    model, row = patched_tiny(spec), tokens(1, 9)
-    found = model(row, output_attentions=True)
-    wanted, weights = reference(model, row[0], spec)
+@pytest.mark.parametrize("spec", EACH)
+def test_weights_and_what_a_later_token_changes(spec):
+    model, ids = patched(spec), tokens(1, 2 * LENGTH)
+    found = model(ids, output_attentions=True, output_hidden_states=True)
+    wanted, weights = reference(model, ids[0], spec)
     assert close(found.logits[0].detach(), wanted)
     assert close(torch.cat(found.attentions).detach(), weights)
-    hidden = model(row, output_hidden_states=True).hidden_states
-    assert len(hidden) == 3
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_later_token_changes_no_earlier_output(spec):
-    model, ids = patched_tiny(spec), tokens(1, 2 * LENGTH)
+    assert len(found.hidden_states) == 3
     other = ids.clone()
     other[0, 20:] = tokens(1, 2 * LENGTH, seed=5)[0, 20:]
     before, after = logits(model, ids), logits(model, other)
@@ -126,13 +139,13 @@ def test_a_later_token_changes_no_earlier_output(spec):
     assert not torch.equal(before[:, 20:], after[:, 20:])
 
 
-# --------------------------------------------------------------- padding, masks, positions
+# --------------------------------------------------------------- padding and positions
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("spec", EACH_ENTRY)
+@pytest.mark.parametrize("spec", EACH)
 def test_a_ragged_batch_equals_its_rows(spec, side):
-    model, ids = patched_tiny(spec), tokens(3, 12)
+    model, ids = patched(spec), tokens(3, 12)
     mask = torch.ones_like(ids)
     for row, pad in enumerate((0, 5, 11)):
         mask[row, :pad] = 0
@@ -152,7 +165,7 @@ def test_a_ragged_batch_equals_its_rows(spec, side):
     assert torch.isfinite(with_weights).all()
 
 
-@pytest.mark.parametrize("spec", ["sinusoidal:theta=length", "sinusoidal:reversed=true"])
+@pytest.mark.parametrize("spec", FOLLOW_LENGTH)
 def test_each_row_of_a_batch_has_its_own_length(spec):
     model, ids = patched_tiny(spec), tokens(2, 12)
     mask = torch.ones_like(ids)
@@ -160,27 +173,6 @@ def test_each_row_of_a_batch_has_its_own_length(spec):
     got = logits(model, ids, attention_mask=mask, use_cache=False)
     assert close(got[0], reference(model, ids[0], spec)[0])
     assert close(got[1, 5:], reference(model, ids[1, 5:], spec)[0])
-
-
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_masks_of_the_users_own(spec):
-    model, ids = patched_tiny(spec), tokens(2, 7)
-    seen = torch.ones(7, 7, dtype=torch.bool).tril().expand(2, 1, 7, 7)
-    added = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-    wanted = logits(model, ids)
-    assert close(logits(model, ids, attention_mask=seen), wanted, 1e-5)
-    assert close(logits(model, ids, attention_mask=added), wanted, 1e-5)
-    with pytest.raises((TypeError, RuntimeError), match="bool"):
-        logits(model, ids, attention_mask=seen.long())
-
-
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_packed_sequences_without_a_cache(spec):
-    model, ids = patched_tiny(spec), tokens(1, 12)
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    got = logits(model, ids, position_ids=positions, use_cache=False)[0]
-    assert close(got[:5], reference(model, ids[0, :5], spec)[0])
-    assert close(got[5:], reference(model, ids[0, 5:], spec)[0])
 
 
 @pytest.mark.parametrize("spec", EACH_ENTRY)
@@ -195,17 +187,125 @@ def test_embeddings_in_place_of_tokens(spec):
         model(input_ids=ids, inputs_embeds=embeds)
 
 
-def test_positions_of_an_absolute_encoding():
-    model, row = patched_tiny("sinusoidal"), tokens(1, 4)
-    far = torch.tensor([[3, 0, 1 << 20, 70000]])  # beyond any table
+# --------------------------------------------------------------- absolute encodings
+
+
+@pytest.mark.parametrize("spec", [*STEADY, *FOLLOW_LENGTH])
+def test_what_is_found_to_follow_the_length(spec):
+    for width in (4, 512):  # of the token embedding
+        base = tiny().model
+        base.config.hidden_size = width
+        adds = AddAbsolute(wavepe.encoding(spec), base)
+        assert adds.vectors.follows_length == (spec in FOLLOW_LENGTH)
+
+
+@pytest.mark.parametrize("spec", STEADY)
+def test_positions_of_an_absolute_encoding(spec):
+    model, row = patched_tiny(spec), tokens(1, 4)
     hooks = model.model._forward_pre_hooks.values()
     hook = next(hook for hook in hooks if isinstance(hook, AddAbsolute))
-    dim = model.config.hidden_size
-    assert close(hook.vectors(far)[0], wavepe.sinusoidal(far[0].numpy(), dim), 1e-6)
-    behind = torch.tensor([[-2, 3, 5, 1]])
-    assert close(hook.vectors(behind)[0], wavepe.sinusoidal(behind[0].numpy(), dim), 1e-6)
+    places = [torch.tensor([[3, 0, 1 << 20, 70000]])]  # beyond any table
+    if spec == "sinusoidal":
+        places.append(torch.tensor([[-2, 3, 5, 1]]))
+    for place in places:
+        wanted = wavepe.encoding(spec).absolute(place[0].numpy(), model.config.hidden_size)
+        assert np.array_equal(hook.vectors(place)[0], wanted.astype(np.float32))
     moved = logits(model, row, position_ids=torch.arange(4)[None] + 3)
     assert not close(moved, logits(model, row), 1e-2)
+
+
+def test_binary_ends_where_the_bits_do():
+    # width 4: sixteen positions, fewer than the tables hold at first
+    model, row = patched_tiny("binary", hidden_size=4), tokens(1, 16)
+    assert close(logits(model, row)[0], reference(model, row[0], "binary")[0])
+    with pytest.raises(ValueError, match=r"with 4 dims .* got 16, which has 5 bits"):
+        logits(model, tokens(1, 17))
+    assert close(logits(model, row)[0], reference(model, row[0], "binary")[0])
+    with pytest.raises(ValueError, match="at least 0"):
+        logits(model, row[:, :2], position_ids=torch.tensor([[-1, 0]]))
+
+
+@pytest.mark.slow
+def test_compare(tmp_path):
+    for part in ("rich", "matplotlib"):
+        pytest.importorskip(part)
+    from wavepe.cli import main
+
+    def compare(lengths, out):
+        sizes = "--train-length 16 --steps 2 --batch 2 --layers 1 --heads 1 --head-dim 6"
+        specs = ["--encodings", "binary", "integer", "normalised"]
+        rest = ["--eval-bytes", "128", "--threads", "1", "--out", str(tmp_path / out)]
+        return main(["compare", *specs, *sizes.split(), "--lengths", *lengths, *rest])
+
+    assert compare(["16", "32"], "done") == 0
+    results = json.loads((tmp_path / "done" / "results.json").read_text())
+    assert [run["encoding"] for run in results["runs"]] == ["binary", "integer", "normalised"]
+    assert compare(["16", "128"], "too_long") == 2  # told before anything is trained
+    assert not (tmp_path / "too_long").exists()
+
+
+# --------------------------------------------------------------- constant tables
+
+
+def test_tables_grow_and_are_shared():
+    spec = "wavelet:kind=haar,scales=1+300"  # one that no other test has asked for
+    encoding = wavepe.encoding(spec)
+    for length in (3, 1000, 2500, 5):
+        table = tables.constant_table(length, encoding, 8, True)
+        assert tables.constant_table(length, encoding, 8, True) is table
+        wanted = encoding.table(length, 8)[0]
+        p, first, _ = table.tensors(torch.float32, "cpu")
+        assert (first, table.beyond) == (0, "zero")
+        both = min(length, len(p))
+        assert np.array_equal(p[:both].numpy(), wanted[:both])
+        assert not wanted[both:].any()
+        given = (length, 8, torch.float32, torch.device("cpu"))
+        rows = tables._constant_rows(tables.name_of(encoding), True, *given)
+        assert np.array_equal(rows.numpy(), wanted)
+        rows = tables._constant_rows(tables.name_of(encoding), False, *given)
+        assert np.array_equal(rows.numpy(), encoding.table(length, 8, causal=False)[0])
+    both = (tables.constant_table(length, encoding, 8, True) for length in (100, 5))
+    assert next(both) is next(both)
+
+
+@pytest.mark.parametrize("beyond", ["zero", "edge"])
+def test_a_table_of_ones_own_may_begin_and_end_anywhere(monkeypatch, beyond):
+    forget_registrations(monkeypatch)
+    rows = np.random.default_rng(0).normal(size=(3, HEAD)).astype(np.float32)
+
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Three(Encoding):
+        name = f"three_{beyond}"
+        entry = "relative"
+
+        def table(self, length, head_dim, *, causal=True):
+            return rows, 2, beyond
+
+    def parts(length, **_):
+        place = np.arange(length) - 2
+        table = rows[place.clip(0, 2)].astype(np.float64)
+        return {
+            "relative": table if beyond == "edge" else table * (place == place.clip(0, 2))[:, None]
+        }
+
+    model, row = patched_tiny(f"three_{beyond}"), tokens(1, 2 * LENGTH)
+    wanted = reference(model, row[0], parts)[0]
+    assert close(logits(model, row)[0], wanted)
+    assert close(logits(model, row, output_attentions=True)[0], wanted)
+    given = (f"three_{beyond}", True, 9, HEAD, torch.float32, torch.device("cpu"))
+    got = tables._constant_rows(*given)
+    assert np.array_equal(got.numpy(), parts(9)["relative"].astype(np.float32))
+
+
+def test_a_table_made_in_inference_mode_serves_training():
+    """The tables are shared; a forward under inference_mode must not spoil them for others."""
+    model = patched_tiny("wavelet:scales=4,min_scale=3")  # no other test's table
+    with torch.inference_mode():
+        model(tokens(1, 300))
+    model.train()
+    model(tokens(1, 20), labels=tokens(1, 20)).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 # --------------------------------------------------------------- caches
@@ -214,51 +314,47 @@ def test_positions_of_an_absolute_encoding():
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("spec", CACHED)
 def test_a_sequence_in_pieces(spec, cache):
-    model, ids = patched_tiny(spec), tokens(2, 12)
-    wanted = logits(model, ids, use_cache=False)
+    """Padded too, without position_ids: absolute encodings find them over cache and input."""
+    model, ids = patched(spec), tokens(2, 12)
     options = {"max_cache_len": 20} if cache == "static" else {}
     kind = StaticCache if cache == "static" else DynamicCache
-    filled, pieces, start = kind(config=model.config, **options), [], 0
     # The model's own name of the argument: `cache` from transformers 5.24 on.
     own = next(name for name in CACHE_NAMES if name in argument_names(model))
-    for length, name in ((5, "past_key_values"), (1, own), (3, own), (3, "past_key_values")):
-        piece = ids[:, start : start + length]
-        pieces.append(logits(model, piece, **{name: filled}))
-        start += length
-    assert close(torch.cat(pieces, dim=1), wanted, 1e-5)
+    ragged = torch.ones_like(ids)
+    ragged[0, :3] = 0
+    for mask, weights in ((None, False), (ragged, False), (ragged, True)):
+        kept = (torch.ones_like(ids) if mask is None else mask).bool()
+        wanted = logits(model, ids, attention_mask=mask, use_cache=False)[kept]
+        filled, pieces = kind(config=model.config, **options), []
+        for name, start, stop in (
+            ("past_key_values", 0, 5),
+            (own, 5, 6),
+            (own, 6, 9),
+            ("past_key_values", 9, 12),
+        ):
+            given = {name: filled, "output_attentions": weights}
+            given["attention_mask"] = None if mask is None else mask[:, :stop]
+            pieces.append(logits(model, ids[:, start:stop], **given))
+        assert close(torch.cat(pieces, dim=1)[kept], wanted, 1e-5), (mask, weights)
 
 
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_a_ragged_batch_in_pieces(spec):
-    """Without position_ids: absolute encodings find them in the mask over cache and input."""
-    model, ids = patched_tiny(spec), tokens(2, 12)
+WAYS = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+    "chunks": {"prefill_chunk_size": 4},
+}
+GENERATED = [("greedy", spec) for spec in (*CACHED, *STEADY[:2])]
+GENERATED += [(way, spec) for way in ("static", "beams", "chunks") for spec in EACH_ENTRY]
+GENERATED += [("static", spec) for spec in CACHED[-3:]]
+
+
+@pytest.mark.parametrize(("way", "spec"), GENERATED)
+def test_generation_with_and_without_a_cache(way, spec):
+    model, ids, how = patched(spec), tokens(2, 9), WAYS[way]
     mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-    cache = DynamicCache(config=model.config)
-    first = logits(model, ids[:, :9], attention_mask=mask[:, :9], past_key_values=cache)
-    second = logits(model, ids[:, 9:], attention_mask=mask, past_key_values=cache)
-    got = torch.cat([first, second], dim=1)
-    assert close(got[0, 5:], reference(model, ids[0, 5:], spec)[0])
-    assert close(got[1], reference(model, ids[1], spec)[0])
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"num_beams": 3},
-        {"cache_implementation": "static", "disable_compile": True},
-        {"prefill_chunk_size": 4},
-    ],
-    ids=lambda how: next(iter(how), "greedy"),
-)
-@pytest.mark.parametrize("spec", CACHED)
-def test_generation_with_and_without_a_cache(spec, how):
-    model, ids = patched_tiny(spec), tokens(2, 9)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    if "prefill_chunk_size" in how:  # transformers cuts a 2-D mask there only without padding
-        mask[:] = 1
+    if way != "chunks":  # transformers cuts a 2-D mask there only without padding
+        mask[0, :4] = 0
     options = {"attention_mask": mask, "max_new_tokens": LENGTH - 9, "do_sample": False}
     wanted = model.generate(ids, **options, use_cache=False, num_beams=how.get("num_beams", 1))
     try:
@@ -273,98 +369,6 @@ def test_generation_with_and_without_a_cache(spec, how):
     assert wanted.shape == (2, LENGTH)
 
 
-def test_scaled_theta_refuses_keys_of_another_theta():
-    spec = "rope:theta=20,inference_theta=scaled"
-    model, ids = patched_tiny(spec), tokens(1, LENGTH + 2)
-    cache = DynamicCache(config=model.config)
-    logits(model, ids[:, : LENGTH - 1], past_key_values=cache)
-    step = logits(model, ids[:, LENGTH - 1 : LENGTH], past_key_values=cache)  # theta still holds
-    assert close(step, logits(model, ids[:, :LENGTH])[:, -1:], 1e-5)
-    with pytest.raises(ValueError, match="use_cache=False"):
-        logits(model, ids[:, LENGTH:], past_key_values=cache)
-    with pytest.raises(ValueError, match="use_cache=False"):
-        model.generate(ids, max_new_tokens=2, do_sample=False)
-    assert model.generate(ids, max_new_tokens=2, use_cache=False).shape == (1, LENGTH + 4)
-    foreign = DynamicCache(config=model.config)
-    logits(tiny(), ids[:, :3], past_key_values=foreign)
-    with pytest.raises(ValueError, match="3 cached keys"):
-        logits(model, ids[:, 3:5], past_key_values=foreign)
-
-
-@pytest.mark.parametrize("spec", ["sinusoidal:theta=length", "sinusoidal:reversed=true"])
-def test_an_encoding_that_follows_the_length_refuses_a_cache(spec):
-    model, ids = patched_tiny(spec), tokens(1, 5)
-    with pytest.raises(ValueError, match="use_cache=False"):
-        model.generate(ids, max_new_tokens=2, do_sample=False)
-    assert model.generate(ids, max_new_tokens=2, use_cache=False).shape == (1, 7)
-
-
-# --------------------------------------------------------------- training and tools
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_gradient_checkpointing(spec, reentrant):
-    model, ids = patched_tiny(spec).train(), tokens(2, LENGTH)
-    wanted = gradients(model, ids)
-    recompute(model, reentrant)
-    for got, gradient in zip(gradients(model, ids), wanted, strict=True):
-        # Re-entrant: the forward pass outside autograd takes another kernel of PyTorch's.
-        assert close(got, gradient, 1e-5 if reentrant else 0)
-        assert gradient.abs().max() > 0
-
-
-def test_gradients_of_a_wavelet_model():
-    """Against finite differences of the written-out model, for one weight of each matrix."""
-    model, ids = patched_tiny(WAVELET).train(), tokens(1, LENGTH)
-    found = gradients(model, ids)
-
-    def loss():
-        row = reference(model, ids[0], WAVELET)[0][:-1]
-        row = row - row.max(axis=1, keepdims=True)
-        chosen = row[np.arange(LENGTH - 1), ids[0, 1:].numpy()]
-        return (np.log(np.exp(row).sum(axis=1)) - chosen).mean()
-
-    model.double()
-    for weight, gradient in zip(model.parameters(), found, strict=True):
-        place = gradient.abs().argmax()
-        entry = weight.data.view(-1)[place]
-        middle, step = entry.item(), 1e-5
-        entry.fill_(middle + step)
-        above = loss()
-        entry.fill_(middle - step)
-        slope = (above - loss()) / (2 * step)
-        entry.fill_(middle)
-        assert slope == pytest.approx(gradient.view(-1)[place].item(), rel=1e-3)
-
-
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_copies_and_pickles(spec):
-    model, ids = tiny(), tokens(2, 9)
-    stock = logits(model, ids)
-    wanted = logits(wavepe.hf.patch(model, spec), ids)
-    for other in (copy.deepcopy(model), pickled(model)):
-        assert torch.equal(logits(other, ids), wanted)
-        assert torch.equal(logits(wavepe.hf.unpatch(other), ids), stock)
-        assert not any(module._forward_pre_hooks for module in other.modules())
-    assert torch.equal(logits(model, ids), wanted)
-
-
-def test_autocast_trains():
-    model, ids = patched_tiny(WAVELET).train(), tokens(2, 9)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(ids, labels=ids).loss
-    loss.backward()
-    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())
-
-
-def test_only_causal_attention():
-    model = patched_tiny(WAVELET)
-    with pytest.raises(ValueError, match="causal"):
-        model(tokens(1, 5), is_causal=False)
-    assert isinstance(model, LlamaForCausalLM)
-
-
 def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise():
     model = patched_tiny("rope:theta=32,inference_theta=999")
     cache = DynamicCache(config=model.config)
@@ -374,3 +378,72 @@ def test_a_cache_filled_in_training_is_refused_where_inference_rotates_otherwise
     model.eval()
     with torch.no_grad(), pytest.raises(ValueError, match="use_cache=False"):
         model(tokens(1, 2), past_key_values=cache, use_cache=True)
+
+
+# --------------------------------------------------------------- training and tools
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("spec", EACH)
+def test_gradient_checkpointing(spec, reentrant):
+    model, ids = patched(spec).train(), tokens(2, LENGTH)
+    wanted = gradients(model, ids)
+    recompute(model, reentrant)
+    for got, gradient in zip(gradients(model, ids), wanted, strict=True):
+        # Re-entrant: the forward pass outside autograd takes another kernel of PyTorch's.
+        assert close(got, gradient, 1e-5 if reentrant else 0)
+        assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("spec", [WAVELET, *LEARNED])
+def test_gradients_are_those_of_the_written_out_model(spec):
+    """By differences of the loss of the float64 model, at the largest entries and a few others.
+
+    Of a constant encoding those of one weight of each matrix, of another one of what is learned.
+    """
+    model, ids = patched(spec).train(), tokens(1, 9)
+    gradients(model, ids)
+    checked = parameters_of(model) or dict(model.named_parameters())
+    found = {name: weight.grad.flatten() for name, weight in checked.items()}
+
+    def loss():
+        row = reference(model, ids[0], spec)[0][:-1]
+        row = row - row.max(axis=1, keepdims=True)
+        chosen = row[np.arange(8), ids[0, 1:].numpy()]
+        return (np.log(np.exp(row).sum(axis=1)) - chosen).mean()
+
+    model.double()
+    for name, gradient in found.items():
+        entries, step = checked[name].data.view(-1), 1e-5
+        largest = gradient.abs().topk(3 if spec in LEARNED else 1).indices.tolist()
+        for place in (*largest, 0, -1) if spec in LEARNED else largest:
+            middle, losses = entries[place].item(), []
+            for value in (middle + step, middle - step):
+                entries[place] = value
+                losses.append(loss())
+            entries[place] = middle
+            slope = (losses[0] - losses[1]) / (2 * step)
+            assert abs(slope - gradient[place].item()) < 1e-3 * gradient.abs().max(), name
+        assert gradient.abs().max() > 1e-4, name
+
+
+@pytest.mark.parametrize("spec", [WAVELET, *LEARNED])
+def test_autocast_trains_and_casts_stop_at_what_is_learned(spec):
+    model, ids = patched(spec).train(), tokens(2, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())
+    for parameter in parameters_of(model).values():
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.any()
+    model.to(torch.float8_e4m3fn)
+    assert model.lm_head.weight.dtype == torch.float8_e4m3fn
+    assert all(x.dtype == torch.float32 for x in parameters_of(model).values())
+
+
+def test_only_causal_attention():
+    model = patched_tiny(WAVELET)
+    with pytest.raises(ValueError, match="causal"):
+        model(tokens(1, 5), is_causal=False)
+    assert isinstance(model, LlamaForCausalLM)

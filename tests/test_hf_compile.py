@@ -1,4 +1,4 @@
-"""Patched Llamas under torch.compile: one graph, right at every length."""
+"""Patched Llamas under torch.compile and torch.export: one graph, right at every length."""
 
 import pytest
 
@@ -6,18 +6,23 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_model import (
-    EACH_ENTRY,
-    LENGTH,
-    close,
-    gradients,
-    logits,
-    patched_tiny,
-    tiny,
-    tokens,
-)
+from encoding_cases import LEARNED
+from hf_families import stirred
+from hf_model import EACH_ENTRY, LENGTH, close, gradients, logits, patched_tiny, tiny, tokens
 from transformers import StaticCache
 from wavepe.hf.rope_config import TRANSFORMERS_5
+
+WAVELET = "wavelet:scales=4"
+LAST = f"{WAVELET},learned=true"
+ONE = {"num_hidden_layers": 1}
+# What transformers 4.57 makes masks of, as PyTorch traces it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+def each(specs, *quick):
+    """Run a test with each encoding; without --all, with the quick ones."""
+    cases = [pytest.param(spec, marks=() if spec in quick else pytest.mark.slow) for spec in specs]
+    return pytest.mark.parametrize("spec", cases)
 
 
 @pytest.fixture(autouse=True)
@@ -27,28 +32,43 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-def test_one_graph_for_every_length(spec):
-    model = patched_tiny(spec, num_hidden_layers=1)
-    graphs = []
+@pytest.fixture
+def graphs():
+    """The graphs that `compiled` has made."""
+    return []
 
-    def count(graph, inputs):
+
+@pytest.fixture
+def compiled(graphs):
+    """A function that compiles a model into one graph, and keeps it."""
+
+    def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
-    for length in (9, 12, 3 * LENGTH):
+    return lambda model, **options: torch.compile(model, fullgraph=True, backend=backend, **options)
+
+
+def padded(length, rows=2):
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, :4] = 0
+    return mask
+
+
+@each((*EACH_ENTRY, *LEARNED), "transformer_xl")
+def test_one_graph_for_every_length(spec, compiled, graphs):
+    model = stirred(patched_tiny(spec, **ONE))
+    run = compiled(model, dynamic=True)
+    for length in (9, 12, 3 * LENGTH, 200):
         ids = tokens(2, length)
-        mask = torch.ones_like(ids)
-        mask[0, :4] = 0
-        options = {"attention_mask": mask, "use_cache": False}
-        assert torch.equal(logits(compiled, ids, **options), logits(model, ids, **options))
+        options = {"attention_mask": padded(length), "use_cache": False}
+        assert torch.equal(logits(run, ids, **options), logits(model, ids, **options))
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "transformer_xl"])
+@each((WAVELET, "transformer_xl"), WAVELET)
 def test_export_for_every_length(spec):
-    model, ids = patched_tiny(spec, num_hidden_layers=1), tokens(2, 9)
+    model, ids = patched_tiny(spec, **ONE), tokens(2, 9)
     shapes = {"input_ids": {1: torch.export.Dim("length", min=2, max=4096)}, "use_cache": None}
     program = torch.export.export(
         model, (), {"input_ids": ids, "use_cache": False}, dynamic_shapes=shapes
@@ -62,37 +82,69 @@ def test_export_for_every_length(spec):
 @pytest.mark.skipif(
     not TRANSFORMERS_5, reason="transformers 4.56 cannot be traced there, with any attention"
 )
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "shaw"])
-def test_steps_with_a_static_cache(spec):
-    model, ids, graphs = patched_tiny(spec, num_hidden_layers=1), tokens(2, 12), []
+@each((WAVELET, "shaw"), WAVELET)
+def test_steps_with_a_static_cache(spec, compiled, graphs):
+    model, ids = patched_tiny(spec, **ONE), tokens(2, 12)
     cache = StaticCache(config=model.config, max_cache_len=20)
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    run = compiled(model, dynamic=True)
     pieces = [logits(model, ids[:, :5], past_key_values=cache)]
     for start in range(5, 12):
         positions = torch.tensor([[start]])
         options = {"past_key_values": cache, "position_ids": positions}
-        pieces.append(logits(compiled, ids[:, start : start + 1], **options))
+        pieces.append(logits(run, ids[:, start : start + 1], **options))
     assert close(torch.cat(pieces, dim=1), logits(model, ids, use_cache=False), 1e-5)
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "sinusoidal"])
+@each((WAVELET, "sinusoidal", *LEARNED), LAST)
 def test_training(spec):
-    model, ids = patched_tiny(spec, num_hidden_layers=1).train(), tokens(2, 9)
+    """Gradients, of what is learned too, and with the same dropout."""
+    model = stirred(patched_tiny(spec, **ONE, attention_dropout=0.5)).train()
+    ids = tokens(2, 9)
+    torch.manual_seed(0)
     wanted = gradients(model, ids)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
     for got, gradient in zip(gradients(compiled, ids), wanted, strict=True):
         assert close(got, gradient, 1e-5)
 
 
-@pytest.mark.parametrize("spec", ["alibi", "sinusoidal"])
+POSITIONS = torch.cat([torch.arange(5), torch.arange(7)])[None]
+ENDS = torch.tensor([0, 5, 12], dtype=torch.int32)
+CAUSAL = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril()
+HOW = {
+    "padding": {"attention_mask": padded(12)},
+    "packed": {"position_ids": POSITIONS},
+    "own": {"attention_mask": CAUSAL},
+    "lengths": {"cu_seq_lens_q": ENDS},
+}
+QUICK = [(WAVELET, "packed"), ("alibi", "lengths")]
+MASKED = [
+    *QUICK,
+    (WAVELET, "own"),
+    (WAVELET, "padding"),
+    ("transformer_xl", "padding"),
+    ("alibi", "packed"),
+]
+MASKED += [(spec, "lengths") for spec in (WAVELET, "shaw:clip=3", "none", "rope", "sinusoidal")]
+MASKED = [pytest.param(*m, marks=() if m in QUICK else pytest.mark.slow) for m in MASKED]
+
+
+@pytest.mark.parametrize(("spec", "how"), MASKED)
+def test_what_is_seen(spec, how, compiled, graphs):
+    model, ids = patched_tiny(spec, **ONE), tokens(1 if how == "lengths" else 2, 12)
+    options = {**HOW[how], "use_cache": False}
+    assert torch.equal(logits(compiled(model), ids, **options), logits(model, ids, **options))
+    targets = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert any("attention_forward" in target for target in targets)
+    if how == "lengths":
+        alone = [logits(model, piece) for piece in (ids[:, :5], ids[:, 5:])]
+        assert close(logits(model, ids, **options), torch.cat(alone, 1), 1e-5)
+
+
+@each(("alibi", "sinusoidal"), "alibi")
 def test_a_model_that_was_compiled_first_follows(spec):
-    model, ids = tiny(num_hidden_layers=1), tokens(2, 9)
+    model, ids = tiny(**ONE), tokens(2, 9)
     stock = logits(model, ids)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.equal(logits(compiled, ids), stock)
@@ -100,3 +152,46 @@ def test_a_model_that_was_compiled_first_follows(spec):
         assert torch.equal(logits(compiled, ids), logits(model, ids))
         assert not close(logits(model, ids), stock, 1e-2)
     assert torch.equal(logits(compiled, ids), stock)
+
+
+@pytest.mark.slow
+def test_hybrids():
+    model, ids = tiny(num_hidden_layers=4), tokens(2, 14)
+    wavepe.hf.patch(model, {"0": WAVELET, "1": "alibi", "2": "none", "3": "rope"})
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(logits(compiled, ids), logits(model, ids))
+
+
+@pytest.mark.slow
+def test_the_attention_of_a_stock_model():
+    model, ids = tiny(), tokens(2, 20)
+    wanted = logits(model, ids)
+    model.set_attn_implementation("wavepe")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert close(logits(compiled, ids, use_cache=False), wanted, 1e-5)
+    if TRANSFORMERS_5:  # stock models before have no graph here
+        cache = StaticCache(config=model.config, max_cache_len=32)
+        with torch.no_grad():
+            parts = [compiled(part, past_key_values=cache).logits for part in ids.split((12, 8), 1)]
+        assert close(torch.cat(parts, 1), wanted, 1e-5)
+
+
+@each(("rope:type=dynamic,factor=2", "rope:inference_theta=scaled"))
+def test_frequencies_that_follow_the_length_are_made_outside_the_graph(spec):
+    model = patched_tiny(spec, **ONE)
+    compiled = torch.compile(model, dynamic=True, backend="eager")
+    for length in (9, 3 * LENGTH, 2 * LENGTH):
+        ids = tokens(2, length)
+        wanted = logits(model, ids, use_cache=False)
+        assert torch.equal(logits(compiled, ids, use_cache=False), wanted)
+
+
+@pytest.mark.slow
+def test_a_length_that_is_fixed_later():
+    model, ids = patched_tiny("rope:theta=30,inference_theta=scaled", **ONE), tokens(1, 24)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        assert close(compiled(ids).logits, logits(model, ids), 1e-6)
+        for length in (40, 50, None):
+            wavepe.hf.fix_length(model, length)
+            assert close(compiled(ids).logits, logits(model, ids), 1e-6)

@@ -1,4 +1,6 @@
-"""wavepe.hf.patch on each family: values against a float64 reference, and the way back."""
+"""Each family: patched, against a float64 reference, and back; attn_implementation="wavepe"."""
+
+import itertools
 
 import pytest
 
@@ -7,16 +9,17 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from encoding_cases import LEARNED
-from hf_families import FAMILIES, VOCABULARY, Reference, build, stirred
-from hf_model import EACH_ENTRY, close, gradients, logits, tokens
-from transformers import AutoConfig, AutoModel
-from wavepe.hf import families
+from hf_families import FAMILIES, VOCABULARY, Reference, build, by_turns, stirred
+from hf_model import EACH_ENTRY, close, gradients, logits, tiny, tokens
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
+from wavepe.hf import attention, families, masks
 
 SPECS = (*EACH_ENTRY, *LEARNED)
 LENGTH = 20  # more than three windows
 # float32 against float64: two layers of sums of at most 40 terms. 2e-6 is seen, of stock models
 # too.
 FLOAT32 = 1e-5
+each_family = by_turns()
 
 
 def patched(family, spec):
@@ -37,17 +40,31 @@ def sequences():
     return numbers, torch.cat(positions).view(2, LENGTH)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_the_reference_is_the_stock_model(family):
     model, ids = build(family), tokens(2, LENGTH)
     wanted, _ = Reference(family, model)(ids)
     assert close(logits(model, ids), wanted.detach(), FLOAT32)
 
 
+def each_family_with_two(test):
+    """Run a test with each family under each encoding; without --all, under two by turns.
+
+    Families that scale their embeddings show whether vectors are added in the right place.
+    """
+    cases = []
+    for spec in SPECS:
+        for index, family in enumerate(FAMILIES):
+            two = EACH_ENTRY[index % 6], list(LEARNED)[(index + index // 6) % 6]
+            scaled = spec == "sinusoidal" and family in ("gemma2", "gemma3_text", "granite")
+            marks = () if spec in two or scaled else pytest.mark.slow
+            cases.append(pytest.param(spec, family, marks=marks))
+    return pytest.mark.parametrize(("spec", "family"), cases)(test)
+
+
 # 4.57 warns of every attention but its own three, and hands over the weights all the same.
 @pytest.mark.filterwarnings("ignore:`output_attentions=True` is not supported with")
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", SPECS)
+@each_family_with_two
 def test_values(spec, family):
     model, ids = patched(family, spec), tokens(2, LENGTH)
     reference = Reference(family, model, spec)
@@ -68,7 +85,7 @@ def test_values(spec, family):
         assert close(found, wanted, FLOAT32)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_gradients(family):
     spec = "wavelet:scales=4"
     model, ids = patched(family, spec), tokens(2, LENGTH)
@@ -84,7 +101,8 @@ def test_gradients(family):
         assert (got - gradient).abs().max() <= FLOAT32 * largest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# With bases by layer, layers without rotation, heads of which a part is rotated, and others.
+@by_turns(2, always=("gemma3_text", "smollm3", "phi3", "gpt_neox"))
 def test_a_bare_rope_is_that_of_the_family(family):
     model, ids = build(family), tokens(2, LENGTH)
     stock = logits(model, ids)
@@ -95,14 +113,13 @@ def test_a_bare_rope_is_that_of_the_family(family):
     assert not close(logits(model, ids), stock, 1e-2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_there_and_back(family):
     """Each encoding has an effect of its own, and leaves nothing behind."""
     model, ids = build(family), tokens(2, LENGTH)
     stock, implementation = logits(model, ids), model.config._attn_implementation
     keys, buffers = list(model.state_dict()), list(dict(model.named_buffers()))
-    # The one pair of dims that GPT-NeoX rotates here turns by 1 a token, whatever the base.
-    seen = [stock] if FAMILIES[family].rotated > 2 else []
+    seen = [stock]
     for spec in SPECS:
         with wavepe.hf.patched(model, spec):
             learned = [key for key in model.state_dict() if "position_encoding." in key]
@@ -118,7 +135,7 @@ def test_there_and_back(family):
         assert not any(close(one, other, 1e-3) for other in seen[:i])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_bfloat16(family):
     model, ids = build(family), tokens(2, LENGTH)
     wavepe.hf.patch(model, "wavelet:scales=4")
@@ -128,6 +145,114 @@ def test_bfloat16(family):
     assert found.isfinite().all()
     # 8 bits, a dozen roundings a layer, and a softmax that multiplies them.
     assert close(found.float()[padding().bool()], wanted[padding().bool()], 0.1)
+
+
+@each_family
+def test_a_mask_that_hides_nothing_is_none(family, monkeypatch):
+    """On a device patched models get one where nothing is given, lest transformers looks."""
+    model, ids = wavepe.hf.patch(build(family), "wavelet"), tokens(2, 12)
+    wanted = logits(model, ids)
+    monkeypatch.setattr(masks, "reading_waits", lambda device: True)
+    made, real = [], masks.nothing_hidden
+    monkeypatch.setattr(masks, "nothing_hidden", lambda device: made.append(1) or real(device))
+    assert torch.equal(logits(model, ids), wanted)
+    assert made == [1]
+
+
+# ------------------------------------------------------------------ models that are not patched
+
+
+@pytest.fixture
+def registered():
+    """A function that builds a stock model, and the same with attn_implementation="wavepe"."""
+
+    def pair(family):
+        model = build(family)
+        model.set_attn_implementation("wavepe")
+        return build(family), model
+
+    return pair
+
+
+IDS = tokens(2, LENGTH)
+CUTS = ((12, 8), (12, 1, 7), (5, *[1] * 15))
+
+
+def in_pieces(model, cuts, kind=DynamicCache, **room):
+    cache = kind(config=model.config, **room)
+    parts = IDS.split(list(cuts), 1)
+    return torch.cat([logits(model, part, past_key_values=cache) for part in parts], 1)
+
+
+@each_family
+def test_every_cache(family, registered):
+    stock, model = registered(family)
+    wanted = logits(stock, IDS, use_cache=False)
+    assert close(logits(model, IDS, use_cache=False), wanted, 1e-4)
+    caches = ({"kind": DynamicCache}, {"kind": StaticCache, "max_cache_len": 32})
+    for cuts, cache in itertools.product(CUTS, caches):
+        # transformers' own attention is not right with some of them
+        if close(in_pieces(stock, cuts, **cache), wanted, 1e-4):
+            assert close(in_pieces(model, cuts, **cache), wanted, 1e-4), (cuts, cache)
+        else:
+            assert cache["kind"] is StaticCache, cuts
+
+
+@each_family
+def test_padding_packing_and_generation(family, registered):
+    stock, model = registered(family)
+    mask = torch.ones_like(IDS)
+    mask[0, :7] = 0
+    kept = mask.bool()
+    wanted = logits(stock, IDS, attention_mask=mask)[kept]
+    assert close(logits(model, IDS, attention_mask=mask)[kept], wanted, 1e-4)
+    positions = torch.cat([torch.arange(9), torch.arange(11)]).expand(2, -1)
+    packed = {"position_ids": positions, "use_cache": False}
+    assert close(logits(model, IDS, **packed), logits(stock, IDS, **packed), 1e-4)
+    how = {"max_new_tokens": 8, "do_sample": False, "attention_mask": mask, "disable_compile": True}
+    for cache in ({}, {"cache_implementation": "static"}):
+        found = model.generate(IDS, **how, **cache)
+        assert torch.equal(found, stock.generate(IDS, **how, **cache))
+
+
+def test_sinks_are_refused():
+    sizes = {**SIZES, "head_dim": 8, "num_key_value_heads": 2, "num_local_experts": 2}
+    config = transformers.GptOssConfig(**sizes, num_experts_per_tok=1, sliding_window=8)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="wavepe").eval()
+    with pytest.raises(ValueError, match="does not support the argument 's_aux'"):
+        model(IDS)
+
+
+def test_chunks_are_those_of_the_family():
+    sizes = UNSUPPORTED["llama4_text"] | {"num_hidden_layers": 2, "num_local_experts": 2}
+    layers = {"attention_chunk_size": 4, "layer_types": ["chunked_attention"] * 2}
+    config = transformers.Llama4TextConfig(**sizes, **layers)
+    stock = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    wanted = logits(stock, IDS, use_cache=False)
+    stock.set_attn_implementation("wavepe")
+    assert close(logits(stock, IDS, use_cache=False), wanted, 1e-5)
+    for cuts in CUTS:
+        assert close(in_pieces(stock, cuts), wanted, 1e-5), cuts
+
+
+def test_what_the_attention_does_not_know():
+    layer = tiny(attn_implementation="wavepe").model.layers[0].self_attn
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+    for name in ("s_aux", "position_bias", "sinks", "head_mask"):
+        with pytest.raises(ValueError, match=f"does not support the argument '{name}'"):
+            attention.attention_forward(layer, q, k, k, None, **{name: torch.zeros(4)})
+    with pytest.raises(TypeError, match=r"bool or floating point, got torch\.int32"):
+        attention.attention_forward(layer, q, k, k, torch.ones(1, 1, 6, 6, dtype=torch.int32))
+    two = torch.tensor([0, 2, 6])
+    with pytest.raises(ValueError, match="position_ids that start again"):
+        attention.attention_forward(layer, q, k, k, None, cu_seq_lens_q=two, cu_seq_lens_k=two)
+    out, _ = attention.attention_forward(layer, q, k, k, None, position_ids=torch.arange(6)[None])
+    causal = {"is_causal": True, "enable_gqa": True}
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, k, **causal)
+    assert close(out, wanted.transpose(1, 2), 1e-6)
+
+
+# ------------------------------------------------------------------ models that patch refuses
 
 
 SIZES = {

@@ -8,13 +8,19 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
+from hf_families import FAMILIES, ROTARY, build
 from hf_model import LENGTH, VOCABULARY, close, gradients, logits, pickled, recompute, tiny, tokens
-from hf_theta_cases import FAMILIES, OTHER, build
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe import ops
 from wavepe.hf import fused_rope
 from wavepe.hf.fused_rope import use_fused_rope
 from wavepe.hf.theta import set_theta
+
+QUICK = ("llama", "gemma3_text", "olmo2", "gpt_neox", *ROTARY)
+EVERY = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in (*FAMILIES, *ROTARY)
+]
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def calls(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_forward_gradients_and_generation(family, calls):
     model, ids = build(family), tokens(2, LENGTH)
     stock, slopes = logits(model, ids), gradients(model, ids)
@@ -77,19 +83,7 @@ def test_angles_are_views_of_the_models_own(family, calls):
 
 
 @pytest.mark.parametrize("family", ["llama", "cohere", "olmo2"])
-def test_low_precision(family):
-    model, ids = build(family), tokens(2, LENGTH)
-    exact = logits(model, ids)
-    model.to(torch.bfloat16)
-    stock = logits(model, ids)
-    fused = logits(use_fused_rope(model), ids)
-    assert fused.dtype == torch.bfloat16
-    error = (fused.double() - exact).norm() / (stock.double() - exact).norm()
-    assert 0 < error < 1.5
-
-
-@pytest.mark.parametrize("family", ["llama", "cohere", "olmo2"])
-def test_dtypes_under_autocast(family):
+def test_low_precision_and_autocast(family):
     """Keys in the cache keep the dtype that the stock model gives them."""
     model, ids, found = build(family), tokens(2, LENGTH), []
     for fused in (False, True):
@@ -102,6 +96,13 @@ def test_dtypes_under_autocast(family):
     assert fused_keys.dtype == keys.dtype
     assert close(fused_keys.float(), keys.float(), 1e-2)
     assert close(got.float(), stock.float(), 5e-2)
+    use_fused_rope(model, enabled=False)
+    exact = logits(model, ids)
+    stock = logits(model.to(torch.bfloat16), ids)
+    got = logits(use_fused_rope(model), ids)
+    assert got.dtype == torch.bfloat16
+    error = (got.double() - exact).norm() / (stock.double() - exact).norm()
+    assert 0 < error < 1.5
 
 
 def test_only_the_layers_of_this_model(calls):
@@ -149,25 +150,22 @@ def test_copies_and_files(calls, tmp_path):
     assert type(stock.model.layers[0].self_attn) is type(build("llama").model.layers[0].self_attn)
 
 
-def test_another_default_dtype():
+def test_layers_of_another_default_dtype_and_replicas():
+    """DataParallel copies a layer's attributes: a forward among them would be the original's."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         fused_rope._fused_class.cache_clear()
-        model = use_fused_rope(build("llama"))
+        layer = use_fused_rope(build("llama")).model.layers[0].self_attn
     finally:
         torch.set_default_dtype(torch.float32)
-    assert isinstance(model.model.layers[0].self_attn, fused_rope.Fused)
-
-
-def test_replicas_use_their_own_weights():
-    """DataParallel copies a layer's attributes: a forward among them would be the original's."""
-    layer = use_fused_rope(build("llama")).model.layers[0].self_attn
+    assert isinstance(layer, fused_rope.Fused)
     replica = layer._replicate_for_data_parallel()
     assert replica.forward.__self__ is replica
     assert replica.forward.__func__ is layer.forward.__func__
 
 
 # What transformers 4.57 makes masks of, as PyTorch traces it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_and_exported():
     torch._dynamo.reset()
@@ -210,9 +208,9 @@ def test_output_recorders_and_static_caches(calls):
 @pytest.mark.parametrize("family", ["llama", "stablelm"])
 def test_goes_with_set_theta(family, calls):
     ids = tokens(1, LENGTH)
-    wanted = logits(build(family, OTHER), ids)
-    for model in (set_theta(use_fused_rope(build(family)), OTHER),
-                  use_fused_rope(set_theta(build(family), OTHER))):  # fmt: skip
+    wanted = logits(build(family, 7.0), ids)
+    for model in (set_theta(use_fused_rope(build(family)), 7.0),
+                  use_fused_rope(set_theta(build(family), 7.0))):  # fmt: skip
         calls.clear()
         assert close(logits(model, ids), wanted, 1e-5)
         assert len(calls) == 2

@@ -1,4 +1,4 @@
-"""Hybrids: encodings by ranges of layers."""
+"""Hybrids: encodings by ranges of layers; those that are refused are in test_hf_patch.py."""
 
 import json
 
@@ -7,17 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import numpy as np
 import wavepe.hf
-from hf_model import (
-    attend,
-    close,
-    logits,
-    parts_in,
-    rms_norm,
-    tiny,
-    tokens,
-)
+from hf_model import close, logits, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from wavepe.hf.layers import Choice
 
@@ -31,24 +22,6 @@ HYBRIDS = [
 ]
 
 
-def of_layers(model, row, specs):
-    """Logits of one row where each layer has an encoding of its own, in float64."""
-    weights = {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
-    config, eps = model.config, model.config.rms_norm_eps
-    x = weights["model.embed_tokens.weight"][np.asarray(row)]
-    for index, spec in enumerate(specs):
-        parts = parts_in(model, spec, len(row))
-        prefix = f"model.layers.{index}."
-        layer = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-        out, _ = attend(rms_norm(x, layer["input_layernorm.weight"], eps), layer, config, parts)
-        x = x + out
-        h = rms_norm(x, layer["post_attention_layernorm.weight"], eps)
-        gate = h @ layer["mlp.gate_proj.weight"].T
-        up = h @ layer["mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp.down_proj.weight"].T
-    return rms_norm(x, weights["model.norm.weight"], eps) @ weights["lm_head.weight"].T
-
-
 @pytest.mark.parametrize(("spec", "specs"), HYBRIDS)
 def test_each_layer_has_its_own(spec, specs):
     model = tiny(num_hidden_layers=4)
@@ -56,7 +29,7 @@ def test_each_layer_has_its_own(spec, specs):
     wavepe.hf.patch(model, spec)
     got = logits(model, IDS)
     for row in range(2):
-        assert close(got[row], of_layers(model, IDS[row], specs))
+        assert close(got[row], reference(model, IDS[row], specs)[0])
     cache, pieces = DynamicCache(config=model.config), []
     for piece in IDS.split((5, 1, 8), dim=1):
         pieces.append(logits(model, piece, past_key_values=cache))
@@ -64,7 +37,7 @@ def test_each_layer_has_its_own(spec, specs):
     mask = torch.ones_like(IDS)
     mask[0, :4] = 0
     padded = logits(model, IDS, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
-    assert close(padded[0, 4:], of_layers(model, IDS[0, 4:], specs))
+    assert close(padded[0, 4:], reference(model, IDS[0, 4:], specs)[0])
     wavepe.hf.unpatch(model)
     assert torch.equal(logits(model, IDS), stock)
 
@@ -106,40 +79,6 @@ def test_saved_loaded_and_converted(tmp_path):
     assert done.encoding == {"0-1": WAVELET}
     converted = AutoModelForCausalLM.from_pretrained(tmp_path / "converted")
     assert torch.equal(logits(converted, IDS), logits(other, IDS))
-
-
-def test_compiled():
-    torch._dynamo.reset()
-    model = wavepe.hf.patch(tiny(num_hidden_layers=4), HYBRIDS[0][0])
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert torch.equal(logits(compiled, IDS), logits(model, IDS))
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({}, "at least one layer"),
-        ({"first": "rope"}, "'4' or '0-3'.*got 'first'"),
-        ({"2-1": "rope"}, "the first one first; got '2-1'"),
-        ({-1: "rope"}, "got -1"),
-        ({True: "rope"}, "got True"),
-        ({"0": "none", 0: "rope"}, "layers 0 are named twice, got 0"),
-        ({"0-1": "rope", "1": "none"}, "layers 1 are named twice"),
-        ({"0-2": "rope"}, "layers 0-2, but this model has the layers 0-1"),
-        ({"0": "sinusoidal"}, "sinusoidal is an absolute.*cannot differ by layer"),
-        ({"0": "shaw:clip=2", "1": "shaw:clip=3"}, "one learned encoding.*clip=2 and shaw:clip=3"),
-        ({"0": "wavelt"}, "unknown encoding 'wavelt'"),
-        ({"0": "wavelet:scales=3"}, "not divisible"),
-    ],
-)
-def test_refused(spec, message):
-    model = tiny()
-    stock, before = logits(model, IDS), dict(vars(model.model))
-    with pytest.raises(ValueError, match=message):
-        wavepe.hf.patch(model, spec)
-    assert dict(vars(model.model)) == before
-    assert torch.equal(logits(model, IDS), stock)
 
 
 def test_options_beside_a_dict_are_refused():

@@ -1,4 +1,8 @@
-"""Masks of a patched Llama: padding, packed sequences, own masks, caches, dropout."""
+"""What tokens of a patched Llama see: padding, packed sequences, own masks, caches, dropout.
+
+Packed sequences are each as if they were alone, whatever else the caller passes. How all this
+compiles is tested in test_hf_compile.py.
+"""
 
 import inspect
 
@@ -23,11 +27,17 @@ from hf_model import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
+from wavepe.hf import masks
 from wavepe.hf.attention import attention_forward
 
 # Of each kind of term in the scores.
 SCORES = ("wavelet:scales=4", "transformer_xl:biases=false", "alibi", "sandwich:dim=16", *LEARNED)
 EACH = (*SCORES, "none", "rope:theta=100", "sinusoidal")
+# Of each place where an encoding enters, where its kind of term is not the matter.
+SPECS = ("wavelet:scales=4", "shaw:clip=3", "alibi", "none", "rope", "sinusoidal")
+IDS = tokens(2, 12)
+POSITIONS = torch.cat([torch.arange(5), torch.arange(7)])[None]
+ENDS = torch.tensor([0, 5, 12], dtype=torch.int32)
 
 
 def mask_of(model, length, mask=None, cache=None, positions=None, rows=2):
@@ -55,7 +65,7 @@ def padded(rows=2, length=9, padding=3):
 # ------------------------------------------------------------------ the form of masks
 
 
-@pytest.mark.parametrize("spec", EACH)
+@pytest.mark.parametrize("spec", SPECS[::2])
 def test_forms(spec):
     model, mask = patched_tiny(spec), padded()
     assert mask_of(model, 9) is None
@@ -72,7 +82,7 @@ def test_forms(spec):
     assert mask_of(model, 9, own) is own
 
 
-@pytest.mark.parametrize("spec", EACH)
+@pytest.mark.parametrize("spec", SPECS[::2])
 def test_forms_with_a_cache(spec):
     model, mask = patched_tiny(spec), padded()
     growing = DynamicCache(config=model.config)
@@ -118,9 +128,12 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("how", ["plain", "padding", "packed", "cached"])
-@pytest.mark.parametrize("spec", EACH)
-def test_no_tensor_grows_with_queries_times_keys(spec, how):
+LONG = [("plain", spec) for spec in EACH]
+LONG += [(how, EACH[index]) for how in ("padding", "packed", "cached") for index in (0, 1, -2)]
+
+
+@pytest.mark.parametrize(("how", "spec"), LONG)
+def test_no_tensor_grows_with_queries_times_keys(how, spec):
     length, model = 400, patched_tiny(spec, num_hidden_layers=1).train()
     ids, options = tokens(1, length), {"use_cache": False}
     if how == "padding":
@@ -147,6 +160,10 @@ def test_no_tensor_grows_with_queries_times_keys(spec, how):
 def test_the_operator_and_pytorch_agree_under_any_mask(spec):
     """The mask may show keys in the future, because it alone decides."""
     model, ids = patched_tiny(spec), tokens(2, 11)
+    causal = torch.ones(11, 11, dtype=torch.bool).tril().expand(2, 1, 11, 11)
+    assert close(logits(model, ids, attention_mask=causal), logits(model, ids), 1e-5)
+    with pytest.raises((TypeError, RuntimeError), match="bool"):
+        logits(model, ids, attention_mask=causal.long())
     generator = torch.Generator().manual_seed(3)
     for heads in (1, 4):
         mask = torch.rand((2, heads, 11, 11), generator=generator) < 0.5
@@ -172,21 +189,6 @@ def test_weights_do_not_lose_digits_under_autocast(spec):
             assert all(map(torch.equal, both(), exact))
 
 
-@pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
-@pytest.mark.parametrize("spec", EACH)
-def test_weights_in_pieces(spec, cache):
-    model, ids, mask = patched_tiny(spec), tokens(2, 12), padded(2, 12)
-    wanted = logits(model, ids, attention_mask=mask, use_cache=False)
-    options = {"max_cache_len": 20} if cache is StaticCache else {}
-    filled, pieces = cache(config=model.config, **options), []
-    for start, stop in ((0, 5), (5, 6), (6, 9), (9, 12)):
-        piece, seen = ids[:, start:stop], mask[:, :stop]
-        options = {"attention_mask": seen, "past_key_values": filled}
-        pieces.append(logits(model, piece, output_attentions=True, **options))
-    kept = mask.bool()
-    assert close(torch.cat(pieces, dim=1)[kept], wanted[kept], 1e-5)
-
-
 @pytest.mark.parametrize("spec", EACH)
 def test_weights_and_added_masks_in_bfloat16(spec):
     model, ids = patched_tiny(spec).bfloat16(), tokens(2, 11)
@@ -196,6 +198,199 @@ def test_weights_and_added_masks_in_bfloat16(spec):
     assert wanted.dtype == torch.bfloat16
     for options in ({"output_attentions": True}, {"attention_mask": added}):
         assert close(logits(model, ids, **options).float(), wanted.float(), 0.05)
+
+
+# ------------------------------------------------------------------ packed sequences
+
+
+def alone(model, ids=IDS):
+    return torch.cat([logits(model, ids[:, :5]), logits(model, ids[:, 5:])], dim=1)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_positions_that_start_again(spec):
+    """With a mask of ones or a cache, transformers itself would not see them."""
+    model = patched_tiny(spec)
+    for rows in (1, 2):
+        ids, wanted = IDS[:rows], alone(model, IDS[:rows])
+        for options in (
+            {},
+            {"use_cache": False},
+            {"attention_mask": torch.ones(rows, 12, dtype=torch.long)},
+            {"past_key_values": DynamicCache(config=model.config)},
+            {"past_key_values": StaticCache(config=model.config, max_cache_len=20)},
+            {"use_cache": False, "position_ids": POSITIONS.expand(rows, -1)},
+        ):
+            got = logits(model, ids, **{"position_ids": POSITIONS, **options})
+            assert close(got, wanted, 1e-5), (rows, options.keys())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_beside_and_between_them(spec):
+    model = patched_tiny(spec)
+    mask, positions = torch.ones(2, 12, dtype=torch.long), POSITIONS.repeat(2, 1)
+    mask[:, 10:], positions[:, 10:] = 0, 0
+    wanted = torch.cat([logits(model, IDS[:, :5]), logits(model, IDS[:, 5:10])], dim=1)
+    got = logits(model, IDS, position_ids=positions, attention_mask=mask)
+    assert close(got[:, :10], wanted, 1e-5)
+    weights = model(IDS, position_ids=positions, attention_mask=mask, output_attentions=True)
+    assert close(weights.logits.detach()[:, :10], wanted, 1e-5)
+    assert not weights.attentions[0][:, :, 5:10, :5].any()
+    # As collators leave it that pad each sequence to a multiple.
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 0, 0, 0, 1, 2, 3, 4, 5, 6]])
+    got = logits(model, IDS[:1], position_ids=positions, attention_mask=mask)
+    assert close(got[:, :3], logits(model, IDS[:1, :3]), 1e-5)
+    assert close(got[:, 5:], logits(model, IDS[:1, 5:]), 1e-5)
+
+
+@pytest.mark.parametrize("counted", ["tokens", "places"])
+def test_padding_within_a_sequence_is_none_of_theirs(counted):
+    model, mask = patched_tiny("rope"), torch.ones(1, 12, dtype=torch.long)
+    mask[:, 3:5] = 0
+    positions = mask.cumsum(1) - 1 if counted == "tokens" else torch.arange(12)[None]
+    seen = torch.ones(12, 12, dtype=torch.bool).tril() & mask.bool()
+    wanted = logits(model, IDS[:1], position_ids=positions, attention_mask=seen[None, None])
+    got = logits(model, IDS[:1], position_ids=positions, attention_mask=mask)
+    assert close(got[:, mask[0] == 1], wanted[:, mask[0] == 1], 1e-5)
+
+
+def test_masks_and_lengths_that_are_given_otherwise():
+    """Masks of the room in a static cache and of the sequences' own numbers; emptied caches."""
+    model = patched_tiny("wavelet:scales=4")
+    wanted, whole = alone(model), logits(model, IDS)
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    for mask, filled in (
+        (torch.ones(2, 20, dtype=torch.long), None),
+        (torch.ones(2, 20, dtype=torch.long), cache),
+        (torch.tensor([[2] * 5 + [1] * 7] * 2), None),
+    ):
+        given = {"attention_mask": mask, "past_key_values": filled}
+        assert close(logits(model, IDS, position_ids=POSITIONS, **given), wanted, 1e-5)
+    cache.reset()
+    parts = [logits(model, ids, past_key_values=cache) for ids in (IDS[:, :6], IDS[:, 6:])]
+    assert close(torch.cat(parts, 1), whole, 1e-5)
+    # Lengths of one sequence leave its cache alone.
+    out = model(IDS[:1, :6], cu_seq_lens_q=torch.tensor([0, 6]), use_cache=True)
+    more = logits(model, IDS[:1, 6:], past_key_values=out.past_key_values)
+    assert close(more, whole[:1, 6:], 1e-5)
+    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+        model.model(position_ids=POSITIONS)  # the model's own message
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_lengths_as_collators_give_them(spec):
+    model = patched_tiny(spec)
+    wanted = alone(model, IDS[:1])
+    given = {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 7, "max_length_k": 7}
+    assert close(logits(model, IDS[:1], **given), wanted, 1e-5)
+    assert close(logits(model, IDS[:1], position_ids=POSITIONS, **given), wanted, 1e-5)
+
+
+def test_gradients():
+    model = patched_tiny("wavelet:scales=4").train()
+    model(IDS, position_ids=POSITIONS).logits.square().sum().backward()
+    packed = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    for piece in (IDS[:, :5], IDS[:, 5:]):
+        model(piece).logits.square().sum().backward()
+    for got, weight in zip(packed, model.parameters(), strict=True):
+        assert close(got, weight.grad, 1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_is_no_packing(spec):
+    """Positions of generate and of left padding start late; a cache goes on."""
+    model, mask = patched_tiny(spec), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :4] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    got = model(IDS, attention_mask=mask, position_ids=positions, use_cache=True)
+    assert got.past_key_values.get_seq_length() == 12
+    assert close(got.logits.detach()[0, 4:], logits(model, IDS[:1, 4:])[0], 1e-5)
+    more = logits(
+        model,
+        IDS[:, :1],
+        attention_mask=torch.cat([mask, mask[:, :1] | 1], 1),
+        position_ids=positions[:, -1:] + 1,
+        past_key_values=got.past_key_values,
+    )
+    whole = torch.cat([IDS, IDS[:, :1]], 1)
+    assert close(more[1], logits(model, whole)[1, -1:], 1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_gaps_begin_no_sequence(spec):
+    """Positions may be drawn at random: distances of score encodings count tokens all the same."""
+    model, positions = patched_tiny(spec), torch.arange(12)[None] ** 2
+    got = logits(model, IDS, position_ids=positions)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    assert torch.equal(logits(model, IDS, position_ids=positions, attention_mask=mask), got)
+    assert close(got, logits(model, IDS), 1e-5) == (spec not in ("rope", "sinusoidal"))
+
+
+def test_what_cannot_be_right_is_refused():
+    model = patched_tiny("wavelet:scales=4")
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS, position_ids=POSITIONS, past_key_values=cache)
+    with pytest.raises(ValueError, match="the cache holds packed sequences"):
+        model(IDS[:, :1], past_key_values=cache)
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"new ones begin at \[5\]\) cannot follow the 12 tokens"):
+        model(IDS, position_ids=POSITIONS, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"new ones begin at \[5\]\) cannot follow the 12 tokens"):
+        model(IDS[:1], cu_seq_lens_q=ENDS, past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot be continued: pass use_cache=False"):
+        model(IDS, position_ids=POSITIONS, use_cache=True)
+    for given, message in (
+        ({"cu_seq_lens_q": ENDS[:2]}, "rise from 0 to the number of tokens, 12; got .0, 5."),
+        ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS + 1}, "must be equal"),
+        ({"cu_seq_lens_q": torch.tensor([0, 8, 5, 12])}, "rise from 0 .*; got .0, 8, 5, 12."),
+        ({"cu_seq_lens_q": ENDS[:0]}, "number of tokens, 12; got .."),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(IDS[:1], **given)
+    with pytest.raises(ValueError, match="needs one row of packed sequences, got 2"):
+        model(IDS, cu_seq_lens_q=ENDS)
+    with pytest.raises(TypeError, match="cu_seq_lens_q must be a tensor, got list"):
+        model(IDS[:1], cu_seq_lens_q=[0, 5, 12])
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:1], past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot follow the 12 tokens of a cache"):
+        model(IDS[:1, :2], cu_seq_lens_q=torch.tensor([0, 1, 2]), past_key_values=cache)
+    follows = patched_tiny("normalised")
+    with pytest.raises(ValueError, match="normalised depends on the sequence length"):
+        follows(IDS, position_ids=POSITIONS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_on_a_device_nobody_looks_and_the_same_is_seen(spec, monkeypatch):
+    """There every mask counts as one that hides something, and positions as packed sequences."""
+    model, ones = patched_tiny(spec).train(), torch.ones(2, 12, dtype=torch.long)
+    padding = ones.clone()
+    padding[0, :3] = 0
+
+    def run():
+        yield logits(model, IDS)
+        yield logits(model, IDS, use_cache=False)
+        yield logits(model, IDS, use_cache=False, output_attentions=True)
+        for mask in (None, ones, padding):
+            for positions in (None, POSITIONS, torch.arange(12)[None]):
+                given = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+                yield logits(model, IDS, **given)
+        yield logits(model, IDS[:1], cu_seq_lens_q=ENDS, use_cache=False)
+        cache = DynamicCache(config=model.config)
+        yield logits(model, IDS[:, :5], past_key_values=cache)
+        yield logits(model, IDS[:, 5:6], past_key_values=cache, attention_mask=ones[:, :6])
+
+    wanted = list(run())
+    monkeypatch.setattr(masks, "reading_waits", lambda device: True)
+    looked = []
+    monkeypatch.setattr(torch.Tensor, "any", lambda *x: looked.append("any"))
+    monkeypatch.setattr(torch.Tensor, "all", lambda *x: looked.append("all"))
+    for got, expected in zip(run(), wanted, strict=True):
+        assert close(got, expected, 1e-5)
+    assert not looked
 
 
 # ------------------------------------------------------------------ dropout
@@ -236,55 +431,10 @@ def test_dropout_keeps_the_mean():
     assert not close(seen[0], wanted, 0.1)
 
 
-# ------------------------------------------------------------------ compiled
+# ------------------------------------------------------------------ the operator and devices
 
 
-@pytest.mark.parametrize(
-    ("spec", "how"),
-    [
-        ("wavelet:scales=4", "padding"),
-        ("wavelet:scales=4", "packed"),
-        ("wavelet:scales=4", "own"),
-        ("transformer_xl", "padding"),
-        ("alibi", "packed"),
-    ],
-)
-def test_compiled(spec, how):
-    torch._dynamo.reset()
-    model, ids = patched_tiny(spec, num_hidden_layers=1), tokens(2, 12)
-    options = {"use_cache": False}
-    if how == "padding":
-        options["attention_mask"] = padded(2, 12)
-    if how == "packed":
-        options["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    if how == "own":
-        options["attention_mask"] = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril()
-    targets = set()
-
-    def look(graph, inputs):
-        targets.update(str(node.target) for node in graph.graph.nodes)
-        return graph.forward
-
-    compiled = torch.compile(model, fullgraph=True, backend=look)
-    assert torch.equal(logits(compiled, ids, **options), logits(model, ids, **options))
-    assert any("attention_forward" in target for target in targets)
-    torch._dynamo.reset()
-
-
-def test_compiled_dropout_and_gradients():
-    torch._dynamo.reset()
-    model = patched_tiny("wavelet:scales=4", num_hidden_layers=1, attention_dropout=0.5).train()
-    ids = tokens(2, 12)
-    torch.manual_seed(0)
-    wanted = gradients(model, ids)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.manual_seed(0)
-    for got, gradient in zip(gradients(compiled, ids), wanted, strict=True):
-        assert close(got, gradient, 1e-5)
-    torch._dynamo.reset()
-
-
-def test_the_compiled_operator(tmp_path):
+def test_the_operator_that_is_compiled():
     """Schema, fake tensors and autograd of wavepe_nn::attention_forward agree."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, 6, HEAD, generator=generator)
@@ -317,9 +467,6 @@ def test_the_compiled_operator(tmp_path):
 def test_a_stock_model_is_not_concerned():
     assert tiny(config=tiny_config()).config._attn_implementation == "sdpa"
     assert mask_of(tiny(), 9, padded()).shape == (2, 1, 9, 9)
-
-
-# ------------------------------------------------------------------ devices without a kernel
 
 
 @pytest.fixture

@@ -1,28 +1,34 @@
-"""Patching stock Llamas and removing the patch; models that patch refuses."""
+"""Patching stock models and removing the patch.
+
+What patch refuses, and changes of a patched model that would alter it in silence: they raise an
+error.
+"""
 
 import copy
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
+from encoding_cases import LEARNED
+from hf_families import build, stirred
 from hf_model import (
     EACH_ENTRY,
     HEAD,
-    SPECS,
     close,
     logits,
     patched_tiny,
+    pickled,
     tiny,
     tiny_config,
     tokens,
 )
-from processes import output, python
+from processes import forked, output
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
+    AutoModelForCausalLM,
+    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForQuestionAnswering,
@@ -30,10 +36,25 @@ from transformers import (
     LlamaForTokenClassification,
     LlamaModel,
 )
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    ALL_ATTENTION_FUNCTIONS,
+    LlamaAttention,
+    LlamaRotaryEmbedding,
+)
+from wavepe.hf.families import argument_names
+from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
+EACH = (*EACH_ENTRY, *LEARNED)
+
+
+def mistral():
+    """One that is no Llama, with windows."""
+    return build("mistral", sliding_window=5)
+
+
+MODELS = pytest.mark.parametrize("make", [tiny, mistral])
 
 
 @pytest.fixture
@@ -72,19 +93,39 @@ def state(model):
 # --------------------------------------------------------------- patch and unpatch
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", EACH)
 def test_unpatch_restores_everything(spec):
     model = tiny()
     before, wanted = state(model), logits(model, IDS)
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert wavepe.hf.patch(model, spec) is model
-    other = logits(model, IDS)
-    assert list(model.state_dict()) == before["weights"]
-    assert spec == "rope" or not close(other, wanted, 1e-3)
+    added = [name for name in model.state_dict() if name not in weights]
+    learned = LEARNED[spec][1] if spec in LEARNED else ()
+    assert added == [f"model.position_encoding.{name}" for name in learned]
+    changed = logits(stirred(model), IDS)
+    assert not close(changed, wanted, 1e-2)
+    copied = copy.deepcopy(model)
     assert wavepe.hf.unpatch(model) is model
     assert state(model) == before
     assert torch.equal(logits(model, IDS), wanted)
     assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
+    assert torch.equal(logits(copied, IDS), changed)
+
+
+COPIED = [(tiny, spec) for spec in (*EACH_ENTRY, "rope", {"1": "alibi"})]
+COPIED += [(mistral, spec) for spec in (WAVELET, "rope", {"1": "alibi"})]
+
+
+@pytest.mark.parametrize(("make", "spec"), COPIED)
+def test_copies_and_pickles(make, spec):
+    model = make()
+    stock = logits(model, IDS)
+    wanted = logits(wavepe.hf.patch(model, spec), IDS)
+    for other in (copy.deepcopy(model), pickled(model)):
+        assert torch.equal(logits(other, IDS), wanted)
+        assert torch.equal(logits(wavepe.hf.unpatch(other), IDS), stock)
+        assert not any(module._forward_pre_hooks for module in other.modules())
+    assert torch.equal(logits(model, IDS), wanted)
 
 
 def test_patched_ends_with_its_block():
@@ -112,7 +153,7 @@ def test_encodings_in_every_form():
     assert torch.equal(logits(wavepe.hf.patch(model, "wavelet", scales=[1, 2, 4, 8]), IDS), wanted)
 
 
-@pytest.mark.parametrize("spec", EACH_ENTRY)
+@pytest.mark.parametrize("spec", [WAVELET, "sinusoidal"])
 @pytest.mark.parametrize(
     "cls",
     [
@@ -167,26 +208,22 @@ def test_models_that_share_a_configuration():
     assert first.config is not second.config is config
 
 
-def test_changes_of_the_configuration_outlive_the_patch():
+def test_changes_outlive_the_patch():
+    """Those of the configuration, and another dtype."""
     model = patched_tiny(WAVELET)
     model.resize_token_embeddings(64)
     model.config.use_cache = False
     wavepe.hf.unpatch(model)
     assert (model.config.vocab_size, model.config.use_cache) == (64, False)
     assert not hasattr(model.config, "position_encoding")
-
-
-def test_another_dtype_after_the_patch():
-    model = tiny()
-    wanted = logits(copy.deepcopy(model).double(), IDS)
-    wavepe.hf.patch(model, WAVELET).double()
-    assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), wanted)
+    wanted = logits(tiny().double(), IDS)
+    assert torch.equal(logits(wavepe.hf.unpatch(patched_tiny(WAVELET).double()), IDS), wanted)
 
 
 # --------------------------------------------------------------- all Llamas
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", EACH_ENTRY)
 def test_llamas_made_in_between_keep_the_encoding(spec, all_llamas):
     before = tiny()
     stock, wanted = logits(before, IDS), logits(patched_tiny(spec), IDS)
@@ -212,36 +249,38 @@ def test_stock_llamas_again_after_unpatch_llama():
     assert torch.equal(logits(after, IDS), logits(copied, IDS))
 
 
-def test_llamas_loaded_in_between(all_llamas, tmp_path):
+def test_what_else_is_made_in_between(all_llamas, tmp_path):
+    """Loaded models, other heads, the types wavepe_llama, configurations of the user's own."""
+    own = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding="alibi")
+    alibi, wavelets = logits(patched_tiny("alibi"), IDS), logits(patched_tiny(WAVELET), IDS)
     tiny().save_pretrained(tmp_path)
     all_llamas(WAVELET)
     loaded = LlamaForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(logits(loaded, IDS), logits(patched_own(), IDS))
     loaded.save_pretrained(tmp_path / "again")
     again = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path / "again")
     assert again.config.position_encoding == WAVELET
-    assert torch.equal(logits(again, IDS), logits(loaded, IDS))
+    classifier = tiny(LlamaForSequenceClassification)
+    assert classifier.config is classifier.model.config
+    assert classifier.config.position_encoding == WAVELET
+    wavepe.hf.unpatch(classifier)
+    assert type(classifier.config) is LlamaConfig
+    config = tiny_config(type("Mine", (LlamaConfig,), {}))
+    for make in (LlamaForCausalLM, lambda config: LlamaAttention(config, 0)):
+        with pytest.raises(TypeError, match="got Mine"):
+            make(config)
+    with pytest.raises(ValueError, match="in force already"):
+        wavepe.hf.patch_llama("alibi")
+    model = tiny(wavepe.hf.WavePELlamaForCausalLM, own)
+    assert torch.equal(logits(model, IDS), alibi)
+    assert torch.equal(logits(loaded, IDS), wavelets)
+    assert torch.equal(logits(again, IDS), wavelets)
 
 
-def patched_own():
-    """A model whose encoding does not come from patch_llama."""
-    config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=WAVELET)
-    return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
-
-
-def test_own_types_are_not_concerned_by_patch_llama(all_llamas):
-    wanted = logits(patched_own(), IDS)
-    all_llamas("none")
-    assert torch.equal(logits(patched_own(), IDS), wanted)
-
-
-def test_other_heads_made_in_between(all_llamas):
-    all_llamas(WAVELET)
-    model = tiny(LlamaForSequenceClassification)
-    assert model.config is model.model.config
-    assert model.config.position_encoding == WAVELET
-    wavepe.hf.unpatch(model)
-    assert type(model.config) is LlamaConfig
+def test_patch_llama_that_is_not_in_force():
+    with pytest.raises(ValueError, match="not in force"):
+        wavepe.hf.unpatch_llama()
+    with pytest.raises(ValueError, match="unknown encoding"):
+        wavepe.hf.patch_llama("nosuch")
 
 
 @pytest.mark.parametrize("spec", [WAVELET, "alibi", "none", "rope:theta=100"])
@@ -264,12 +303,22 @@ def test_an_attention_layer_alone(spec, all_llamas):
     assert config._attn_implementation is None  # the layer has a configuration of its own
 
 
-def test_patch_llama_needs_its_own_configuration_class(all_llamas):
-    all_llamas(WAVELET)
-    config = tiny_config(type("Mine", (LlamaConfig,), {}))
-    for make in (LlamaForCausalLM, lambda config: LlamaAttention(config, 0)):
-        with pytest.raises(TypeError, match="got Mine"):
-            make(config)
+def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):
+    """In evaluation mode the base is the one for inference."""
+    all_llamas("rope:theta=20,inference_theta=300")
+    alone = LlamaAttention(tiny_config(), 0)
+    wavepe.hf.unpatch_llama()
+    wavepe.hf.patch_llama("rope:theta=300")
+    other = LlamaAttention(tiny_config(), 0)
+    other.load_state_dict(alone.state_dict())
+    hidden = torch.randn(1, 12, tiny_config().hidden_size)
+
+    def output(layer):
+        return layer(hidden, position_embeddings=None, attention_mask=None)[0].detach()
+
+    for _ in range(2):
+        assert torch.equal(output(alone.eval()), output(other.eval()))
+        assert not close(output(alone.train()), output(other), 1e-2)
 
 
 # --------------------------------------------------------------- refusals
@@ -289,16 +338,26 @@ def test_a_patched_model_is_not_patched_again():
         wavepe.hf.unpatch(model)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("nosuch", "unknown encoding 'nosuch'"),
-        ("wavelet:scales=3", f"head size {HEAD} is not divisible by 3 scales"),
-        ("rope:interleaved=true", "interleaved"),
-        ({"0-9": "rope"}, "layers 0-9, but this model has the layers 0-1"),
-    ],
-    ids=str,
-)
+REFUSED = [
+    ("nosuch", "unknown encoding 'nosuch'"),
+    ("wavelet:scales=3", f"head size {HEAD} is not divisible by 3 scales"),
+    ("rope:interleaved=true", "interleaved"),
+    ({}, "at least one layer"),
+    ({"first": "rope"}, "'4' or '0-3'.*got 'first'"),
+    ({"2-1": "rope"}, "the first one first; got '2-1'"),
+    ({-1: "rope"}, "got -1"),
+    ({True: "rope"}, "got True"),
+    ({"0": "none", 0: "rope"}, "layers 0 are named twice, got 0"),
+    ({"0-1": "rope", "1": "none"}, "layers 1 are named twice"),
+    ({"0-2": "rope"}, "layers 0-2, but this model has the layers 0-1"),
+    ({"0": "sinusoidal"}, "sinusoidal is an absolute.*cannot differ by layer"),
+    ({"0": "shaw:clip=2", "1": "shaw:clip=3"}, "one learned encoding.*clip=2 and shaw:clip=3"),
+    ({"0": "wavelt"}, "unknown encoding 'wavelt'"),
+    ({"0": "wavelet:scales=3"}, "not divisible"),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), REFUSED)
 def test_encodings_that_do_not_fit_leave_the_model_alone(spec, message):
     model = tiny()
     before, wanted = state(model), logits(model, IDS)
@@ -308,84 +367,29 @@ def test_encodings_that_do_not_fit_leave_the_model_alone(spec, message):
     assert torch.equal(logits(model, IDS), wanted)
 
 
-def test_an_odd_embedding_has_no_sinusoid():
+def test_other_refusals():
+    """Models of other families are in test_hf_families.py."""
     model = tiny(hidden_size=21, num_attention_heads=3, num_key_value_heads=1)
-    with pytest.raises(ValueError, match="21"):
+    with pytest.raises(ValueError, match="21"):  # an odd embedding has no sinusoid
         wavepe.hf.patch(model, "sinusoidal")
     wavepe.hf.patch(model, "alibi")
-
-
-def test_other_models_are_refused():
-    other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=5))
-    for model in (other, torch.nn.Linear(2, 2), tiny().model.layers[0]):
-        with pytest.raises(TypeError, match=f"families llama.*got a?.*{type(model).__name__}"):
-            wavepe.hf.patch(model, WAVELET)
-        with pytest.raises(TypeError, match=f"got a?.*{type(model).__name__}"):
-            wavepe.hf.unpatch(model)
+    for other in (torch.nn.Linear(2, 2), tiny().model.layers[0]):
+        with pytest.raises(TypeError, match=f"families llama.*got a?.*{type(other).__name__}"):
+            wavepe.hf.patch(other, WAVELET)
+        with pytest.raises(TypeError, match=f"got a?.*{type(other).__name__}"):
+            wavepe.hf.unpatch(other)
     with pytest.raises(TypeError, match="spec"):
         wavepe.hf.patch(tiny(), 3)
-
-
-def test_parameters_on_the_meta_device_are_refused():
-    with torch.device("meta"):
-        model = LlamaForCausalLM(tiny_config())
-    with pytest.raises(ValueError, match=r"embed_tokens\.weight is on the meta device"):
-        wavepe.hf.patch(model, WAVELET)
-
-
-@pytest.mark.parametrize("spec", EACH_ENTRY)
-@pytest.mark.parametrize("other", ["sdpa", "eager"])
-def test_another_attention_raises(spec, other):
-    model = patched_tiny(spec)
-    wanted = logits(model, IDS)
-    model.set_attn_implementation(other)
-    with pytest.raises(ValueError, match=f"'wavepe', got '{other}'"):
-        model(IDS)
-    model.set_attn_implementation("wavepe")
-    assert torch.equal(logits(model, IDS), wanted)
-    model.set_attn_implementation(other)
-    wavepe.hf.unpatch(model)
-    assert model.config._attn_implementation == "sdpa"
-    model(IDS)
-
-
-def test_a_spec_changed_on_a_live_model_raises():
-    model = patched_tiny(WAVELET)
-    model.config.position_encoding = "alibi"
+    model.config.position_encoding = WAVELET  # on a live model
     with pytest.raises(ValueError, match="no effect"):
         model(IDS)
-
-
-def test_a_stock_model_made_from_a_patched_configuration_raises():
-    config = patched_tiny(WAVELET).config
-    with pytest.raises(ValueError, match=WAVELET):
-        LlamaForCausalLM(config)(IDS)
-
-
-def test_without_an_encoding_the_attention_is_plain():
-    config = tiny_config()
-    config._attn_implementation = "wavepe"
-    ids = torch.cat([torch.zeros(2, 3, dtype=torch.long), IDS], dim=1)
-    mask = (ids > 0).long()
-    stock = tiny()
-    for options in ({}, {"attention_mask": mask}):
-        wanted = logits(stock, ids, **options)
-        assert close(logits(tiny(config=config), ids, **options), wanted, 1e-5)
-
-
-def test_patch_llama_does_not_nest(all_llamas):
-    with pytest.raises(ValueError, match="not in force"):
-        wavepe.hf.unpatch_llama()
-    with pytest.raises(ValueError, match="unknown encoding"):
-        wavepe.hf.patch_llama("nosuch")
-    all_llamas(WAVELET)
-    with pytest.raises(ValueError, match="in force already"):
-        wavepe.hf.patch_llama("alibi")
+    with pytest.raises(ValueError, match=WAVELET):  # a stock model of a patched configuration
+        LlamaForCausalLM(patched_tiny(WAVELET).config)(IDS)
 
 
 def test_what_is_missing_is_named():
     script = "import sys; sys.modules['transformers'] = None; import wavepe.hf"
-    run = python("-c", script)
+    run = forked("-c", script)
     assert run.returncode != 0
     assert 'pip install ".[hf]"' in run.stderr
 
@@ -395,19 +399,146 @@ def test_import_of_wavepe_alone_brings_neither_torch_nor_transformers():
     output("-c", script)
 
 
-def test_a_layer_that_stands_alone_follows_its_mode(all_llamas):
-    """In evaluation mode the base is the one for inference."""
-    all_llamas("rope:theta=20,inference_theta=300")
-    alone = LlamaAttention(tiny_config(), 0)
-    wavepe.hf.unpatch_llama()
-    wavepe.hf.patch_llama("rope:theta=300")
-    other = LlamaAttention(tiny_config(), 0)
-    other.load_state_dict(alone.state_dict())
-    hidden = torch.randn(1, 12, tiny_config().hidden_size)
+# --------------------------------------------------------------- a patched model is changed
 
-    def output(layer):
-        return layer(hidden, position_embeddings=None, attention_mask=None)[0].detach()
 
-    for _ in range(2):
-        assert torch.equal(output(alone.eval()), output(other.eval()))
-        assert not close(output(alone.train()), output(other), 1e-2)
+@MODELS
+@pytest.mark.parametrize("spec", [WAVELET, "none", "rope:theta=100", "sinusoidal", {"0": "none"}])
+def test_another_implementation_or_rotation(make, spec):
+    model = wavepe.hf.patch(make(), spec)
+    wanted = logits(model, IDS)
+    for other in ("sdpa", "eager"):
+        model.set_attn_implementation(other)
+        with pytest.raises(ValueError, match=f"needs attn_implementation='wavepe', got '{other}'"):
+            model(IDS)
+    model.set_attn_implementation("wavepe")
+    assert torch.equal(logits(model, IDS), wanted)
+    ours, stock = model.model.rotary_emb, model.model.rotary_emb.stock
+    model.model.rotary_emb = stock
+    with pytest.raises(ValueError, match="its angles come from a module that is not wavepe's"):
+        model(IDS)
+    model.model.rotary_emb = ours
+    assert torch.equal(logits(model, IDS), wanted)
+    model.set_attn_implementation("eager")
+    config = wavepe.hf.unpatch(model).config
+    assert config._attn_implementation == "sdpa"
+    model(IDS)
+    # from_config writes the implementation into the configuration that it is given
+    wavepe.hf.patch(model, spec)
+    AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    assert torch.equal(logits(model, IDS), wanted)
+
+
+@MODELS
+def test_continuous_batching(make):
+    model = wavepe.hf.patch(make(), WAVELET)
+    rows = [row.tolist() for row in IDS]
+    settings = transformers.GenerationConfig(max_new_tokens=2, eos_token_id=-1, do_sample=False)
+    if TRANSFORMERS_5:  # before, it needs a GPU
+        with pytest.raises(ValueError, match=r"continuous batching|paged\|wavepe"):
+            model.generate_batch(rows, generation_config=settings, progress_bar=False)
+    refused = pytest.raises(ValueError, match="continuous batching uses a paged cache")
+    with refused:
+        model.model.layers[0].self_attn(torch.zeros(2, 12, model.config.hidden_size), cache="paged")
+    if "cache" not in argument_names(model.model):  # since 5.24 a model itself reads it first
+        with refused:
+            model(IDS, cache="paged")
+    # Where flash attention is installed, transformers switches to it by itself.
+    model.config._attn_implementation = "paged|flash_attention_2"
+    with pytest.raises(ValueError, match="needs attn_implementation='wavepe'"):
+        model(IDS)
+
+
+@MODELS
+def test_offloaded_models(make):
+    """A model on the meta device, and hooks that wrap a layer's forward after the patch."""
+    with torch.device("meta"):
+        empty = make()
+    needs = r"embed_tokens\.weight is on the meta device, and patch needs real parameters"
+    with pytest.raises(ValueError, match=needs):
+        wavepe.hf.patch(empty, WAVELET)
+    model = make()
+    stock = logits(model, IDS)
+    wavepe.hf.patch(model, WAVELET)
+    layer = model.model.layers[1].self_attn
+    wrapped = layer.forward
+    layer._old_forward, layer.forward = wrapped, lambda *a, **k: wrapped(*a, **k)
+    logits(model, IDS)
+    assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), stock)  # dispatched as it is
+
+
+@MODELS
+def test_layers_with_a_forward_of_their_own(make):
+    plain, model = wavepe.hf.patch(make(), WAVELET), make()
+    wanted = logits(plain, IDS)
+    assert "forward" not in vars(plain.model.layers[0].self_attn)
+    layer = model.model.layers[0].self_attn
+    stock, calls = layer.forward, []
+
+    def forward(*args, **kwargs):
+        calls.append(1)
+        return stock(*args, **kwargs)
+
+    layer.forward = forward
+    wavepe.hf.patch(model, WAVELET)
+    assert close(logits(model, IDS), wanted, 1e-6)
+    wavepe.hf.unpatch(model)
+    assert layer.forward is forward
+    assert len(calls) == 1
+
+
+def test_the_window_holds():
+    """Only the last tokens that two layers of window 5 reach move the logits."""
+    model = wavepe.hf.patch(mistral(), WAVELET)
+    other = IDS.clone()
+    other[:, 3] = other[:, 3] % 49 + 1
+    assert not torch.equal(logits(model, other)[:, 11], logits(model, IDS)[:, 11])
+    other = IDS.clone()
+    other[:, 2] = other[:, 2] % 49 + 1
+    assert torch.equal(logits(model, other)[:, 11], logits(model, IDS)[:, 11])
+
+
+class Elsewhere(LlamaAttention):
+    """A user's own attention layer, whose forward does not name the function that rotates."""
+
+    def forward(self, *args, **kwargs):
+        assert ALL_ATTENTION_FUNCTIONS
+        return super().forward(*args, **kwargs)
+
+
+def test_a_layer_that_rotates_out_of_sight():
+    wanted, model = logits(patched_tiny(WAVELET), IDS), tiny()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Elsewhere
+    stock = logits(model, IDS)
+    assert close(logits(wavepe.hf.patch(model, WAVELET), IDS), wanted, 1e-5)
+    assert torch.equal(logits(wavepe.hf.unpatch(model), IDS), stock)
+
+
+# ------------------------------------------------------------------ caches of another encoding
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "sinusoidal", "rope", "none"])
+def test_a_cache_that_the_stock_model_filled_is_refused(spec):
+    model = tiny()
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:, :5], past_key_values=cache)
+    empty = DynamicCache(config=model.config)
+    wavepe.hf.patch(model, spec)
+    with pytest.raises(ValueError, match=r"5 cached keys .*the stock model's own .*empty cache"):
+        logits(model, IDS[:, 5:], past_key_values=cache)
+    logits(model, IDS[:, :5], past_key_values=empty)
+    step = logits(model, IDS[:, 5:], past_key_values=empty)
+    assert close(step, logits(model, IDS, use_cache=False)[:, 5:], 1e-5)
+
+
+def test_a_cache_of_another_patch_is_refused():
+    model = wavepe.hf.patch(tiny(), "wavelet:scales=4")
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS[:, :5], past_key_values=cache)
+    wavepe.hf.patch(wavepe.hf.unpatch(model), "alibi")
+    with pytest.raises(ValueError, match=r"computed with wavelet:scales=4.*uses alibi"):
+        logits(model, IDS[:, 5:], past_key_values=cache)
+    other = wavepe.hf.patch(tiny(), {"1": "alibi"})
+    with pytest.raises(ValueError, match="uses 1: alibi"):
+        logits(other, IDS[:, 5:], past_key_values=copy.deepcopy(cache))

@@ -15,11 +15,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_families import FAMILIES, WINDOW, build
+from hf_families import FAMILIES, WINDOW, build, by_turns
 from hf_model import VOCABULARY, close, gradients, logits, tokens
 from transformers import DynamicCache, StaticCache
 
 WAVELET, ALIBI = "wavelet:scales=4", "alibi"
+each_family = by_turns()
+compiled_family = by_turns(1, always=())  # compiled Llamas are in test_hf_compile.py
 
 # Sums in another order: the padded and the cached passes cut the keys elsewhere. 1e-6 is seen.
 ROUNDING = 1e-5
@@ -39,16 +41,17 @@ UPSTREAM = {
 
 
 def cell(*specs, shallow=False):
-    """A test for each family, of a check that takes a patched model of each of `specs`.
+    """A test for families, of a check that takes a patched model of each of `specs`.
 
-    A shallow model has one layer where all are alike. The check may return a word for the table.
+    A shallow model has one layer where all are alike: compilers take seconds for each. The check
+    may return a word for the table.
     Where it fails in a way of `UPSTREAM`, the stock model has to fail in the same way.
     """
 
     def make(check):
         situation = check.__name__.removeprefix("test_")
 
-        @pytest.mark.parametrize("family", FAMILIES)
+        @(compiled_family if shallow else each_family)
         def test(family, record_property):
             record_property("transformers", transformers.__version__)
             record_property("torch", str(torch.__version__))
@@ -354,6 +357,7 @@ def test_compile(model):
             assert (a - b).abs().max() <= ROUNDING * largest
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("way", ["a cache", "a mask of ones"])
 def test_packed_unseen_compiled(way):
@@ -367,6 +371,7 @@ def test_packed_unseen_compiled(way):
     assert close(logits(compiled, ids, **options), each_alone(model, ids, ends), ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_derivative():
     """The derivative traced too, of a layer with a window and a cap."""

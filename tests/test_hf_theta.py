@@ -9,13 +9,19 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe
 import wavepe.hf
+from hf_families import FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
 from hf_model import LENGTH, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
-from hf_theta_cases import FAMILIES, OTHER, THETA, bases, build
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf.rope_config import TRANSFORMERS_5
 from wavepe.hf.theta import set_theta
 
+OTHER = 9.0
+QUICK = ("llama", "phi3", "gpt_neox", "gemma3_text", *ROTARY)
+EVERY = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in (*FAMILIES, *ROTARY)
+]
 TYPES = {
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
@@ -52,7 +58,7 @@ def same_model(model, wanted, ids):
     assert torch.equal(logits(model, ids), logits(wanted, ids))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_is_the_model_of_that_theta_and_back(family, tmp_path):
     model, ids = build(family), tokens(2, LENGTH)
     before = logits(model, ids)
@@ -73,12 +79,16 @@ def test_is_the_model_of_that_theta_and_back(family, tmp_path):
 @pytest.mark.parametrize("name", TYPES)
 def test_type_and_scaling_stay(name):
     scaling = {"rope_type": name, **TYPES[name]}
-    model, ids = build("llama", **bases(**scaling)), tokens(1, 3 * LENGTH)
+
+    def scaled(theta):
+        return build("llama", max_position_embeddings=LENGTH, **base(theta, **scaling))
+
+    model, ids = scaled(THETA), tokens(1, 3 * LENGTH)
     logits(model, ids)  # leaves the frequencies of a long sequence
     set_theta(model, OTHER)
     for length in (5, 3 * LENGTH):
-        fresh = build("llama", **bases(OTHER, **scaling))
-        assert torch.equal(logits(model, ids[:, :length]), logits(fresh, ids[:, :length]))
+        wanted = logits(scaled(OTHER), ids[:, :length])
+        assert torch.equal(logits(model, ids[:, :length]), wanted)
 
 
 def test_bases_of_layer_types():
@@ -86,7 +96,7 @@ def test_bases_of_layer_types():
     before = logits(model, ids)
     with pytest.raises(ValueError, match=r"full_attention theta=50.*dict") as caught:
         set_theta(model, OTHER)
-    assert "sliding_attention theta=10000" in str(caught.value)
+    assert f"sliding_attention theta={LOCAL_THETA:g}" in str(caught.value)
     for wrong in ({}, {"chunked_attention": OTHER}, {"full_attention": 1.0, "other": 2.0}):
         with pytest.raises(ValueError, match="some of the bases of this model"):
             set_theta(model, wrong)
@@ -101,7 +111,7 @@ def test_bases_of_layer_types():
 
 
 def test_other_models_of_the_configuration_are_not_concerned():
-    config, ids = tiny_config(**bases()), tokens(1, LENGTH)
+    config, ids = tiny_config(**base()), tokens(1, LENGTH)
     model, other = tiny(config=config), tiny(config=config)
     before, old = logits(other, ids), copy.deepcopy(fields(config))
     set_theta(model, OTHER)
@@ -114,6 +124,11 @@ def test_other_models_of_the_configuration_are_not_concerned():
 def test_the_frequencies_count_and_not_what_the_configuration_says():
     """A field that is set on a live model has no effect, but set_theta has."""
     model, ids = build("llama"), tokens(1, LENGTH)
+    config, buffer = model.config, model.model.rotary_emb.inv_freq
+    set_theta(model, THETA)  # changes nothing
+    assert model.config is config
+    assert model.model.rotary_emb.inv_freq is buffer
+    assert not model.model._forward_pre_hooks
     if TRANSFORMERS_5:
         model.config.rope_parameters["rope_theta"] = OTHER
     else:
@@ -121,26 +136,12 @@ def test_the_frequencies_count_and_not_what_the_configuration_says():
     same_model(set_theta(model, OTHER), build("llama", OTHER), ids)
 
 
-def test_the_same_theta_changes_nothing():
-    model = build("llama")
-    config, buffer = model.config, model.model.rotary_emb.inv_freq
-    set_theta(model, THETA)
-    assert model.config is config
-    assert model.model.rotary_emb.inv_freq is buffer
-    assert not model.model._forward_pre_hooks
-
-
 @pytest.mark.parametrize(
     ("theta", "error"),
     [
-        (0, ValueError),
-        (-1.0, ValueError),
-        (float("nan"), ValueError),
-        (float("inf"), ValueError),
+        *((theta, ValueError) for theta in (0, -1.0, float("nan"), float("inf"))),
         (1e-300, ValueError),  # its frequencies are not finite in float32
-        ("10000", TypeError),
-        (None, TypeError),
-        (True, TypeError),
+        *((theta, TypeError) for theta in ("10000", None, True)),
     ],
 )
 def test_wrong_bases(theta, error):
@@ -148,12 +149,8 @@ def test_wrong_bases(theta, error):
     with pytest.raises(error, match="theta"):
         set_theta(model, theta)
     same_model(model, build("llama"), ids)
-
-
-def test_yarn_has_no_base_1():
-    model = build("llama", **bases(rope_type="yarn", **TYPES["yarn"]))
     with pytest.raises(ValueError, match="finite frequencies"):
-        set_theta(model, 1.0)
+        set_theta(build("llama", **base(rope_type="yarn", **TYPES["yarn"])), 1.0)
 
 
 def test_models_without_a_base():
@@ -192,7 +189,7 @@ def test_copies_pickles_wrappers_and_dtypes():
 
 
 def test_the_text_model_among_others():
-    text = tiny_config(**bases())
+    text = tiny_config(**base())
     picture = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
     picture |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
     vision = transformers.PixtralVisionConfig(**picture)
@@ -205,7 +202,7 @@ def test_the_text_model_among_others():
     assert model.config.text_config is model.model.language_model.config
     assert not torch.allclose(logits(model, input_ids=ids), before, atol=1e-3)
     assert all(torch.equal(dict(model.named_buffers())[key], buffers[key]) for key in buffers)
-    fresh = build("llama", OTHER)
+    fresh = tiny(**base(OTHER))
     fresh.model.load_state_dict(model.model.language_model.state_dict())
     fresh.lm_head.load_state_dict(model.lm_head.state_dict())
     assert torch.equal(logits(model, input_ids=ids), logits(fresh, ids))
@@ -221,7 +218,7 @@ def test_keys_of_another_theta_are_refused(family):
     old = DynamicCache(config=model.config)
     logits(model, ids[:, :5], past_key_values=old)
     set_theta(model, asked(family, OTHER))
-    with pytest.raises(ValueError, match=r"theta=50\b.*theta=7\b.*empty cache"):
+    with pytest.raises(ValueError, match=r"theta=50\b.*theta=9\b.*empty cache"):
         logits(model, ids[:, 5:], past_key_values=old)
     wanted = logits(model, ids, use_cache=False)
     new = DynamicCache(config=model.config)
@@ -265,6 +262,7 @@ def test_generation_goes_on(cache):
         assert torch.equal(found, model.generate(ids, **how, use_cache=False))
 
 
+@pytest.mark.slow
 def test_compiled_models_follow():
     torch._dynamo.reset()
     one = {"num_hidden_layers": 1}
@@ -294,7 +292,7 @@ def test_patched_models(spec, tmp_path):
     cache = DynamicCache(config=model.config)
     logits(model, ids[:, :5], past_key_values=cache)
     set_theta(model, OTHER)
-    wanted = tiny()
+    wanted = build("llama")
     wavepe.hf.patch(wanted, {**wavepe.encoding(spec).to_dict(), "theta": OTHER})
     assert torch.equal(logits(model, ids), logits(wanted, ids))
     with pytest.raises(ValueError, match="empty cache"):
@@ -312,11 +310,11 @@ def test_patched_models(spec, tmp_path):
 def test_the_base_at_inference_of_a_spec():
     model, ids = wavepe.hf.patch(tiny(), "rope:theta=30,inference_theta=90"), tokens(1, LENGTH)
     set_theta(model, OTHER)
-    assert model.config.position_encoding == "rope:theta=30,inference_theta=7"
-    wanted = logits(wavepe.hf.patch(tiny(), "rope:theta=7"), ids)
+    assert model.config.position_encoding == "rope:theta=30,inference_theta=9"
+    wanted = logits(wavepe.hf.patch(tiny(), "rope:theta=9"), ids)
     assert torch.equal(logits(model, ids), wanted)
     scaled = wavepe.hf.patch(tiny(), "rope:theta=30,inference_theta=scaled")
     set_theta(scaled, OTHER)
-    assert scaled.config.position_encoding == "rope:theta=7,inference_theta=scaled"
+    assert scaled.config.position_encoding == "rope:theta=9,inference_theta=scaled"
     with pytest.raises(ValueError, match="'none', which is not rotary"):
         set_theta(wavepe.hf.patch(tiny(), "none"), OTHER)

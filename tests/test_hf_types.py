@@ -1,6 +1,7 @@
-"""The model types wavepe_<family>: every family saves and loads its position encoding."""
+"""The model types wavepe_<family>: models save and load their position encoding."""
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -8,28 +9,308 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import wavepe
 import wavepe.hf
-from hf_families import FAMILIES, build, stirred
-from hf_model import close, logits, pickled, tokens
-from processes import output
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from encoding_cases import LEARNED, YARN
+from hf_families import FAMILIES, LOCAL_THETA, THETA, build, by_turns, stirred
+from hf_model import (
+    EACH_ENTRY,
+    SPECS,
+    close,
+    logits,
+    own_tiny,
+    patched_tiny,
+    pickled,
+    tiny,
+    tiny_config,
+    tokens,
+)
+from processes import forked, output
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+from wavepe.hf import WavePELlamaConfig, WavePELlamaForCausalLM, WavePELlamaModel
 from wavepe.hf.config import CONFIGS, MODELS
-from wavepe.hf.families import SUPPORTED, decoder
+from wavepe.hf.families import decoder
 from wavepe.hf.model_types import KINDS
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
+WAVELET = "wavelet:scales=4"
 IDS = tokens(2, 12)
-SPECS = ("wavelet:scales=4,learned=true", "rope:theta=30", {"1": "alibi"})
+each_family = by_turns()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+# --------------------------------------------------------------- the configuration
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_configurations_keep_the_encoding(spec, tmp_path):
+    encoding = wavepe.encoding(spec)
+    for form in (spec, encoding, encoding.to_dict()):
+        config = WavePELlamaConfig(position_encoding=form)
+        assert config.position_encoding == str(encoding)
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is WavePELlamaConfig
+    assert again.to_diff_dict() == config.to_diff_dict()
+    other = AutoConfig.from_pretrained(tmp_path, position_encoding={"name": "alibi"})
+    assert other.position_encoding == "alibi"
+
+
+def test_wrong_encodings_are_seen_by_the_configuration():
+    assert WavePELlamaConfig().position_encoding == "rope"
+    with pytest.raises(ValueError, match="unknown encoding 'nosuch'"):
+        WavePELlamaConfig(position_encoding="nosuch")
+    config = WavePELlamaConfig()
+    with pytest.raises(ValueError, match="unknown option"):
+        config.position_encoding = "wavelet:nosuch=1"
+    with pytest.raises(TypeError, match="spec"):
+        config.position_encoding = 3
+    assert config.position_encoding == "rope"
+
+
+# --------------------------------------------------------------- Llamas under every encoding
+
+
+QUICK = (*EACH_ENTRY, *LEARNED, "wavelet:kind=haar,scales=2,fixed_scale=true", YARN)
+CHECKPOINTS = [
+    pytest.param(spec, marks=() if spec in QUICK else pytest.mark.slow)
+    for spec in (*SPECS, *LEARNED)
+]
+
+
+@pytest.mark.parametrize("spec", CHECKPOINTS)
+def test_a_checkpoint_keeps_its_encoding(spec, tmp_path):
+    model, own_model = stirred(patched_tiny(spec)), own_tiny(spec)
+    own_model.load_state_dict(model.state_dict())
+    wanted = logits(model, IDS)
+    assert torch.equal(logits(own_model, IDS), wanted)
+    assert model.config.model_type == "llama"
+    for saved in (own_model, model):
+        saved.save_pretrained(tmp_path)
+        stored = json.loads((tmp_path / "config.json").read_text())
+        assert stored["model_type"] == "wavepe_llama"
+        assert stored["architectures"] == ["WavePELlamaForCausalLM"]
+        assert stored["position_encoding"] == str(wavepe.encoding(spec))
+    for auto in (WavePELlamaForCausalLM, AutoModelForCausalLM):
+        loaded, report = auto.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(loaded) is WavePELlamaForCausalLM
+        assert not any(report.values())
+        assert torch.equal(logits(loaded, IDS), wanted)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert type(base) is WavePELlamaModel
+    with torch.no_grad():
+        hidden = base(IDS).last_hidden_state
+        assert torch.equal(model.lm_head(hidden), wanted)
+    assert torch.equal(logits(model, IDS), wanted)
+    wavepe.hf.unpatch(model).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["model_type"] == "llama"
+    assert "position_encoding" not in stored
+
+
+@pytest.mark.parametrize("spec", [*EACH_ENTRY, *LEARNED])
+def test_bfloat16_checkpoints(spec, tmp_path):
+    """What is learned stays in float32."""
+    model = stirred(wavepe.hf.patch(tiny().bfloat16(), spec))
+    wanted = logits(model, IDS)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(logits(loaded, IDS), wanted)
+    weights = dict(loaded.named_parameters())
+    for name, value in model.named_parameters():
+        learned = "position_encoding." in name
+        assert weights[name].dtype == (torch.float32 if learned else torch.bfloat16), name
+        assert torch.equal(weights[name], value), name
+
+
+def test_first_weights_depend_on_the_seed_alone():
+    states = []
+    for spec in EACH_ENTRY:
+        torch.manual_seed(3)
+        config = tiny_config(WavePELlamaConfig, position_encoding=spec)
+        states.append(WavePELlamaForCausalLM(config).state_dict())
+    torch.manual_seed(3)
+    states.append(LlamaForCausalLM(tiny_config()).state_dict())
+    for state in states:
+        assert list(state) == list(states[0])
+        assert all(torch.equal(state[name], states[0][name]) for name in state)
+
+
+def test_another_process_fails_without_the_import(tmp_path):
+    own_tiny(WAVELET).save_pretrained(tmp_path)
+    script = """
+import sys, transformers
+for cls in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
+    try:
+        cls.from_pretrained(sys.argv[1])
+    except ValueError as error:
+        print(error)
+import wavepe.hf
+print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+    out = output("-c", script, tmp_path, start=forked)
+    assert "wavepe_llama" in out
+    assert "import wavepe.hf, and load with AutoModelForCausalLM" in out
+    assert out.endswith("WavePELlamaForCausalLM\n")
+
+
+@pytest.mark.parametrize("spec", ["rope:theta=20,inference_theta=300", WAVELET, "none"])
+def test_a_checkpoint_under_another_encoding(spec, tmp_path):
+    own_tiny("rope:theta=20").save_pretrained(tmp_path)
+    wanted = logits(own_tiny(spec), IDS)
+    loaded = WavePELlamaForCausalLM.from_pretrained(tmp_path, position_encoding=spec)
+    assert torch.equal(logits(loaded, IDS), wanted)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.position_encoding = spec
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
+    assert torch.equal(logits(loaded, IDS), wanted)
+    loaded.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert again.config.position_encoding == spec
+    assert torch.equal(logits(again, IDS), wanted)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers reports the missing keys of learned ones
+@pytest.mark.parametrize("spec", [*EACH_ENTRY, *LEARNED])
+def test_a_stock_checkpoint_read_with_an_encoding(spec, tmp_path):
+    tiny().save_pretrained(tmp_path)
+    wanted = logits(patched_tiny(spec), IDS)
+    own = WavePELlamaForCausalLM.from_pretrained(tmp_path, position_encoding=spec)
+    config = WavePELlamaConfig.from_pretrained(tmp_path, position_encoding=spec)
+    by_config = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
+    wavepe.hf.patch_llama(spec)
+    try:
+        between = LlamaForCausalLM.from_pretrained(tmp_path)
+    finally:
+        wavepe.hf.unpatch_llama()
+    for loaded in (own, by_config, between):
+        assert torch.equal(logits(loaded, IDS), wanted)
+
+
+def test_a_stock_checkpoint_read_without_an_encoding_stays_what_it_is(tmp_path):
+    model = tiny(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    model.save_pretrained(tmp_path)
+    loaded = WavePELlamaForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.position_encoding == "rope"
+    assert close(logits(loaded, IDS), logits(model, IDS), 1e-5)
+
+
+def test_models_that_share_a_configuration():
+    config = tiny_config(WavePELlamaConfig, position_encoding=WAVELET)
+    first, second = (tiny(WavePELlamaForCausalLM, config) for _ in range(2))
+    assert torch.equal(logits(first, IDS), logits(second, IDS))
+
+
+# --------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("other", ["sdpa", "eager"])
+def test_refused(other, tmp_path):
+    """Another attention, another spec on a live model, and patch and unpatch."""
+    model = own_tiny(WAVELET)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"got '{other}'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=other)
+    with pytest.raises(ValueError, match=f"got '{other}'"):
+        model.set_attn_implementation(other)
+    wanted = logits(model, IDS)
+    model.config._attn_implementation = other
+    with pytest.raises(ValueError, match=f"got '{other}'"):
+        model(IDS)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="wavepe")
+    assert torch.equal(logits(loaded, IDS), wanted)
+    with pytest.raises(ValueError, match="from_pretrained"):
+        wavepe.hf.patch(loaded, "alibi")
+    with pytest.raises(ValueError, match="it was not patched"):
+        wavepe.hf.unpatch(loaded)
+    loaded.config.position_encoding = "alibi"
+    with pytest.raises(ValueError, match="no effect"):
+        loaded(IDS)
+
+
+def test_configurations_that_are_refused(tmp_path):
+    for spec, message in (("wavelet:scales=3", "3 scales"), ("rope:interleaved=true", "interleav")):
+        config = tiny_config(WavePELlamaConfig, position_encoding=spec)
+        with pytest.raises(ValueError, match=message):
+            WavePELlamaForCausalLM(config)
+    for wrong in ("positional_encoding", "pos_encoding", "position_encodings"):
+        with pytest.raises(TypeError, match=f"'{wrong}', did you mean 'position_encoding'"):
+            tiny_config(WavePELlamaConfig, **{wrong: "alibi"})
+    tiny_config(WavePELlamaConfig, position_embedding_type="absolute")  # old files have it
+    tiny_config(MistralConfig).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="of a llama or a wavepe_llama, got model_type 'mistral'"):
+        WavePELlamaForCausalLM.from_pretrained(tmp_path, position_encoding="alibi")
+    build("qwen2").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="read from the files of a mistral or a wavepe_mistral"):
+        wavepe.hf.WavePEMistralConfig.from_pretrained(tmp_path)
+
+
+def forms(family):
+    """Fields for the base of a family, as transformers before 5 and since then writes them."""
+    given = {"rope_type": "default", "rope_theta": THETA}
+    if family == "gemma3_text":
+        local = {**given, "rope_theta": LOCAL_THETA}
+        yield {"rope_theta": THETA, "rope_local_base_freq": LOCAL_THETA}
+        yield {"rope_parameters": {"full_attention": given, "sliding_attention": local}}
+    elif family == "gpt_neox":
+        yield {"rotary_emb_base": THETA, "rotary_pct": 0.5}
+        yield {"rope_parameters": {**given, "partial_rotary_factor": 0.5}}
+    else:
+        part = {"partial_rotary_factor": 0.5} if family == "phi3" else {}
+        yield {"rope_theta": THETA, "rope_scaling": None, **part}
+        yield {"rope_parameters": {**given, **part}}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "gpt_neox"])
+def test_files_of_any_transformers(family, tmp_path):
+    """Of a bare "rope" the base and scaling are read in either form, by any version."""
+    model = wavepe.hf.patch(build(family), "rope")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = {key for form in forms(family) for key in form}
+    stored = {k: v for k, v in json.loads(path.read_text()).items() if k not in fields}
+    for form in forms(family):
+        path.write_text(json.dumps(stored | form))
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert torch.equal(logits(loaded, IDS), logits(model, IDS)), form
+    if family == "llama":
+        linear = {"rope_type": "linear", "factor": 2.0}
+        wavepe.hf.patch(wavepe.hf.unpatch(model), "rope", theta=THETA, type="linear", factor=2)
+        for form in (
+            {"rope_parameters": {**linear, "rope_theta": THETA}},
+            {"rope_theta": THETA, "rope_scaling": linear},
+        ):
+            path.write_text(json.dumps(stored | form))
+            loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+            assert torch.equal(logits(loaded, IDS), logits(model, IDS)), form
+
+
+# --------------------------------------------------------------- families
+
+
+OF_FAMILIES = ("wavelet:scales=4,learned=true", "rope:theta=30", {"1": "alibi"})
+
+
+@each_family
+@pytest.mark.parametrize("spec", OF_FAMILIES, ids=str)
 def test_a_patched_model_comes_back_from_a_folder(family, spec, tmp_path):
     model = stirred(wavepe.hf.patch(build(family), spec))
     kind = f"wavepe_{FAMILIES[family].model_type}"
     wanted = logits(model, IDS)
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
+    with pytest.raises(ValueError, match=r"import wavepe\.hf, and load with AutoModelForCausalLM"):
+        type(model).from_pretrained(tmp_path)  # the stock class
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(loaded) is MODELS["WavePE" + type(model).__name__]
     assert type(loaded.config) is CONFIGS[kind]
@@ -37,12 +318,17 @@ def test_a_patched_model_comes_back_from_a_folder(family, spec, tmp_path):
     assert torch.equal(logits(loaded, IDS), wanted)
     loaded.save_pretrained(tmp_path / "again")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
-    assert torch.equal(logits(again, IDS), wanted)
-    assert torch.equal(logits(copy.deepcopy(loaded), IDS), wanted)
-    assert torch.equal(logits(pickled(loaded), IDS), wanted)
+    for other in (again, copy.deepcopy(loaded), pickled(loaded)):
+        assert torch.equal(logits(other, IDS), wanted)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.get_output_embeddings().weight.dtype == torch.bfloat16
+    learned = [name for name in model.state_dict() if "position_encoding." in name]
+    assert bool(learned) == (spec == OF_FAMILIES[0])
+    for name in learned:  # in float32 too
+        assert torch.equal(half.state_dict()[name], model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_a_stock_folder_read_with_an_encoding(family, tmp_path):
     stock = build(family)
     stock.save_pretrained(tmp_path)
@@ -54,70 +340,24 @@ def test_a_stock_folder_read_with_an_encoding(family, tmp_path):
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is type(stock)
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
-def test_stock_classes_refuse_the_folder(family, tmp_path):
-    model = build(family)
-    wavepe.hf.patch(model, "wavelet:scales=4").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"import wavepe\.hf, and load with AutoModelForCausalLM"):
-        type(model).from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("family", SUPPORTED)
+@each_family
 def test_every_head_of_transformers_has_its_type(family, tmp_path):
     config = copy.deepcopy(build(family).config)
     for auto, classes in KINDS:
         if type(config) not in classes:
             continue
         model = auto.from_config(config)
-        wavepe.hf.patch(model, "alibi").save_pretrained(tmp_path)
+        wavepe.hf.patch(model.eval(), "alibi").save_pretrained(tmp_path)
         loaded, left = auto.from_pretrained(tmp_path, output_loading_info=True)
         assert type(loaded) is MODELS["WavePE" + type(model).__name__]
         assert not any(left["missing_keys"])
+        with torch.no_grad():
+            assert torch.equal(loaded.eval()(IDS)[0], model(IDS)[0])
+        assert loaded.config is decoder(loaded).config
         assert type(loaded).__name__ in wavepe.hf.__all__
         assert getattr(wavepe.hf, type(loaded).__name__) is type(loaded)
     base = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path))
-    assert base.config.model_type == f"wavepe_{family}"
-
-
-@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
-def test_learned_parameters_stay_in_float32(family, tmp_path):
-    model = stirred(wavepe.hf.patch(build(family), "shaw:clip=3"))
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert loaded.lm_head.weight.dtype == torch.bfloat16
-    assert torch.equal(
-        decoder(loaded).position_encoding.table, decoder(model).position_encoding.table
-    )
-
-
-def test_a_configuration_of_another_family_is_refused(tmp_path):
-    build("qwen2").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="read from the files of a mistral or a wavepe_mistral"):
-        wavepe.hf.WavePEMistralConfig.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "gpt_neox"])
-def test_files_of_either_transformers(family, tmp_path):
-    """Here rope parameters as transformers 5 writes them are read, by either version."""
-    options = {"rotary_pct": 0.5} if family == "gpt_neox" else {}  # not its default
-    model = wavepe.hf.patch(build(family, **options), "rope")
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    if "rope_parameters" not in config:
-        config.pop("rope_scaling")
-        base, share = "rope_theta", "partial_rotary_factor"
-        if family == "gpt_neox":
-            base, share = "rotary_emb_base", "rotary_pct"
-        given = {"rope_type": "default", "rope_theta": config.pop(base)}
-        if family in ("phi3", "gpt_neox"):
-            given["partial_rotary_factor"] = config.pop(share)
-        if family == "gemma3_text":
-            local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
-            given = {"full_attention": given, "sliding_attention": local}
-        path.write_text(json.dumps({**config, "rope_parameters": given}))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(logits(loaded, IDS), logits(model, IDS))
+    assert base.config.model_type == f"wavepe_{FAMILIES[family].model_type}"
 
 
 EXPERTS = """
@@ -133,7 +373,7 @@ for make in (wavepe.hf.WavePEMixtralForCausalLM, transformers.MixtralForCausalLM
 @pytest.mark.skipif(not TRANSFORMERS_5, reason="transformers 4 has one way")
 def test_the_experts_are_computed_as_in_the_family():
     """transformers asks the class, and remembers the answer of a stock one for those derived."""
-    own, stock = output("-c", EXPERTS).split()
+    own, stock = output("-c", EXPERTS, start=forked).split()
     assert own == stock != "eager"
 
 
@@ -157,3 +397,66 @@ def test_labels_that_are_shifted_already(tmp_path):
     shifted = torch.nn.functional.pad(IDS, (0, 1), value=-100)[:, 1:].contiguous()
     got = model(IDS, labels=IDS, shift_labels=shifted).loss
     assert torch.equal(got, model(IDS, labels=IDS).loss)
+
+
+# --------------------------------------------------------------- tokenizers and pipelines
+
+SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+PIECES = [*SPECIAL.values(), "a", "b", "c", "ab", "Ġ", "Ġa", "▁", "▁a"]
+# What a file may name; transformers 5 corrects some of it by model_type.
+NAMED = (None, "PreTrainedTokenizerFast", "LlamaTokenizer", "GemmaTokenizerFast", "Qwen2Tokenizer")
+
+
+def write_tokenizer(folder, space, named):
+    """A tokenizer of a few pieces; `space` is its sign for one, as of GPT-2 or of SentencePiece."""
+    vocabulary = {piece: index for index, piece in enumerate(PIECES)}
+    model = models.BPE(vocabulary, merges=[("a", "b"), (space, "a")], unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    kind = "ByteLevel" if space == "Ġ" else "Metaspace"
+    tokenizer.pre_tokenizer = getattr(pre_tokenizers, kind)()
+    tokenizer.decoder = getattr(decoders, kind)()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config.pop("tokenizer_class")
+    if named is not None:
+        config["tokenizer_class"] = named
+    path.write_text(json.dumps(config))
+
+
+def chosen(folder):
+    """The class that AutoTokenizer takes and how that cuts a text, or the error's class."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except ImportError as error:  # transformers 4 has slow ones, which need more packages
+        return type(error)
+    return type(tokenizer), tokenizer("ab a b c")["input_ids"]
+
+
+@each_family
+def test_the_tokenizer_of_the_family(family, tmp_path):
+    """AutoTokenizer makes the same choice as for the stock model."""
+    stock, patched = build(family).config, wavepe.hf.patch(build(family), "alibi").config
+    for space, named in itertools.product("Ġ▁", NAMED):
+        write_tokenizer(tmp_path, space, named)
+        found = []
+        for config in (stock, patched):
+            config.save_pretrained(tmp_path)
+            found.append(chosen(tmp_path))
+        assert found[0] == found[1], (space, named)
+
+
+def test_pipelines(tmp_path, caplog):
+    model = wavepe.hf.patch(build("mistral"), "wavelet:scales=4")
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, "▁", "PreTrainedTokenizerFast")
+    wanted = model.generate(
+        AutoTokenizer.from_pretrained(tmp_path)("ab", return_tensors="pt")["input_ids"],
+        max_new_tokens=4,
+        do_sample=False,
+    )
+    options = {"max_new_tokens": 4, "do_sample": False, "return_tensors": True}
+    for given in (str(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        generator = pipeline("text-generation", model=given, tokenizer=str(tmp_path))
+        assert generator("ab", **options)[0]["generated_token_ids"] == wanted[0].tolist()
+    assert "not supported" not in caplog.text  # by the pipeline

@@ -3,20 +3,19 @@
 import copy
 import io
 import itertools
-import os
-import sys
 from pathlib import Path
 
 import pytest
+from cases import needs
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
 from examples_hf import stored
-from hf_families import FAMILIES, build
-from hf_model import close, logits, patched_tiny, pickled, tiny, tiny_config, tokens
-from processes import output
+from hf_families import build, by_turns
+from hf_model import close, logits, own_tiny, patched_tiny, pickled, tiny, tokens
+from processes import forked, output
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
@@ -24,13 +23,13 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from wavepe.hf.rope_config import TRANSFORMERS_5
 
 # PEFT uses a name that the newest transformers deprecates.
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning"
 )
 LEARNED = "wavelet:scales=4,learned=true"
+SLOW = pytest.mark.slow
 
 
 def trained(model):
@@ -41,18 +40,13 @@ def trained(model):
     return model
 
 
-def own(spec, **options):
-    config = tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=spec, **options)
-    return tiny(wavepe.hf.WavePELlamaForCausalLM, config)
-
-
 # ------------------------------------------------------------------ Accelerate
 
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_device_map(where, tmp_path):
     """A parameter on the disk is there for the time of its module's forward only."""
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     model, ids = trained(patched_tiny(LEARNED)), tokens(2, 12)
     model.save_pretrained(tmp_path / "model")
     places = {"": "cpu"}
@@ -70,25 +64,21 @@ def test_device_map(where, tmp_path):
 # ------------------------------------------------------------------ Trainer
 
 
+def arguments(folder, **options):
+    options |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    return TrainingArguments(str(folder), **options)
+
+
 # transformers 4.56 calls it.
 @pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 def test_trainer_in_bfloat16(tmp_path, monkeypatch):
     """Weights in bfloat16, autocast, and places in float32: in the model, the file, and again."""
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which 4.56 sets for good
     model, rows, ids = patched_tiny(LEARNED).to(torch.bfloat16), tokens(8, 12), tokens(2, 30)
     first = model.model.position_encoding.scale.detach().clone()
-    arguments = TrainingArguments(
-        str(tmp_path),
-        max_steps=3,
-        save_steps=3,
-        learning_rate=1e-3,
-        bf16=True,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-    )
-    Trainer(model, arguments, train_dataset=[{"input_ids": r, "labels": r} for r in rows]).train()
+    given = arguments(tmp_path, max_steps=3, save_steps=3, learning_rate=1e-3, bf16=True)
+    Trainer(model, given, train_dataset=[{"input_ids": r, "labels": r} for r in rows]).train()
     step = (model.model.position_encoding.scale - first).abs()
     # Adam's first steps are of the learning rate each; bfloat16 would have rounded those away
     assert 1e-3 < step.max() < 3.1e-3
@@ -105,18 +95,10 @@ def in_steps(make, folder, steps):
     rows = tokens(8, 12)
     for last in steps:
         model = make()
-        arguments = TrainingArguments(
-            str(folder),
-            max_steps=last,
-            save_steps=2,
-            learning_rate=1e-3,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-        )
+        options = {"max_steps": last, "save_steps": 2, "learning_rate": 1e-3}
+        given = arguments(folder, lr_scheduler_type="constant", **options)
         data = [{"input_ids": row, "labels": row} for row in rows]
-        Trainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=last != steps[0])
+        Trainer(model, given, train_dataset=data).train(resume_from_checkpoint=last != steps[0])
     return model.eval()
 
 
@@ -125,10 +107,10 @@ def same(one, other):
     return all(torch.equal(weight, weights[name]) for name, weight in one.state_dict().items())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@by_turns(0)
 def test_trainer_resumes(family, tmp_path, record_property):
     """A patched model that is stopped after two steps of four and resumed is one never stopped."""
-    pytest.importorskip("accelerate")
+    needs("accelerate")
 
     def stock():
         return build(family, use_cache=False)
@@ -150,22 +132,14 @@ def test_trainer_resumes(family, tmp_path, record_property):
         record_property("cell", "upstream")
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", LEARNED])
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", pytest.param(LEARNED, marks=SLOW)])
 def test_evaluation_of_packed_texts(spec, tmp_path):
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     model = patched_tiny(spec)
     rows = [tokens(1, length, seed=length)[0] for length in (5, 9, 7)]
-    arguments = TrainingArguments(
-        str(tmp_path),
-        per_device_eval_batch_size=3,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-    )
     texts = [{"input_ids": row.tolist()} for row in rows]
-    trainer = Trainer(
-        model, arguments, data_collator=DataCollatorWithFlattening(), eval_dataset=texts
-    )
+    given = arguments(tmp_path, per_device_eval_batch_size=3)
+    trainer = Trainer(model, given, data_collator=DataCollatorWithFlattening(), eval_dataset=texts)
     total = 0.0
     for row in rows:
         scores = logits(model, row[None])[0, :-1].log_softmax(-1)
@@ -173,19 +147,16 @@ def test_evaluation_of_packed_texts(spec, tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(total / (5 + 9 + 7 - 3), rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gpt_neox"])
+@pytest.mark.parametrize("family", ["gpt_neox", pytest.param("mistral", marks=SLOW)])
 def test_label_smoothing_shifts_the_labels(family, tmp_path):
     """Trainer asks by the name of the class whether a model is a causal one."""
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     patched, ids = wavepe.hf.patch(build(family), LEARNED), tokens(2, 12)
     patched.save_pretrained(tmp_path)
-    arguments = TrainingArguments(
-        str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to="none"
-    )
     losses = []
     for model in (patched, AutoModelForCausalLM.from_pretrained(tmp_path).eval()):
-        given = {"input_ids": ids, "labels": ids}
-        losses.append(Trainer(model, arguments).compute_loss(model, given).item())
+        trainer = Trainer(model, arguments(tmp_path, label_smoothing_factor=0.1))
+        losses.append(trainer.compute_loss(model, {"input_ids": ids, "labels": ids}).item())
     scores = logits(patched, ids)[:, :-1].log_softmax(-1)
     true = -scores.gather(2, ids[:, 1:, None]).mean().item()
     assert losses == pytest.approx([0.9 * true - 0.1 * scores.mean().item()] * 2, rel=1e-5)
@@ -196,8 +167,8 @@ def test_label_smoothing_shifts_the_labels(family, tmp_path):
 
 def test_prefix_tuning_counts_the_prefix():
     """A prefix of the keys and values of real tokens is those tokens before the text."""
-    peft = pytest.importorskip("peft")
-    model, ids = own("wavelet:scales=4", hidden_size=32), tokens(2, 12)
+    peft = needs("peft")
+    model, ids = own_tiny("wavelet:scales=4", hidden_size=32), tokens(2, 12)
     prefix = tokens(1, 5, seed=3)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
@@ -244,9 +215,9 @@ print(sorted(get_peft_model(model, LoraConfig()).peft_config["default"].target_m
 
 
 def test_default_target_modules_where_peft_comes_last():
-    pytest.importorskip("peft")
+    needs("peft")
     tests = str(Path(__file__).parent)
-    found = output("-c", DEFAULTS, PYTHONPATH=os.pathsep.join([tests, *sys.path]))
+    found = output("-c", DEFAULTS, start=forked, PYTHONPATH=tests)
     assert found.split() == ["['q_proj',", "'v_proj']"]
 
 
@@ -258,9 +229,9 @@ def default_targets(peft, model):
         return str(error)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@by_turns()
 def test_default_target_modules(family, tmp_path):
-    peft = pytest.importorskip("peft")
+    peft = needs("peft")
     wanted = default_targets(peft, build(family))
     patched = wavepe.hf.patch(build(family), LEARNED)
     patched.save_pretrained(tmp_path)
@@ -271,7 +242,7 @@ def test_default_target_modules(family, tmp_path):
 @pytest.mark.parametrize("loaded", [False, True])
 def test_an_adapter_with_defaults_comes_back(loaded, tmp_path):
     """What the encoding has learned is in the adapter, and not in its base."""
-    peft = pytest.importorskip("peft")
+    peft = needs("peft")
     ids, patched = tokens(2, 12), wavepe.hf.patch(build("mistral"), LEARNED)
     patched.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base") if loaded else patched
@@ -292,13 +263,13 @@ def test_an_adapter_with_defaults_comes_back(loaded, tmp_path):
 
 
 def test_adapters_with_places_of_their_own():
-    peft = pytest.importorskip("peft")
-    ids, moved = tokens(2, 12), trained(own(LEARNED))
-    model = peft.get_peft_model(own(LEARNED), lora(peft), adapter_name="first")
+    peft = needs("peft")
+    ids, moved = tokens(2, 12), trained(own_tiny(LEARNED))
+    model = peft.get_peft_model(own_tiny(LEARNED), lora(peft), adapter_name="first")
     model.add_adapter("second", lora(peft))
     model.eval()
     first = logits(model, ids)
-    assert torch.equal(first, logits(own(LEARNED), ids))  # LoRA begins at zero
+    assert torch.equal(first, logits(own_tiny(LEARNED), ids))  # LoRA begins at zero
     model.set_adapter("second")
     trained_copy = model.base_model.model.model.position_encoding.modules_to_save["second"]
     trained_copy.load_state_dict(moved.model.position_encoding.state_dict())
@@ -312,8 +283,8 @@ def test_adapters_with_places_of_their_own():
 
 def test_adapter_of_a_bfloat16_model():
     """The copy that is trained is float32, too, and gets its gradient."""
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(own(LEARNED).to(torch.bfloat16), lora(peft))
+    peft = needs("peft")
+    model = peft.get_peft_model(own_tiny(LEARNED).to(torch.bfloat16), lora(peft))
     ids = tokens(2, 12)
     model(ids, labels=ids).loss.backward()
     copies = model.base_model.model.model.position_encoding.modules_to_save["default"]
@@ -327,7 +298,7 @@ def test_adapter_of_a_bfloat16_model():
 
 def test_a_patched_model_in_peft_and_out_again(tmp_path):
     """Merged, it is the patched Llama again: it saves itself with its encoding, and unpatches."""
-    peft = pytest.importorskip("peft")
+    peft = needs("peft")
     model, ids = trained(patched_tiny(LEARNED)), tokens(2, 12)
     wrapped = peft.get_peft_model(model, lora(peft))
     with torch.no_grad():
@@ -347,28 +318,17 @@ def test_a_patched_model_in_peft_and_out_again(tmp_path):
 # ------------------------------------------------------------------ several devices
 
 
-@pytest.mark.skipif(not TRANSFORMERS_5, reason="tensor parallelism of transformers 5")
-def test_tensor_parallelism_is_right_or_refused(tmp_path):
-    """Heads are split between two processes."""
-    right = ("wavelet:scales=4", "rope:theta=30", "none", "sinusoidal")
-    refused = ("alibi", "sandwich", "kerple", "shaw:clip=3", "transformer_xl")
-    for index, spec in enumerate((*right, *refused)):
-        patched_tiny(spec).save_pretrained(tmp_path / str(index))
-    worker = Path(__file__).with_name("tp_worker.py")
-    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    found = output(*run, worker, tmp_path, *right, *refused, OMP_NUM_THREADS="1")
-    lines = [line for line in found.splitlines() if line.startswith((*right, *refused))]
-    assert lines[: len(right)] == [f"{spec}: True" for spec in right]
-    assert len(lines) == len(right) + len(refused)
-    for line, spec in zip(lines[len(right) :], refused, strict=True):
-        assert line.startswith(f"{spec}: ")
-        assert "needs all 4 heads in one process, got 2: with tensor parallelism" in line
-
-
-@pytest.mark.parametrize("spec", ["alibi", "shaw:clip=3", "rope:theta=30", "sinusoidal"])
-@pytest.mark.parametrize("first", ["patch", "dispatch"])
+@pytest.mark.parametrize(
+    ("first", "spec"),
+    [
+        ("patch", "alibi"),
+        ("patch", "sinusoidal"),
+        ("dispatch", "shaw:clip=3"),
+        ("dispatch", "rope:theta=30"),
+    ],
+)
 def test_dispatched_by_accelerate(first, spec):
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = needs("accelerate")
 
     def dispatch(model):
         return accelerate.dispatch_model(model, device_map={"": "cpu"}, force_hooks=True)

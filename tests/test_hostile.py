@@ -10,27 +10,29 @@ import hostile_calls
 import pytest
 import wavepe.analysis.plots
 from cases import HAS_TORCH
-from processes import python
+from processes import forked
 
 CALLS = Path(hostile_calls.__file__)
-COUNTS = {"numpy": 4000, "torch": 2600}
+slow = pytest.mark.slow
+COUNTS = [("numpy", 400), ("torch", 300)]
+COUNTS += [pytest.param("numpy", 4000, marks=slow), pytest.param("torch", 2600, marks=slow)]
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="limits memory as Linux does"
 )
 
 
-@pytest.mark.parametrize("side", COUNTS)
-def test_hostile_arguments(side):
+@pytest.mark.parametrize(("side", "count"), COUNTS)
+def test_hostile_arguments(side, count):
     if side == "torch":
         if not HAS_TORCH:
             pytest.skip("wavepe was built without torch")
         pytest.importorskip("transformers")
-    done = python(CALLS, side, "suite", 0, COUNTS[side])
+    done = forked(CALLS, side, "suite", 0, count)
     said = f"exit status {done.returncode}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, said
     made, failures = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
     assert failures == 0
-    assert made > COUNTS[side] / 2
+    assert made > count / 2
 
 
 def test_every_public_function_is_called():
@@ -53,7 +55,7 @@ def test_a_wrong_exception_is_a_failure():
         "wavepe.alibi_slopes = wrong\n"
         f"runpy.run_path({str(CALLS)!r}, run_name='__main__')"
     )
-    done = python("-c", code, PYTHONPATH=str(CALLS.parent))
+    done = forked("-c", code, PYTHONPATH=str(CALLS.parent))
     assert done.returncode == 1, done.stderr
     assert "FAILED 0: raised" in done.stdout
     assert "again: python tests/hostile_calls.py numpy suite 0 1" in done.stdout

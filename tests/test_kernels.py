@@ -17,6 +17,7 @@ from cases import compiler
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "tests/kernels"
 PROGRAM = ROOT / "build/check-kernels/check"
+builds = pytest.mark.slow  # in a minute
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def run(program, *words):
     return subprocess.run([program, *words], capture_output=True, text=True, timeout=600)
 
 
+@builds
 def test_every_kernel_in_every_variant(program):
     """It fails, too, where a pointer of the table was never called."""
     done = run(program, "--seconds", "4", "--seed", "1")
@@ -48,12 +50,14 @@ def test_every_kernel_in_every_variant(program):
     assert set(variants) == expected | ({"avx2x2"} if "avx2" in expected else set())
 
 
+@builds
 def test_planted_faults_are_found(program):
     done = run(program, "--self-test")
     assert done.returncode == 0, done.stdout
     assert re.search(r"self-test: \d+ faults planted in \d+ calls each, all found", done.stdout)
 
 
+@builds
 def test_every_check_is_listed_and_has_cases(program):
     names = run(program, "--list").stdout.split()
     assert len(names) == len(set(names)) > 10

@@ -165,7 +165,7 @@ for name, call in calls.items():
 
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan maps terabytes")
-@pytest.mark.parametrize("side", ["numpy", "torch"])
+@pytest.mark.parametrize("side", ["numpy", pytest.param("torch", marks=pytest.mark.slow)])
 def test_the_end_of_memory_is_an_error(side):
     if side == "torch":
         load_torch()

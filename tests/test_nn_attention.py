@@ -1,23 +1,29 @@
-"""wavepe.nn.Attention and wavepe.nn.AbsoluteEncoding, for a user's own layers."""
+"""wavepe.nn.Attention, SelfAttention and AbsoluteEncoding: what they compute, for each encoding."""
 
 import dataclasses
-import pickle
 
 import numpy as np
+import oracle_rope
 import pytest
 from cases import forget_registrations, load_torch
 
 torch, ops = load_torch()
 
 import wavepe
-from encoding_cases import YARN
-from self_attention_cases import SPECS, made, tokens
-from wavepe.encodings import Encoding
+from encoding_cases import ABSOLUTE, LEARNED, YARN
+from nn_cases import ROTARY, SPECS, array, assert_exact, exact, made, tokens
+from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
 
 
+@pytest.fixture
+def own(monkeypatch):
+    """A register that forgets."""
+    forget_registrations(monkeypatch)
+
+
 def parts(module, x):
-    """Queries, keys and values of a SelfAttention, and its attention by itself."""
+    """The attention of a SelfAttention by itself, and its queries, keys and values."""
     q, k, v = (
         projection(x).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj, module.v_proj)
@@ -33,38 +39,100 @@ def projected(module, out):
     return module.o_proj(out.transpose(1, 2).flatten(2))
 
 
+# --------------------------------------------------------------- the formula, in every situation
+
+LEFT, RIGHT = torch.ones(2, 2, 11, dtype=torch.bool)
+LEFT[0, :3] = RIGHT[0, 7:] = False
+SEGMENTS = torch.tensor([[3] * 4 + [1] * 5 + [2] * 2, [0] * 11])
+AGAIN = torch.tensor([[*range(4), *range(5), *range(2)], [*range(11)]])
+
+
+def counted(mask):
+    """Positions of the visible tokens, as Hugging Face counts."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+SITUATIONS = {  # name: options of the module, number of tokens, options of the call
+    "one token": ({"kv_heads": 1}, 1, {}),
+    "two tokens": ({"kv_heads": 4}, 2, {}),
+    "many tokens": ({}, 11, {}),
+    "one key head": ({"kv_heads": 1}, 11, {}),
+    "window and biases": ({"window": 4, "bias": True}, 11, {}),
+    "padded on the left": ({}, 11, {"key_mask": LEFT}),
+    "padded on the right": ({}, 11, {"key_mask": RIGHT}),
+    "a mask for all rows": ({}, 11, {"key_mask": LEFT[:1]}),
+    "padded on the left, positions": ({}, 11, {"key_mask": LEFT, "positions": counted(LEFT)}),
+    "padded on the right, positions": ({}, 11, {"key_mask": RIGHT, "positions": counted(RIGHT)}),
+    "shifted positions": ({}, 11, {"positions": torch.arange(11) + 50}),
+    "uint8 positions": ({}, 11, {"positions": torch.arange(50, 61, dtype=torch.uint8)}),
+    "int32 positions by row": ({}, 11, {"positions": torch.arange(22).view(2, 11).int()}),
+    "packed": ({}, 11, {"segments": SEGMENTS}),
+    "all rows packed alike": ({}, 11, {"segments": SEGMENTS[0]}),
+    "packed, positions": ({}, 11, {"segments": SEGMENTS, "positions": AGAIN}),
+}
+
+
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_is_self_attention_without_projections(spec, causal):
-    module, x = made(spec, causal=causal), tokens()
+def test_the_formula(spec, situation, causal):
+    """Of SelfAttention; Attention is the same without projections, to the bit."""
+    options, length, given = SITUATIONS[situation]
+    module, x = made(spec, causal=causal, **options), tokens(length)
+    got, window = module(x, **given), {"window": options.get("window")}
+    shown = given.get("key_mask") if "positions" in given else None  # hidden ones may be anywhere
+    where = None if shown is None else shown.expand(2, -1)
+    assert_exact(got, module, x, where=where, **given, **window)
     attention, *qkv = parts(module, x)
-    assert torch.equal(projected(module, attention(*qkv)), module(x))
-    mask = torch.rand(2, 11, generator=torch.Generator().manual_seed(0)) > 0.3
-    segments = torch.tensor([0] * 5 + [1] * 6)
-    for options in (
-        {"key_mask": mask},
-        {"segments": segments},
-        {"positions": torch.arange(11) + 3},
-    ):
-        assert torch.equal(projected(module, attention(*qkv, **options)), module(x, **options))
+    assert torch.equal(projected(module, attention(*qkv, **given, **window)), got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_dtype(spec, dtype):
+    module, x = made(spec, dtype), tokens(dtype=dtype)
+    assert_exact(module(x), module, x)
+
+
+def test_the_formula_of_the_tests_can_fail():
+    module, x = made("wavelet:scales=4"), tokens()
+    other = made("wavelet:kind=haar,scales=2")
+    assert np.abs(exact(module, x) - exact(other, x)).max() > 1e-2
+    with pytest.raises(AssertionError):
+        assert_exact(other(x), module, x)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in LEARNED])
+def test_arrays_give_the_same(spec, causal):
+    """wavepe.attention with what the encoding gives arrays."""
+    attention, *tensors = parts(made(spec, causal=causal), tokens())
+    (q, k, v), encoding, given = map(array, tensors), attention.encoding, {}
+    if encoding.entry == "rotary":
+        cos, sin = (x.astype(np.float64) for x in encoding.rope_table(np.arange(11), 8))
+        q, k = (wavepe.rope(x, cos, sin, interleaved=encoding.interleaved) for x in (q, k))
+    elif encoding.entry == "slope":
+        given = {"slopes": encoding.slopes(4)}
+    elif encoding.entry == "bias":
+        names = ("bias", "bias_first", "bias_beyond")
+        given = dict(zip(names, encoding.bias(11, 4, causal=causal), strict=True))
+    elif encoding.entry == "relative":
+        p, first, beyond = encoding.table(11, 8, causal=causal)
+        given = {"p": p.astype(np.float64), "first": first, "beyond": beyond}
+    got = wavepe.attention(q, k, v, causal=causal, **given)
+    assert np.abs(got - array(attention(*tensors))).max() < 1e-6
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_last_queries_alone(spec):
+def test_the_last_queries_alone_and_a_cache(spec):
     attention, q, k, v = parts(made(spec), tokens())
-    whole = attention(q, k, v)
+    whole, cache = attention(q, k, v), KVCache()
     for count in (0, 1, 4):
         last = attention(q[:, :, 11 - count :], k, v)
         assert last.shape == (2, 4, count, 8)
         assert (last - whole[:, :, 11 - count :]).abs().max().item() < 1e-12 if count else True
     shifted = attention(q[:, :, 7:], k, v, positions=torch.arange(11) + 5)
     assert (shifted - whole[:, :, 7:]).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_cache_gives_the_numbers_of_the_full_pass(spec):
-    attention, q, k, v = parts(made(spec), tokens())
-    whole, cache = attention(q, k, v), KVCache()
     with torch.inference_mode():
         for place in (slice(0, 6), slice(6, 7), slice(7, 11)):
             out = attention(q[:, :, place], k[:, :, place], v[:, :, place], cache=cache)
@@ -85,13 +153,159 @@ def test_window_softcap_and_value_size(spec):
     assert not torch.allclose(got, attention(q, k, v))
 
 
-def test_dropout_in_training_alone():
-    torch.manual_seed(0)
-    attention = Attention("none", 8, 2, dropout=0.5)
-    q = torch.randn(1, 2, 9, 8)
-    assert not torch.equal(attention(q, q, q), attention(q, q, q))
-    attention.eval()
-    assert torch.equal(attention(q, q, q), attention(q, q, q))
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", YARN])
+def test_a_head_size_of_its_own(spec):
+    module, x = SelfAttention(20, 4, 2, spec, head_dim=8, dtype=torch.float64), tokens(dim=20)
+    assert module.o_proj.weight.shape == (20, 32)
+    assert_exact(module(x), module, x)
+
+
+@pytest.mark.parametrize(
+    "spec", ["wavelet:scales=4", "wavelet:scales=4,learned=true", "alibi", "none"]
+)
+def test_a_table_longer_than_the_first(spec):
+    """Lengths on both sides of a capacity; a later token changes nothing before it."""
+    module, both, x = made(spec), made(spec, causal=False), tokens(140, batch=1)
+    whole = module(x)
+    for length in (127, 128, 129):
+        assert (module(x[:, :length]) - whole[:, :length]).abs().max() < 1e-6
+    assert_exact(both(x[:, :129]), both, x[:, :129])
+
+
+def test_nothing_to_attend_to():
+    module = made("wavelet:scales=4", bias=True)
+    assert module(tokens(0)).shape == (2, 0, 32)
+    assert module(tokens(3, batch=0)).shape == (0, 3, 32)
+    for rows in (0, 1):
+        positions, mask = torch.arange(3).expand(rows, 3), torch.ones(1, 3, dtype=torch.bool)
+        for key_mask in (None, mask):
+            got = module(tokens(3, batch=0), positions=positions, key_mask=key_mask)
+            assert got.shape == (0, 3, 32)
+    biases = module.o_proj.bias.expand(2, 3, 32)
+    x, hidden = tokens(3), torch.zeros(2, 3, dtype=torch.bool)
+    assert torch.equal(module(x, key_mask=hidden), biases)
+    assert torch.equal(made("wavelet:scales=4", bias=True, window=0)(x), biases)
+
+
+# --------------------------------------------------------------- positions
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
+def test_positions_that_are_refused(spec):
+    module, x, here = made(spec), tokens(), torch.arange(11)
+    with pytest.raises(RuntimeError, match=r"positions .*pass segments="):
+        module(x, positions=AGAIN)
+    words = "must rise" if spec in ROTARY else "must go up by 1"
+    for wrong in ([0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9], [0, 1, 2, 3, 7, 8, 9, 10, 11, 12, 13]):
+        if spec in ROTARY and wrong[5] == 8:  # a gap is the distance that it says
+            continue
+        for positions in (torch.tensor(wrong), torch.stack([here, torch.tensor(wrong)])):
+            with pytest.raises(RuntimeError, match=words):
+                module(x, positions=positions)
+
+
+@pytest.mark.parametrize("spec", ROTARY)
+def test_rotary_takes_gaps(spec):
+    module, x = made(spec), tokens()
+    positions = torch.tensor([0, 1, 2, 3, 7, 8, 9, 100, 101, 102, 5000])
+    for given in (positions, torch.stack([positions, torch.arange(11)])):
+        assert_exact(module(x, positions=given), module, x, positions=given)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_order_of_hidden_tokens_is_no_matter(spec):
+    module, x = made(spec), tokens(6)
+    mask = torch.tensor([[0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
+    wanted = module(x, key_mask=mask)
+    for first in ([9, 9, 2, 2, 4, 5], [-1, 7, 7, 7, 9, 10]):
+        positions = torch.tensor([first, [*range(6)]])
+        got = module(x, key_mask=mask, positions=positions)
+        assert (got - wanted)[mask].abs().max() < 1e-6
+    bad = torch.tensor([[0, 0, 2, 3, 2, 5], [*range(6)]])
+    if spec != "none":
+        with pytest.raises(RuntimeError, match="positions of a row"):
+            module(x, key_mask=mask, positions=bad)
+    # A hole that positions leave out: the distance in tokens is another one.
+    holes = torch.tensor([[0, 0, 0, 0, 1, 2], [*range(6)]])
+    if spec in ROTARY:
+        got = module(x, key_mask=mask, positions=holes)
+        assert_exact(got, module, x, where=mask, key_mask=mask, positions=holes)
+    elif spec != "none":
+        with pytest.raises(RuntimeError, match="must go up by 1"):
+            module(x, key_mask=mask, positions=holes)
+
+
+# --------------------------------------------------------------- rotary types that move
+
+
+def test_a_base_for_evaluation():
+    module, x = made("rope:theta=50,inference_theta=10000"), tokens()
+    plain = made("rope")
+    assert torch.equal(module(x), plain(x))
+    trained = made("rope:theta=50")
+    assert torch.equal(module.train()(x), trained(x))
+    assert not torch.equal(module(x), plain(x))
+
+
+FOLLOWING = {  # spec -> the oracle's frequencies of a length, trained with 16 tokens
+    "rope:type=dynamic,factor=4": lambda length: oracle_rope.dynamic(8, 1e4, 4, length, 16),
+    "rope:theta=128,inference_theta=scaled": lambda length: oracle_rope.default(
+        8, 128 * max(1, length / 16)
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", FOLLOWING)
+def test_types_that_follow_the_length(spec):
+    module = made(spec, max_length=16)
+    for length in (11, 40):
+        x, rotation = tokens(length), (*FOLLOWING[spec](length), False)
+        parts = {"rotation": rotation}
+        for positions in (None, torch.arange(length)):
+            assert_exact(module(x, positions=positions), module, x, parts=parts)
+    with pytest.raises(ValueError, match="SelfAttention calls it max_length"):
+        SelfAttention(32, 4, encoding=spec)
+
+
+# --------------------------------------------------------------- dropout and gradients
+
+
+def test_dropout_in_training_only():
+    module, x = made("wavelet:scales=4", dropout=0.5), tokens()
+    plain = made("wavelet:scales=4")(x)
+    assert torch.equal(module(x), plain)
+    module.train()
+    torch.manual_seed(3)
+    first, second = module(x), module(x)
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(module(x), first)
+    with torch.no_grad():
+        mean = sum(module(x) for _ in range(400)) / 400
+    assert (mean - plain).abs().mean() < 0.1 * plain.abs().mean()
+    assert not made("none", dropout=1.0).train()(x).any()
+
+
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", "rope", *LEARNED])
+def test_gradients(spec):
+    module, x = made(spec, heads=2, kv_heads=1), tokens(4, dim=16, batch=1)
+    names = [name for name, _ in module.named_parameters()]
+    values = [value.detach().clone().requires_grad_() for _, value in module.named_parameters()]
+
+    def function(x, *values):
+        given = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(module, given, (x,))
+
+    assert torch.autograd.gradcheck(function, (x.requires_grad_(), *values), fast_mode=True)
+
+
+@pytest.mark.parametrize("spec", LEARNED)
+def test_what_is_learned_gets_a_gradient(spec):
+    """From its first value on."""
+    module = SelfAttention(32, 4, encoding=spec, dtype=torch.float64)
+    module(tokens()).sum().backward()
+    for name, value in module.position_encoding.named_parameters():
+        assert value.grad.abs().max() > 0, name
 
 
 def test_trained_length_reaches_the_encoding():
@@ -105,99 +319,96 @@ def test_trained_length_reaches_the_encoding():
         Attention(YARN.replace(",original_max_position_embeddings=16", ""), 8, 2)
 
 
-def test_what_is_learned_has_gradients_and_a_state():
-    attention = Attention("shaw:clip=3", 8, 2)
-    assert list(attention.state_dict()) == ["position_encoding.table"]
-    q = torch.randn(1, 2, 9, 8)
-    attention(q, q, q).square().sum().backward()
-    assert attention.position_encoding.table.grad.abs().max() > 0
-    assert str(attention).startswith("Attention(\n  'shaw:clip=3', head_dim=8, heads=2\n")
+# --------------------------------------------------------------- encodings of one's own
 
 
-def test_one_compiled_graph():
-    attention = Attention("wavelet:scales=4", 8, 4, 2).eval()
-    q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8)
-    compiled = torch.compile(attention, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(q, k, k), attention(q, k, k))
+def test_every_entry_point_of_ones_own(own):
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Near(Encoding):
+        name, entry = "near", "relative"
+        reach: int = 100
+
+        def table(self, length, head_dim, *, causal=True):
+            if length > self.reach:
+                raise ValueError(f"near ends at {self.reach}, got {length}")
+            return np.full((1, head_dim), 3.0, np.float32), 0, "zero"
+
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Steep(Encoding):
+        name, entry = "steep", "slope"
+        slope: float = 1.5
+
+        def slopes(self, heads):
+            return np.full(heads, self.slope)
+
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True, repr=False)
+    class Slow(RoPE):
+        name = "slow"
+
+        def frequencies(self, head_dim, **lengths):
+            return np.full(2, 0.25), 1.0
+
+    near, none, x = made("near"), made("none"), tokens(5)
+    _, q, k, v = parts(none, x)
+
+    def wanted(**options):
+        return projected(none, ops.attention(**({"q": q, "k": k, "v": v} | options)))
+
+    p = torch.full((1, 8), 3.0, dtype=torch.float64)
+    assert (near(x) - wanted(p=p)).abs().max() < 1e-12
+    slopes = torch.full((4,), 1.5, dtype=torch.float64)
+    assert (made("steep")(x) - wanted(slopes=slopes)).abs().max() < 1e-12
+    angle = 0.25 * torch.arange(5.0, dtype=torch.float64)[:, None].expand(5, 2)
+    cos, sin = angle.cos(), angle.sin()
+    turned = {"q": ops.rope(q, cos, sin), "k": ops.rope(k, cos, sin)}
+    assert (made("slow")(x) - wanted(**turned)).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="near ends at 100, got 101"):
+        near(tokens(101))
+    with pytest.raises(ValueError, match="rotates 4 dims, more than head_dim=2"):
+        SelfAttention(4, 2, encoding="slow")
 
 
-@pytest.mark.parametrize(
-    "specs", [("wavelet:scales=4", "wavelet:scales=2"), ("sandwich:dim=4", "sandwich")]
-)
-def test_graphs_of_two_encodings_are_told_apart(specs):
-    torch._dynamo.reset()
-    q = torch.randn(1, 2, 7, 8)
-    modules = [Attention(spec, 8, 2, causal=causal) for spec in specs for causal in (True, False)]
-    for module in (*modules, *modules):
-        compiled = torch.compile(module, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(q, q, q), module(q, q, q))
-    copied = pickle.loads(pickle.dumps(modules[0]))
-    assert torch.equal(torch.compile(copied, backend="eager")(q, q, q), modules[0](q, q, q))
+def test_a_wavelet_registered_anew(own):
+    wavepe.register_wavelet("own", lambda u: np.exp(-(u**2)))
+    module, x = made("wavelet:kind=own,scales=4"), tokens()
+    gaussian = made("wavelet:kind=gaussian,scales=4")
+    assert (module(x) - gaussian(x)).abs().max() < 1e-6
+    wavepe.register_wavelet("own", lambda u: (1 - u**2) * np.exp(-(u**2) / 2))
+    assert (module(x) - made("wavelet:scales=4")(x)).abs().max() < 1e-6
 
 
-def test_a_class_registered_anew_compiles(monkeypatch):
-    forget_registrations(monkeypatch)
-    q, modules = torch.randn(1, 2, 7, 8), []
-    for size in (0.1, 0.2):
+def test_an_encodings_own_layers_keep_their_digits_under_autocast(own):
+    """Without care, a matrix product in `learned_bias` would be bfloat16."""
 
-        @wavepe.register_encoding
-        @dataclasses.dataclass(frozen=True)
-        class Anew(Encoding):
-            name, entry = "anew", "relative"
+    @wavepe.register_encoding
+    @dataclasses.dataclass(frozen=True)
+    class Layers(Encoding):
+        name, entry, learned = "layers", "bias", True
 
-            def table(self, length, head_dim, *, causal=True, size=size):
-                return np.arange(length)[:, None] * np.full(head_dim, size), 0, "zero"
+        def bias(self, length, heads, *, causal=True):
+            return np.zeros((heads, length)), 0, "zero"
 
-        modules.append(Attention("anew", 8, 2).eval())
-    assert not torch.allclose(*(module(q, q, q) for module in modules))
-    for module in modules:
-        compiled = torch.compile(module, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(q, q, q), module(q, q, q))
+        def parameters(self, head_dim, heads):
+            return {"w": np.linspace(-1.1, 1.3, 3 * heads).reshape(heads, 3)}
 
+        def learned_bias(self, length, parameters, *, causal=True):
+            delta = torch.arange(length, dtype=torch.float32)
+            return parameters["w"] @ torch.stack([delta, delta.sqrt(), 1 / (1 + delta)]), 0, "zero"
 
-Q, K = torch.zeros(2, 4, 7, 8), torch.zeros(2, 2, 7, 8)
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "words"),
-    [
-        ((Q[:, :2], K, K), {}, r"q must be \(B, 4, tokens, 8\), got \(2, 2, 7, 8\)"),
-        ((Q, Q, K), {}, r"k must be \(B, 2, tokens, 8\), got \(2, 4, 7, 8\)"),
-        ((Q, K[..., :4], K), {}, "k must be"),
-        ((Q, K, Q), {}, r"v must be \(B, 2, tokens, dv\)"),
-        ((Q[0], K, K), {}, "q must be"),
-        ((Q, K, torch.zeros(())), {}, "v must be"),
-        ((Q, None, K), {}, "k must be a torch.Tensor, got NoneType"),
-        ((Q, K[:, :, :3], K[:, :, :3]), {}, "needs m <= n, .* m = 7 queries and n = 3 keys"),
-        ((Q[:, :, :3], K, K), {"cache": KVCache()}, "needs m = n with a cache"),
-        ((Q, K, K), {"cache": 3}, "cache must be a KVCache"),
-        ((Q, K, K), {"positions": torch.zeros(3)}, "positions must hold integers"),
-        ((Q, K, K), {"positions": torch.arange(3)}, r"positions must be \(L,\)"),
-        ((Q, K, K), {"key_mask": torch.ones(2, 7)}, "key_mask must be bool"),
-        ((Q, K, K), {"window": -1}, "window"),
-        ((Q, K, K), {"softcap": 0.0}, "softcap"),
-    ],
-)
-def test_wrong_calls(given, options, words):
-    with pytest.raises(RuntimeError, match=words):
-        Attention("alibi", 8, 4, 2)(*given, **options)
+    encoding = Attention("layers", head_dim=8, heads=2).position_encoding
+    q = torch.randn(1, 2, 20, 8)
+    exact = encoding.arguments(q, 20)["bias"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(encoding.arguments(q, 20)["bias"], exact)
 
 
-def test_absolute_encodings_are_refused():
-    with pytest.raises(ValueError, match="AbsoluteEncoding"):
-        Attention("sinusoidal", 8, 4)
-    with pytest.raises(
-        ValueError, match=r"must be absolute, got 'rope', which is rotary: .*wavepe\.nn\.Attention"
-    ):
-        AbsoluteEncoding("rope", 8)
+# --------------------------------------------------------------- AbsoluteEncoding
 
 
-# AbsoluteEncoding
-
-ABSOLUTE = ["sinusoidal", "sinusoidal:theta=50", "binary", "integer", "normalised"]
-
-
-@pytest.mark.parametrize("spec", [*ABSOLUTE, "sinusoidal:theta=length"])
+@pytest.mark.parametrize("spec", ABSOLUTE)
 def test_absolute_vectors_are_added(spec):
     module, x = AbsoluteEncoding(spec, 8), tokens(dim=8)
     places = torch.tensor([[*range(3, 14)], [5] * 11])
@@ -228,45 +439,3 @@ def test_absolute_vectors_and_attention_are_a_model():
     compiled = torch.compile(positions, backend="eager", fullgraph=True)
     x = embed(ids).detach()
     assert torch.equal(compiled(x), positions(x))
-
-
-@pytest.mark.parametrize(
-    ("x", "positions", "words"),
-    [
-        (torch.zeros(2, 5, 4), None, r"x must be \(B, L, 8\), got \(2, 5, 4\)"),
-        (None, None, "x must be a torch.Tensor"),
-        (torch.zeros(2, 5, 8), torch.zeros(5), "positions must hold integers"),
-        (torch.zeros(2, 5, 8), torch.arange(4), r"positions must be \(L,\)"),
-    ],
-)
-def test_wrong_calls_of_absolute(x, positions, words):
-    with pytest.raises(RuntimeError, match=words):
-        AbsoluteEncoding("sinusoidal", 8)(x, positions)
-
-
-def test_an_encodings_own_layers_keep_their_digits_under_autocast(monkeypatch):
-    """Without care, a matrix product in `learned_bias` would be bfloat16."""
-    forget_registrations(monkeypatch)
-
-    @wavepe.register_encoding
-    @dataclasses.dataclass(frozen=True)
-    class Layers(Encoding):
-        name = "layers"
-        entry = "bias"
-        learned = True
-
-        def bias(self, length, heads, *, causal=True):
-            return np.zeros((heads, length)), 0, "zero"
-
-        def parameters(self, head_dim, heads):
-            return {"w": np.linspace(-1.1, 1.3, 3 * heads).reshape(heads, 3)}
-
-        def learned_bias(self, length, parameters, *, causal=True):
-            delta = torch.arange(length, dtype=torch.float32)
-            return parameters["w"] @ torch.stack([delta, delta.sqrt(), 1 / (1 + delta)]), 0, "zero"
-
-    encoding = Attention("layers", head_dim=8, heads=2).position_encoding
-    q = torch.randn(1, 2, 20, 8)
-    exact = encoding.arguments(q, 20)["bias"]
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(encoding.arguments(q, 20)["bias"], exact)

@@ -10,13 +10,10 @@ from cases import load_torch
 
 torch, ops = load_torch()
 
-import wavepe
 from encoding_cases import LEARNED
-from self_attention_cases import ROTARY, SPECS, made, tokens
+from nn_cases import SPECS, made, tokens
 from wavepe.nn import KVCache, SelfAttention
 from wavepe.nn import _cache as cache_module
-
-CONTIGUOUS = [spec for spec in SPECS if spec not in ROTARY and spec != "none"]
 
 
 def stepwise(module, x, cuts, cache=None, **options):
@@ -82,16 +79,11 @@ def test_prompts_padded_on_the_left(spec):
         of_all = torch.cat(parts, 1)
         cache = KVCache()  # no mask after the prompt
         first = module(x[:, :5], key_mask=mask[:, :5], cache=cache)
-        remembered = torch.cat([first, stepwise_on(module, x, cache, [5, 6, 9])], 1)
+        remembered = torch.cat([first, stepwise(module, x, [5, 6, 9], cache)], 1)
         places = (mask.long().cumsum(-1) - 1).clamp(min=0)
         placed = stepwise(module, x, cuts, key_mask=mask, positions=places)
     for got in (new_only, of_all, remembered, placed):
         assert close(got[mask], whole[mask], 1e-6)
-
-
-def stepwise_on(module, x, cache, cuts):
-    pieces = itertools.pairwise(cuts)
-    return torch.cat([module(x[:, a:b], cache=cache) for a, b in pieces], 1)
 
 
 def test_the_caller_may_write_into_a_mask_and_positions():
@@ -190,19 +182,18 @@ def test_beams(spec):
             whole = module(x[:, : cache.length], key_mask=mask)
             assert close(got, whole[:, -1:], 1e-6)
     KVCache().reorder(torch.tensor([0]))
-    for wrong in ([0], torch.tensor(0)):
-        with pytest.raises(RuntimeError, match=r"indices must be an integer Tensor \(B,\)"):
+    for wrong, words in (
+        ([0], r"indices must be an integer Tensor \(B,\)"),
+        (torch.tensor(0), r"indices must be an integer Tensor \(B,\)"),
+        (torch.ones(2), "indices must be integers, got"),
+        (torch.ones(2, dtype=torch.bool), "indices must be integers, got"),
+        (torch.tensor([5]), r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"),
+        (torch.tensor([0, 3]), r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"),
+        (torch.tensor([-1]), r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
             cache.reorder(wrong)
-    for wrong in ([5], [0, 3], [-1]):
-        with pytest.raises(RuntimeError, match=r"rows of the cache, 0\.\.2; got -?\d\.\.-?\d"):
-            cache.reorder(torch.tensor(wrong))
     assert cache.length == 7
-
-
-def test_beams_are_integers():
-    for wrong in (torch.ones(2), torch.ones(2, dtype=torch.bool)):
-        with pytest.raises(RuntimeError, match="indices must be integers, got"):
-            KVCache().reorder(wrong)
 
 
 def test_reset_crop_and_branches():
@@ -272,31 +263,22 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
 
 
 def test_what_a_cache_cannot_do():
-    x = tokens(4)
+    module, x, cache = made("rope"), tokens(6), KVCache()
     with pytest.raises(RuntimeError, match="a cache needs causal=True"):
-        made("alibi", causal=False)(x, cache=KVCache())
+        made("alibi", causal=False)(x, cache=cache)
     with pytest.raises(RuntimeError, match="one sequence per row"):
-        made("alibi")(x, segments=torch.zeros(4).long(), cache=KVCache())
-
-
-# --------------------------------------------------------------- storage and gradients
-
-
-def test_a_cache_of_another_model_is_refused():
-    module, other, x, cache = made("rope"), made("rope"), tokens(6), KVCache()
+        made("alibi")(x, segments=torch.zeros(6).long(), cache=cache)
     with torch.no_grad():
         module(x[:, :5], cache=cache)
         with pytest.raises(RuntimeError, match="5 tokens of other modules and none of this one"):
-            other(x[:, 5:], cache=cache)
+            made("rope")(x[:, 5:], cache=cache)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(cache)
         cache.reset()
-        other(x, cache=cache)
+        made("rope")(x, cache=cache)
 
 
-def test_a_cache_is_not_pickled():
-    cache = KVCache()
-    made("rope")(tokens(3), cache=cache)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(cache)
+# --------------------------------------------------------------- storage and gradients
 
 
 def test_storage_grows_by_doubling(monkeypatch):
@@ -372,17 +354,6 @@ def test_a_compiled_module_generates():
     with torch.no_grad():
         assert close(stepwise(compiled, x, [0, 4, 5, 6]), module(x), 1e-6)
     torch._dynamo.reset()
-
-
-def test_generation_without_a_model_around():
-    """As the page says it."""
-    attention = SelfAttention(32, heads=4).eval()
-    x, cache = torch.randn(1, 6, 32), KVCache()
-    with torch.inference_mode():
-        attention(x[:, :5], cache=cache)
-        step = attention(x[:, 5:], cache=cache)
-        assert close(step, attention(x)[:, 5:], 1e-5)
-    assert wavepe.nn.KVCache is KVCache
 
 
 def test_gradients_of_the_query_alone():

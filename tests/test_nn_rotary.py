@@ -1,4 +1,4 @@
-"""wavepe.nn.Rotary: numbers, layouts, dtypes, kept tables and errors."""
+"""wavepe.nn.Rotary: numbers, layouts, dtypes, kept tables, errors, and caches of another theta."""
 
 import copy
 import pickle
@@ -6,15 +6,63 @@ import threading
 
 import numpy as np
 import oracle
+import oracle_rope
 import pytest
-from cases import load_torch
+from cases import BOUNDS, assert_within, compiled_once, load_torch, recording_backend, unit
 
 torch, ops = load_torch()
 
-from rotary_cases import EXACT, SCALINGS, assert_rotated, heads
 from torch.utils.checkpoint import checkpoint
 from wavepe.nn import Rotary
 from wavepe.positions import rotation, tables
+
+ORIGINAL = {"original_max_position_embeddings": 16}
+LONG = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0, **ORIGINAL}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL}
+# Parameters, and the oracle's frequencies of head size 8 and factor, for a length and max_length 16
+TYPES = {
+    "linear": ({"factor": 4.0}, lambda n: oracle_rope.linear(8, 1e4, 4)),
+    "yarn": ({"factor": 4.0, **ORIGINAL}, lambda n: oracle_rope.yarn(8, 1e4, 4, 16)),
+    "llama3": (LLAMA3, lambda n: oracle_rope.llama3(8, 1e4, 8, 16, 1, 4)),
+    "proportional": (
+        {"partial_rotary_factor": 0.5},
+        lambda n: oracle_rope.proportional(8, 1e4, 0.5),
+    ),
+    "default": (
+        {"partial_rotary_factor": 0.5, "rope_theta": 500.0},
+        lambda n: oracle_rope.default(4, 500),
+    ),
+    "dynamic": ({"factor": 4.0}, lambda n: oracle_rope.dynamic(8, 1e4, 4, n, 16)),
+    "longrope": (LONG, lambda n: oracle_rope.longrope(8, 1e4, [1 if n <= 16 else 4] * 4, 4, 16)),
+}
+
+
+def scaled(kind):
+    """A Rotary of that type."""
+    return Rotary(8, scaling={"rope_type": kind, **TYPES[kind][0]}, max_length=16)
+
+
+def heads(length=6, dim=8, batch=2, dtype=None, seed=0):
+    """q with four heads and k with two."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, 4, length, dim, generator=generator, dtype=torch.float64)
+    k = torch.randn(batch, 2, length, dim, generator=generator, dtype=torch.float64)
+    return q.to(dtype or torch.float32), k.to(dtype or torch.float32)
+
+
+def assert_rotated(got, x, positions, inv_freq, factor=1.0, interleaved=False):
+    """Assert the exact result, in units of its terms; positions are (L,) or (B, L)."""
+    assert (got.dtype, got.shape) == (x.dtype, x.shape)
+    cos, sin = oracle.rope_table(np.asarray(positions), inv_freq, factor)
+    if cos.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    x = x.double().numpy()
+    exact = oracle.rope(x, cos, sin, interleaved)
+    terms = oracle.rope_terms(x, cos, sin, interleaved)
+    full = (BOUNDS["rope"].units + BOUNDS["rope_table"].units) * unit(np.float32)
+    bounds = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: full * 2.0**-27}
+    assert_within(got.double().numpy(), exact, bounds.get(got.dtype, full) * terms)
+
 
 # --------------------------------------------------------------- numbers
 
@@ -33,13 +81,13 @@ def test_every_form_of_positions(interleaved, dtype):
             assert_rotated(got, x, positions.numpy(), inv_freq, 1.0, interleaved)
 
 
-@pytest.mark.parametrize("name", SCALINGS)
-def test_every_scaling_type(name):
-    rotary = Rotary(8, scaling=SCALINGS[name], max_length=16)
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_scaling_type(kind):
+    rotary = scaled(kind)
     for length in (6, 20):
         q, k = heads(length)
         for got, x in zip(rotary(q, k), (q, k), strict=True):
-            assert_rotated(got, x, np.arange(length), *EXACT[name](length))
+            assert_rotated(got, x, np.arange(length), *TYPES[kind][1](length))
         again = rotary(q, k, torch.arange(length))
         assert all(map(torch.equal, again, rotary(q, k)))
 
@@ -79,22 +127,11 @@ def test_a_module_cast_to_bfloat16_keeps_its_angles():
     assert not list(rotary.parameters())
 
 
-def test_one_token_at_a_time_is_the_whole():
-    rotary = Rotary(8)
-    q, k = heads(6)
-    whole = rotary(q, k)
-    for i in range(6):
-        at = slice(i, i + 1)
-        step = rotary(q[:, :, at], k[:, :, at], torch.tensor([i]))
-        assert torch.equal(step[0], whole[0][:, :, at])
-        assert torch.equal(step[1], whole[1][:, :, at])
-
-
 # --------------------------------------------------------------- autograd, inference, compile
 
 
 def test_gradients():
-    rotary = Rotary(8, scaling=SCALINGS["yarn"])
+    rotary = scaled("yarn")
     q, k = (x.requires_grad_() for x in heads(3, dtype=torch.float64))
     assert torch.autograd.gradcheck(rotary, (q, k))
     assert torch.autograd.gradcheck(lambda q, k: rotary(q, k, torch.tensor([7, 0, 2])), (q, k))
@@ -142,13 +179,9 @@ def test_a_tracer_leaves_no_fake_table_behind():
     assert type(Rotary(8)(q, k)[0]) is torch.Tensor
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("given", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_graph_for_every_length(given):
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch._dynamo.reset()
-    backend = CompileCounterWithBackend("aot_eager")
-    rotary = Rotary(8)
+    backend, rotary = recording_backend(), Rotary(8)
     compiled = torch.compile(rotary, fullgraph=True, dynamic=True, backend=backend)
 
     def both(length, start=0):
@@ -158,7 +191,7 @@ def test_one_graph_for_every_length(given):
 
     for length in (5, 9, 33):
         assert all(map(torch.equal, *both(length, start=3)))
-    assert len([g for g in backend.graphs if len(list(g.graph.nodes)) > 3]) == 1
+    assert compiled_once(backend)
     rotary.theta = 99.0
     if given:
         with pytest.raises(RuntimeError, match="theta=10000, but this call rotates with theta=99:"):
@@ -170,8 +203,7 @@ def test_one_graph_for_every_length(given):
 
 def test_a_type_that_follows_the_length_says_so_under_fullgraph():
     torch._dynamo.reset()
-    rotary = Rotary(8, scaling=SCALINGS["dynamic"], max_length=16)
-    q, k = heads(20)
+    rotary, (q, k) = scaled("dynamic"), heads(20)
     loose = torch.compile(rotary, backend="eager")
     assert all(map(torch.equal, loose(q, k), rotary(q, k)))
     torch._dynamo.reset()
@@ -226,6 +258,111 @@ def test_two_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+# --------------------------------------------------------------- another theta
+
+
+def step(rotary, position, batch=1):
+    """One token at that position."""
+    return rotary(*heads(1, batch=batch), torch.tensor([position]))
+
+
+@pytest.mark.parametrize("first", [None, [0, 1, 2]])
+def test_a_cache_of_another_theta_is_refused(first):
+    rotary = Rotary(8)
+    rotary(*heads(3), None if first is None else torch.tensor(first))
+    step(rotary, 3)
+    rotary.theta = 500
+    message = "before position 4 .*theta=10000, .*theta=500: .*position 0.*reset"
+    for _ in range(2):  # it goes on refusing
+        with pytest.raises(RuntimeError, match=message):
+            step(rotary, 4)
+    with pytest.raises(RuntimeError, match=message):
+        rotary(*heads(2), torch.tensor([[4, 5], [0, 1]]))  # one row of the two goes on
+    got = rotary(*heads(3))  # a new sequence
+    assert torch.equal(got[0], Rotary(8, 500.0)(*heads(3))[0])
+    step(rotary, 3)
+
+
+def test_what_is_allowed_after_a_change():
+    fresh = Rotary(8)
+    fresh.theta = 500  # nothing was rotated yet
+    step(fresh, 9)
+    rotary = Rotary(8)
+    step(rotary, 0)
+    rotary.theta = 500
+    rotary.theta = 10000.0  # and back
+    step(rotary, 1)
+    rotary.theta = 500
+    rotary.reset()
+    step(rotary, 2)
+    rotary.theta = 7
+    rotary(*heads(4), torch.tensor([0, 1, 0, 1]))  # packed
+    rotary.theta = 8
+    rotary(*heads(4), torch.tensor([[1, 1, 0, 1], [0, 1, 2, 3]]))  # padded on the left
+    rotary.theta = 9
+    rotary(*heads(0), torch.empty(0, dtype=torch.int64))  # nothing, which proves nothing
+    with pytest.raises(RuntimeError, match="theta=8"):
+        step(rotary, 4)
+
+
+def test_scaling_can_be_set():
+    rotary = Rotary(8, scaling={"rope_theta": 300.0})
+    assert rotary.theta == 300.0
+    rotary.theta = 200
+    assert (rotary.theta, rotary.scaling) == (200.0, {})
+    step(rotary, 0)
+    rotary.scaling = {"rope_type": "linear", "factor": 2.0}
+    assert rotary.theta == 200.0
+    with pytest.raises(RuntimeError, match="cache"):
+        step(rotary, 1)
+    rotary.scaling["factor"] = 3.0  # of a copy
+    q, k = heads()
+    inv_freq = oracle.rope_frequencies(8, 200.0) / 2
+    assert_rotated(rotary(q, k)[0], q, np.arange(6), inv_freq)
+    rotary.scaling = {"rope_theta": 50.0}
+    assert rotary.theta == 50.0
+    rotary.scaling = None
+    assert rotary.theta == 50.0
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_a_type_that_follows_the_length(name):
+    rotary = scaled(name)
+    rotary(*heads(10))
+    for position in range(10, 16):
+        step(rotary, position)
+    with pytest.raises(RuntimeError, match="length 17"):
+        step(rotary, 16)
+    step(rotary, 15)  # the frequencies of before
+    rotary(*heads(20))
+    with pytest.raises(RuntimeError, match="length 20"):
+        step(rotary, 10)
+    if name == "longrope":  # one set of frequencies beyond the threshold
+        step(rotary, 20)
+    rotary(*heads(10), torch.arange(10))
+    step(rotary, 10)
+
+
+def test_a_refused_setting_changes_nothing():
+    rotary = Rotary(8, fraction=0.5)
+    q, k = heads()
+    wanted = rotary(q, k)
+    for name, value, error, match in (
+        ("theta", -1.0, ValueError, r"theta must be above 0, got -1\.0"),
+        ("theta", "10000", TypeError, "theta must be a number, got '10000'"),
+        (
+            "scaling",
+            {"rope_type": "linear", "factor": 2.0},
+            ValueError,
+            "fraction=0.5 and scaling=",
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            setattr(rotary, name, value)
+    assert all(map(torch.equal, rotary(q, k, torch.arange(6) + 0), wanted))
+    assert (rotary.theta, rotary.scaling) == (10000.0, None)
 
 
 # --------------------------------------------------------------- errors
@@ -286,6 +423,6 @@ def test_it_prints_what_it_is():
     assert str(Rotary(8)) == "Rotary(8, theta=10000)"
     text = str(Rotary(8, 1234567.0, interleaved=True, fraction=0.5, precision="hf"))
     assert text == "Rotary(8, theta=1234567, interleaved=True, fraction=0.5, precision='hf')"
-    text = str(Rotary(8, scaling=SCALINGS["dynamic"], max_length=16))
+    text = str(scaled("dynamic"))
     assert "'dynamic'" in text
     assert "max_length=16" in text

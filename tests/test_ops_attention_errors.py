@@ -4,6 +4,7 @@ It is the same on every device, and for fake tensors.
 """
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -104,12 +105,20 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("way", ["cpu", "meta", "torch.func"])
 @pytest.mark.parametrize(("match", "options"), SHAPES + DTYPES + VALUES)
-def test_refused(match, options, device):
+def test_refused(match, options, way):
+    """torch.func runs the composition: the same arguments are refused."""
+    given = {"q": Q, "k": K, "v": V} | options
+    if way == "torch.func":
+        q = given.pop("q")
+        if q.is_floating_point() and "differentiable" not in match:
+            with pytest.raises(RuntimeError, match=match):
+                torch.func.vjp(lambda q: attention(q, **given), q)
+        return
     given = {
-        name: x.detach().to(device).requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
-        for name, x in ({"q": Q, "k": K, "v": V} | options).items()
+        name: x.detach().to(way).requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
+        for name, x in given.items()
     }
     with pytest.raises(RuntimeError, match=match):
         attention(**given)
@@ -118,17 +127,6 @@ def test_refused(match, options, device):
             given[name] = given[name].detach().requires_grad_()
     with pytest.raises(RuntimeError, match=match):
         attention(**given)
-
-
-@pytest.mark.parametrize(("match", "options"), SHAPES + DTYPES + VALUES[:-1])
-def test_refused_under_transforms(match, options):
-    """torch.func runs the composition: the same arguments are refused."""
-    given = {"q": Q, "k": K, "v": V} | options
-    q = given.pop("q")
-    if not q.is_floating_point():
-        return
-    with pytest.raises(RuntimeError, match=match):
-        torch.func.vjp(lambda q: attention(q, **given), q)
 
 
 NAMES = ("k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask", "bias")
@@ -288,3 +286,59 @@ def test_table_larger_than_memory_can_be(beyond):
     bias = torch.ones(1).expand(2**59)
     got = attention(Q, K, V, bias=bias, bias_beyond=beyond)
     assert torch.equal(got, attention(Q, K, V, bias=bias[:N], bias_beyond=beyond))
+
+
+# ---- softcap and scale, with the same messages on every way -------------------------------------
+
+LIMITS = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 1e30, torch.float64: 1e300}
+RAW = torch.ops.wavepe.attention_forward
+
+
+def of_ones(dtype, device="cpu"):
+    return [ones(1, 2, 3, 4, dtype=dtype, device=device) for _ in range(3)]
+
+
+def functional(dtype, **options):
+    q, k, v = of_ones(dtype)
+    torch.func.vjp(lambda q: attention(q, k, v, **options), q)
+
+
+def compiled(dtype, **options):
+    torch._dynamo.reset()
+    torch.compile(lambda *x: attention(*x, **options), backend="eager")(*of_ones(dtype))
+    torch._dynamo.reset()
+
+
+def recorded(dtype, **options):
+    attention(*(x.requires_grad_() for x in of_ones(dtype)), **options)
+
+
+WAYS = {
+    "kernel": lambda dtype, **options: attention(*of_ones(dtype), **options),
+    "operator": lambda dtype, **options: RAW(*of_ones(dtype), **options),
+    "meta": lambda dtype, **options: attention(*of_ones(dtype, "meta"), **options),
+    "operator on meta": lambda dtype, **options: RAW(*of_ones(dtype, "meta"), **options),
+    "autograd": recorded,
+    "torch.func": functional,
+    "compile": compiled,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_softcap(way, dtype):
+    most = LIMITS[dtype]
+    wrong = [most * 1.001, math.nextafter(1 / most, 0), 0.0, -1.0]
+    for softcap in wrong[:1] if way == "compile" else wrong:
+        message = f"wavepe: softcap must lie in {1 / most:g}..{most:g}, got {softcap:g}"
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            WAYS[way](dtype, softcap=softcap)
+    for softcap in (most, 1 / most):
+        WAYS[way](dtype, softcap=softcap)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
+def test_scale(way, scale):
+    with pytest.raises(RuntimeError, match=f"wavepe: scale must be finite, got {scale}"):
+        WAYS[way](torch.float32, scale=scale)

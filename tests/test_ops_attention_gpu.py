@@ -1,11 +1,18 @@
-"""Which way attention goes on a GPU, on a machine without one: fused, by PyTorch's attention with a
-mask, or composed; and that PyTorch's attention with a mask is right."""
+"""Attention on a GPU, on a machine without one: which way it goes, fused, by PyTorch's attention
+with a mask, or composed; that PyTorch's attention with a mask is right; what its kernels become.
+
+What the kernels compute is in test_ops_attention_interpreted.py.
+"""
 
 import importlib
+import json
+import sys
+from pathlib import Path
 
 import pytest
 from attention_cases import F32, OPTIONS, Shape, draw, incoming, run, torch
-from cases import generator
+from cases import generator, needs
+from processes import output
 from traffic import DEVICE, Traffic
 from wavepe import ops
 from wavepe.ops import _attention, _attention_gpu
@@ -174,7 +181,7 @@ def test_a_mask_says_it_all(shape, option):
 
 @pytest.mark.parametrize("option", ["plain", "bias", "edge from 2, per head", "everything"])
 def test_launches_copy_nothing_and_read_nothing(monkeypatch, option):
-    pytest.importorskip("triton", reason="needs Triton")
+    needs("triton")
     from wavepe.ops._attention_gpu import call, launches
 
     launched = []
@@ -194,3 +201,64 @@ def test_launches_copy_nothing_and_read_nothing(monkeypatch, option):
     for name, grad in zip(("q", "k", "v", "p", "q_rel", "bias"), grads, strict=True):
         like = getattr(arguments, name)
         assert grad.shape == ((0,) if like is None else like.shape), name
+
+
+# ---- the kernels, compiled ahead of time for GPUs that need not be here -------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+EVERYTHING = """bias=torch.zeros(4, 100), bias_beyond="edge", softcap=2.0, window=99,
+slopes=torch.ones(4), offset=torch.zeros(1, dtype=torch.int64),
+key_mask=torch.ones(1, 1024, dtype=torch.bool), segments=torch.zeros(1, 1024, dtype=torch.int32),
+mask=torch.ones(1, 1, 1024, 1024, dtype=torch.bool), dropout_p=0.1, seed=torch.tensor(1)"""
+COMPILED = [  # a call of benchmarks.attention_kernels.measure, its kernels, the bytes it may spill
+    *((f"Case({arch}, {size}), backward=False", 2, 0) for arch in (80, 100) for size in (64, 128)),
+    ("Case(90, 64, dtype=torch.float16), backward=False", 2, 0),
+    ("Case(90, 64, 'constant')", 5, 0),
+    ("Case(90, 128, 'constant')", 5, 0),
+    ("Case(90, 64, 'learned')", 6, 0),
+    (f"Case(90, 64, 'none'), {EVERYTHING}", 5, 10**4),
+]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The module that compiles them. Triton versions other than this one allot registers
+    otherwise."""
+    if needs("triton").__version__ != "3.9.0":
+        pytest.skip("registers are those of Triton 3.9.0")
+    reason = "not run from a source tree"
+    return pytest.importorskip("benchmarks.attention_kernels", reason=reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("call", "count", "spills"), COMPILED)
+def test_compiled(kernels, call, count, spills):
+    """Nothing spills where it must not, shared memory is enough, tensor cores are used."""
+    # a fresh process, in which Triton was not told to interpret
+    program = "import json, torch; from benchmarks.attention_kernels import *; "
+    program += f"print(json.dumps(measure({call})))"
+    rows = json.loads(output("-c", program, cwd=ROOT, TRITON_INTERPRET="0"))
+    assert len(rows) == count
+    assert count > 2 or [r["kernel"] for r in rows] == ["table_products", "attention_forward"]
+    for row in rows:
+        assert row["spilled"] <= spills, row
+        assert row["shared"] <= 1024 * kernels.SHARED[row["arch"]], row
+        assert row["tensor_core"] or row["kernel"] == "diagonal_sums", row
+
+
+def test_the_table_of_kernels(kernels, capsys):
+    assert kernels.main(["--check"]) == 0, capsys.readouterr().err
+    rows = json.loads((ROOT / kernels.RESULTS).read_text())["rows"]
+    archs, sizes, tables = ({row[key] for row in rows} for key in ("arch", "head_size", "table"))
+    assert (archs, sizes) == ({80, 90, 100}, {64, 128})
+    assert tables == {"none", "constant", "learned"}
+
+
+def test_missing_parts_are_named(kernels, monkeypatch, capsys):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernels.main([]) == 1
+    assert "TRITON_INTERPRET is set" in capsys.readouterr().err
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setitem(sys.modules, "triton.runtime.driver", None)
+    assert kernels.main([]) == 1
+    assert "make extras brings it" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""ops.attention on inputs of any strides, of empty sizes, and with rows that see nothing."""
+"""ops.attention on inputs of any strides, of empty sizes, of any type that fits, and with rows that
+see nothing."""
 
 import math
 
@@ -8,7 +9,6 @@ from attention_cases import (
     F32,
     F64,
     LOW,
-    OPTIONS,
     Shape,
     attention,
     check,
@@ -21,6 +21,7 @@ from attention_cases import (
     same,
     torch,
 )
+from attention_options import EMPTY, OPTIONS
 from cases import generator
 from tensors import LAYOUTS, REPEATED
 
@@ -30,6 +31,9 @@ nan, inf = math.nan, math.inf
 # ---- strides ------------------------------------------------------------------------------------
 
 
+STRIDED = ("q", "k", "v", "p", "q_rel", "key_mask", "mask", "bias")
+
+
 @pytest.mark.parametrize("layout", [*LAYOUTS, *REPEATED])
 def test_any_strides(variant, layout):
     rng = generator("strides")
@@ -37,17 +41,7 @@ def test_any_strides(variant, layout):
     for shape in (Shape(2, 4, 2, 19, 37, 24, 20), Shape(2, 2, 1, 1, 40, 16, 16)):
         arguments = draw(rng, shape, OPTIONS["everything"])
         grad_out, grad_lse = incoming(rng, arguments)
-        for names in (
-            ["q"],
-            ["k"],
-            ["v"],
-            ["p"],
-            ["q_rel"],
-            ["key_mask"],
-            ["mask"],
-            ["bias"],
-            [*"qkv", "p"],
-        ):
+        for names in (*((name,) for name in STRIDED), "qkvp"):
             laid = arguments | {name: lay(arguments[name]) for name in names}
             plain = {n: x.contiguous() if torch.is_tensor(x) else x for n, x in laid.items()}
             want = run(attention, plain, grad_out, grad_lse)
@@ -80,48 +74,26 @@ def test_inputs_are_not_changed(variant):
 
 # ---- empty --------------------------------------------------------------------------------------
 
-EMPTY = [
-    Shape(0, 2, 1, 5, 6, 4, 3),
-    Shape(2, 0, 0, 5, 6, 4, 3),
-    Shape(2, 0, 2, 5, 6, 4, 3),
-    Shape(2, 2, 1, 0, 6, 4, 3),
-    Shape(2, 2, 1, 5, 0, 4, 3),
-    Shape(2, 2, 1, 5, 6, 0, 3),
-    Shape(2, 2, 1, 5, 6, 4, 0),
-    Shape(2, 2, 1, 5, 6, 0, 0),
-    Shape(0, 0, 0, 0, 0, 0, 0),
-]
 
-
-@pytest.mark.parametrize("shape", EMPTY)
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16, F64])
 @each_function
-def test_empty(variant, function, shape):
+def test_empty(variant, function, shape, dtype):
     rng = generator("empty")
     names = ("plain", "every key", "table", "table, q_rel, per head", "edge", "offset of rows")
     names += ("bias", "bias of all heads", "bias, both sides, edge")
     for name in (*names, "key_mask", "mask", "dropout", "softcap"):
-        for dtype in (F32, torch.bfloat16, F64):
-            check(function, rng, shape, OPTIONS[name], dtype, f"{name} {shape}")
+        check(function, rng, shape, OPTIONS[name], dtype, f"{name} {shape}")
 
 
 @each_function
-def test_table_without_rows(variant, function):
-    rng = generator("rows")
-    shape = Shape(2, 2, 1, 5, 6, 4, 3)
-    for p in (np.zeros((0, 4)), np.zeros((2, 0, 4))):
-        arguments, found = check(function, rng, shape, {"p": p})
-        assert found["p"].shape == p.shape
-        arguments.pop("p")
-        assert torch.equal(found["out"], function(**arguments))
-
-
-@each_function
-def test_bias_without_numbers(variant, function):
-    rng = generator("numbers")
-    for bias in (np.zeros(0), np.zeros((2, 0))):
-        arguments, found = check(function, rng, Shape(2, 2, 1, 5, 6, 4, 3), {"bias": bias})
-        assert found["bias"].shape == bias.shape
-        arguments.pop("bias")
+@pytest.mark.parametrize("name", ["p", "bias"])
+def test_table_without_rows_and_bias_without_numbers(variant, function, name):
+    rows = (0, 4) if name == "p" else (0,)
+    for x in (np.zeros(rows), np.zeros((2, *rows))):
+        arguments, found = check(function, generator("rows"), Shape(2, 2, 1, 5, 6, 4, 3), {name: x})
+        assert found[name].shape == x.shape
+        arguments.pop(name)
         assert torch.equal(found["out"], function(**arguments))
 
 
@@ -158,19 +130,41 @@ def test_a_row_that_sees_nothing(variant, function, dtype):
             assert not found[tensor].any(), f"{hidden}: {tensor}"
 
 
-@each_function
-@pytest.mark.parametrize("name", ["plain", "softcap", "segments"])
-def test_a_row_of_nan_reaches_no_gradient_of_what_it_does_not_see(variant, function, name):
-    rng = generator("row of NaN")
-    arguments = draw(rng, Shape(1, 2, 1, 9, 9, 8, 8), OPTIONS[name])
-    arguments["segments"] = torch.tensor([[0] * 4 + [1] * 5])
+# ---- types --------------------------------------------------------------------------------------
+
+
+def test_an_int_for_offset_is_a_tensor_for_every_row(variant):
+    rng = generator("offsets")
+    arguments = draw(rng, Shape(3, 2, 1, 9, 12, 8, 8), OPTIONS["edge"])
     grads = incoming(rng, arguments)
-    clean = run(function, arguments, *grads)
-    arguments["q"] = arguments["q"].clone()
-    arguments["q"][:, :, 6] = nan
-    found = run(function, arguments, *grads)
-    assert found["out"][:, :, 6].isnan().all()
-    for tensor in ("k", "v"):
-        torch.testing.assert_close(found[tensor][:, :, :4], clean[tensor][:, :, :4])
-        torch.testing.assert_close(found[tensor][:, :, 7:], clean[tensor][:, :, 7:])
-        assert found[tensor][:, :, 4:7].isnan().any()
+    for offset in (-4, 0, 3, 7):
+        given = (offset, torch.tensor(offset), torch.tensor([offset]), torch.full((3,), offset))
+        results = [run(attention, arguments | {"offset": o}, *grads) for o in given]
+        for other in results[1:]:
+            assert all(torch.equal(results[0][name], other[name]) for name in other)
+    for kind in (torch.uint8, torch.int16, torch.int32, torch.uint64):
+        got = run(attention, arguments | {"offset": torch.tensor([0, 3, 1]).to(kind)}, *grads)
+        want = run(attention, arguments | {"offset": torch.tensor([0, 3, 1])}, *grads)
+        assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_segments_of_any_integer_type(variant):
+    rng = generator("segments")
+    arguments = draw(rng, Shape(2, 2, 1, 12, 12, 8, 8), {})
+    ids = torch.tensor([[3, 3, 3, 0, 0, 200, 200, 200, 200, 7, 7, 7], [1] * 12])
+    exact = judge(arguments | {"segments": ids}).values
+    want = attention(**arguments, segments=ids)
+    np.testing.assert_allclose(want.numpy(), exact["out"], rtol=1e-4, atol=1e-5)
+    for kind in (torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.uint64):
+        assert torch.equal(attention(**arguments, segments=ids.to(kind)), want)
+    far = torch.tensor([2**40, 0])[ids % 2]  # equal in their low 32 bits
+    assert torch.equal(
+        attention(**arguments, segments=far), attention(**arguments, segments=ids % 2)
+    )
+
+
+def test_slopes_of_any_float_type(variant):
+    arguments = draw(generator("slopes"), Shape(1, 4, 2, 9, 9, 8, 8), OPTIONS["slopes"])
+    want = attention(**arguments)
+    for kind in (torch.float64, torch.bfloat16, torch.float16):  # powers of two: exact in all
+        assert torch.equal(attention(**arguments | {"slopes": arguments["slopes"].to(kind)}), want)

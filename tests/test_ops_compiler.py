@@ -4,11 +4,10 @@ from pathlib import Path
 
 import wavepe
 from cases import load_torch
-from processes import output
+from processes import forked, output
 
 torch, _ = load_torch()
 
-import first_trace_calls
 from wavepe.ops import _compiler
 
 PATH = {"PYTHONPATH": str(Path(wavepe.__file__).parents[1])}
@@ -26,7 +25,7 @@ def test_import_brings_no_more_of_torch():
 
 
 def test_the_first_trace_sets_the_marks():
-    output(first_trace_calls.__file__, **PATH)
+    output(Path(__file__).with_name("first_trace_calls.py"), start=forked, **PATH)
 
 
 def test_later_marks_are_set_at_once():

@@ -9,9 +9,8 @@ load_torch()
 import fuzz
 import fuzz_ops
 
-CALLS = 50 if fuzz.SANITIZED else 200
-
 
 @pytest.mark.parametrize("name", fuzz_ops.TARGETS)
-def test_random_calls(every_variant, name):
-    fuzz.make_calls(name, range(CALLS))
+@pytest.mark.parametrize("calls", fuzz.parts(40, 200))
+def test_random_calls(every_variant, name, calls):
+    fuzz.make_calls(name, calls)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import wavepe
 from cases import load_torch
-from processes import output
+from processes import forked, output
 
 torch, _ = load_torch()
 
@@ -103,7 +103,8 @@ def test_the_search_knows_public_names():
 def found(tmp_path_factory):
     """Return the results of the same calls, by the names that are removed."""
     folder = tmp_path_factory.mktemp("names")
-    output(private_names_calls.__file__, folder, PYTHONPATH=str(PACKAGE.parent))
+    program, path = private_names_calls.__file__, str(PACKAGE.parent)
+    output(program, folder, start=forked, PYTHONPATH=path)
     return {name: torch.load(folder / name) for name in private_names_calls.RUNS}
 
 
@@ -131,8 +132,8 @@ def test_calls_work_and_refuse(found):
         "rope_ of what is saved",
         "rope_, func.grad",
         "rope_, vmap",
-        "wavelet, forward mode",
-        "wavelet, func.jvp",
+        "wavelet_table, forward mode",
+        "wavelet_table, func.jvp",
     ], raised
 
 

@@ -1,87 +1,42 @@
-"""wavepe.ops.rope, rope_, rope_qk: against the oracle, with autograd, compile, threads and bad
-input."""
+"""wavepe.ops.rope, rope_, rope_qk and rope_table: what test_ops_every.py does not test."""
 
 import itertools
 
+import numpy as np
+import oracle
 import pytest
 import wavepe
-from cases import (
-    SIZES,
-    assert_same_bits,
-    compiled_once,
-    generator,
-    load_torch,
-    not_emulated,
-    recording_backend,
-)
-from tensors import FORMS, assert_threads_agree, each_form, laid_out, normal, table
-from tensors import check_rope as check
+from cases import Guard, assert_agrees, assert_same_bits, generator, load_torch, not_emulated
+from tensors import FLOATS, LAYOUTS, LOW, check_rope, laid_out, normal, of_transforms, table
 
 torch, ops = load_torch()
+from torch.autograd import forward_ad
+
+pytestmark = of_transforms
+FORMS = list(itertools.product((False, True), repeat=2))
+each_form = pytest.mark.parametrize(("interleaved", "inverse"), FORMS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@each_form
-def test_every_size(variant, dtype, interleaved, inverse):
-    rng = generator("sizes")
-    for h in SIZES:
-        for rest in (0, 1, 9):
-            x, (cos, sin) = normal(rng, 1, 2, 3, 2 * h + rest, dtype=dtype), table(rng, 3, h)
-            got = ops.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
-            check(got, x, cos, sin, interleaved, inverse, f"h={h} rest={rest}")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("of_table", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("of_table", FLOATS)
 def test_types_of_x_and_table(variant, dtype, of_table):
     rng = generator("types")
     x = normal(rng, 2, 3, 5, 22, dtype=dtype)
-    for shape in ((5, 10), (1, 5, 10), (2, 5, 11)):
+    for shape, interleaved in itertools.product(((5, 10), (1, 5, 10), (2, 5, 11)), (False, True)):
         cos, sin = table(rng, *shape, dtype=of_table)
-        for interleaved in (False, True):
-            got = ops.rope(x, cos, sin, interleaved=interleaved)
-            check(got, x, cos, sin, interleaved)
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            again = ops.rope(x, cos.to(wide), sin.to(wide), interleaved=interleaved)
-            assert torch.equal(got, again), "the table is read as float32"
+        got = ops.rope(x, cos, sin, interleaved=interleaved)
+        check_rope(got, x, cos, sin, interleaved)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        again = ops.rope(x, cos.to(wide), sin.to(wide), interleaved=interleaved)
+        assert torch.equal(got, again), "the table is read as float32"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_strides_and_dense_outputs(variant, dtype):
-    rng = generator("strides")
-    for name, x in laid_out(normal(rng, 2, 3, 5, 18, dtype=dtype)):
-        for h, interleaved in itertools.product((4, 9), (False, True)):
-            cos, sin = table(rng, 5, h)
-            got = ops.rope(x, cos, sin, interleaved=interleaved)
-            check(got, x, cos, sin, interleaved, what=name)
-            assert got.stride() == torch.empty_like(x).stride(), name
-            assert got.data_ptr() != x.data_ptr()
-            plain = ops.rope(x.contiguous(), cos, sin, interleaved=interleaved)
-            assert torch.equal(got, plain), name
-            wide = table(rng, 5, 2 * h)
-            strided = wide[0][:, ::2], wide[1].t().contiguous().t()[:, h:]
-            check(ops.rope(x, *strided, interleaved=interleaved), x, *strided, interleaved)
-
-
-@not_emulated
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@each_form
-def test_numpy_and_torch_agree_bit_for_bit(variant, dtype, interleaved, inverse):
-    rng = generator("both")
-    x, (cos, sin) = normal(rng, 2, 3, 9, 37, dtype=dtype), table(rng, 9, 17, dtype=dtype)
-    options = {"interleaved": interleaved, "inverse": inverse}
-    want = wavepe.rope(x.numpy(), cos.numpy(), sin.numpy(), **options)
-    assert_same_bits(ops.rope(x, cos, sin, **options).numpy(), want)
-    assert_same_bits(ops.rope_(x.clone(), cos, sin, **options).numpy(), want)
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 5, 8), (2, 0, 5, 8), (2, 3, 0, 8), (2, 3, 5, 0)])
-def test_empty(shape):
-    x = torch.ones(shape)
-    cos = torch.ones(shape[2], shape[3] // 2)
-    assert ops.rope(x, cos, cos).shape == shape
-    assert ops.rope_(x, cos, cos) is x
-    assert all(t.shape == shape for t in ops.rope_qk(x, x, cos, cos))
+def test_outputs_are_dense_in_the_order_of_axes():
+    x, (cos, sin) = normal(generator("dense"), 2, 3, 5, 8), table(generator("dense"), 5, 4)
+    for name, view in laid_out(x):
+        want = torch.empty_like(view).stride()
+        for y in (ops.rope(view, cos, sin), *ops.rope_qk(x, view, cos, sin)[1:]):
+            assert y.stride() == want, name
 
 
 def test_no_pairs_is_a_copy():
@@ -102,228 +57,247 @@ def test_inverse_undoes(variant, interleaved, inverse):
         assert torch.equal(back[..., 32:], x[..., 32:])
 
 
-# ------------------------------------------------------------------ rope_qk
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @each_form
 def test_qk_is_two_ropes(variant, dtype, interleaved, inverse):
     rng, options = generator("qk"), {"interleaved": interleaved, "inverse": inverse}
-    for heads, key_heads in ((4, 4), (4, 1), (8, 2), (1, 3)):
-        q = normal(rng, 2, 7, heads, 20, dtype=dtype).transpose(1, 2)
-        k = normal(rng, 2, 7, key_heads, 20, dtype=dtype).transpose(1, 2)
-        for shape in ((7, 10), (1, 7, 8), (2, 7, 10)):
-            cos, sin = table(rng, *shape)
-            got = ops.rope_qk(q, k, cos, sin, **options)
-            assert isinstance(got, tuple)
-            assert torch.equal(got[0], ops.rope(q, cos, sin, **options))
-            assert torch.equal(got[1], ops.rope(k, cos, sin, **options))
-            assert [t.stride() for t in got] == [torch.empty_like(t).stride() for t in (q, k)]
+    for heads, shape in itertools.product(((4, 1), (8, 2), (1, 3)), ((7, 10), (2, 7, 8))):
+        q, k = (normal(rng, 2, 7, n, 20, dtype=dtype).transpose(1, 2) for n in heads)
+        tables = table(rng, *shape)
+        got = ops.rope_qk(q, k, *tables, **options)
+        assert torch.equal(got[0], ops.rope(q, *tables, **options))
+        assert torch.equal(got[1], ops.rope(k, *tables, **options))
 
 
-def test_qk_gradients():
-    rng = generator("qk grad")
-    q, k = (
-        normal(rng, 1, 4, 3, 7, dtype=torch.float64),
-        normal(rng, 1, 2, 3, 7, dtype=torch.float64),
-    )
-    cos, sin = table(rng, 3, 3, dtype=torch.float64)
-    for interleaved, inverse in FORMS:
-
-        def turned(q, k, i=interleaved, v=inverse):
-            return ops.rope_qk(q, k, cos, sin, interleaved=i, inverse=v)
-
-        inputs = q.clone().requires_grad_(), k.clone().requires_grad_()
-        assert torch.autograd.gradcheck(turned, inputs)
-        assert torch.autograd.gradgradcheck(turned, inputs)
-    # A gradient of one of the two alone.
-    for which in (0, 1):
-        inputs = [q.clone(), k.clone()]
-        inputs[which].requires_grad_()
-        ops.rope_qk(*inputs, cos, sin)[which].sum().backward()
-        want = ops.rope(torch.ones_like(inputs[which]), cos, sin, inverse=True)
-        assert torch.allclose(inputs[which].grad, want, atol=1e-14)
-
-
-# ------------------------------------------------------------------ autograd
+# ---- in place: inside its memory, and never behind autograd's back ------------------------------
 
 
 @each_form
-def test_gradcheck(variant, interleaved, inverse):
-    rng = generator("grad")
-    cos, sin = table(rng, 3, 3, dtype=torch.float64)
+def test_in_place(variant, interleaved, inverse):
+    rng, options = generator("in place"), {"interleaved": interleaved, "inverse": inverse}
+    for name, view in laid_out(normal(rng, 2, 3, 5, 18), [LAYOUTS]):
+        x, (cos, sin) = view.clone(memory_format=torch.preserve_format), table(rng, 5, 8)
+        want, version = ops.rope(x, cos, sin, **options), x._version
+        assert ops.rope_(x, cos, sin, **options) is x, name
+        assert torch.equal(x, want), name
+        assert x._version > version, "autograd would not notice the change"
+
+
+def test_in_place_stays_inside(variant):
+    rng = generator("in place canary")
+    for shape, h in (
+        ((1, 1, 1, 2), 1),
+        ((2, 3, 5, 7), 3),
+        ((1, 2, 3, 66), 32),
+        ((2, 1, 4, 35), 17),
+    ):
+        for layout, interleaved in itertools.product(
+            ("contiguous", "sliced", "fortran", "offset"), (False, True)
+        ):
+            guard, (cos, sin) = Guard(shape, np.float32, layout), table(rng, shape[2], h)
+            guard.out[...] = rng.normal(size=shape)
+            want = wavepe.rope(guard.out, cos.numpy(), sin.numpy(), interleaved=interleaved)
+            ops.rope_(torch.from_numpy(guard.out), cos, sin, interleaved=interleaved)
+            guard.check(f"{shape} {layout}")
+            assert_agrees(guard.out, want, f"{shape} {layout}")
+
+
+def test_in_place_refuses_memory_that_is_shared():
+    cos, sin = table(generator("shared"), 5, 9)
+    for x in (torch.ones(1, 1, 5, 18).expand(2, 3, 5, 18), torch.ones(1).expand(1, 1, 5, 18)):
+        with pytest.raises(RuntimeError, match=r"cannot write to an expanded x: .* has stride 0"):
+            ops.rope_(x, cos, sin)
+
+
+def test_in_place_on_a_leaf_raises():
+    cos, sin = table(generator("leaf"), 5, 9)
+    x = torch.ones(1, 2, 5, 18, requires_grad=True)
+    with pytest.raises(RuntimeError, match=BY_ROPE):
+        ops.rope_(x, cos, sin)
+    assert torch.equal(x, torch.ones_like(x)), "refused, but changed"
+    with torch.no_grad():
+        assert ops.rope_(x, cos, sin) is x
+    with torch.inference_mode():
+        ops.rope_(torch.ones(1, 2, 5, 18), cos, sin)
+
+
+def plain(y, change):
+    return change(y)
+
+
+def saved(y, change):
+    z = y.exp()
+    change(z)
+    return z
+
+
+def saved_input(y, change):
+    z = y * 1.0
+    w = z * z
+    return change(z) + w
+
+
+def through_a_view(y, change):
+    z = y * 2.0
+    change(z[:, 1:])
+    return z * z
+
+
+def base_of_a_view(y, change):
+    z = y * 2.0
+    v = z[:, :1]
+    change(z)
+    return v * v + z.sum()
+
+
+def saved_constant(y, change):
+    constant = torch.ones_like(y, requires_grad=False) * 1.5
+    product = y * constant
+    change(constant)
+    return product
+
+
+def saved_leaf(y, change):
+    leaf = y.detach().requires_grad_()
+    product = y * leaf
+    with torch.no_grad():
+        change(leaf)
+    return product
+
+
+def saved_behind_detach(y, change):
+    z = y.exp()
+    change(z.detach())
+    return z
+
+
+def constant(y, change):
+    return y * change(torch.ones_like(y, requires_grad=False) * 1.5)
+
+
+BY_ROPE, BY_TORCH = "rope_ would overwrite an x that requires grad", "modified by an inplace"
+
+
+REFUSED = {
+    BY_ROPE: (plain, saved, saved_input, through_a_view, base_of_a_view),
+    BY_TORCH: (saved_constant, saved_leaf, saved_behind_detach),
+    None: (constant,),
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "refused"), [(build, words) for words, builds in REFUSED.items() for build in builds]
+)
+def test_in_place_never_gives_a_wrong_gradient(build, refused):
+    """RuntimeError, at the call or in backward, or the gradient of the same thing out of place."""
+    cos, sin = table(generator("safety"), 5, 9, dtype=torch.float64)
+
+    def gradient(change):
+        leaf = normal(generator("safety"), 1, 3, 5, 18, dtype=torch.float64).requires_grad_()
+        build(leaf * 1.5, change).pow(2).sum().backward()
+        return leaf.grad
+
+    if refused:
+        with pytest.raises(RuntimeError, match=refused):
+            gradient(lambda z: ops.rope_(z, cos, sin))
+    else:
+        want = gradient(lambda z: ops.rope(z, cos, sin))
+        assert torch.equal(gradient(lambda z: ops.rope_(z, cos, sin)), want)
+
+
+def test_in_place_compiles():
+    rng = generator("compile in place")
+    x, (cos, sin) = normal(rng, 1, 2, 5, 8), table(rng, 5, 4)
+    want = ops.rope(x, cos, sin) * 2
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def turned(x, cos, sin):
+        return ops.rope_(x, cos, sin) * 2
+
+    assert torch.equal(turned(x, cos, sin), want)
+    assert torch.equal(x * 2, want), "the input itself must have changed"
+
+
+# ---- transforms ----------------------------------------------------------------------------------
+
+
+def test_in_place_refuses_transforms():
+    x, (cos, sin) = normal(generator("func"), 3, 5, 8), table(generator("func"), 5, 3)
 
     def turned(x):
-        return ops.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
+        return ops.rope_(x.clone(), cos, sin).sum()
 
-    for x in (
-        normal(rng, 2, 2, 3, 7, dtype=torch.float64),
-        normal(rng, 2, 3, 2, 6, dtype=torch.float64).transpose(1, 2),
-    ):
-        assert torch.autograd.gradcheck(turned, x.requires_grad_())
-        assert torch.autograd.gradgradcheck(turned, x)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@each_form
-def test_gradient_is_the_inverse_rotation(variant, dtype, interleaved, inverse):
-    rng = generator("low grad")
-    cos, sin = table(rng, 5, 8)
-    for name, x in laid_out(normal(rng, 2, 3, 5, 18, dtype=dtype)):
-        x.requires_grad_()
-        grad = normal(rng, 2, 3, 5, 18, dtype=dtype)
-        y = ops.rope(x, cos, sin, interleaved=interleaved, inverse=inverse)
-        (got,) = torch.autograd.grad(y, x, grad)
-        check(got, grad, cos, sin, interleaved, not inverse, name)
+    for transform in (torch.func.grad, torch.func.jacfwd):
+        with pytest.raises(RuntimeError, match="rope_ has no derivative"):
+            transform(turned)(x)
+    with pytest.raises(RuntimeError, match="rope_"):
+        torch.vmap(turned)(x)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward mode; use rope"):
+        ops.rope_(forward_ad.make_dual(x, x), cos, sin)
 
 
-def test_gradient_of_an_expanded_upstream():
-    """sum() hands down a gradient of stride 0."""
-    x = normal(generator("sum"), 2, 3, 5, 18).requires_grad_()
-    cos, sin = table(generator("sum"), 5, 9)
-    ops.rope(x, cos, sin).sum().backward()
-    check(x.grad, torch.ones_like(x), cos, sin, inverse=True)
+def test_what_compiled_transforms_cannot_do_says_so():
+    x, (cos, sin) = normal(generator("func"), 3, 5, 8), table(generator("func"), 5, 3)
+    torch._dynamo.reset()
+
+    def turned(x):
+        return ops.rope(x, cos, sin)
+
+    gradient = torch.func.grad(lambda x: turned(x).sum())
+    with pytest.raises(Exception, match=r"Dynamo (requires|does not support)"):
+        torch.compile(lambda x: gradient(x), backend="eager", fullgraph=True)(x)
+    call = torch.compile(turned, backend="eager")
+    assert torch.equal(call(x), turned(x))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward mode"):
+        call(forward_ad.make_dual(x, x))
+    torch._dynamo.reset()
 
 
-# ------------------------------------------------------------------ framework
+def test_qk_needs_one_dtype_under_transforms_too():
+    q, (cos, sin) = normal(generator("func"), 3, 5, 8), table(generator("func"), 5, 3)
+    with pytest.raises(RuntimeError, match="one dtype"):
+        torch.func.grad(lambda q: ops.rope_qk(q, q.double(), cos, sin)[0].sum())(q)
 
 
-def test_bits_do_not_depend_on_threads(variant):
-    rng = generator("threads")
-    x, k, (cos, sin) = normal(rng, 3, 5, 301, 34), normal(rng, 3, 2, 301, 34), table(rng, 301, 17)
-    for call in (
-        lambda: [ops.rope(x, cos, sin), ops.rope_(x.clone(), cos, sin)],
-        lambda: ops.rope_qk(x, k, cos, sin),
-    ):
-        assert_threads_agree(call, 2, 3, 8)
+def test_a_table_made_within_a_transform_is_a_constant():
+    x, inv_freq = normal(generator("func"), 4, 4, dtype=torch.float64), torch.tensor([1.0, 0.5])
+
+    def cubes(x, tables=None):
+        made = ops.rope_table(torch.arange(4), inv_freq, dtype=torch.float64)
+        return (ops.rope(x, *(tables or made)) ** 3).sum()
+
+    tables = ops.rope_table(torch.arange(4), inv_freq, dtype=torch.float64)
+    got, want = torch.func.grad(cubes)(x), torch.func.grad(cubes)(x, tables)
+    assert torch.equal(got, want)
 
 
-OPCHECKS = [
-    (name, grad, dtype, i)
-    for name in ("rope", "rope_", "rope_qk")
-    for grad, dtype in ((True, torch.float32), (False, torch.bfloat16))
-    for i in (False, True)
-    if not (name == "rope_" and grad)
-]
+# ---- rope_table ----------------------------------------------------------------------------------
+
+FREQ = torch.from_numpy(oracle.rope_frequencies(34))
 
 
-@pytest.mark.parametrize(("name", "grad", "dtype", "flag"), OPCHECKS)
-def test_opcheck(name, grad, dtype, flag):
-    rng = generator("opcheck")
-    x = normal(rng, 2, 5, 4, 10, dtype=dtype).transpose(1, 2).requires_grad_(grad)
-    tensors = [x, *table(rng, 5, 4)] if flag else [x, *table(rng, 2, 5, 5)]
-    if name == "rope_qk":
-        tensors.insert(1, normal(rng, 2, 2, 5, 10, dtype=dtype).requires_grad_(grad))
-    op = getattr(torch.ops.wavepe, name).default
-    torch.library.opcheck(op, tuple(tensors), {"interleaved": flag, "inverse": not flag})
+@pytest.mark.parametrize("integer", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_integer_types_of_positions(variant, integer):
+    positions = torch.arange(40, dtype=integer)
+    want = wavepe.rope_table(np.arange(40), FREQ.numpy())
+    for got, array in zip(ops.rope_table(positions, FREQ), want, strict=True):
+        assert_same_bits(got.numpy(), array)
 
 
-def test_compiles_whole_for_any_length():
-    rng = generator("compile")
-    backend = recording_backend()
-
-    def turned(q, k, cos, sin):
-        q, k = ops.rope_qk(q, k, cos, sin, interleaved=True)
-        return ops.rope(q, cos, sin, inverse=True) + k.sum()
-
-    compiled = torch.compile(turned, backend=backend, fullgraph=True, dynamic=True)
-    for length in (5, 9, 23):
-        cos, sin = table(rng, length, 4)
-        results = []
-        q, k = normal(rng, 2, 4, length, 9), normal(rng, 2, 2, length, 9)
-        for function in (turned, compiled):
-            leaves = q.clone().requires_grad_(), k.clone().requires_grad_()
-            out = function(*leaves, cos, sin)
-            out.pow(2).sum().backward()
-            results.append((out, *(leaf.grad for leaf in leaves)))
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert compiled_once(backend)
+@pytest.mark.parametrize("dtype", LOW)
+def test_low_precision_is_the_rounded_table(variant, dtype):
+    positions = torch.arange(-300, 300, 7)
+    exact = oracle.rope_table(positions.numpy(), FREQ.numpy())
+    for got, want in zip(ops.rope_table(positions, FREQ, dtype=dtype), exact, strict=True):
+        want = torch.from_numpy(want)
+        rounding = (want.to(dtype).double() - want).abs()
+        assert ((got.double() - want).abs() <= 2 * rounding + 1e-9).all()
 
 
-def test_autocast_keeps_the_types():
-    rng = generator("autocast")
-    x, (cos, sin) = normal(rng, 1, 2, 5, 8), table(rng, 5, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(ops.rope(x, cos, sin), ops.rope(x, cos, sin).float())
-        assert ops.rope(x, cos, sin).dtype == torch.float32
-        assert [t.dtype for t in ops.rope_qk(x, x, cos, sin)] == [torch.float32] * 2
-
-
-def test_meta_tensors_give_shapes():
-    x, (cos, sin) = (
-        normal(generator("meta"), 2, 5, 3, 8).transpose(1, 2),
-        table(generator("meta"), 5, 4),
-    )
-    got = ops.rope(x.to("meta"), cos.to("meta"), sin.to("meta"))
-    assert got.is_meta
-    assert got.dtype == x.dtype
-    assert (got.shape, got.stride()) == (x.shape, torch.empty_like(x).stride())
-
-
-ONES = torch.ones
-X, COS = ONES(2, 3, 5, 8), ONES(5, 4)
-ERRORS = [
-    ("8", (X, ONES(5, 5), ONES(5, 5))),
-    ("6", (X, ONES(6, 4), ONES(6, 4))),
-    ("3", (X, COS, ONES(5, 3))),
-    ("3", (X, ONES(3, 5, 4), ONES(3, 5, 4))),
-    ("cos must be .*L, h.*2, 3, 5, 4, 1", (X, ONES(2, 3, 5, 4, 1), ONES(2, 3, 5, 4, 1))),
-    (r"cos must be .*L, h.*got \(4", (X, ONES(4), ONES(4))),
-    (r"cos must be .*L, h.*got \(\)", (X, torch.tensor(1.0), torch.tensor(1.0))),
-    (r"[xq] must be \(L, d\).* got .*\(\)", (torch.tensor(1.0), COS, COS)),
-    (r"[xq] must be \(L, d\).* got .*\(8", (ONES(8), COS, COS)),
-    ("[Ii]nt|Long", (X.long(), COS, COS)),
-    ("[Cc]omplex", (X.to(torch.complex64), COS, COS)),
-    ("[Ii]nt|Long", (X, COS.long(), COS.long())),
-    ("[Bb]ool", (X.bool(), COS, COS)),
-    ("meta", (X, COS.to("meta"), COS)),
-    ("meta", (X.to("meta"), COS, COS)),
-    ("SparseCPU", (X.to_sparse(), COS, COS)),
-]
-
-
-@pytest.mark.parametrize("name", ["rope", "rope_", "rope_qk"])
-@pytest.mark.parametrize(("match", "args"), ERRORS)
-def test_errors(name, match, args):
-    args = (args[0].clone(), *args[1:])
-    if name == "rope_qk":
-        args = (args[0], *args)
-    with pytest.raises(RuntimeError, match=match):
-        getattr(ops, name)(*args)
-
-
-@pytest.mark.parametrize("name", ["rope", "rope_", "rope_qk"])
-def test_none_is_no_tensor(name):
-    """torch hands None on as a tensor that is not defined."""
-    raw = getattr(torch.ops.wavepe, name)
-    args = [X.clone()] * (2 if name == "rope_qk" else 1) + [COS, None]
-    with pytest.raises(RuntimeError, match=r"must be a (torch\.)?Tensor, got None"):
-        raw(*args)
-
-
-@pytest.mark.parametrize(("match", "args"), [e for e in ERRORS if not e[1][0].is_sparse])
-def test_errors_without_data(match, args):
-    """The fake kernel refuses what the real one refuses, or a compiled model would fail only when
-    run."""
-    if match == "meta":
-        return
-    with pytest.raises(RuntimeError, match=match):
-        ops.rope(*(t.to("meta") for t in args))
-
-
-def test_errors_of_qk():
-    for q, k, match in (
-        (X, ONES(2, 3, 4, 8), "4"),
-        (X, ONES(2, 3, 5, 6), "6"),
-        (ONES(2, 3, 4, 8), X, "4"),
-        (X, X.double(), "float64|[Dd]ouble"),
-        (X, X.to("meta"), "meta"),
-    ):
-        with pytest.raises(RuntimeError, match=match):
-            ops.rope_qk(q, k, COS, COS)
-
-
-def test_options_are_keywords_only():
-    for call in (ops.rope, ops.rope_):
-        with pytest.raises(TypeError, match="positional arguments"):
-            call(X.clone(), COS, COS, True)
+@not_emulated  # a GPU's positions are not looked at
+@pytest.mark.parametrize("position", [2**53 + 1, -(2**53) - 1, 2**53 + 2, 2**63 - 1])
+def test_positions_that_float64_does_not_hold_are_refused(position):
+    inv_freq = torch.tensor([1.0, 0.5])
+    ops.rope_table(torch.tensor([2**53, -(2**53)]), inv_freq)
+    with pytest.raises(RuntimeError, match=r"positions must lie within \+-2\^53"):
+        ops.rope_table(torch.tensor([0, position]), inv_freq)

@@ -1,4 +1,4 @@
-"""`wavepe plot`: the pictures of encodings, their numbers against the oracle, and its errors."""
+"""`wavepe plot` and plots of perplexity: the pictures, their numbers against the oracle, errors."""
 
 import itertools
 import json
@@ -14,6 +14,10 @@ from processes import output
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from wavepe import analysis
 from wavepe.analysis import plots
 from wavepe.analysis.plots._figure import line_looks
 from wavepe.cli import main
@@ -24,9 +28,7 @@ MOST_BYTES = 150_000
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are saved, laid out."""
-    from matplotlib.figure import Figure
-
+    """The figures that are saved."""
     found, save = [], Figure.savefig
 
     def keep(figure, *args, **options):
@@ -37,28 +39,46 @@ def figures(monkeypatch):
     return found
 
 
+@pytest.fixture
+def png(tmp_path, monkeypatch):
+    """A file for a picture whose numbers a test is about: it stays empty, as drawing is slow."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: open(path, "wb").close())
+    return tmp_path / "picture.png"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Run a test in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def run(capsys, *words):
     code = main(["plot", *map(str, words)])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
 
+def read(file="numbers.json"):
+    with open(file) as numbers:
+        return json.load(numbers)
+
+
 # ------------------------------------------------------------------ the command
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_each_picture(name, tmp_path, capsys, monkeypatch, figures):
-    monkeypatch.chdir(tmp_path)
+def test_each_picture(name, folder, capsys, figures):
     assert run(capsys, name, "--json", "numbers.json") == (
         0, f"picture: {name}.png\nnumbers: numbers.json\n", "",
     )  # fmt: skip
-    picture = (tmp_path / f"{name}.png").read_bytes()
+    picture = (folder / f"{name}.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < MOST_BYTES
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    numbers = read()
     assert numbers.pop("picture") == name
     assert numbers
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 2
     (figure,) = figures
     assert_texts_apart(figure)
 
@@ -80,9 +100,6 @@ def assert_texts_apart(figure):
 
 def drawn_texts(figure):
     """Return all texts that are not empty; tick labels only within the range of the axis."""
-    from matplotlib.axis import Axis
-    from matplotlib.text import Text
-
     hidden = set()
     for axis in figure.findobj(Axis):
         low, high = sorted(axis.get_view_interval())
@@ -93,88 +110,77 @@ def drawn_texts(figure):
     return [t for t in texts if t.get_text().strip() and t.get_visible() and t not in hidden]
 
 
-def test_all_of_them(tmp_path, capsys):
-    out = tmp_path / "a" / "b"
-    code, said, err = run(capsys, "all", "--out", out, "--json", tmp_path / "all.json")
+def test_all_of_them(png, folder, capsys):
+    out = folder / "a" / "b"
+    code, said, err = run(capsys, "all", "--out", out, "--json", "all.json")
     assert (code, err) == (0, "")
     assert {path.name for path in out.iterdir()} == {f"{name}.png" for name in PICTURES}
     assert [line.partition(":")[0] for line in said.splitlines()] == [*PICTURES, "numbers"]
-    assert list(json.loads((tmp_path / "all.json").read_text())) == list(PICTURES)
+    assert list(read("all.json")) == list(PICTURES)
 
 
 @pytest.mark.parametrize(
     ("spec", "picture"),
     [
         ("wavelet:scales=6", "table"),
-        ("wavelet:scales=128+", "table"),
+        pytest.param("wavelet:scales=128+", "table", marks=pytest.mark.slow),
         ("transformer_xl", "table"),
         ("shaw:clip=4", "table"),
         ("sinusoidal:theta=length", "absolute"),
-        ("integer", "absolute"),
+        pytest.param("integer", "absolute", marks=pytest.mark.slow),
         ("rope:type=yarn,factor=4", "wavelengths"),
-        ("rope:fraction=0.5", "wavelengths"),
+        pytest.param("rope:fraction=0.5", "wavelengths", marks=pytest.mark.slow),
         ("rope:fraction=0", "wavelengths"),
         ("alibi", "bias"),
-        ("t5", "bias"),
+        pytest.param("t5", "bias", marks=pytest.mark.slow),
         ("kerple:kind=power", "bias"),
+        ("haar", "wavelets"),  # a mother wavelet
+        *(
+            pytest.param(kind, "wavelets", marks=pytest.mark.slow)
+            for kind in oracle.KINDS
+            if kind != "haar"
+        ),
     ],
 )
-def test_a_spec_in_place_of_a_name(spec, picture, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_spec_in_place_of_a_name(spec, picture, folder, capsys):
     code, out, err = run(capsys, spec, "--json", "numbers.json")
     assert (code, err) == (0, "")
-    (file,) = tmp_path.glob("*.png")
-    assert out.startswith(f"picture: {file.name}\n")
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    (file,) = folder.glob("*.png")
+    assert out == f"picture: {file.name}\nnumbers: numbers.json\n"
+    numbers = read()
     assert numbers["picture"] == picture
-    shown = next((numbers[key] for key in ("lines", "panels") if key in numbers), [numbers])
-    assert [row["encoding"] for row in shown] == [spec]
+    shown = next((numbers[key] for key in ("lines", "panels", "scales") if key in numbers), None)
+    if picture == "wavelets":
+        spec = str(wavepe.encoding("wavelet", kind=spec))
+    assert {row["encoding"] for row in shown or [numbers]} == {spec}
 
 
-@pytest.mark.parametrize("kind", oracle.KINDS)
-def test_a_mother_wavelet_in_place_of_a_name(kind, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, kind, "--json", "numbers.json")
-    assert (code, out) == (0, f"picture: {kind}.png\nnumbers: numbers.json\n")
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    spec = str(wavepe.encoding("wavelet", kind=kind))
-    assert {row["encoding"] for row in numbers["scales"]} == {spec}
-    assert numbers["picture"] == "wavelets"
-
-
-def test_options_reach_the_picture(tmp_path, capsys):
-    file = tmp_path / "numbers.json"
+def test_options_reach_the_picture(folder, capsys):
     words = ["bias", "--heads", 3, "--length", 7, "--encodings", "alibi", "t5"]
-    assert run(capsys, *words, "--png", tmp_path / "b.svg", "--json", file)[0] == 0
-    assert "<svg" in (tmp_path / "b.svg").read_text()
-    panels = json.loads(file.read_text())["panels"]
-    assert [(p["encoding"], np.shape(p["bias"])) for p in panels] == [
-        ("alibi", (3, 7)), ("t5", (3, 7)),
-    ]  # fmt: skip
+    assert run(capsys, *words, "--png", "b.svg", "--json", "numbers.json")[0] == 0
+    assert "<svg" in (folder / "b.svg").read_text()
+    found = [(panel["encoding"], np.shape(panel["bias"])) for panel in read()["panels"]]
+    assert found == [("alibi", (3, 7)), ("t5", (3, 7))]
 
 
-def test_numbers_go_through_links_and_pipes(tmp_path, capsys):
-    kept, link = tmp_path / "kept.json", tmp_path / "link.json"
+def test_numbers_go_through_links_and_pipes(png, folder, capsys):
+    kept, link = folder / "kept.json", folder / "link.json"
     link.symlink_to(kept)
-    assert run(capsys, "alibi", "--out", tmp_path, "--json", link)[0] == 0
+    assert run(capsys, "alibi", "--json", link)[0] == 0
     assert link.is_symlink()
-    assert json.loads(kept.read_text())["picture"] == "bias"
-    shown = output("-m", "wavepe", "plot", "alibi", "--json", "/dev/stdout", cwd=tmp_path)
-    assert json.loads(shown.splitlines()[0]) == json.loads(kept.read_text())
+    assert read(kept)["picture"] == "bias"
+    shown = output("-m", "wavepe", "plot", "alibi", "--json", "/dev/stdout")
+    assert json.loads(shown.splitlines()[0]) == read(kept)
 
 
-def test_a_wavelet_of_ones_own(tmp_path, capsys, monkeypatch):
+def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
     forget_registrations(monkeypatch)
     code = "import numpy as np, wavepe\nwavepe.register_wavelet('own', lambda u: np.cos(u) / 2)\n"
-    (tmp_path / "own.py").write_text(code)
-    files = ["--png", tmp_path / "own.png", "--json", tmp_path / "own.json"]
-    spec = "wavelet:kind=own,scales=2"
-    words = [spec, "--import", tmp_path / "own.py", "--dim", 4, "--length", 5]
-    assert run(capsys, *words, *files)[0] == 0
-    p = json.loads((tmp_path / "own.json").read_text())["p"]
-    delta = np.arange(5)[:, None]
+    (folder / "own.py").write_text(code)
+    words = ["wavelet:kind=own,scales=2", "--import", "own.py", "--dim", 4, "--length", 5]
+    assert run(capsys, *words, "--json", "numbers.json")[0] == 0
     shift, scale = np.array([0, 1, 0, 1]), np.array([1, 1, 2, 2])
-    assert_within(p, np.cos((delta - shift) / scale) / 2, 1e-7)
+    assert_within(read()["p"], np.cos((np.arange(5)[:, None] - shift) / scale) / 2, 1e-7)
 
 
 @pytest.mark.parametrize(
@@ -210,40 +216,33 @@ def test_a_wavelet_of_ones_own(tmp_path, capsys, monkeypatch):
         (["table", "--import", "none.py"], "--import none.py: no such file"),
     ],
 )  # fmt: skip
-def test_errors_are_one_line_and_leave_nothing(words, said, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("kept")
+def test_errors_are_one_line_and_leave_nothing(words, said, folder, capsys):
+    (folder / "file").write_text("kept")
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
     assert err.startswith("wavepe plot: error: ")
     assert said in err
     assert err.count("\n") == 1
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "kept")]
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("file", "kept")]
 
 
-def test_without_matplotlib(tmp_path, capsys, monkeypatch):
+def test_without_matplotlib(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "table")
     assert (code, out) == (1, "")
     assert err.startswith("wavepe plot: error: wavepe plot needs matplotlib: pip install")
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_needs_numpy_and_matplotlib_alone(tmp_path):
+def test_needs_numpy_and_matplotlib_alone():
     code = (
         "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'rich'))\n"
         "from wavepe.cli import main; sys.exit(main(['plot', 'matrices']))"
     )
-    assert output("-c", code, cwd=tmp_path) == "picture: matrices.png\n"
+    assert output("-c", code) == "picture: matrices.png\n"
 
 
 # ------------------------------------------------------------------ the numbers
-
-
-@pytest.fixture
-def png(tmp_path):
-    return tmp_path / "picture.png"
 
 
 def test_wavelets_are_those_of_the_formula(png):
@@ -325,16 +324,18 @@ def test_wavelengths_and_the_predicted_band(png):
     assert (rows[2]["predicted_band"], rows[3]["predicted_band"]) == (None, None)
 
 
-def test_matrices_block_by_block(png):
+def test_matrices_and_transform_are_those_of_the_functions(png):
     drawn = plots.matrices(png, position=5, dim=6, theta=50.0)
-    angles = 5 * oracle.rope_frequencies(6, 50.0)
-    assert_within(drawn["wavelets"], drawn["rotation"], 1e-9)
-    for i, j in np.ndindex(3, 3):
-        c, s = math.cos(angles[i]), math.sin(angles[i])
-        block = np.array([[c, -s], [s, c]])
-        at = np.s_[2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
-        assert_within(drawn["rotation"][at], block * (i == j), 1e-15)
-        assert_within(drawn["multiscale"][at], block * (j <= i), 1e-15)
+    for name, matrix in (
+        ("wavelets", analysis.rope_wavelet_matrix),
+        ("rotation", analysis.rope_matrix),
+        ("multiscale", analysis.multiscale_rope_matrix),
+    ):
+        assert_within(drawn[name], matrix(5, 6, 50.0), 1e-15, name)
+    drawn = plots.transform(png, length=16)
+    assert_within(drawn["scale"], 2.0 ** (np.arange(9) / 4), 1e-15)
+    scale, shift = drawn["scale"][:, None], np.arange(16)
+    assert_within(drawn["W"], analysis.wavelet_transform(drawn["signal"], scale, shift), 1e-15)
 
 
 def test_biases_by_head(png):
@@ -348,15 +349,6 @@ def test_biases_by_head(png):
     initial = wavepe.encoding("kerple").parameters(8, 6)
     r1, r2 = np.exp(initial["log_r1"]), np.exp(initial["log_r2"])
     assert_within(found["kerple"], oracle.kerple("log", r1, r2, delta), 1e-14)
-
-
-def test_the_transform_is_the_sum(png):
-    drawn = plots.transform(png, length=16)
-    assert_within(drawn["scale"], 2.0 ** (np.arange(9) / 4), 1e-15)
-    for row, a in zip(drawn["W"], drawn["scale"], strict=True):
-        for b in range(16):
-            psi = oracle.psi("ricker", np.arange(16), a, b)
-            assert row[b] == pytest.approx(float(psi @ drawn["signal"]) / math.sqrt(a), abs=1e-12)
 
 
 def test_the_picture_of_two_bumps_is_at_their_places(png):
@@ -376,3 +368,77 @@ def test_an_encoding_has_one_colour_in_every_picture():
     rows = ["rope", "rope/rope:type=yarn,factor=scaled", "rope:theta=128", "none", "mine"]
     assert len(set(lines(rows).values())) == len(rows)
     assert lines(["none -> rope:theta=128"])["none -> rope:theta=128"] == one["rope"]
+
+
+# ------------------------------------------------------------------ perplexity by length
+
+RUNS = [
+    {"encoding": f"encoding-{number}", "seed": seed, "perplexity": {"8": 3.0 + seed, "16": 9.5}}
+    for seed in range(2)
+    for number in range(10)
+]
+
+
+@pytest.mark.parametrize("count", [1, len(RUNS)])
+def test_plot_of_perplexity(count, folder):
+    plots.perplexity_by_length(RUNS[:count], "a.png", train_length=8, title="a title")
+    assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "error", "words"),
+    [
+        (3, {}, TypeError, "runs must be a list of mappings, got int"),
+        ([], {}, ValueError, "at least one run"),
+        (RUNS, {"train_length": None}, TypeError, "train_length must be an integer, got None"),
+        (RUNS, {"train_length": 0}, ValueError, "train_length must be at least 1, got 0"),
+        (RUNS, {"title": 3}, TypeError, "title must be a string, got 3"),
+    ],
+)
+def test_runs_that_cannot_be_drawn(runs, options, error, words):
+    with pytest.raises(error, match=words):
+        plots.perplexity_by_length(runs, "none.png", **{"train_length": 8, **options})
+
+
+def drawn(figures, perplexity, *specs):
+    """The figure that was saved, laid out."""
+    runs = [{"encoding": spec, "seed": 0, "perplexity": perplexity} for spec in specs]
+    plots.perplexity_by_length(runs, "drawn.png", train_length=8)
+    (figure,) = figures
+    figure.draw_without_rendering()  # sizes in the figure's own dots, not the file's
+    return figure
+
+
+LONG = ["rope:type=longrope,factors=" + "+".join(f"{i}.{k}" for i in range(48)) for k in range(9)]
+
+
+@pytest.mark.parametrize(
+    "specs", [["none", LONG[0]], [*LONG[:4], *"abcd"], [*LONG, *"abcdefghijk"]]
+)
+def test_long_specs_leave_the_plot_its_room(figures, specs):
+    figure = drawn(figures, {"8": 3.0, "16": 4.0}, *specs)
+    axes, (legend,) = figure.axes[0], figure.legends
+    assert axes.bbox.width > 0.55 * figure.bbox.width
+    assert axes.bbox.height > 3 * figure.dpi
+    below = next(text for text in figure.texts if text.get_text())
+    for part in (legend, below):
+        box = part.get_window_extent()
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    assert below.get_window_extent().y1 < axes.bbox.y0
+    notes = "".join(map(str.strip, below.get_text().splitlines()))
+    assert [spec for spec in specs if spec in LONG and spec not in notes] == []
+
+
+def test_lengths_that_lie_close_are_readable(figures):
+    axes = drawn(figures, {str(8 * i): 3.0 for i in range(1, 33)}, "none").axes[0]
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    assert labels[0].get_text() == "8"
+    assert len(labels) > 5
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+
+
+def test_a_name_is_no_formula(figures):
+    drawn(figures, {"8": 3.0}, "$\\frac$")

@@ -10,6 +10,7 @@ import wavepe.analysis as analysis
 from cases import assert_same_bits, assert_within
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rope_cases import MINIMAL, minimal
 
 steady = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -18,28 +19,8 @@ dims = st.integers(1, 64).map(lambda pairs: 2 * pairs)
 bases = st.sampled_from([1.0, 2.0, 128.0, 1e4, 5e5, 1e6]) | st.floats(1.0, 1e7)
 seeds = st.integers(0, 2**32 - 1)
 
-SCALINGS = {
-    "default": {},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    "longrope": {
-        "rope_type": "longrope",
-        "short_factor": [1.0, 1.1, 1.2, 1.3],
-        "long_factor": [1.0, 2.0, 4.0, 8.0],
-        "original_max_position_embeddings": 64,
-        "factor": 4.0,
-    },
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
-    "partial": {"partial_rotary_factor": 0.5},
-}
+
+SCALINGS = [*map(minimal, MINIMAL), {"partial_rotary_factor": 0.5}]
 
 
 def normal(seed, *shape):
@@ -94,13 +75,11 @@ def test_discrete_haar_is_the_block_at_a_quarter_of_pi(seed, pairs):
 # --------------------------------------------------------------- invariants of rotations
 
 
-@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: s.get("rope_type", "partial"))
 @given(seeds, positions, positions, positions)
 @steady
-def test_rotary_scores_depend_on_the_difference_alone(name, seed, m, n, shift):
-    inv_freq, factor = wavepe.rope_frequencies(
-        8, 500.0, scaling=SCALINGS[name], length=100, max_length=64
-    )
+def test_rotary_scores_depend_on_the_difference_alone(scaling, seed, m, n, shift):
+    inv_freq, factor = wavepe.rope_frequencies(8, 500, scaling=scaling, length=100, max_length=64)
     q, k = normal(seed, 2, 8)
 
     def score(m, n):
@@ -112,21 +91,13 @@ def test_rotary_scores_depend_on_the_difference_alone(name, seed, m, n, shift):
 
 @given(seeds, positions, dims, bases, st.booleans())
 @steady
-def test_a_rotation_keeps_the_norm_of_each_pair(seed, m, dim, theta, interleaved):
-    x = normal(seed, dim)
-    y = rotated(x, m, wavepe.rope_frequencies(dim, theta)[0], interleaved=interleaved)
-    pair = (-1, 2) if interleaved else (2, -1)
-    axis = 1 if interleaved else 0
-    before, after = (np.linalg.norm(a.reshape(pair), axis=axis) for a in (x, y))
-    assert_within(after, before, 1e-15 * (1 + 4 * before))
-
-
-@given(seeds, positions, dims, bases, st.booleans())
-@steady
-def test_the_inverse_rotation_returns(seed, m, dim, theta, interleaved):
+def test_a_rotation_keeps_norms_and_its_inverse_returns(seed, m, dim, theta, interleaved):
     x = normal(seed, 3, dim)
     cos, sin = wavepe.rope_table(m, wavepe.rope_frequencies(dim, theta)[0], dtype=np.float64)
     y = wavepe.rope(x, cos, sin, interleaved=interleaved)
+    pairs = (3, -1, 2) if interleaved else (3, 2, -1)
+    before, after = (np.linalg.norm(a.reshape(pairs), axis=2 - (not interleaved)) for a in (x, y))
+    assert_within(after, before, 1e-15 * (1 + 4 * before))
     back = wavepe.rope(y, cos, sin, interleaved=interleaved, inverse=True)
     assert_within(back, x, 1e-14)
 
@@ -190,20 +161,17 @@ def test_wavelet_scores_are_a_block_of_those_at_twice_the_length(kind, causal, s
 # --------------------------------------------------------------- in a model
 
 
-def model_parts():
+@pytest.fixture(scope="module")
+def hf():
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    import hf_model
-
-    return hf_model
+    return pytest.importorskip("hf_model")
 
 
-def specs():
-    try:
-        import hf_model
-    except ImportError:  # no torch here
-        return []
-    return hf_model.SPECS
+try:
+    from hf_model import SPECS
+except ImportError:  # no torch here
+    SPECS = []
 
 
 def depends_on_differences(spec):
@@ -211,13 +179,12 @@ def depends_on_differences(spec):
     return encoding.entry != "absolute" and "scaled" not in spec
 
 
-@pytest.mark.parametrize("spec", specs())
-def test_a_later_token_changes_no_earlier_output(spec):
-    hf = model_parts()
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_later_token_changes_no_earlier_output(hf, spec):
     model = hf.patched_tiny(spec)
 
     @given(seeds, st.integers(1, 19), st.integers(1, hf.VOCABULARY - 1))
-    @settings(steady, max_examples=10)
+    @settings(steady, max_examples=5)
     def check(seed, place, token):
         ids = hf.tokens(1, 20, seed)
         other = ids.clone()
@@ -229,15 +196,14 @@ def test_a_later_token_changes_no_earlier_output(spec):
     check()
 
 
-@pytest.mark.parametrize("spec", [s for s in specs() if depends_on_differences(s)])
-def test_outputs_stay_when_all_positions_shift_together(spec):
-    hf = model_parts()
+@pytest.mark.parametrize("spec", [s for s in SPECS if depends_on_differences(s)])
+def test_outputs_stay_when_all_positions_shift_together(hf, spec):
     import torch
 
     model = hf.patched_tiny(spec)
 
     @given(seeds, positions)
-    @settings(steady, max_examples=10)
+    @settings(steady, max_examples=5)
     def check(seed, shift):
         ids, places = hf.tokens(1, 20, seed), torch.arange(20)[None]
         got = hf.logits(model, ids, position_ids=places + shift, use_cache=False)
@@ -246,9 +212,8 @@ def test_outputs_stay_when_all_positions_shift_together(spec):
     check()
 
 
-def test_without_encoding_and_mask_the_order_says_nothing():
+def test_without_encoding_and_mask_the_order_says_nothing(hf):
     """A permutation of the tokens permutes the outputs, and equal tokens have equal ones."""
-    hf = model_parts()
     import torch
 
     everything = torch.ones(1, 1, 12, 12, dtype=torch.bool)
@@ -258,7 +223,7 @@ def test_without_encoding_and_mask_the_order_says_nothing():
         return hf.logits(model, ids, attention_mask=everything)[0]
 
     @given(seeds, st.permutations(range(12)))
-    @settings(steady, max_examples=10)
+    @settings(steady, max_examples=5)
     def check(seed, order):
         ids = hf.tokens(1, 12, seed)
         ids[0, 3] = ids[0, 7]

@@ -18,7 +18,9 @@ def examples():
         if page.parent.name == "tutorials":  # a block goes on from the one before it
             blocks = ["\n".join(blocks)] if blocks else []
         for number, block in enumerate(blocks, 1):
-            yield pytest.param(block, id=f"{page.parent.name}-{page.stem}-{number}")
+            trains = [pytest.mark.slow] if page.stem == "first-swap" else []  # most of a minute
+            name = f"{page.parent.name}-{page.stem}-{number}"
+            yield pytest.param(block, id=name, marks=trains)
 
 
 def save_llama(folder):

@@ -1,17 +1,34 @@
-"""The formulas of rope_frequencies, every rope type."""
+"""rope_frequencies: every rope type's formula, its parameters, and transformers' own numbers."""
 
+import json
 import math
+import sys
+import types
 import warnings
+from pathlib import Path
 
 import numpy as np
+import oracle
 import oracle_rope
 import pytest
 import wavepe
-from cases import BOUNDS, assert_same_bits, assert_within, unit
-from rope_cases import LONG, MINIMAL, ORIGINAL, SHORT, frequencies
+from cases import BOUNDS, SIZES, assert_same_bits, assert_within, unit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rope_cases import LONG, MINIMAL, ORIGINAL, SHORT, frequencies, minimal
+from wavepe import _rope_frequencies
 
+ROOT = Path(__file__).parent.parent
 DIMS = (4, 6, 32, 80, 128)
 THETAS = (50.0, 1e4, 1e6)
+LENGTHS = {"length": 300, "max_length": 100}
+each_kind = pytest.mark.parametrize("kind", MINIMAL)
+
+
+def same(got, want):
+    """Assert equal frequencies, to the bit, and equal factors."""
+    assert_same_bits(got[0], want[0])
+    assert got[1] == want[1]
 
 
 def check(got, want, dim, theta, what):
@@ -27,6 +44,19 @@ def check(got, want, dim, theta, what):
 
 
 # ------------------------------------------------------------------ formulas
+
+
+@pytest.mark.parametrize("theta", [None, 1, 128, 500.0, 10000.0, 5e5, 1e6, 2**31])
+def test_without_scaling(theta):
+    for dim in (*(2 * n for n in SIZES), 24, 96, 128, 256):
+        got, factor = wavepe.rope_frequencies(dim, theta)
+        want = oracle.rope_frequencies(dim, theta or 10000.0)
+        assert type(factor) is float
+        assert factor == 1.0
+        assert got.dtype == np.float64
+        assert got[0] == 1
+        bound = BOUNDS["rope_frequencies"].units * unit(float) * want * (1 + np.abs(np.log(want)))
+        assert_within(got, want, bound, f"dim={dim} theta={theta}")
 
 
 @pytest.mark.parametrize("theta", THETAS)
@@ -135,3 +165,327 @@ def test_partial_rotary_factor_is_a_smaller_head(kind):
 def test_nothing_is_rotated_by_partial_rotary_factor_0():
     for kind in ("default", "linear", "yarn", "llama3"):
         assert frequencies(kind, partial_rotary_factor=0, **MINIMAL[kind])[0].shape == (0,)
+
+
+# ------------------------------------------------------------------ keys and their precedence
+
+
+@pytest.mark.parametrize("missing", [..., None])
+@pytest.mark.parametrize(
+    ("kind", "key"), [(kind, key) for kind, keys in MINIMAL.items() for key in keys]
+)
+def test_missing_key_is_named(kind, key, missing):
+    with pytest.raises(ValueError, match=rf"'{kind}' needs .*\b{key}\b"):
+        wavepe.rope_frequencies(8, scaling=minimal(kind, **{key: missing}), length=9)
+
+
+def test_dynamic_needs_the_trained_length():
+    with pytest.raises(ValueError, match="'dynamic' needs max_length"):
+        frequencies("dynamic", factor=2.0, length=100)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "longrope", "llama3"])
+def test_max_length_stands_in_for_the_original_one(kind):
+    want = wavepe.rope_frequencies(8, scaling=minimal(kind))
+    same(wavepe.rope_frequencies(8, scaling=minimal(kind, **{ORIGINAL: ...}), max_length=64), want)
+    same(wavepe.rope_frequencies(8, scaling=minimal(kind), max_length=4096), want)  # its own first
+
+
+def test_factor_from_the_lengths():
+    """longrope without the key, yarn (as DeepSeek-V3 writes it) with None."""
+    for kind, missing in (("longrope", ...), ("longrope", None), ("yarn", None)):
+        got = wavepe.rope_frequencies(8, scaling=minimal(kind, factor=missing), max_length=1024)
+        same(got, wavepe.rope_frequencies(8, scaling=minimal(kind, factor=16)))
+        assert got[1] > 1
+    with pytest.raises(ValueError, match="'yarn' needs factor"):
+        wavepe.rope_frequencies(8, scaling=minimal("yarn", factor=...), max_length=1024)
+    short = minimal("longrope", factor=None)
+    assert wavepe.rope_frequencies(8, scaling=short, max_length=32)[1] == 1.0
+
+
+def test_attention_factor_goes_first():
+    mscales = {"mscale": 0.7, "mscale_all_dim": 1}
+    for kind, keys in (("yarn", {}), ("yarn", mscales), ("longrope", {})):
+        got = wavepe.rope_frequencies(8, scaling=minimal(kind, attention_factor=1.5, **keys))
+        assert got[1] == 1.5
+        assert type(got[1]) is float
+    alone = minimal("longrope", attention_factor=2, factor=...)
+    assert wavepe.rope_frequencies(8, scaling=alone)[1] == 2.0
+
+
+def test_mscale_needs_both_and_no_0():
+    usual = frequencies("yarn", **MINIMAL["yarn"])[1]
+    assert usual == pytest.approx(0.1 * math.log(4) + 1, rel=1e-15)
+    for keys in ({"mscale": 0.5}, {"mscale_all_dim": 2.0}, {"mscale": 1, "mscale_all_dim": 0}):
+        assert frequencies("yarn", **MINIMAL["yarn"], **keys)[1] == usual
+
+
+def test_names_of_the_type():
+    """rope_type goes before type, and None is no value."""
+    want = frequencies("linear", factor=4.0)
+    for names in (
+        {"type": "linear"},
+        {"rope_type": "linear", "type": "linear"},
+        {"rope_type": "linear", "type": "yarn"},
+        {"rope_type": None, "type": "linear"},
+    ):
+        same(wavepe.rope_frequencies(8, scaling={**names, "factor": 4.0}), want)
+    none = {"rope_type": None, "rope_theta": None, "partial_rotary_factor": None}
+    same(wavepe.rope_frequencies(8, scaling=none), wavepe.rope_frequencies(8, 1e4))
+
+
+@each_kind
+def test_one_base(kind):
+    """theta and rope_theta may both be given where they agree."""
+    want = wavepe.rope_frequencies(8, 500.0, scaling=minimal(kind), **LENGTHS)
+    for theta in (None, 500, np.float32(500)):
+        for base in (500, 500.0):
+            scaling = minimal(kind, rope_theta=base)
+            same(wavepe.rope_frequencies(8, theta, scaling=scaling, **LENGTHS), want)
+    for theta in (400, 1e4):
+        with pytest.raises(ValueError, match=rf"theta={theta:.1f} and rope_theta=500\.0"):
+            wavepe.rope_frequencies(8, theta, scaling=minimal(kind, rope_theta=500), **LENGTHS)
+    plain = wavepe.rope_frequencies(8, scaling=minimal(kind), **LENGTHS)
+    same(plain, wavepe.rope_frequencies(8, 1e4, scaling=minimal(kind), **LENGTHS))
+    if kind == "default":
+        same(plain, wavepe.rope_frequencies(8))
+        without_a_type = {"rope_theta": 500.0}
+        same(wavepe.rope_frequencies(8, scaling=without_a_type), want)
+        with pytest.raises(ValueError, match=r"theta=400\.0 and rope_theta=500\.0"):
+            wavepe.rope_frequencies(8, 400, scaling=without_a_type)
+
+
+@each_kind
+def test_keys_of_other_types_warn(kind):
+    known = set().union(*MINIMAL.values())
+    known |= {"beta_fast", "truncate", "attention_factor", "wobble", "theta"}
+    others = known - {*MINIMAL[kind], *_rope_frequencies.known_keys(kind)}
+    assert len(others) >= 4
+    want = wavepe.rope_frequencies(8, scaling=minimal(kind), **LENGTHS)
+    for key in others:
+        scaling = minimal(kind, **{key: "whatever"})
+        with pytest.warns(UserWarning, match=rf"unknown keys .*'{kind}': {key}$") as caught:
+            got = wavepe.rope_frequencies(8, scaling=scaling, **LENGTHS)
+        assert caught[0].filename == __file__
+        same(got, want)
+
+
+@pytest.mark.parametrize("keys", [{"factor": 0.5}, {"beta_fast": 1, "beta_slow": 2}])
+def test_doubtful_values_warn(keys):
+    with pytest.warns(UserWarning, match=next(iter(keys))):
+        got, factor = wavepe.rope_frequencies(8, scaling=minimal("yarn", **keys))
+    assert np.isfinite(got).all()
+    assert math.isfinite(factor)
+
+
+def test_scaling_is_read_only():
+    scaling = types.MappingProxyType(minimal("longrope"))
+    before = {key: list(v) if isinstance(v, list) else v for key, v in scaling.items()}
+    got = wavepe.rope_frequencies(8, scaling=scaling, max_length=4096)
+    assert dict(scaling) == before
+    arrays = minimal("longrope", short_factor=np.array(SHORT), long_factor=tuple(LONG))
+    assert_same_bits(wavepe.rope_frequencies(8, scaling=arrays)[0], got[0])
+
+
+# ------------------------------------------------------------------ what is refused
+
+ABOVE_0 = {"rope_theta", "factor", ORIGINAL, "attention_factor", "beta_fast", "beta_slow",
+           "low_freq_factor", "high_freq_factor"}  # fmt: skip
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        *((value, ValueError) for value in (0, -2.0, math.nan, math.inf)),
+        *((value, TypeError) for value in ("4", True, [4.0], 4j)),
+    ],
+    ids=str,
+)
+def test_bad_numbers(kind, value, error):
+    """Of every key that is a number above 0."""
+    numbers = set(_rope_frequencies.known_keys(kind)) & ABOVE_0
+    assert numbers
+    for key in numbers:
+        with pytest.raises(error, match=key):
+            wavepe.rope_frequencies(8, scaling=minimal(kind, **{key: value}), max_length=64)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "kind", "changes"),
+    [
+        (ValueError, "partial_rotary_factor", "default", {"partial_rotary_factor": -0.5}),
+        (ValueError, "partial_rotary_factor", "linear", {"partial_rotary_factor": 1.5}),
+        (ValueError, "partial_rotary_factor", "yarn", {"partial_rotary_factor": math.nan}),
+        (TypeError, "partial_rotary_factor", "llama3", {"partial_rotary_factor": True}),
+        (TypeError, "truncate", "yarn", {"truncate": "false"}),
+        (TypeError, "mscale", "yarn", {"mscale": "1"}),
+        (ValueError, "mscale", "yarn", {"mscale": math.inf}),
+        (ValueError, "mscale_all_dim", "yarn", {"mscale": 1, "mscale_all_dim": -10 / math.log(4)}),
+        (ValueError, "base other than 1", "yarn", {"rope_theta": 1.0}),
+        (ValueError, "must be above low", "llama3", {"low_freq_factor": 4.0}),
+        (ValueError, "must be above low", "llama3", {"low_freq_factor": 5.0}),
+        (ValueError, "short_factor must .* 4 for head size .* 3", "longrope",
+         {"short_factor": SHORT[:3], "long_factor": LONG[:3]}),
+        (ValueError, "one value per pair", "longrope", {"short_factor": [1.0]}),
+        (ValueError, "one value per pair", "longrope", {"short_factor": [], "long_factor": LONG}),
+        (ValueError, r"long_factor\[1\]", "longrope", {"long_factor": [1.0, 0.0, 1, 1]}),
+        (ValueError, r"long_factor\[0\]", "longrope", {"long_factor": [math.nan, 1, 1, 1]}),
+        (TypeError, r"short_factor\[2\]", "longrope", {"short_factor": [1, 1, "1", 1]}),
+        (TypeError, "short_factor", "longrope", {"short_factor": 1.0}),
+        (TypeError, "short_factor", "longrope", {"short_factor": "1111"}),
+        (ValueError, ORIGINAL, "longrope", {ORIGINAL: 1}),
+        (ValueError, "unknown rope_type", "default", {"rope_type": "axial"}),
+        (TypeError, "rope_type", "default", {"rope_type": 3}),
+    ],
+)  # fmt: skip
+def test_refused(error, match, kind, changes):
+    with pytest.raises(error, match=match):
+        wavepe.rope_frequencies(8, scaling=minimal(kind, **changes), max_length=64)
+
+
+def test_a_dict_per_layer_type_is_refused():
+    nested = {"full_attention": minimal("linear"), "sliding_attention": minimal("default")}
+    with pytest.raises(
+        ValueError, match=r"one layer type, got .* full_attention, sliding_attention"
+    ):
+        wavepe.rope_frequencies(8, scaling=nested)
+
+
+@each_kind
+def test_odd_and_small_heads(kind):
+    with pytest.raises(ValueError, match=r"7|one value per pair"):
+        wavepe.rope_frequencies(7, scaling=minimal(kind), max_length=64)
+    if kind == "dynamic":
+        with pytest.raises(ValueError, match="more than 2 rotated dims, got 2"):
+            frequencies(kind, 2, factor=2.0, max_length=64)
+    with pytest.raises(ValueError, match="dim must be at least 1"):
+        wavepe.rope_frequencies(0, scaling=minimal(kind), max_length=64)
+
+
+@pytest.mark.parametrize("name", ["length", "max_length"])
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)]
+)
+def test_bad_lengths(name, value, error):
+    for kind in ("default", "dynamic", "longrope"):
+        lengths = {"length": 64, "max_length": 64, name: value}
+        with pytest.raises(error, match=name):
+            wavepe.rope_frequencies(8, scaling=minimal(kind), **lengths)
+
+
+extreme = st.floats(1e-300, 1e300) | st.floats(0.1, 100) | st.integers(1, 10**9)
+anything = st.none() | st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | extreme
+keys = sorted(set(_rope_frequencies.PARAMETERS) - {"short_factor", "long_factor"})
+
+
+@given(
+    kind=st.sampled_from(sorted(MINIMAL)),
+    changes=st.dictionaries(st.sampled_from(keys), extreme | anything, max_size=4),
+    dim=st.integers(1, 40),
+    lengths=st.tuples(*2 * [st.none() | st.integers(1, 2**62 - 1)]),
+)
+@settings(derandomize=True, deadline=None, max_examples=600)
+def test_finite_or_refused(kind, changes, dim, lengths):
+    scaling = {**minimal(kind), **changes}
+    if kind == "longrope":
+        scaling |= {"short_factor": [1.5] * (dim // 2), "long_factor": [2.5] * (dim // 2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            inv_freq, factor = wavepe.rope_frequencies(
+                dim, scaling=scaling, length=lengths[0], max_length=lengths[1]
+            )
+        except (ValueError, TypeError):
+            return
+    assert np.isfinite(inv_freq).all()
+    assert (inv_freq >= 0).all()
+    assert math.isfinite(factor)
+    assert 2 * inv_freq.size <= dim
+
+
+# ------------------------------------------------------------------ transformers' own functions
+
+
+@pytest.fixture(scope="module")
+def parity():
+    """The benchmark that compares them, and what it finds."""
+    for name in ("torch", "transformers", "rich"):  # rich: the page is written with README's tools
+        pytest.importorskip(name)
+    sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the package
+    from benchmarks import rope_parity
+
+    return rope_parity, rope_parity.compare()
+
+
+def test_every_type_agrees_with_transformers(parity):
+    rows = parity[1]
+    assert {row["type"] for row in rows} == set(_rope_frequencies.ROPE_TYPES)
+    assert sum(row["configurations"] for row in rows) >= 1000
+    for row in rows:
+        assert row["ok"], row
+        assert row["float64"] <= 1e-13, row
+        assert row["factor"] <= 1e-15 or row["known exception"], row
+    # excused are those whose ramp has lost bits in float32
+    assert {row["type"] for row in rows if row["excused"]} <= {"yarn", "llama3"}
+    assert sum(row["excused"] for row in rows) <= 5
+
+
+def test_report_of_the_benchmark(parity, tmp_path, capsys, monkeypatch):
+    module, rows = parity
+    monkeypatch.setattr(module, "compare", lambda: rows)
+    file = tmp_path / "parity.json"
+    assert module.main(["--json", str(file)]) == 0
+    printed, written = capsys.readouterr().out, json.loads(file.read_text())
+    assert written["wavepe"] == wavepe.__version__
+    assert len(written["rows"]) == len(rows)
+    for row in written["rows"]:
+        assert f"{row['type']:14}{row['configurations']:15}" in printed
+
+
+def test_another_formula_fails_the_benchmark(parity, monkeypatch):
+    """A wrong frequency or factor must not pass, and cannot be excused."""
+    module, limits = parity[0], parity[0].LIMITS
+    keys = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 64}
+    case = module.Configuration(64, keys)
+    assert all(module.differences(case)[key] <= limit for key, limit in limits.items())
+    own = wavepe.rope_frequencies
+
+    def wrong(dim, **options):
+        inv_freq, factor = own(dim, **options)
+        return inv_freq * (1 + 3e-6), factor * (1 + 3e-6)
+
+    monkeypatch.setattr(wavepe, "rope_frequencies", wrong)
+    found = module.differences(case)
+    assert found["inv_freq"] > limits["inv_freq"]
+    assert found["factor"] > limits["factor"]
+    assert not module.is_excused(found)
+    monkeypatch.setattr(module, "configurations", lambda: [case])
+    assert module.main([]) == 1
+
+
+def test_page_of_the_benchmark_is_current(parity, tmp_path, capsys):
+    """And it is what the kept results and the markers make of it; the kept results are these."""
+    from benchmarks import rope_parity_page
+    from benchmarks.command import RESULTS
+
+    assert rope_parity_page.main(["--check"]) == 0, capsys.readouterr().err
+    page = tmp_path / rope_parity_page.PAGE
+    page.parent.mkdir(parents=True)
+    page.write_text("<!-- parity:begin -->\n<!-- parity:end -->\n")
+    options = ["--root", str(tmp_path)]
+    assert rope_parity_page.main([*options, "--write"]) == 1
+    assert "no rope-parity-*.json" in capsys.readouterr().err
+    results = tmp_path / RESULTS
+    results.parent.mkdir()
+    results.symlink_to(ROOT / RESULTS)
+    for how, status in (("--check", 1), ("--write", 0), ("--check", 0)):
+        assert rope_parity_page.main([*options, how]) == status
+
+    def count(rows):
+        return sum(row["configurations"] + row["absent"] for row in rows)
+
+    for path in results.glob("rope-parity-*.json"):
+        kept = json.loads(path.read_text())["rows"]
+        assert all(row["ok"] for row in kept)
+        assert count(kept) == count(parity[1])

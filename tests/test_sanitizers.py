@@ -1,5 +1,6 @@
 """The tests of the kernels again, on a build with AddressSanitizer and UndefinedBehaviorSanitizer
-(sanitizer_build.py). What these find ends the process, so the tests run in a process of their own.
+(sanitizer_build.py). What these find ends the process, so the tests run in a process of their own:
+without --all, for each pair of parameters shows a kernel all that it reads and writes.
 """
 
 import re
@@ -11,17 +12,17 @@ from xml.etree import ElementTree
 import pytest
 import sanitizer_build
 from cases import HAS_TORCH
-from second_build import NUMPY_TESTS, ROOT, torch_tests
+from second_build import ROOT, numpy_tests, torch_tests
 from variants import TEST_ONLY, of_this_cpu, usual
 
 pytestmark = pytest.mark.slow
 
-EMULATED = ("fuzz", "relative_bias", "rope", "rope_in_place", "rope_table", "wavelet")
-EMULATED_TESTS = [f"test_ops_{name}.py" for name in EMULATED]
 # Left out: what compiles, traces, differentiates numerically or starts processes calls no other
 # kernel code.
-LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms")
-LEFT_OUT += ("composed", "composition", "is_the_hash", "the_command", "a_crash")
+LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms", "vmap")
+LEFT_OUT += ("composed", "composition", "is_the_hash", "the_command", "a_crash", "private_names")
+LEFT_OUT += ("threads_runs",)  # the same calls on more threads
+NO_CUDA_KERNEL = ("attention", "relative_table")
 VARIANTS = (*of_this_cpu(), TEST_ONLY)
 # torch's conversion of a string argument keeps a copy: pytorch/pytorch#191340, mended after 2.13
 STRING_OF_TORCH = "torch::stable::detail::ToImpl<std::"
@@ -43,19 +44,18 @@ def sanitized():
         pytest.skip(str(reason))
 
 
+def run_python(*words, environment, **options):
+    command = [sys.executable, *map(str, words)]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 1200} | options
+    return subprocess.run(command, env=environment, **options)
+
+
 def run_tests(names, environment, folder, variants=VARIANTS):
     # -s: the report of a sanitizer would end with the process, in pytest's buffer
     results = folder / "results.xml"
     options = ("-q", "-s", "-p", "no:cacheprovider", "-k", f"not ({' or '.join(LEFT_OUT)})")
-    files = [str(ROOT / "tests" / name) for name in names]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--junitxml={results}", *files],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    options += (f"--junitxml={results}", *(ROOT / "tests" / name for name in names))
+    done = run_python("-m", "pytest", *options, environment=environment)
     report = re.search("ERROR: AddressSanitizer|runtime error:", done.stderr)
     start = max(report.start() - 200, 0) if report else 0
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[start:][:2500]}"
@@ -77,17 +77,14 @@ def check_results(results, names, variants):
     assert {p.get("value") for p in properties} == set(variants)
 
 
-def test_numpy_side(sanitized, tmp_path):
-    run_tests(NUMPY_TESTS, sanitized, tmp_path)
-
-
-def test_torch_side(sanitized, tmp_path):
-    if not HAS_TORCH:
+# Random calls are made by the test of leaks.
+@pytest.mark.parametrize("side", ["numpy", "torch"])
+def test_kernels(sanitized, tmp_path, side):
+    if side == "torch" and not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
-    # Whole files are left out, too: the one that fills malloc's memory, one of processes, and one
-    # that makes the same calls on more threads.
-    left_out = (*LEFT_OUT, "uninitialised", "private_names", "determinism")
-    run_tests(torch_tests(left_out), sanitized, tmp_path)
+    left_out = (*LEFT_OUT, "fuzz")
+    names = torch_tests(left_out) if side == "torch" else numpy_tests()
+    run_tests([name for name in names if "fuzz" not in name], sanitized, tmp_path)
 
 
 def test_cuda_kernels_emulated(sanitized, tmp_path):
@@ -96,15 +93,10 @@ def test_cuda_kernels_emulated(sanitized, tmp_path):
     if not HAS_TORCH:
         pytest.skip("wavepe was built without torch")
     emulated = sanitized | {"WAVEPE_TEST_EMULATED": "1"}
-    run_tests(EMULATED_TESTS, emulated, tmp_path, usual(VARIANTS))
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--emulated"],
-        cwd=ROOT,
-        env=sanitized | {"TRITON_INTERPRET": "0"},  # attention's kernels are none of C
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    names = torch_tests((*LEFT_OUT, *NO_CUDA_KERNEL))
+    run_tests(names, emulated, tmp_path, usual(VARIANTS))
+    environment = sanitized | {"TRITON_INTERPRET": "0"}  # attention's kernels are none of C
+    done = run_python("-m", "benchmarks.gpu", "--emulated", environment=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[:2500]}"
     assert done.stdout.count("  ok  ") > 10
     assert done.stdout.splitlines()[-1].startswith("no GPU")
@@ -112,14 +104,9 @@ def test_cuda_kernels_emulated(sanitized, tmp_path):
 
 def leaks(environment, code):
     """LeakSanitizer's reports of what a process that runs the code never freed."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nprint('came to the end')"],
-        cwd=ROOT / "tests",
-        env=environment | sanitizer_build.leaks() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment = environment | sanitizer_build.leaks() | {"OMP_NUM_THREADS": "1"}
+    code += "\nprint('came to the end')"
+    done = run_python("-c", code, environment=environment, cwd=ROOT / "tests")
     if "LeakSanitizer has encountered a fatal error" in done.stderr:
         pytest.skip("LeakSanitizer may not trace processes here")
     assert "came to the end" in done.stdout, done.stderr[-4000:]
@@ -127,7 +114,8 @@ def leaks(environment, code):
 
 
 def test_no_call_leaks(sanitized):
-    code = "import fuzz\nfor name in fuzz.NAMES:\n    fuzz.make_calls(name, range(25))"
+    code = "import fuzz\nfor name in fuzz.NAMES:\n"
+    code += "    fuzz.make_calls(name, range(100 if name == 'ops.attention' else 40))"
     ours = [report for report in leaks(sanitized, code) if "wavepe/_" in report]
     found = [report for report in ours if STRING_OF_TORCH not in report]
     assert not found, "\n\n".join(found)
@@ -147,11 +135,8 @@ def test_a_leak_would_be_found(sanitized):
     ids=["read", "write"],
 )
 def test_an_access_out_of_bounds_is_found(sanitized, variant, call, report):
-    done = subprocess.run(
-        [sys.executable, "-c", OUT_OF_BOUNDS + call],
-        env=sanitized | {"WAVEPE_VARIANT": variant},
-        capture_output=True,
-        text=True,
+    done = run_python(
+        "-c", OUT_OF_BOUNDS + call, environment=sanitized | {"WAVEPE_VARIANT": variant}
     )
     assert done.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr, done.stderr[-4000:]

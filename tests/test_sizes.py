@@ -1,14 +1,12 @@
 """Sizes that no memory holds: a call returns at once, or says what is too large. And what a
 decoding step allocates."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cases import HAS_TORCH
+from processes import forked
 
 CALLS = Path(__file__).with_name("sizes_calls.py")
 SIDES = {"numpy": 1000, "torch": 700}  # calls drawn
@@ -17,14 +15,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CALLS.parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+def run(*words):
+    return forked(*words, PYTHONPATH=str(CALLS.parent))
 
 
 def needs(side):

@@ -1,14 +1,17 @@
-"""set_num_threads: more threads, the same bits; and who may not share memory."""
+"""Threads: the same bits for any number of them; a fork, Ctrl-C and `use_variant` meanwhile."""
 
+import itertools
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
 import pytest
 import wavepe
-from cases import assert_same_bits, generator, lay_out, turn
-from processes import python
+from cases import assert_same_bits, generator, lay_out, turn, using
+from processes import forked, python
+from variants import all_of_them
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -44,63 +47,23 @@ def test_same_bits_for_any_number_of_threads(variant, pools, name, threads):
     assert 2 <= max(pools) <= threads
 
 
-def test_in_place_in_pieces(pools):
-    rng = generator("in place")
-    x, (cos, sin) = rng.normal(size=(37, 16)), turn(rng, (37, 8), np.float64)
-    expected = wavepe.rope(x, cos, sin)
-    wavepe.set_num_threads(4)
-    assert wavepe.rope(x, cos, sin, out=x) is x
-    assert pools == [4]
-    assert_same_bits(x, expected)
-
-
-def test_shifted_memory_is_not_cut(pools):
-    """A piece would write what the next one still reads."""
-    rng = generator("shifted")
-    memory, (cos, sin) = rng.normal(size=(38, 16)), turn(rng, (37, 8), np.float64)
-    expected = wavepe.rope(memory[:-1].copy(), cos, sin)
-    wavepe.set_num_threads(4)
-    assert_same_bits(wavepe.rope(memory[:-1], cos, sin, out=memory[1:]), expected)
-    assert not pools
-
-
-def test_output_over_its_tables_is_not_cut(pools):
-    rng = generator("over tables")
-    memory, x = rng.normal(size=(400, 16)), rng.normal(size=(400, 16))
-    for cos, sin in (
-        (memory[::-1, :8], memory[::-1, 8:]),
-        (memory[:1, :8], memory[:1, 8:]),
+def test_what_is_cut(pools):
+    """A piece must not write what the next one still reads."""
+    rng = generator("cut")
+    x, memory, (cos, sin) = *rng.normal(size=(2, 38, 16)), turn(rng, (37, 8), np.float64)
+    for name, given, out, cut in (
+        ("in place", (x[1:], cos, sin), x[1:], True),
+        ("shifted", (memory[:-1], cos, sin), memory[1:], False),
+        ("over its tables", (x, memory[::-1, :8], memory[::-1, 8:]), memory, False),
+        ("over a table of one row", (x, memory[:1, :8], memory[:1, 8:]), memory, False),
     ):
-        kept = memory.copy()
-        expected = wavepe.rope(x, cos.copy(), sin.copy())
+        want = wavepe.rope(*(a.copy() for a in given))
         wavepe.set_num_threads(4)
-        assert_same_bits(wavepe.rope(x, cos, sin, out=memory), expected)
+        assert wavepe.rope(*given, out=out) is out
+        assert_same_bits(out, want, name)
+        assert pools == ([4] if cut else []), name
         wavepe.set_num_threads(1)
-        memory[...] = kept
-    assert not pools
-
-
-def test_at_the_end_of_the_interpreter():
-    code = """
-import atexit, numpy as np, wavepe
-from wavepe import _threads
-_threads.LEAST_ELEMENTS = 16
-wavepe.set_num_threads(4)
-x, cos, sin = np.ones((64, 8)), np.zeros((64, 4)), np.ones((64, 4))
-atexit.register(lambda: print(wavepe.rope(x, cos, sin)[0, 0]))
-"""
-    done = python("-c", code)
-    assert (done.stdout, done.stderr) == ("-1.0\n", "")
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_relative_bias_into_its_own_queries(variant, threads):
-    rng = generator("own queries")
-    table, q = rng.normal(size=(40, 37)), rng.normal(size=(37, 37))
-    expected = wavepe.relative_bias(q, table, 37)
-    wavepe.set_num_threads(threads)
-    assert wavepe.relative_bias(q, table, 37, out=q) is q
-    assert_same_bits(q, expected)
+        pools.clear()
 
 
 def test_small_calls_use_one_thread(monkeypatch, pools):
@@ -139,14 +102,28 @@ def test_bad_numbers(n, error):
         wavepe.set_num_threads(n)
 
 
-# ------------------------------------------------------------------ other processes and threads
+# ------------------------------------------------------------------ processes
 
-FORKED = """
-import os
+BEGIN = """
+import atexit, os, sys, threading, time
 import numpy as np, wavepe
 from wavepe import _threads
 
 _threads.LEAST_ELEMENTS = 16
+"""
+AT_THE_END = """
+wavepe.set_num_threads(4)
+x, cos, sin = np.ones((64, 8)), np.zeros((64, 4)), np.ones((64, 4))
+atexit.register(lambda: print(wavepe.rope(x, cos, sin)[0, 0]))
+"""
+
+
+def test_at_the_end_of_the_interpreter():
+    done = python("-c", BEGIN + AT_THE_END)
+    assert (done.stdout, done.stderr) == ("-1.0\n", "")
+
+
+FORKED = """
 wavepe.set_num_threads(4)
 x = np.random.default_rng(0).normal(size=(64, 8))
 
@@ -166,13 +143,12 @@ print(os.waitpid(child, 0)[1], call() == want)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_fork_after_threads():
-    done = python("-c", FORKED)
+    done = forked("-c", BEGIN + FORKED)
     assert done.stdout == "0 True\n", done.stderr
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time
-import numpy as np, wavepe
+import signal
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 wavepe.set_num_threads(int(sys.argv[1]))
@@ -205,7 +181,111 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("threads", ["1", "4"])
 def test_ctrl_c_in_a_long_call(threads):
     """KeyboardInterrupt once the kernel is done, and calls go on as before."""
-    done = python("-c", INTERRUPTED, threads)
+    done = python("-c", BEGIN + INTERRUPTED, threads)
     assert done.stdout == "True\n", done.stderr
     assert done.stderr.endswith("KeyboardInterrupt\n")
     assert done.returncode == -signal.SIGINT
+
+
+# ------------------------------------------------------------------ another variant meanwhile
+#
+# A call under way ends with the kernels that it began with, for what one variant packs another
+# cannot read.
+
+FEW, MANY = 12, 400  # calls
+
+
+@pytest.fixture
+def switches():
+    """A thread that switches to the next variant all the time, once it is started."""
+    before, interval = wavepe.variant(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    stop = threading.Event()
+
+    def switch():
+        for name in itertools.cycle(all_of_them()):
+            wavepe.use_variant(name)
+            if stop.wait(1e-5):
+                return
+
+    thread = threading.Thread(target=switch)
+    yield thread
+    stop.set()
+    if thread.ident:
+        thread.join()
+    sys.setswitchinterval(interval)
+    wavepe.use_variant(before)
+
+
+def check_switches(call, thread):
+    """Every result is one variant's; and not all are the same one's."""
+    wanted = {}
+    for name in all_of_them():
+        with using(name):
+            wanted[name] = bits(call())
+    thread.start()
+    seen = set()
+    for done in range(MANY):
+        got = bits(call())
+        equal = [name for name, result in wanted.items() if got == result]
+        assert equal, f"call {done}: no variant gives this"
+        seen.add("portable" in equal)
+        if done >= FEW and len(seen) == 2:
+            return
+    raise AssertionError(f"{MANY} calls, and no switch between two of them")
+
+
+def bits(results):
+    return [np.asarray(x).tobytes() for x in results]
+
+
+def numbers(label, *shapes):
+    rng = generator(label)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def numpy_calls():
+    q, k, v, p = numbers("numpy", (2, 4, 131, 33), (2, 2, 150, 33), (2, 2, 150, 24), (140, 33))
+    return {
+        "attention": lambda: wavepe.attention(q, k, v, p=p, return_lse=True),
+        "decode": lambda: wavepe.attention(q[:, :, :1], k, v, p=p, return_lse=True),
+        "relative_bias": lambda: [wavepe.relative_bias(q, p, 150)],
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", numpy_calls())
+def test_another_variant_meanwhile(name, threads, switches):
+    wavepe.set_num_threads(threads)
+    check_switches(numpy_calls()[name], switches)
+
+
+def torch_calls(torch):
+    ops, raw = pytest.importorskip("wavepe.ops"), torch.ops.wavepe
+    shapes = (2, 4, 131, 40), (2, 2, 150, 40), (2, 2, 150, 24), (140, 40), (2, 4, 131, 24)
+    q, k, v, p, g = map(torch.from_numpy, numbers("torch", *shapes))
+    table = ops.relative_table(*wavepe.encoding("wavelet").table(150, 40))
+    out, lse = ops.attention(q, k, v, p=p, return_lse=True)
+    cos, sin = (torch.from_numpy(x) for x in turn(generator("turn"), (131, 16)))
+    return {
+        "attention": lambda: ops.attention(q, k, v, p=p, return_lse=True),
+        "relative_table": lambda: [ops.attention(q, k, v, p=table)],
+        "decode": lambda: [ops.attention(q[:, :, :1], k, v, p=p)],
+        "backward": lambda: raw.attention_backward(g, None, out, lse, q, k, v, p, p_grad=True),
+        "relative_bias": lambda: [ops.relative_bias(q, p, 150)],
+        "rope_qk": lambda: ops.rope_qk(q, q[:, :2], cos, sin),
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "name", ["attention", "relative_table", "decode", "backward", "relative_bias", "rope_qk"]
+)
+def test_another_variant_meanwhile_in_torch(name, threads, switches, torch):
+    call = torch_calls(torch)[name]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_switches(call, switches)
+    finally:
+        torch.set_num_threads(before)

@@ -1,6 +1,7 @@
 """ricker, gaussian, morlet, haar: ufuncs against the oracle, in every variant, and as NumPy's own
 ufuncs behave."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -37,9 +38,7 @@ def inputs(rng, n, dtype):
     """(t, scale, shift) with abs(u) mostly below 8 and both signs of the scale."""
     scale = rng.choice([-2.0, 0.3, 1.0, 1.5, 8.0, 128.0], n)
     shift = rng.integers(-20, 20, n) / 2
-    return (rng.uniform(-8, 8, n) * scale + shift).astype(dtype), *(
-        a.astype(dtype) for a in (scale, shift)
-    )
+    return [a.astype(dtype) for a in (rng.uniform(-8, 8, n) * scale + shift, scale, shift)]
 
 
 @each_kind
@@ -55,10 +54,9 @@ def test_sizes_and_layouts(variant, kind, dtype):
 @each_kind
 @each_dtype
 def test_dense_sweep(variant, kind, dtype):
-    t = np.linspace(-14, 14, 4001).astype(dtype)
-    check(kind, getattr(wavepe, kind)(t, dtype(1), dtype(0)), t, 1, 0, dtype)
-    t = np.arange(-600, 600).astype(dtype)
-    check(kind, getattr(wavepe, kind)(t, dtype(48), dtype(7)), t, 48, 7, dtype)
+    for t, scale, shift in ((np.linspace(-14, 14, 4001), 1, 0), (np.arange(-600, 600), 48, 7)):
+        given = t.astype(dtype), dtype(scale), dtype(shift)
+        check(kind, getattr(wavepe, kind)(*given), *given, dtype)
 
 
 @each_kind
@@ -102,13 +100,8 @@ def test_haar_at_its_jumps(variant, dtype):
     scale = np.array([1, 3, 5, 7, 11, 13, 0.3, 1 / 3, 49, 127, 1000], dtype)[:, None]
     at = np.array([-1, -0.5], dtype) * scale
     beside_zero = np.array([-1, 0, 1], dtype) * np.finfo(dtype).tiny * dtype(2048)
-    t = [
-        np.nextafter(at, dtype(-np.inf)),
-        at,
-        np.nextafter(at, dtype(np.inf)),
-        0 * at[:, :1] + beside_zero,
-    ]
-    t = np.concatenate(t, 1)
+    below, above = (np.nextafter(at, dtype(end)) for end in (-np.inf, np.inf))
+    t = np.concatenate([below, at, above, 0 * at[:, :1] + beside_zero], 1)
     check("haar", wavepe.haar(t, scale, dtype(0)), t, scale, dtype(0), dtype)
 
 
@@ -124,44 +117,25 @@ def test_tails_are_exactly_zero(variant, dtype):
             assert not got.any(), f"{kind}: {got[got != 0]} at {t[got != 0]}"
 
 
-def specials(dtype):
-    """(t, scale, shift, value): value None means NaN, "peak" the value at t = shift."""
-    inf, nan, big, small = np.inf, np.nan, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
-    return [
-        (inf, 1, 0, 0),
-        (-inf, 1, 0, 0),
-        (inf, -2, 0, 0),
-        (0, 1, inf, 0),
-        (0, 1, -inf, 0),
-        (big, 1, -big, 0),
-        (big, small, 0, 0),
-        (-big, 0.5, 1, 0),
-        (small, big, 0, "peak"),
-        (-small, -big, 0, "peak"),
-        (0, inf, 0, "peak"),
-        (2, -inf, 2, "peak"),
-        (nan, 1, 0, None),
-        (0, nan, 0, None),
-        (0, 1, nan, None),
-        (inf, inf, 0, None),
-        (-inf, inf, 0, None),
-        (inf, 1, inf, None),
-        (-inf, 3, -inf, None),
-    ]
-
-
 @each_kind
 @each_dtype
 def test_special_values_without_a_warning(variant, kind, dtype):
-    psi, peak = getattr(wavepe, kind), 0.0 if kind == "haar" else 1.0
-    with warnings.catch_warnings(), np.errstate(all="raise"):
-        warnings.simplefilter("error")
-        for t, scale, shift, value in specials(dtype):
-            want = np.nan if value is None else peak if value == "peak" else value
-            for n in (1, 3, 8, 17, 33):
-                row = np.full(n, t, dtype)
-                got = psi(row, np.full(n, scale, dtype), np.full(n, shift, dtype))
-                assert np.array_equal(got, np.full(n, want), equal_nan=True), (t, scale, shift, got)
+    psi, inf, nan = getattr(wavepe, kind), np.inf, np.nan
+    big, small = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
+    values = {  # of (t, scale, shift)
+        0: [(inf, 1, 0), (-inf, 1, 0), (inf, -2, 0), (0, 1, inf), (0, 1, -inf), (big, 1, -big),
+            (big, small, 0), (-big, 0.5, 1)],
+        "peak": [(small, big, 0), (-small, -big, 0), (0, inf, 0), (2, -inf, 2)],
+        nan: [(nan, 1, 0), (0, nan, 0), (0, 1, nan), (inf, inf, 0), (-inf, inf, 0), (inf, 1, inf),
+              (-inf, 3, -inf)],
+    }  # fmt: skip
+    for value, places in values.items():
+        want = value if value != "peak" else 0.0 if kind == "haar" else 1.0
+        for given, n in itertools.product(places, (1, 3, 8, 17, 33)):
+            with warnings.catch_warnings(), np.errstate(all="raise"):
+                warnings.simplefilter("error")
+                got = psi(*(np.full(n, x, dtype) for x in given))
+            assert np.array_equal(got, np.full(n, want), equal_nan=True), (given, got)
 
 
 @each_kind
@@ -182,25 +156,19 @@ def test_no_warning_at_ordinary_and_extreme_values(variant, kind, dtype):
 @each_kind
 @each_dtype
 def test_scale_zero_is_nan_and_invalid(variant, kind, dtype):
-    psi = getattr(wavepe, kind)
-    for t in (0, 1, -1, np.inf, -np.inf, np.finfo(dtype).max):
-        for zero in (dtype(0), dtype(-0.0)):
-            for n in (1, 7, 19):
-                row, scale = np.full(n, t, dtype), np.ones(n, dtype)
-                scale[-1] = zero
-                with np.errstate(all="raise", invalid="ignore"):
-                    got = psi(row, scale, dtype(0))
-                assert np.isnan(got).tolist() == [False] * (n - 1) + [True], (t, zero, n)
-                with (
-                    np.errstate(all="ignore", invalid="raise"),
-                    pytest.raises(FloatingPointError, match=f"invalid value .* {kind}"),
-                ):
-                    psi(row, scale, dtype(0))
-                with (  # one scale for all
-                    np.errstate(all="ignore", invalid="raise"),
-                    pytest.raises(FloatingPointError, match=f"invalid value .* {kind}"),
-                ):
-                    psi(row, zero, dtype(0))
+    psi, places = getattr(wavepe, kind), (0, 1, -1, np.inf, -np.inf, np.finfo(dtype).max)
+    for t, zero, n in itertools.product(places, (dtype(0), dtype(-0.0)), (1, 7, 19)):
+        row, scale = np.full(n, t, dtype), np.ones(n, dtype)
+        scale[-1] = zero
+        with np.errstate(all="raise", invalid="ignore"):
+            got = psi(row, scale, dtype(0))
+        assert np.isnan(got).tolist() == [False] * (n - 1) + [True], (t, zero, n)
+        for of_all in (scale, zero):  # or one scale for all
+            with (
+                np.errstate(all="ignore", invalid="raise"),
+                pytest.raises(FloatingPointError, match=f"invalid value .* {kind}"),
+            ):
+                psi(row, of_all, dtype(0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -268,9 +236,8 @@ def test_out_where_dtype(variant, kind):
     for narrow in (np.float32, np.float16):
         got = psi(t, 1.5, 0.5, dtype=narrow)
         assert_same_bits(got, psi(t.astype(narrow), narrow(1.5), narrow(0.5)))
-        assert_same_bits(
-            psi(t, 1.5, 0.5, out=np.empty(37, np.float32)), psi(t, 1.5, 0.5).astype("f4")
-        )
+    rounded = psi(t, 1.5, 0.5, out=np.empty(37, np.float32))
+    assert_same_bits(rounded, psi(t, 1.5, 0.5).astype("f4"))
     in_place = t.copy()
     assert psi(in_place, 1.5, 0.5, out=in_place) is in_place
     assert_same_bits(in_place, psi(t, 1.5, 0.5))
@@ -297,10 +264,8 @@ def test_types_promote_as_numpy_does(variant, kind):
             assert got.dtype == want.dtype, (t, scale)
             check(kind, np.asarray(got), t, scale, t, want.dtype)
     swapped = np.linspace(-2, 2, 9).astype(">f4")
-    assert_same_bits(
-        psi(swapped, np.float32(1), np.float32(0)),
-        psi(swapped.astype("f4"), np.float32(1), np.float32(0)),
-    )
+    of_native = psi(swapped.astype("f4"), np.float32(1), np.float32(0))
+    assert_same_bits(psi(swapped, np.float32(1), np.float32(0)), of_native)
     for bad in (1j, "1", None, np.longdouble(1), np.datetime64(0, "s")):
         with pytest.raises(TypeError, match=f"'{kind}' not supported|convert"):
             psi(bad, 1.0, 0.0)

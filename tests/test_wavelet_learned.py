@@ -1,5 +1,6 @@
 """learned=true: scales and shifts as parameters, from the encoding to checkpoints and compare."""
 
+import contextlib
 import copy
 import io
 import json
@@ -8,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import forget_registrations
+from cases import assert_same_bits, forget_registrations
 
 KINDS = ("ricker", "gaussian", "morlet")
 SPEC = "wavelet:scales=4,learned=true"
@@ -45,18 +46,19 @@ def test_specs(kind):
 
 @pytest.mark.parametrize("options", ["scales=6", "scales=1+3,min_scale=1", "scales=3,min_scale=4"])
 def test_initial_parameters_are_the_grid_s(options):
-    encoding = wavepe.encoding(f"wavelet:{options},learned=true")
-    parameters = encoding.parameters(24, 4)
+    learned, plain = (wavepe.encoding(f"wavelet:{options}{end}") for end in (",learned=true", ""))
+    parameters = learned.parameters(24, 4)
     assert list(parameters) == ["scale", "shift"]
-    plain = wavepe.encoding(f"wavelet:{options}")
     grid = wavepe.wavelet_grid(24, plain.scales, plain.min_scale)
     for got, want in zip(parameters.values(), grid, strict=True):
-        assert got.dtype == np.float64
-        assert np.array_equal(got, want)
+        assert_same_bits(got, want)
     for causal in (True, False):
-        table, plain_table = (e.table(9, 24, causal=causal) for e in (encoding, plain))
-        assert np.array_equal(table[0], plain_table[0])
-        assert table[1:] == plain_table[1:]
+        table, *rest = learned.table(9, 24, causal=causal)
+        want, *wanted = plain.table(9, 24, causal=causal)
+        assert np.array_equal(table, want)
+        assert rest == wanted
+    with pytest.raises(ValueError, match="23 is not divisible"):
+        learned.parameters(23, 4)
 
 
 @pytest.mark.parametrize(
@@ -84,25 +86,7 @@ def test_the_others_learn_nothing(spec):
         encoding.learned_table(3, {})
 
 
-def test_wrong_head_sizes():
-    with pytest.raises(ValueError, match="24 is not divisible"):
-        wavepe.encoding("wavelet:scales=5,learned=true").parameters(24, 4)
-
-
 # ------------------------------------------------------------------ its table, in torch
-
-
-def moved(torch, encoding, head_dim, dtype=None):
-    """Parameters that are not the initial ones."""
-    rng = np.random.default_rng(5)
-    return {
-        name: torch.from_numpy(
-            value * rng.uniform(0.8, 1.3, head_dim) + rng.normal(0, 0.1, head_dim)
-        )
-        .to(dtype or torch.float64)
-        .requires_grad_()
-        for name, value in encoding.parameters(head_dim, 2).items()
-    }
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -111,20 +95,23 @@ def moved(torch, encoding, head_dim, dtype=None):
 def test_values_and_derivatives(register, torch, kind, mirrored, causal):
     register("own", bump, derivative=bump_slope)
     encoding = wavepe.encoding("wavelet", kind=kind, scales=3, mirrored=mirrored, learned=True)
-    parameters = moved(torch, encoding, 6)
-    p, first, beyond = encoding.learned_table(7, parameters, causal=causal)
-    assert (first, beyond) == (0 if causal else -6, "zero")
-    t = np.arange(first, 7.0)[:, None] * (-1 if mirrored else 1)
-    scale, shift = (x.detach().numpy() for x in parameters.values())
-    own = bump((t - shift) / scale)
-    want = own if kind == "own" else oracle.psi(kind, t, scale, shift)
-    assert p.shape == want.shape
-    assert np.abs(p.detach().numpy() - want).max() < 1e-14
+    rng = np.random.default_rng(5)
+    scale, shift = (  # not the initial ones
+        value * rng.uniform(0.8, 1.3, 6) + rng.normal(0, 0.1, 6)
+        for value in encoding.parameters(6, 2).values()
+    )
 
     def table(scale, shift):
-        return encoding.learned_table(7, {"scale": scale, "shift": shift}, causal=causal)[0]
+        return encoding.learned_table(7, {"scale": scale, "shift": shift}, causal=causal)
 
-    assert torch.autograd.gradcheck(table, tuple(parameters.values()))
+    leaves = [torch.from_numpy(x).requires_grad_() for x in (scale, shift)]
+    p, first, beyond = table(*leaves)
+    assert (first, beyond) == (0 if causal else -6, "zero")
+    t = np.arange(first, 7.0)[:, None] * (-1 if mirrored else 1)
+    want = bump((t - shift) / scale) if kind == "own" else oracle.psi(kind, t, scale, shift)
+    assert p.shape == want.shape
+    assert np.abs(p.detach().numpy() - want).max() < 1e-14
+    assert torch.autograd.gradcheck(lambda *leaves: table(*leaves)[0], leaves)
 
 
 def test_initial_values_give_the_plain_table(torch):
@@ -161,6 +148,15 @@ def shake(torch, model):
     return model
 
 
+@contextlib.contextmanager
+def llamas_learn():
+    wavepe.hf.patch_llama(SPEC)
+    try:
+        yield
+    finally:
+        wavepe.hf.unpatch_llama()
+
+
 def test_a_change_shows_at_once(torch, hf):
     """No table outlives the parameters it came from."""
     model, row = hf.patched_tiny(SPEC), hf.tokens(1, 12)
@@ -172,7 +168,7 @@ def test_a_change_shows_at_once(torch, hf):
     assert torch.equal(hf.logits(hf.patched_tiny(SPEC), row), first)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_parameters_stay_float32_in_a_narrow_model(torch, hf, dtype, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -199,48 +195,23 @@ def test_parameters_stay_float32_in_a_narrow_model(torch, hf, dtype, tmp_path):
             assert not torch.equal(parameter, value)
 
 
-@pytest.mark.parametrize("maker", ["patch", "own"])
-def test_checkpoints_keep_what_was_learned(torch, hf, maker, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    if maker == "patch":
-        model = hf.patched_tiny(SPEC)
-    else:
-        config = hf.tiny_config(wavepe.hf.WavePELlamaConfig, position_encoding=SPEC)
-        model = wavepe.hf.WavePELlamaForCausalLM(config).eval()
-    shake(torch, model).save_pretrained(tmp_path)
-    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values())
-    for got, want in zip(parameters_of(loaded), parameters_of(model), strict=True):
-        assert torch.equal(got, want)
-        assert got.requires_grad
-    ids = hf.tokens(2, 12)
-    assert torch.equal(hf.logits(loaded, ids), hf.logits(model, ids))
-
-
 @pytest.mark.filterwarnings("ignore")  # transformers reports the missing keys
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_without_them_gets_the_initial_ones(torch, hf, dtype, tmp_path):
-    dtype = getattr(torch, dtype)
+def test_a_stock_checkpoint_read_in_bfloat16(torch, hf, tmp_path):
+    """What is learned begins with the float32 values of the grid."""
     hf.tiny().save_pretrained(tmp_path)
-    scale, shift = wavepe.wavelet_grid(hf.HEAD, 4)
-    own = wavepe.hf.WavePELlamaForCausalLM
-    loaded = [own.from_pretrained(tmp_path, position_encoding=SPEC, dtype=dtype)]
-    wavepe.hf.patch_llama(SPEC)
-    try:
+    options = {"position_encoding": SPEC, "dtype": torch.bfloat16}
+    own = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(tmp_path, **options)
+    with llamas_learn():
         from transformers import LlamaForCausalLM
 
-        loaded.append(LlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype))
-    finally:
-        wavepe.hf.unpatch_llama()
-    for model in loaded:
-        assert model.dtype == dtype
-        got = parameters_of(model)
-        assert all(x.dtype == torch.float32 for x in got)
-        assert torch.equal(got[0], torch.from_numpy(scale).float())
-        assert torch.equal(got[1], torch.from_numpy(shift).float())
-    wanted = hf.logits(wavepe.hf.patch(hf.tiny().to(dtype), SPEC), hf.tokens(2, 12))
-    assert all(torch.equal(hf.logits(model, hf.tokens(2, 12)), wanted) for model in loaded)
+        between = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    ids, grid = hf.tokens(2, 12), wavepe.wavelet_grid(hf.HEAD, 4)
+    wanted = hf.logits(wavepe.hf.patch(hf.tiny().bfloat16(), SPEC), ids)
+    for model in (own, between):
+        assert model.dtype == torch.bfloat16
+        for got, want in zip(parameters_of(model), grid, strict=True):
+            assert torch.equal(got, torch.from_numpy(want).float())  # in dtype too
+        assert torch.equal(hf.logits(model, ids), wanted)
 
 
 def test_first_weights_are_those_of_any_encoding(torch, hf):
@@ -268,11 +239,8 @@ def test_copies_have_parameters_of_their_own(torch, hf):
 
 
 def test_llamas_made_in_between(torch, hf):
-    wavepe.hf.patch_llama(SPEC)
-    try:
+    with llamas_learn():
         model = hf.tiny()
-    finally:
-        wavepe.hf.unpatch_llama()
     learned = [name for name in model.state_dict() if "position_encoding" in name]
     assert learned == ["model.position_encoding.scale", "model.position_encoding.shift"]
     ids = hf.tokens(2, 12)
@@ -287,11 +255,8 @@ def test_an_attention_layer_alone_learns_its_own(torch, hf):
 
     whole, config = hf.patched_tiny(SPEC), hf.tiny_config()
     inside = whole.model.layers[0].self_attn
-    wavepe.hf.patch_llama(SPEC)
-    try:
+    with llamas_learn():
         layer = LlamaAttention(config, 0).eval()
-    finally:
-        wavepe.hf.unpatch_llama()
     names = [name for name, _ in layer.named_parameters() if "position_encoding" in name]
     assert names == ["position_encoding.scale", "position_encoding.shift"]
     missing = layer.load_state_dict(inside.state_dict(), strict=False).missing_keys
@@ -305,16 +270,18 @@ def test_an_attention_layer_alone_learns_its_own(torch, hf):
     assert layer.position_encoding.shift.grad.any()
 
 
-def test_a_registered_wavelet_learns_in_a_model(register, torch, hf):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_registered_wavelet_learns_in_a_model(register, torch, hf, compiled):
     register("own", bump, derivative=bump_slope)
     model, ids = hf.patched_tiny("wavelet:kind=own,scales=4,learned=true"), hf.tokens(2, 9)
     gradients = hf.gradients(model.train(), ids)
     assert all(parameter.grad.any() for parameter in parameters_of(model))
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for got, gradient in zip(hf.gradients(compiled, ids), gradients, strict=True):
-        assert hf.close(got, gradient, 1e-5)
-    torch._dynamo.reset()
+    if compiled:
+        torch._dynamo.reset()
+        graph = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for got, gradient in zip(hf.gradients(graph, ids), gradients, strict=True):
+            assert hf.close(got, gradient, 1e-5)
+        torch._dynamo.reset()
 
 
 def test_learned_encodings_of_other_entries_are_refused(torch, hf, monkeypatch):
@@ -352,6 +319,7 @@ def text(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
     pytest.importorskip("rich")
     pytest.importorskip("matplotlib")

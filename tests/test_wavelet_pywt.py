@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import wavepe
-from cases import HAS_TORCH, assert_same_bits, assert_within
+from cases import assert_same_bits, assert_within
 from numpy.testing import assert_array_equal
-from processes import output
+from processes import forked, output
 
 pywt = pytest.importorskip("pywt")
 
@@ -80,22 +80,27 @@ def test_every_entry(kind, mirrored):
     levels, shifts = np.repeat([1, 2, 4], 3), np.tile([-2, 0, 5], 3)
     offsets = np.array([-100, -6, -1, 0, 1, 2, 3, 17, 40, 10**6])
     for dtype in (np.float16, np.float32, np.float64):
-        got = wavepe.wavelet_table(
-            offsets, levels, shifts, kind=kind, mirrored=mirrored, dtype=dtype
-        )
+        options = {"kind": kind, "mirrored": mirrored, "dtype": dtype}
+        got = wavepe.wavelet_table(offsets, levels, shifts, **options)
         assert got.dtype == dtype
         assert_array_equal(got, table(kind, offsets, levels, shifts, bool(mirrored)).astype(dtype))
 
 
-def test_daubechies_1_is_a_block_wave():
-    """Known without a filter: +1 on [0, 1/2), -1 on [1/2, 1)."""
-    for level in (1, 3, 5):
-        half = 2 ** (level - 1)
-        got = wavepe.wavelet_table(2 * half + 9, [level], [0], kind="db1")[:, 0]
-        assert_within(got, [0.0] + [1.0] * half + [-1.0] * half + [0.0] * 8, 1e-6)
+@pytest.mark.parametrize("level", [1, 3, 5])
+def test_daubechies_1_is_a_block_wave(level):
+    """Known without a filter: +1 on [0, 1/2), -1 on [1/2, 1); haar stays wavepe's own."""
+    half = 2 ** (level - 1)
+    got, haar = (
+        wavepe.wavelet_table(2 * half + 9, [level], [0], kind=kind)[:, 0]
+        for kind in ("db1", "haar")
+    )
+    assert_within(got, [0.0] + [1.0] * half + [-1.0] * half + [0.0] * 8, 1e-6)
+    assert not np.array_equal(got, haar)
 
 
-@pytest.mark.parametrize("kind", PUBLISHED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k not in SOME else []) for k in PUBLISHED]
+)
 def test_published_members(kind):
     """Mean 0, not nothing, finite, and none of it beyond the support of 2^level (filter - 1)."""
     p, first, beyond = wavepe.encoding(f"wavelet:kind={kind}").table(40000, 16)
@@ -111,36 +116,32 @@ def test_published_members(kind):
         assert not p[(taps + 3) * 2**level + 2 :, column].any()
 
 
-def test_haar_stays_wavepe_s_own():
-    for level in (1, 2):
-        got = wavepe.wavelet_table(9, [level], [0], kind="haar")
-        assert not np.array_equal(got, wavepe.wavelet_table(9, [level], [0], kind="db1"))
-
-
 def test_large_levels():
     got = wavepe.wavelet_table(1000, [16, 1], [0, 0], kind="db2", dtype=np.float64)
     samples = pywt.Wavelet("db2").wavefun(level=16)[1]
     assert len(samples) > 2**17
     assert_array_equal(got[:, 0], samples[:1000])
-    assert_array_equal(
-        got[:, 1], wavepe.wavelet_table(1000, [1], [0], kind="db2", dtype=float)[:, 0]
-    )
+    short = wavepe.wavelet_table(1000, [1], [0], kind="db2", dtype=np.float64)
+    assert_array_equal(got[:, 1], short[:, 0])
 
 
 # ------------------------------------------------------------------ the encoding
 
 
-def test_a_number_of_scales_means_levels():
-    p = wavepe.encoding("wavelet:kind=db4,scales=3").table(60, 12)[0]
-    levels, shifts = np.repeat([1, 2, 3], 4), np.tile(range(4), 3)
-    assert_array_equal(p, table("db4", range(60), levels, shifts).astype(np.float32))
-    assert_same_bits(wavepe.encoding("wavelet:kind=db4,scales=1+2+3").table(60, 12)[0], p)
-    other = wavepe.encoding("wavelet:kind=db4,scales=5+2").table(60, 4)[0]
-    assert_array_equal(
-        other, table("db4", range(60), [5, 5, 2, 2], [0, 1, 0, 1]).astype(np.float32)
-    )
-    eight = wavepe.encoding("wavelet:kind=sym4").table(60, 8)[0]
-    assert_array_equal(eight, table("sym4", range(60), range(1, 9), [0] * 8).astype(np.float32))
+@pytest.mark.parametrize(
+    ("spec", "dim", "levels"),
+    [
+        ("kind=db4,scales=3", 12, [1, 2, 3]),
+        ("kind=db4,scales=1+2+3", 12, [1, 2, 3]),
+        ("kind=db4,scales=5+2", 4, [5, 2]),
+        ("kind=sym4", 8, range(1, 9)),
+    ],
+)
+def test_a_number_of_scales_means_levels(spec, dim, levels):
+    each = dim // len(levels)
+    p = wavepe.encoding(f"wavelet:{spec}").table(60, dim)[0]
+    columns = np.repeat(levels, each), np.tile(range(each), len(levels))
+    assert_array_equal(p, table(spec[5:].split(",")[0], range(60), *columns).astype(np.float32))
 
 
 def test_not_causal_and_mirrored():
@@ -152,16 +153,13 @@ def test_not_causal_and_mirrored():
     assert_same_bits(p, straight[::-1])
 
 
+@pytest.mark.parametrize("options", ["", ",scales=4+", ",scales=2"])
 @pytest.mark.parametrize("kind", ["db4", "bior3.7", "dmey", "coif16"])
-def test_specs(kind):
-    for spec in (
-        f"wavelet:kind={kind}",
-        f"wavelet:kind={kind},scales=4+",
-        f"wavelet:kind={kind},scales=2",
-    ):
-        encoding = wavepe.encoding(spec)
-        assert str(encoding) == spec
-        assert wavepe.encoding(encoding.to_dict()) == encoding
+def test_specs(kind, options):
+    spec = f"wavelet:kind={kind}{options}"
+    encoding = wavepe.encoding(spec)
+    assert str(encoding) == spec
+    assert wavepe.encoding(encoding.to_dict()) == encoding
 
 
 @pytest.mark.parametrize(
@@ -186,23 +184,17 @@ def test_options_that_mean_nothing(options, words):
 @pytest.mark.parametrize(
     ("scale", "shift", "words"),
     [
-        ([0], [0], "integers from 1 to 16; got 0"),
-        ([-1], [0], "got -1"),
-        ([17], [0], "got 17"),
-        ([128], [0], "got 128"),
-        ([2.0**127], [0], r"got 1\.70141e\+38"),
-        ([1.5], [0], r"got 1\.5"),
-        ([np.nan], [0], "got nan"),
-        ([np.inf], [0], "got inf"),
-        ([1], [0.5], r"shifts must be integers .* got 0\.5"),
-        ([1], [np.nan], "got nan"),
-        ([1], [np.inf], "got inf"),
-        ([1], [1e30], "got 1e"),
+        (0, 0, "integers from 1 to 16; got 0"),
+        *((level, 0, f"got {level:g}") for level in (-1, 17, 128, 1.5, np.nan, np.inf)),
+        (2.0**127, 0, r"got 1\.70141e\+38"),
+        (1, 0.5, r"shifts must be integers .* got 0\.5"),
+        *((1, shift, f"got {shift:g}") for shift in (np.nan, np.inf)),
+        (1, 1e30, "got 1e"),
     ],
 )
 def test_wrong_levels_and_shifts(scale, shift, words):
     with pytest.raises(ValueError, match=f"db4: .*{words}"):
-        wavepe.wavelet_table(5, scale, shift, kind="db4")
+        wavepe.wavelet_table(5, [scale], [shift], kind="db4")
 
 
 def test_without_pywavelets():
@@ -225,12 +217,9 @@ try:
 except ValueError as error:
     print(error)
 """
-    first, second, third = output("-c", script).splitlines()
-    assert (
-        first
-        == """the wavelet 'db4' needs PyWavelets: pip install ".[pywt]" \
-(in the folder of the wavepe checkout)"""
-    )
+    first, second, third = output("-c", script, start=forked).splitlines()
+    needed = """the wavelet 'db4' needs PyWavelets: pip install ".[pywt]" """
+    assert first == needed + "(in the folder of the wavepe checkout)"
     assert "'sym2'" in second
     assert "unknown wavelet kind 'mexican'" in third
 
@@ -238,26 +227,19 @@ except ValueError as error:
 # ------------------------------------------------------------------ torch and models
 
 
-def load(name):
-    pytest.importorskip("torch")
-    if not HAS_TORCH:
-        pytest.skip("wavepe was built without torch")
-    return pytest.importorskip(name)
+@pytest.fixture(scope="module")
+def ops(torch):
+    return pytest.importorskip("wavepe.ops")
 
 
-def test_torch_gives_what_numpy_gives():
-    load("torch")
-    import torch
-    from wavepe import ops
-
+def test_torch_gives_what_numpy_gives(torch, ops):
     levels, shifts = wavepe.wavelet_grid(12, [1, 3, 2])
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         scale, shift = (torch.from_numpy(x).to(dtype) for x in (levels, shifts))
         for mirrored in (None, True):
-            got = ops.wavelet_table(40, scale, shift, kind="bior2.2", mirrored=mirrored)
-            want = wavepe.wavelet_table(
-                40, levels, shifts, kind="bior2.2", mirrored=mirrored, dtype=np.float64
-            )
+            options = {"kind": "bior2.2", "mirrored": mirrored}
+            got = ops.wavelet_table(40, scale, shift, **options)
+            want = wavepe.wavelet_table(40, levels, shifts, dtype=np.float64, **options)
             assert torch.equal(got, torch.from_numpy(want).to(dtype))
     compiled = torch.compile(
         lambda n: ops.wavelet_table(n, scale, shift, kind="db2"), fullgraph=True, backend="eager"
@@ -265,11 +247,7 @@ def test_torch_gives_what_numpy_gives():
     assert torch.equal(compiled(30), ops.wavelet_table(30, scale, shift, kind="db2"))
 
 
-def test_torch_errors():
-    load("torch")
-    import torch
-    from wavepe import ops
-
+def test_torch_errors(torch, ops):
     ones, zeros = torch.ones(2), torch.zeros(2)
     with pytest.raises(RuntimeError, match="unknown kind 'db99'; PyWavelets has"):
         ops.wavelet_table(3, ones, zeros, kind="db99")
@@ -279,8 +257,8 @@ def test_torch_errors():
         ops.wavelet_table(3, ones.requires_grad_(), zeros, kind="db4")
 
 
-def test_in_a_model():
-    load("transformers")
+def test_in_a_model(torch):
+    pytest.importorskip("transformers")
     from hf_model import LENGTH, close, logits, patched_tiny, reference, tokens
 
     row = tokens(1, 3 * LENGTH)

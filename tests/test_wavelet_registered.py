@@ -7,7 +7,14 @@ import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import assert_same_bits, assert_within, forget_registrations, generator
+from cases import (
+    assert_same_bits,
+    assert_within,
+    compiled_once,
+    forget_registrations,
+    generator,
+    recording_backend,
+)
 from wavepe import _wavelet_registered
 
 SCALES = np.array([0.7, 1.0, 3.0, 2.0**40, -5.0])
@@ -28,9 +35,12 @@ def lopsided(u):
 
 
 def lopsided_slope(u):
-    return np.exp(-np.abs(u)) * (
-        1 / np.cosh(np.clip(u, -300, 300)) ** 2 - np.sign(u) * (1 + np.tanh(u))
-    )
+    steep = 1 / np.cosh(np.clip(u, -300, 300)) ** 2
+    return np.exp(-np.abs(u)) * (steep - np.sign(u) * (1 + np.tanh(u)))
+
+
+def table(offsets, scale, shift, kind, dtype=np.float64, **options):
+    return wavepe.wavelet_table(offsets, scale, shift, kind=kind, dtype=dtype, **options)
 
 
 def written_out(offsets, scale, shift, mirrored=False):
@@ -50,13 +60,13 @@ def written_out(offsets, scale, shift, mirrored=False):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_values(register, mirrored, dtype):
     register("lopsided", lopsided)
-    options = {"kind": "lopsided", "mirrored": mirrored, "dtype": dtype}
-    got = wavepe.wavelet_table(OFFSETS, SCALES, SHIFTS, **options)
+    given = OFFSETS, SCALES, SHIFTS, "lopsided", dtype
+    got = table(*given, mirrored=mirrored)
     exact = written_out(OFFSETS, SCALES, SHIFTS, mirrored=bool(mirrored))
     assert got.dtype == dtype
     assert_within(got, exact.astype(dtype), 0 if dtype != np.float64 else 4e-16)
     out = np.empty(got.shape[::-1], dtype).T
-    assert wavepe.wavelet_table(OFFSETS, SCALES, SHIFTS, out=out, **options) is out
+    assert table(*given, mirrored=mirrored, out=out) is out
     assert_same_bits(out, got)
 
 
@@ -68,49 +78,39 @@ def test_a_built_in_written_by_a_user(register, kind, mirrored):
     register("own", psi)
     scale = np.array([0.0, 1.0, 2.5, np.nan, np.inf, 8.0])
     shift = np.array([0.0, 1.0, -3.0, 0.0, 2.0, np.nan])
-    got = wavepe.wavelet_table(
-        OFFSETS, scale, shift, kind="own", mirrored=mirrored, dtype=np.float64
-    )
+    got = table(OFFSETS, scale, shift, "own", mirrored=mirrored)
     want = oracle.wavelet_table(OFFSETS, scale, shift, kind, mirrored)
     assert np.isnan(got[:, [0, 3, 5]]).all()
     assert_within(got, want, 1e-15)
 
 
-def test_rounded_once(register):
-    """1 + 2^-11 + 2^-30 lies just above the middle of two float16 numbers; by way of float32 it
-    would come to lie on it and be rounded down to even."""
-    value = 1 + 2.0**-11 + 2.0**-30
-    register("constant", lambda u: np.full(u.shape, value))
-    got = wavepe.wavelet_table(1, [1.0], [0.0], kind="constant", dtype=np.float16)
-    assert got[0, 0] == 1 + 2.0**-10
+def test_results_in_float16(register):
+    """They are rounded once, and overflow in silence.
+
+    1 + 2^-11 + 2^-30 lies just above the middle of two float16 numbers; by way of float32 it would
+    come to lie on it and be rounded down to even.
+    """
+    for value, want in ((1 + 2.0**-11 + 2.0**-30, 1 + 2.0**-10), (1e6, np.inf)):
+        register("constant", lambda u, value=value: np.full(u.shape, value))
+        assert table(1, [1.0], [0.0], "constant", np.float16)[0, 0] == want
 
 
-def test_float16_overflows_to_infinity_in_silence(register):
-    register("large", lambda u: 1e6 + 0 * u)
-    got = wavepe.wavelet_table(2, [1.0], [0.0], kind="large", dtype=np.float16)
-    assert np.isinf(got).all()
-
-
-def test_sizes_of_nothing(register):
-    register("lopsided", lopsided)
-    assert wavepe.wavelet_table(0, SCALES, SHIFTS, kind="lopsided").shape == (0, 5)
-    assert wavepe.wavelet_table(4, [], [], kind="lopsided").shape == (4, 0)
-
-
-def test_a_function_that_changes_its_argument(register):
+def test_what_a_function_may_do(register):
     def greedy(u):
         u *= u
         return np.exp(-u, out=u)
 
-    register("greedy", greedy)
-    got = wavepe.wavelet_table(5, [2.0], [1.0], kind="greedy", dtype=np.float64)
-    want = wavepe.wavelet_table(5, [2.0], [1.0], kind="gaussian", dtype=np.float64)
-    assert_within(got, want, 1e-15)
-
-
-def test_a_quotient_that_is_dropped_warns_of_nothing(register):
-    register("sinc", lambda u: np.where(u == 0, 1.0, np.sin(u) / u))
-    assert wavepe.wavelet_table(1, [1.0], [0.0], kind="sinc")[0, 0] == 1
+    register("greedy", greedy)  # it changes its argument
+    got = table(5, [2.0], [1.0], "greedy")
+    assert_within(got, table(5, [2.0], [1.0], "gaussian"), 1e-15)
+    register("sinc", lambda u: np.where(u == 0, 1.0, np.sin(u) / u))  # it drops a bad quotient
+    assert table(1, [1.0], [0.0], "sinc")[0, 0] == 1
+    register("late", lambda u: np.where(u > 100, np.nan, u))  # it is not finite later on
+    table(101, [1.0], [0.0], "late")
+    with pytest.raises(ValueError, match=r"got nan at u = 101\.0"):
+        table(102, [1.0], [0.0], "late")
+    assert table(0, SCALES, SHIFTS, "late").shape == (0, 5)
+    assert table(4, [], [], "late").shape == (4, 0)
 
 
 # ------------------------------------------------------------------ the register
@@ -123,8 +123,7 @@ def test_a_quotient_that_is_dropped_warns_of_nothing(register):
 )
 def test_any_callable(register, function):
     register("own", function)
-    got = wavepe.wavelet_table(4, [2.0], [1.0], kind="own", dtype=np.float64)
-    assert_within(got, function((np.arange(4.0)[:, None] - 1) / 2), 0)
+    assert_within(table(4, [2.0], [1.0], "own"), function((np.arange(4.0)[:, None] - 1) / 2), 0)
 
 
 @pytest.mark.parametrize("name", ["mexican", "x", "db", "db-4", "sym", "bior_2", "Ricker", "δ"])
@@ -140,23 +139,11 @@ def test_names(register, name):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        (None, TypeError, "must be a string"),
-        (3, TypeError, "must be a string"),
-        ("", ValueError, "blank"),
-        ("two words", ValueError, "blank"),
-        ("a:b", ValueError, "blank"),
-        ("a,b", ValueError, "blank"),
-        ("a=b", ValueError, "blank"),
-        ("a+b", ValueError, "blank"),
-        ("1", ValueError, "number"),
-        ("1e5", ValueError, "number"),
-        ("true", ValueError, "number"),
-        ("ricker", ValueError, "wavepe's own"),
-        ("haar", ValueError, "wavepe's own"),
-        ("db4", ValueError, "PyWavelets's own"),
-        ("db99", ValueError, "PyWavelets's own"),
-        ("rbio2.2", ValueError, "PyWavelets's own"),
-        ("dmey", ValueError, "PyWavelets's own"),
+        *((name, TypeError, "must be a string") for name in (None, 3)),
+        *((name, ValueError, "blank") for name in ("", "two words", "a:b", "a,b", "a=b", "a+b")),
+        *((name, ValueError, "number") for name in ("1", "1e5", "true")),
+        *((name, ValueError, "wavepe's own") for name in ("ricker", "haar")),
+        *((name, ValueError, "PyWavelets's own") for name in ("db4", "db99", "rbio2.2", "dmey")),
     ],
 )
 def test_unusable_names(register, name, error, words):
@@ -179,6 +166,7 @@ def test_unusable_names(register, name, error, words):
         (lambda u: None, TypeError, "real numbers, got dtype object"),
         (lambda u: np.sin(u) / u, ValueError, r"finite for every u, got nan at u = 0\.0"),
         (lambda u: np.exp(u**4), ValueError, r"got inf at u = 20\.0"),
+        (lambda u: math.exp(-(u**2)), TypeError, r"must take an array \(np.exp, not math.exp\)"),
     ],
 )
 @pytest.mark.parametrize("which", ["psi", "derivative"])
@@ -193,25 +181,26 @@ def test_unfit_functions(register, psi, error, words, which):
         wavepe.wavelet_table(3, [1.0], [0.0], kind="own")
 
 
-def test_a_number_that_is_not_finite_later_on(register):
-    register("late", lambda u: np.where(u > 100, np.nan, u))
-    wavepe.wavelet_table(101, [1.0], [0.0], kind="late")
-    with pytest.raises(ValueError, match=r"got nan at u = 101\.0"):
-        wavepe.wavelet_table(102, [1.0], [0.0], kind="late")
+@pytest.mark.parametrize("wrong", [lambda u: 5.0 + 0 * u, lambda u: np.exp(-(u**2))])
+def test_a_derivative_that_is_not_psi_s(register, wrong):
+    with pytest.raises(ValueError, match=r"derivative must be the derivative of psi: at u = "):
+        register("mistaken", lambda u: 2 * np.exp(-(u**2)), derivative=wrong)
+    # corners and steps are no mistake
+    slope = lambda u: -np.sign(u) * (np.abs(u) < 1)  # noqa: E731
+    register("hat", lambda u: np.maximum(1 - np.abs(u), 0), derivative=slope)
 
 
 def test_registered_again(register):
     """A notebook's cell that is run again replaces; another module does not."""
     register("own", lambda u: 0 * u)
     register("own", lopsided)
-    want = written_out(np.arange(3), np.ones(1), np.zeros(1))
-    table = wavepe.wavelet_table(3, [1.0], [0.0], kind="own", dtype=np.float64)
-    assert_within(table, want, 1e-15)
+    before = table(3, [1.0], [0.0], "own")
+    assert_within(before, written_out(np.arange(3), np.ones(1), np.zeros(1)), 1e-15)
     with pytest.raises(ValueError, match=f"'own' is taken by {__name__}"):
         register("own", np.linalg.norm)
     with pytest.raises(TypeError, match="must be a function"):
         register("own", 3)
-    assert_same_bits(wavepe.wavelet_table(3, [1.0], [0.0], kind="own", dtype=np.float64), table)
+    assert_same_bits(table(3, [1.0], [0.0], "own"), before)
 
 
 def test_unknown_kinds_list_what_there_is(register):
@@ -226,58 +215,52 @@ def test_unknown_kinds_list_what_there_is(register):
 # ------------------------------------------------------------------ torch
 
 
-def leaves(torch, dtype=None):
+@pytest.fixture(scope="module")
+def ops(torch):
+    from wavepe import ops
+
+    return ops
+
+
+def leaves(torch, dtype="float64"):
     rng = generator("leaves")
-    scale = torch.from_numpy(rng.uniform(0.7, 9, 5)).to(dtype or torch.float64)
-    return scale, torch.from_numpy(rng.uniform(-5, 5, 5)).to(dtype or torch.float64)
+    arrays = rng.uniform(0.7, 9, 5), rng.uniform(-5, 5, 5)
+    return [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
 
 
 @pytest.mark.parametrize("mirrored", [None, False, True])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_torch_gives_what_numpy_gives(register, torch, mirrored, dtype):
-    from wavepe import ops
-
+def test_torch_gives_what_numpy_gives(register, torch, ops, mirrored, dtype):
     register("lopsided", lopsided)
-    scale, shift = leaves(torch, getattr(torch, dtype))
-    got = ops.wavelet_table(
-        torch.from_numpy(OFFSETS), scale, shift, kind="lopsided", mirrored=mirrored
-    )
-    arrays = scale.double().numpy(), shift.double().numpy()
-    want = wavepe.wavelet_table(
-        OFFSETS, *arrays, kind="lopsided", mirrored=mirrored, dtype=np.float64
-    )
+    scale, shift = leaves(torch, dtype)
+    options = {"kind": "lopsided", "mirrored": mirrored}
+    got = ops.wavelet_table(torch.from_numpy(OFFSETS), scale, shift, **options)
+    want = table(OFFSETS, scale.double().numpy(), shift.double().numpy(), **options)
     assert got.dtype == scale.dtype
     assert torch.equal(got, torch.from_numpy(want).to(got.dtype))
-    count = ops.wavelet_table(7, scale, shift, kind="lopsided", mirrored=mirrored)
-    assert torch.equal(
-        count, ops.wavelet_table(torch.arange(7), scale, shift, kind="lopsided", mirrored=mirrored)
-    )
+    count = ops.wavelet_table(7, scale, shift, **options)
+    assert torch.equal(count, ops.wavelet_table(torch.arange(7), scale, shift, **options))
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_derivatives(register, torch, mirrored):
-    from wavepe import ops
-
+def test_derivatives(register, torch, ops, mirrored):
     register("lopsided", lopsided, derivative=lopsided_slope)
     inputs = [x.requires_grad_() for x in leaves(torch)]
     offsets = torch.tensor([-7, -1, 0, 2, 5, 30])
 
-    def table(scale, shift):
+    def of(scale, shift):
         return ops.wavelet_table(offsets, scale, shift, kind="lopsided", mirrored=mirrored)
 
-    assert torch.autograd.gradcheck(table, tuple(inputs))
-    for which in (0, 1):
-        one = [x.detach().clone() for x in inputs]
-        one[which].requires_grad_()
-        assert torch.autograd.gradcheck(table, tuple(one))
-    first = torch.autograd.grad(table(*inputs).sum(), inputs[0], create_graph=True)[0]
+    for needed in ((0, 1), (0,), (1,)):
+        given = [x.detach().requires_grad_(i in needed) for i, x in enumerate(inputs)]
+        assert torch.autograd.gradcheck(of, given)
+    first = torch.autograd.grad(of(*inputs).sum(), inputs[0], create_graph=True)[0]
     with pytest.raises(RuntimeError, match="second derivative"):
         first.sum().backward()
 
 
-def test_derivatives_are_those_of_the_built_in_kind(register, torch):
+def test_derivatives_are_those_of_the_built_in_kind(register, torch, ops):
     """In far tails too: 0, never inf * 0."""
-    from wavepe import ops
 
     def slope(u):
         return np.where(np.abs(u) > 30, 0.0, -2 * u * np.exp(-np.minimum(u * u, 900)))
@@ -287,16 +270,14 @@ def test_derivatives_are_those_of_the_built_in_kind(register, torch):
     for kind in ("own", "gaussian"):
         scale = torch.tensor([1e-3, 1e-308, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
         shift = torch.tensor([0.0, 0.0, 1.5, 0.0], dtype=torch.float64, requires_grad=True)
-        table = ops.wavelet_table(torch.tensor([2, 5, 2**31]), scale, shift, kind=kind)
-        table[:, :3].sum().backward()
+        p = ops.wavelet_table(torch.tensor([2, 5, 2**31]), scale, shift, kind=kind)
+        p[:, :3].sum().backward()
         grads.append((scale.grad[:3], shift.grad[:3]))
     for a, b in zip(*grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-14, atol=1e-300)
 
 
-def test_gradients_are_never_lost_in_silence(register, torch):
-    from wavepe import ops
-
+def test_gradients_are_never_lost_in_silence(register, torch, ops):
     register("plain", lopsided)
     scale, shift = leaves(torch)
     scale.requires_grad_()
@@ -306,17 +287,14 @@ def test_gradients_are_never_lost_in_silence(register, torch):
         assert not ops.wavelet_table(5, scale, shift, kind="plain").requires_grad
 
 
-def test_opcheck(register, torch):
+def test_opcheck(register, torch, ops):
     register("lopsided", lopsided, derivative=lopsided_slope)
     scale, shift = (x.requires_grad_() for x in leaves(torch))
     op = torch.ops.wavepe.sampled_wavelet_table.default
     torch.library.opcheck(op, (torch.arange(-3, 5), scale, shift, "lopsided", True))
 
 
-def test_compiles_whole_for_any_length(register, torch):
-    from cases import compiled_once, recording_backend
-    from wavepe import ops
-
+def test_compiles_whole_for_any_length(register, torch, ops):
     register("lopsided", lopsided, derivative=lopsided_slope)
     backend = recording_backend()
 
@@ -337,9 +315,7 @@ def test_compiles_whole_for_any_length(register, torch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_torch_errors(register, torch, device):
-    from wavepe import ops
-
+def test_torch_errors(register, torch, ops, device):
     register("late", lambda u: np.where(u > 100, np.nan, u))
     offsets, ones = torch.arange(5, device=device), torch.ones(4, device=device)
     for words, args, kind in [
@@ -365,64 +341,40 @@ def test_torch_errors(register, torch, device):
 @pytest.fixture(scope="module")
 def hf(torch):
     pytest.importorskip("transformers")
-    import wavepe.hf
-
-    return wavepe.hf
+    return pytest.importorskip("hf_model")
 
 
 def test_in_a_model(register, torch, hf):
-    from hf_model import LENGTH, close, logits, patched_tiny, reference, tokens
-
     register("lopsided", lopsided)
-    row = tokens(1, 3 * LENGTH)
+    row = hf.tokens(1, 3 * hf.LENGTH)
 
     def parts(length, **_):
         scale, shift = oracle.wavelet_grid(8, [1, 2, 4, 8])
         return {"relative": written_out(np.arange(length), scale, shift)}
 
-    model = patched_tiny("wavelet:kind=lopsided,scales=4")
-    assert close(logits(model, row)[0], reference(model, row[0], parts)[0])
+    model = hf.patched_tiny("wavelet:kind=lopsided,scales=4")
+    assert hf.close(hf.logits(model, row)[0], hf.reference(model, row[0], parts)[0])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert torch.equal(logits(compiled, row), logits(model, row))
+    assert torch.equal(hf.logits(compiled, row), hf.logits(model, row))
 
 
 def test_a_wavelet_registered_again_reaches_a_model(register, torch, hf):
     """Tables are kept by the wavelet's name, and must not outlive its meaning."""
-    from hf_model import logits, patched_tiny, tokens
-
-    ids = tokens(2, 12)
+    ids = hf.tokens(2, 12)
     register("own", lambda u: np.exp(-u * u / 2) * (1 - u * u))
-    model = patched_tiny("wavelet:kind=own,scales=4")
-    first = logits(model, ids)
+    model = hf.patched_tiny("wavelet:kind=own,scales=4")
+    first = hf.logits(model, ids)
     register("own", lopsided)
-    second = logits(model, ids)
+    second = hf.logits(model, ids)
     assert not torch.equal(first, second)
-    assert torch.equal(second, logits(patched_tiny("wavelet:kind=own,scales=4"), ids))
+    assert torch.equal(second, hf.logits(hf.patched_tiny("wavelet:kind=own,scales=4"), ids))
 
 
 def test_a_checkpoint_of_a_wavelet_that_is_not_registered(register, hf, tmp_path, monkeypatch):
-    from hf_model import patched_tiny
     from transformers import AutoModelForCausalLM
 
     register("own", lopsided)
-    patched_tiny("wavelet:kind=own,scales=4").save_pretrained(tmp_path)
+    hf.patched_tiny("wavelet:kind=own,scales=4").save_pretrained(tmp_path)
     forget_registrations(monkeypatch)
     with pytest.raises(ValueError, match="unknown wavelet kind 'own'"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_a_derivative_that_is_not_psi_s_is_refused():
-    for wrong in (lambda u: 5.0 + 0 * u, lambda u: np.exp(-(u**2))):
-        with pytest.raises(ValueError, match=r"derivative must be the derivative of psi: at u = "):
-            wavepe.register_wavelet("mistaken", lambda u: 2 * np.exp(-(u**2)), derivative=wrong)
-    # corners and steps are no mistake
-    hat = {
-        "psi": lambda u: np.maximum(1 - np.abs(u), 0),
-        "slope": lambda u: -np.sign(u) * (np.abs(u) < 1),
-    }
-    wavepe.register_wavelet("hat", hat["psi"], derivative=hat["slope"])
-
-
-def test_scalar_functions_get_a_hint():
-    with pytest.raises(TypeError, match=r"psi must take an array \(np.exp, not math.exp\)"):
-        wavepe.register_wavelet("scalar", lambda u: math.exp(-(u**2)))

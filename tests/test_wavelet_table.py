@@ -1,4 +1,7 @@
-"""wavelet_grid and wavelet_table, the p of [W]."""
+"""wavelet_grid and wavelet_table, the p of [W], and the published scale sets as specs."""
+
+import re
+from pathlib import Path
 
 import numpy as np
 import oracle
@@ -6,12 +9,9 @@ import pytest
 import wavepe
 from cases import (
     INTEGERS,
-    OUT_LAYOUTS,
     SIZES,
-    Guard,
     assert_same_bits,
     assert_within,
-    generator,
 )
 from checks import check_wavelet_table as check
 
@@ -19,14 +19,6 @@ each_kind = pytest.mark.parametrize("kind", oracle.KINDS)
 
 
 # ------------------------------------------------------------------ wavelet_grid
-
-
-def test_grid_columns_are_scale_major():
-    scale, shift = wavepe.wavelet_grid(128)
-    assert scale.dtype == shift.dtype == np.float64
-    assert scale.shape == shift.shape == (128,)
-    assert scale.tolist() == [2.0**i for i in range(8) for _ in range(16)]
-    assert shift.tolist() == [float(j) for _ in range(8) for j in range(16)]
 
 
 @pytest.mark.parametrize("dim", [*SIZES, 6, 12, 24, 128])
@@ -43,16 +35,11 @@ def test_grid_of_every_divisor(dim):
 
 
 def test_grid_options():
-    """The published sets for d = 128, a sequence of scales, and the fixed scale of the RoPE-like
-    restriction."""
-    for count, smallest in ((8, 2), (8, 4), (4, 1), (2, 1), (16, 1), (32, 1), (64, 1), (128, 1)):
-        scale, shift = wavepe.wavelet_grid(128, count, smallest)
-        want = oracle.wavelet_grid(128, [smallest * 2.0**i for i in range(count)])
-        assert np.array_equal(scale, want[0])
-        assert np.array_equal(shift, want[1])
-    scale, shift = wavepe.wavelet_grid(128, [2**7])
-    assert (scale == 128).all()
-    assert shift.tolist() == list(range(128))
+    """Scale major; a sequence of scales, and the fixed scale of the RoPE-like restriction."""
+    scale, shift = wavepe.wavelet_grid(128)
+    assert scale.dtype == shift.dtype == np.float64
+    assert scale.tolist() == [2.0**i for i in range(8) for _ in range(16)]
+    assert shift.tolist() == [float(j) for _ in range(8) for j in range(16)]
     for sequence in ([3, 1.5], (3, 1.5), np.array([3, 1.5])):
         scale, shift = wavepe.wavelet_grid(6, sequence)
         assert scale.tolist() == [3, 3, 3, 1.5, 1.5, 1.5]
@@ -62,26 +49,37 @@ def test_grid_options():
     assert shift.tolist() == [0, 1, 2, 3] * 6
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "args"),
-    [
-        (ValueError, "dim must be at least 1, got 0", (0,)),
-        (ValueError, "dim must be at least 1, got -8", (-8,)),
-        (ValueError, "scales must be at least 1, got 0", (8, 0)),
-        (ValueError, "scales must be at least 1, got -2", (8, -2)),
-        (ValueError, "scales must be a non-empty list", (8, [])),
-        (ValueError, "dim 8 is not divisible by the number of scales 3", (8, [1.0, 2.0, 4.0])),
-        (TypeError, r"dim must be an integer, got 8\.0", (8.0,)),
-        (TypeError, "dim must be an integer, got '8'", ("8",)),
-        (TypeError, "dim must be an integer, got None", (None,)),
-        (TypeError, "scales must be .* got 'ab'", (8, "ab")),
-        (TypeError, "min_scale must be a number, got None", (8, 2, None)),
-        (TypeError, "positional arguments", (8, 2, 1, True)),
-    ],
-)
-def test_grid_errors(error, match, args):
-    with pytest.raises(error, match=match):
-        wavepe.wavelet_grid(*args)
+# METHODS of [W], for a head size of 128: exponents of the first and last scale, the last shift.
+PUBLISHED = [(0, 7, 15), (1, 8, 15), (2, 9, 15), (0, 3, 31), (0, 1, 63), (0, 15, 7), (0, 31, 3),
+             (0, 63, 1), (0, 127, 0), (7, 7, 127)]  # fmt: skip
+PAGE = (Path(__file__).parent.parent / "docs" / "guides" / "wavelets.md").read_text("utf-8")
+ROWS = re.findall(r"^\| 2\^(\d+) \.\. 2\^(\d+) \| 0 \.\. (\d+) \| `([^`]+)` \|$", PAGE, re.M)
+
+
+def test_the_page_lists_the_published_sets():
+    assert [tuple(map(int, row[:3])) for row in ROWS] == PUBLISHED
+
+
+@pytest.mark.parametrize(("low", "high", "last", "spec"), ROWS)
+def test_the_spec_of_a_published_set(low, high, last, spec):
+    scales = [2.0**k for k in range(int(low), int(high) + 1)]
+    want = oracle.wavelet_grid(128, scales)
+    assert want[1].max() == int(last)
+    assert str(wavepe.encoding(spec)) == spec
+    for got, column in zip(wavepe.wavelet_grid(128, len(scales), scales[0]), want, strict=True):
+        assert_same_bits(got, column)
+    for kind in oracle.KINDS:
+        p = wavepe.encoding(f"{spec}{',' if ':' in spec else ':'}kind={kind}").table(40, 128)[0]
+        check(p, 40, *want, kind, None, np.float32)
+
+
+def test_haar_with_a_fixed_scale():
+    spec = "wavelet:kind=haar,fixed_scale=true"
+    assert f"`{spec}`" in PAGE
+    p = wavepe.encoding(spec).table(40, 128)[0]
+    want = oracle.wavelet_table(40, *oracle.wavelet_grid(128, [1.0] * 8), "haar")
+    assert np.array_equal(p, want)
+    assert p.any()
 
 
 # ------------------------------------------------------------------ wavelet_table
@@ -89,14 +87,14 @@ def test_grid_errors(error, match, args):
 
 @each_kind
 @pytest.mark.parametrize("mirrored", [None, False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [None, np.float16, np.float32, np.float64])
 def test_table_against_the_oracle(variant, kind, mirrored, dtype):
+    options = {"kind": kind, "mirrored": mirrored, **({"dtype": dtype} if dtype else {})}
     for w in SIZES:
         for dim in (1, 3, 8, 24, 33):
             scale, shift = wavepe.wavelet_grid(dim, 8 if dim % 8 == 0 else 1)
-            options = {} if dtype == np.float32 else {"dtype": dtype}
-            got = wavepe.wavelet_table(w, scale, shift, kind=kind, mirrored=mirrored, **options)
-            check(got, w, scale, shift, kind, mirrored, dtype)
+            got = wavepe.wavelet_table(w, scale, shift, **options)
+            check(got, w, scale, shift, kind, mirrored, dtype or np.float32)
 
 
 def test_table_values_of_the_papers(variant):
@@ -148,20 +146,6 @@ def test_offsets_forms(variant):
     assert wavepe.wavelet_table(5, [], []).shape == (5, 0)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_table_output_stays_inside(variant, dtype):
-    for w in (1, 2, 7, 16, 33):
-        for dim in (1, 5, 8, 17, 32):
-            scale, shift = wavepe.wavelet_grid(dim, 1, 5)
-            for layout in OUT_LAYOUTS:
-                guard = Guard((w, dim), dtype, layout)
-                got = wavepe.wavelet_table(w, scale, shift, dtype=dtype, out=guard.out)
-                assert got is guard.out
-                guard.check(f"{w}x{dim} {layout}")
-                assert_same_bits(got, wavepe.wavelet_table(w, scale, shift, dtype=dtype))
-                check(got, w, scale, shift, "ricker", None, dtype)
-
-
 def test_scales_without_a_band(variant):
     """[W] gives scale sets up to 2^127: everything stays finite, and far beyond the band nothing is
     left."""
@@ -190,68 +174,7 @@ def test_bits_do_not_depend_on_slicing(variant):
             )
 
 
-GOOD = {"offsets": 4, "scale": [1.0, 2.0], "shift": [0.0, 1.0]}
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "changed"),
-    [
-        (ValueError, "ricker", {"kind": "mexican"}),
-        (TypeError, "kind must be .*ricker.* got None", {"kind": None}),
-        (ValueError, "-1", {"offsets": -1}),
-        (TypeError, r"offsets must be an integer, got 4\.0", {"offsets": 4.0}),
-        (TypeError, "offsets must hold integers, got dtype float64", {"offsets": [0.0, 1.0]}),
-        (TypeError, "offsets must be an integer, got '4'", {"offsets": "4"}),
-        (TypeError, "offsets must be an integer, got None", {"offsets": None}),
-        (
-            ValueError,
-            r"offsets must be an integer or \(w,\), got shape \(2, 2\)",
-            {"offsets": np.zeros((2, 2), int)},
-        ),
-        (ValueError, "3", {"scale": [1.0, 2.0, 3.0]}),
-        (ValueError, "3", {"shift": [1.0, 2.0, 3.0]}),
-        (
-            ValueError,
-            r"scale and shift must both be \(dim,\), got shapes \(1, 2\)",
-            {"scale": [[1.0, 2.0]], "shift": [[1.0, 2.0]]},
-        ),
-        (TypeError, "scale must hold real numbers, got dtype complex128", {"scale": [1j, 2j]}),
-        (TypeError, "scale must hold real numbers, got dtype <U1", {"scale": ["a", "b"]}),
-        (TypeError, "dtype must be float16, .* got int32", {"dtype": np.int32}),
-        (TypeError, "dtype must be float16, .* got complex64", {"dtype": np.complex64}),
-        (ValueError, "4, 2", {"out": np.empty((4, 3), np.float32)}),
-        (ValueError, "4, 2", {"out": np.empty((1, 4, 2), np.float32)}),
-        (TypeError, "float64", {"out": np.empty((4, 2), np.float64)}),
-        (TypeError, "out must be a NumPy array, got list", {"out": [[0.0] * 2] * 4}),
-        (
-            ValueError,
-            "out must be writeable, got a read-only array",
-            {"out": np.broadcast_to(np.float32(0), (4, 2))},
-        ),
-    ],
-)
-def test_table_errors(error, match, changed):
-    arguments = GOOD | changed
-    args = [arguments.pop(name) for name in ("offsets", "scale", "shift")]
-    with pytest.raises(error, match=match):
-        wavepe.wavelet_table(*args, **arguments)
-
-
-def test_options_are_keywords_only():
-    with pytest.raises(TypeError, match="positional arguments"):
-        wavepe.wavelet_table(4, [1.0], [0.0], "ricker")
-
-
-def test_inputs_are_left_alone(variant):
-    rng = generator("left alone")
-    offsets, scale, shift = np.arange(7), rng.random(5) + 1, rng.random(5)
-    before = [a.copy() for a in (offsets, scale, shift)]
-    wavepe.wavelet_table(offsets, scale, shift, kind="haar")
-    for a, b in zip((offsets, scale, shift), before, strict=True):
-        assert np.array_equal(a, b)
-
-
-@pytest.mark.parametrize("kind", oracle.KINDS)
+@each_kind
 def test_powers_of_two_at_the_ends_of_float64(variant, kind):
     """1 / scale overflows for the smallest, and is subnormal for the largest."""
     scale = np.repeat(np.ldexp(1.0, [-1074, -1030, -1022, 0, 1022, 1023]), 8)

@@ -1,0 +1,382 @@
+"""wavepe.analysis of models: attention maps against eager attention and the model in float64, and
+measured bands against the projections, pair by pair."""
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import hf_families
+import wavepe.hf
+from cases import needs
+from encoding_cases import LEARNED
+from hf_model import HEAD, SPECS, close, patched_tiny, reference, tiny, tokens
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from wavepe.analysis import attention_map, attention_window, measured_band
+
+ROW = tokens(1, 20)[0]  # more than a head's dims, so that the identity comes in pieces
+ENDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+SIZES = {
+    "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": HEAD, **ENDS,
+}  # fmt: skip
+MULTI_HEAD = {**SIZES, "hidden_size": 32, "num_key_value_heads": 4}
+GPT = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, **ENDS}
+
+
+def of_kind(kind, **sizes):
+    return tiny(AutoModelForCausalLM.from_config, AutoConfig.for_model(kind, **sizes))
+
+
+# ------------------------------------------------------------------ attention maps
+
+
+def told(model):
+    """Return the weights of eager attention."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(ROW[None], use_cache=False, output_attentions=True).attentions
+    return np.stack([layer[0].numpy() for layer in weights])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", hf_families.FAMILIES)
+def test_stock_models(name, implementation):
+    """Windows, soft caps, grouped queries and several rotations among them."""
+    model = hf_families.build(name)
+    if implementation == "sdpa" and hf_families.FAMILIES[name].cap is not None:
+        pytest.skip("transformers 5 refuses sdpa with a soft cap, transformers 4 ignores the cap")
+    expected = told(copy.deepcopy(model))
+    model.set_attn_implementation(implementation)
+    np.testing.assert_allclose(attention_map(model, ROW), expected, atol=2e-6)
+    assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("gpt2", GPT),
+        ("bloom", {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4, **ENDS}),
+        ("gptj", {**GPT, "rotary_dim": 4}),
+        # sinks take their share
+        ("gpt_oss", {**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6,
+                     "max_position_embeddings": 4096 * 32}),
+    ],
+)  # fmt: skip
+def test_models_without_rotation_without_the_interface_or_with_sinks(kind, sizes):
+    model = of_kind(kind, **sizes)
+    found = attention_map(model, ROW)
+    np.testing.assert_allclose(found, told(copy.deepcopy(model)), atol=2e-6)
+    assert (found.sum(axis=-1).max() < 1) == (kind == "gpt_oss")
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *LEARNED])
+def test_every_encoding_against_the_oracle(spec):
+    """Also those whose attention is one kernel, which does not return weights."""
+    model = hf_families.stirred(patched_tiny(spec))
+    found = attention_map(model, ROW)
+    _, expected = reference(model, ROW, spec)
+    assert close(found, expected)
+    np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-5)
+    assert not np.triu(found, 1).any()
+
+
+def test_own_types_and_other_dtypes():
+    model = patched_tiny("alibi")
+    expected = attention_map(model, ROW)
+    double = attention_map(model.double(), ROW)
+    assert (expected.dtype, double.dtype) == (np.float32, np.float64)
+    np.testing.assert_allclose(double, expected, atol=1e-5)
+    half = attention_map(model.to(torch.bfloat16), ROW)
+    assert half.dtype == np.float32
+    np.testing.assert_allclose(half, expected, atol=0.05)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_refused():
+    model = tiny()
+    model.model.layers[1].self_attn.forward = lambda *args, **kwargs: None
+    with pytest.raises(ValueError, match="LlamaAttention has its own forward"):
+        attention_map(model, ROW)
+    assert "forward" not in vars(model.model.layers[0].self_attn)
+
+
+def test_hooks_of_accelerate_stay():
+    """The hooks call the forward that they replace."""
+    hooks = needs("accelerate.hooks")
+    model = tiny()
+    expected = attention_map(model, ROW)
+    for layer in model.model.layers:
+        hooks.add_hook_to_module(layer.self_attn, hooks.ModelHook())
+    kept = [vars(layer.self_attn)["forward"] for layer in model.model.layers]
+    np.testing.assert_array_equal(attention_map(model, ROW), expected)
+    assert [vars(layer.self_attn)["forward"] for layer in model.model.layers] == kept
+
+
+def test_compiled_models():
+    model = tiny()
+    expected = attention_map(model, ROW)
+    np.testing.assert_array_equal(
+        attention_map(torch.compile(model, backend="eager"), ROW), expected
+    )
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    config = AutoConfig.for_model("bert", **{**SIZES, "num_hidden_layers": 1})
+    model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager")
+    # Of transformers 4, it gives none.
+    with pytest.raises(ValueError, match=r"attends to later tokens|gives no attention weights"):
+        attention_map(model, ROW)
+
+
+# ------------------------------------------------------------------ windows
+
+
+def window_by_hand(weights, threshold):
+    found = 0
+    for delta in range(len(weights)):
+        seen = [weights[query][query - delta] for query in range(delta, len(weights))]
+        if sum(seen) / len(seen) >= threshold:
+            found = delta + 1
+    return found
+
+
+@pytest.mark.parametrize("threshold", [1e-3, 0.03, 0.1, 0.5])
+def test_windows_by_hand(threshold):
+    weights = attention_map(patched_tiny("alibi"), ROW)
+    expected = [[window_by_hand(head.astype(float), threshold) for head in row] for row in weights]
+    found = attention_window(weights, threshold)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.int64
+
+
+def test_windows_of_plain_matrices():
+    assert attention_window(np.eye(5)) == 1
+    assert attention_window(np.zeros((5, 5))) == 0
+    assert attention_window([[1.0, 0], [0.25, 0.75]], threshold=0.25) == 2
+    hole = np.eye(6) + np.eye(6, k=-4)  # nothing in between
+    assert attention_window(hole) == 5
+
+
+def test_windows_of_a_model_are_its_own():
+    """A Mistral sees its sliding window, and no more."""
+    model = hf_families.build("mistral")
+    windows = attention_window(attention_map(model, ROW), 1e-9)
+    np.testing.assert_array_equal(windows, np.full((2, 4), hf_families.WINDOW))
+
+
+@pytest.mark.parametrize(
+    ("given", "threshold", "error", "words"),
+    [
+        (np.zeros((3, 4)), 0.1, ValueError, r"shape \(3, 4\)"),
+        (np.zeros(3), 0.1, ValueError, r"shape \(3,\)"),
+        (np.zeros((2, 0, 0)), 0.1, ValueError, "n at least 1"),
+        ([["x"]], 0.1, TypeError, "map must hold real numbers"),
+        (np.eye(3), "much", TypeError, "threshold must be a number"),
+        (np.eye(3), np.nan, ValueError, "threshold must be finite"),
+    ],
+)
+def test_bad_windows(given, threshold, error, words):
+    with pytest.raises(error, match=words):
+        attention_window(given, threshold)
+
+
+def test_heads_of_alibi_look_back_by_their_slopes():
+    """The pictures of [W] show this."""
+    model = patched_tiny("alibi", kv_heads=4)
+    with torch.no_grad():  # so that the slopes alone tell
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    windows = attention_window(attention_map(model, tokens(1, 60)[0]), 0.01)[0]
+    assert sorted(windows) == list(windows)
+    assert windows[0] < windows[-1]
+
+
+# ------------------------------------------------------------------ measured bands
+
+
+def by_hand(layers, pairs):
+    """Bands and heatmap of keys (heads, n, d) of each layer, by the dims of each pair."""
+    bands, norms = [], []
+    for keys in layers:
+        of_layer = []
+        for head in keys:
+            table = [[float(np.sqrt(key[a] ** 2 + key[b] ** 2)) for a, b in pairs] for key in head]
+            largest = [row.index(max(row)) for row in table]
+            counts = [largest.count(index) for index in range(len(pairs))]
+            of_layer.append(counts.index(max(counts)))
+            norms.append(table)
+        bands.append(of_layer)
+    return np.array(bands), np.mean(norms, axis=0)
+
+
+def projected(model, names, split):
+    """Return the outputs of these modules for ROW, split into heads (heads, n, d)."""
+    seen = []
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, out: seen.append(split(out[0].detach()).double().numpy())
+        )
+        for name, module in model.named_modules()
+        if name.endswith(names)
+    ]
+    with torch.no_grad():
+        model(ROW[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def heads(out):
+    """Split a projection (n, heads * d) into heads."""
+    return out.view(len(ROW), -1, HEAD).movedim(0, 1)
+
+
+def normed(out):
+    """Split the output of Qwen 3's norm, (n, heads, d), into heads."""
+    return out.movedim(0, 1)
+
+
+def keys_of_neox(out):
+    """GPT-NeoX has query, key and value of a head beside each other."""
+    return out.view(len(ROW), -1, 3, HEAD).movedim(0, 1)[:, :, 1]
+
+
+HALVES = [(i, i + HEAD // 2) for i in range(HEAD // 2)]
+INTERLEAVED = [(2 * i, 2 * i + 1) for i in range(HEAD // 2)]
+FIRST_HALF = [(0, 2), (1, 3)]  # the first four dims turn
+# family -> configuration, the modules that make keys, how their output splits, the pairs.
+FAMILIES = {
+    "llama": (SIZES, ".k_proj", heads, HALVES),
+    "qwen3": (SIZES, ".k_norm", normed, HALVES),
+    "cohere": (MULTI_HEAD, ".k_proj", heads, INTERLEAVED),
+    "phi": ({**MULTI_HEAD, "partial_rotary_factor": 0.5}, ".k_proj", heads, FIRST_HALF),
+    "glm": ({**MULTI_HEAD, "partial_rotary_factor": 0.5}, ".k_proj", heads, INTERLEAVED[:2]),
+    "gptj": ({**GPT, "rotary_dim": 4}, ".k_proj", heads, INTERLEAVED[:2]),
+    "gpt_neox": ({**MULTI_HEAD, "rotary_pct": 0.5}, ".query_key_value", keys_of_neox, FIRST_HALF),
+}
+
+
+def check_band(model, of="key", names=".k_proj", split=heads, pairs=HALVES):
+    band, heatmap = by_hand(projected(model, names, split), pairs)
+    found = measured_band(model, ROW, of=of)
+    np.testing.assert_array_equal(found["band"], band)
+    assert found["mean"] == pytest.approx(band.mean())
+    np.testing.assert_allclose(found["heatmap"], heatmap, rtol=1e-5)
+    assert found["heatmap"].shape == (len(ROW), len(pairs))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_bands_of_families(kind):
+    sizes, names, split, pairs = FAMILIES[kind]
+    model = of_kind(kind, **sizes)
+    check_band(model, "key", names, split, pairs)
+    if kind in ("llama", "cohere", "gptj"):
+        check_band(model, "query", ".q_proj", heads, pairs)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0},
+        {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
+    ],
+)
+def test_scaled_frequencies_change_no_norm(scaling):
+    check_band(tiny(rope_parameters=scaling))
+
+
+@pytest.mark.parametrize("spec", ["rope", "rope:fraction=0.5", "rope:fraction=0", "rope:theta=16"])
+def test_bands_of_patched_models_and_own_types(spec):
+    """p-RoPE leaves pairs unrotated, and they stay pairs."""
+    check_band(patched_tiny(spec))
+    config = wavepe.hf.WavePELlamaConfig(position_encoding=spec, **SIZES)
+    check_band(tiny(wavepe.hf.WavePELlamaForCausalLM, config))
+
+
+@pytest.mark.parametrize("name", hf_families.FAMILIES)
+def test_every_family_that_can_be_patched(name):
+    """And what its layers leave without positions has no band."""
+    described = hf_families.FAMILIES[name]
+    found = measured_band(hf_families.build(name), ROW)
+    assert found["heatmap"].shape == (len(ROW), described.rotated // 2)
+    assert [bool((row >= 0).all()) for row in found["band"]] == list(described.positions)
+
+
+def test_hybrids_and_fused_rotation():
+    """A hybrid has bands where it rotates."""
+    stock = measured_band(tiny(), ROW)["band"]
+    hybrid = measured_band(wavepe.hf.patch(tiny(), {"1": "alibi"}), ROW)["band"]
+    np.testing.assert_array_equal(hybrid, [stock[0], [-1, -1]])
+    fused = measured_band(wavepe.hf.use_fused_rope(tiny()), ROW)["band"]
+    np.testing.assert_array_equal(fused, stock)
+
+
+def test_ties_go_to_the_lowest():
+    model = tiny()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "k_proj" in name:  # pairs 0 and 2 are equal, and larger than the others
+                rows = weight.view(-1, HEAD, weight.shape[1])
+                rows[:, [2, 6]] = rows[:, [0, 4]] = 5 * rows[:, [0, 4]]
+    assert (measured_band(model, ROW)["band"] == 0).all()
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4", "none", "sinusoidal"])
+def test_encodings_without_pairs_are_named(spec):
+    with pytest.raises(ValueError, match=f"position encoding '{spec}', which is not rotary"):
+        measured_band(patched_tiny(spec), ROW)
+
+
+# ------------------------------------------------------------------ both
+
+
+@pytest.mark.parametrize("measure", [attention_map, measured_band])
+def test_the_model_is_restored(measure):
+    def state():
+        return [
+            (type(module), module.training, sorted(vars(module)), list(module._forward_hooks))
+            for module in model.modules()
+        ]
+
+    def broken(module, args, out):
+        raise RuntimeError("broken")
+
+    model = tiny()
+    model.train()
+    model.model.layers[0].eval()
+    before, expected = state(), copy.deepcopy(model)(ROW[None]).logits
+    measure(model, ROW)
+    hook = model.model.norm.register_forward_hook(broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        measure(model, ROW)
+    hook.remove()
+    assert state() == before
+    assert torch.equal(model(ROW[None]).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("measure", "given", "error", "words"),
+    [
+        (attention_map, {"tokens": ROW[None]}, ValueError, r"shape \(1, 20\)"),
+        (attention_map, {"tokens": list(ROW)}, TypeError, "tokens must be .* got list"),
+        (attention_map, {"tokens": ROW * 50}, ValueError, "0..49"),
+        (attention_map, {"model": None}, TypeError, "model must be .* got NoneType"),
+        (attention_map, {"model": torch.nn.Sequential()}, ValueError,
+         "Sequential gives no attention weights"),
+        (measured_band, {"tokens": ROW[None]}, ValueError, r"shape \(1, 20\)"),
+        (measured_band, {"tokens": ROW[:0]}, ValueError, "must hold at least one, got 0"),
+        (measured_band, {"tokens": ROW.float()}, TypeError, "float32"),
+        (measured_band, {"tokens": ROW + 50}, ValueError, "0..49"),
+        (measured_band, {"of": "value"}, ValueError, "value.*key, query"),
+        (measured_band, {"of": None}, TypeError, "key, query.*None"),
+        (measured_band, {"model": torch.nn.Sequential()}, ValueError, "no rotary pairs"),
+        (measured_band, {"model": of_kind("gpt2", **GPT)}, ValueError,
+         "GPT2LMHeadModel has no rotary pairs"),
+    ],
+)  # fmt: skip
+def test_bad_input(measure, given, error, words):
+    with pytest.raises(error, match=words):
+        measure(**{"model": tiny(), "tokens": ROW, **given})

@@ -1,0 +1,435 @@
+"""What holds for every operator: its rows and forms are in op_cases.py."""
+
+import functools
+import itertools
+
+import pytest
+from cases import (
+    SIZES,
+    assert_agrees,
+    compiled_once,
+    generator,
+    load_torch,
+    recording_backend,
+)
+from op_cases import F32, F64, OPERATORS, fake, tensors_of
+from tensors import FLOATS, LAYOUTS, WIDE, assert_threads_agree, laid_out, normal, of_transforms
+
+torch, ops = load_torch()
+from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
+
+func, close = torch.func, torch.testing.assert_close
+pytestmark = of_transforms
+EACH = list(OPERATORS.values())
+RAW = [op for op in EACH if op.raw]
+CASES = [(op, form) for op in EACH for form in op.forms]
+SOME = [(op, list(op.forms)[1]) for op in EACH]  # where a case takes a second
+# Not of -inf: its differences are NaN.
+DERIVED = [(op, form) for op, form in CASES if op.leaves and form != "unseen"]
+
+
+def each_case(cases, plain=CASES):
+    """Run a test for these cases; those that are not `plain` belong to the long tail."""
+    slow = {True: (), False: pytest.mark.slow}
+    rows = [pytest.param(c, id=f"{c[0].name}, {c[1]}", marks=slow[c in plain]) for c in cases]
+    return pytest.mark.parametrize("case", rows)
+
+
+def each(operators):
+    return pytest.mark.parametrize("op", operators, ids=[op.name for op in operators])
+
+
+def draw(case, n, dtype=F32, **sizes):
+    """Return the operator, the generator, and the arguments of a call."""
+    op, form = case
+    rng = generator(op.name, form, n, dtype, *sizes)
+    return op, rng, op.draw(rng, n, dtype, **op.forms[form] | sizes)
+
+
+def schema_order(a):
+    offsets = a.get("offsets")  # a number is a convenience of the function
+    given = a | {"offsets": torch.arange(offsets)} if isinstance(offsets, int) else a
+    return tuple(given.values())
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+@each_case(CASES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_size(variant, case, dtype):
+    """Results and gradients, against the oracle; NumPy and torch agree bit for bit."""
+    for n in SIZES:
+        op, rng, a = draw(case, n, dtype, length=SIZES[-n % len(SIZES)])
+        before = {name: x.clone() for name, x in tensors_of(a).items()}
+        grads = op.incoming(rng, a)
+        found = op.call(a, grads)
+        op.check(found, op.judge(a, grads), a, f"n={n}")
+        assert all(torch.equal(a[name], x) for name, x in before.items()), "an input changed"
+        if op.numpy and dtype in WIDE:
+            for got, want in zip(found.values(), op.numpy(a), strict=False):
+                assert_agrees(got.numpy(), want, f"n={n}")
+
+
+@each_case(CASES)
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_any_strides(variant, case, dtype):
+    """Of each argument and incoming gradient; a fake call says which strides results have."""
+    op, rng, a = draw(case, 9, dtype, length=5)
+    grads = op.incoming(rng, a)
+    for name, x in tensors_of(a).items():
+        for layout, strided in laid_out(x):
+            given, what = a | {name: strided}, f"{name}: {layout}"
+            found = op.call(given)
+            op.check(op.call(given, grads) if op.leaves else found, op.judge(given, grads), a, what)
+            dense = op.call(a | {name: strided.contiguous()})
+            promised = op.call(fake(given))
+            for result, got in found.items():
+                assert torch.equal(got, dense[result]), what
+                assert got.stride() == promised[result].stride(), what
+                assert got.data_ptr() != strided.data_ptr() or not got.numel()
+    for layout, strided in laid_out(grads[0]) if op.leaves else ():
+        grads[0] = strided
+        op.check(op.call(a, grads), op.judge(a, grads), a, f"gradient: {layout}")
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"), [(op, sizes) for op in EACH for sizes in op.empty], ids=lambda x: str(x)[:40]
+)
+def test_empty(op, sizes):
+    rng = generator("empty")
+    a = op.draw(rng, **{"n": 5} | sizes)
+    grads = op.incoming(rng, a)
+    found = op.call(a, grads)
+    op.check(found, op.judge(a, grads), a)
+    shapes = {name: x.shape for name, x in op.call(fake(a), [x.to("meta") for x in grads]).items()}
+    assert {name: x.shape for name, x in found.items()} == shapes
+
+
+@each(EACH)
+def test_bits_do_not_depend_on_threads(variant, op):
+    """Gradients of relative_bias are torch's matrix products, whose bits may."""
+    rng = generator("threads")
+    for form in list(op.forms)[:3]:
+        a = op.draw(rng, **op.forms[form] | op.large)
+        grads = op.incoming(rng, a)
+        outputs = slice(len(op.outputs) if op.name == "relative_bias" else None)
+        assert_threads_agree(lambda: list(op.call(a, grads).values())[outputs], 2, 5)  # noqa: B023
+
+
+@each_case(CASES)
+def test_fake_tensors_autocast_and_inference(case):
+    op, _, a = draw(case, 4)
+    want = op.call(a)
+    found = op.call(fake(a))
+    for name, x in want.items():
+        assert found[name].is_meta
+        assert (found[name].shape, found[name].dtype) == (x.shape, x.dtype), name
+    with torch.inference_mode():
+        assert all(torch.equal(x, want[name]) for name, x in op.call(a).items())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for name, x in op.call(a).items() if op.keeps_types else ():
+            close(x, want[name], rtol=0, atol=0)
+
+
+# ---- what must be refused ------------------------------------------------------------------------
+
+
+def sample(op):
+    """Return arguments that a few tests change."""
+    return op.draw(generator("sample"), 4)
+
+
+BAD = [(op, words, change) for op in EACH for words, change in op.bad(sample(op))]
+
+
+@pytest.mark.parametrize(
+    ("op", "words", "change"), BAD, ids=[f"{op.name}: {words}" for op, words, _ in BAD]
+)
+def test_errors(op, words, change):
+    """Fake calls refuse what real ones do, or a compiled model would fail only when run."""
+    for given in (sample(op) | change, fake(sample(op) | change)):
+        if "meta" not in words:
+            with pytest.raises(RuntimeError, match=words):
+                op.function(**given)
+
+
+TENSORS = [(op, name) for op in EACH for name in tensors_of(sample(op))]
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS, ids=[f"{op.name}, {n}" for op, n in TENSORS])
+def test_errors_of_types_and_devices(op, name):
+    a = sample(op)
+    x = a[name]
+    wrong = [(r"[Cc]omplex", x.to(torch.complex64)), (r"[Bb]ool", x.bool())]
+    wrong += [("[Ff]loat", x.float())] if name in op.integers else [("[Ii]nt|Long", x.long())]
+    for words, value in wrong:
+        for given in (a | {name: value}, fake(a | {name: value})):
+            with pytest.raises(RuntimeError, match=words):
+                op.function(**given)
+    with pytest.raises(RuntimeError, match="meta"):
+        op.function(**a | {name: x.to("meta")})
+    for value in (None, "x", 1.5):
+        with pytest.raises(RuntimeError, match=f"{name}.* must "):
+            op.function(**a | {name: value})
+    if op.raw:
+        with pytest.raises(RuntimeError, match=r"must be a (torch\.)?Tensor, got None"):
+            op.raw(*schema_order(a | {name: None}))
+        with pytest.raises((RuntimeError, NotImplementedError), match="Sparse"):
+            op.function(**a | {name: x.to_sparse()})
+
+
+@each(RAW)
+def test_options_are_keywords_only(op):
+    with pytest.raises(TypeError, match="positional argument"):
+        getattr(ops, op.name)(*sample(op).values())
+
+
+@each([op for op in EACH if op.constants])
+def test_arguments_without_a_gradient(op):
+    """No transform goes on in silence."""
+    for name in op.constants:
+        a = sample(op)
+
+        def of(value, a=a, name=name):
+            out = op.function(**a | {name: value})
+            return (out[0] if isinstance(out, tuple) else out).sum()
+
+        with pytest.raises(RuntimeError, match=op.refused):
+            torch.autograd.grad(of(leaf := a[name].clone().requires_grad_()), leaf)
+        if op.name == "rope_":
+            continue  # it refuses every transform
+        for transform in (func.grad, func.jacfwd, func.jacrev):
+            with pytest.raises(RuntimeError, match=op.refused):
+                transform(of)(a[name])
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match=op.refused):
+            of(forward_ad.make_dual(a[name], a[name]))
+
+
+# ---- derivatives ---------------------------------------------------------------------------------
+
+
+@each_case(DERIVED)
+def test_gradcheck(case):
+    op, _, a = draw(case, 2, F64)
+    function, leaves = op.of_leaves(a)
+    leaves = tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in leaves)
+    leaves = tuple(x.requires_grad_() for x in leaves)
+    options = {"check_forward_ad": op.forward, "check_batched_grad": op.batched}
+    assert torch.autograd.gradcheck(function, leaves, **options)
+    if op.twice:
+        assert torch.autograd.gradgradcheck(function, leaves)
+        return
+    (first,) = torch.autograd.grad(function(*leaves)[0].sum(), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(first.sum(), leaves[0])
+
+
+@each_case(DERIVED)
+def test_gradients_of_some_alone(case):
+    """Of one argument, by one result, of an incoming gradient that repeats one number."""
+    op, _, a = draw(case, 4, F64)
+    function, leaves = op.of_leaves(a)
+    for count in range(len(op.outputs)):
+
+        def of(*leaves, count=count):
+            return function(*leaves)[count].sum()
+
+        every = [x.requires_grad_() for x in (leaf.clone() for leaf in leaves)]
+        want = torch.autograd.grad(of(*every), every, allow_unused=True)
+        for i, leaf in enumerate(leaves):
+            alone = [x.clone().requires_grad_(i == j) for j, x in enumerate(leaves)]
+            if want[i] is None:
+                assert (
+                    not of(*alone).requires_grad
+                    or not torch.autograd.grad(of(*alone), alone[i], allow_unused=True)[0]
+                )
+                continue
+            (got,) = torch.autograd.grad(of(*alone), alone[i])
+            close(got, want[i], rtol=1e-13, atol=1e-13)
+            assert got.shape == leaf.shape
+    with torch.no_grad():
+        assert not any(x.requires_grad for x in function(*every))
+
+
+# ---- torch.func ----------------------------------------------------------------------------------
+
+
+@each_case(DERIVED)
+def test_transforms(case):
+    """They agree with torch.autograd, or say that there is no formula: never tangents of 0."""
+    op, rng, a = draw(case, 2, F64)
+    function, leaves = op.of_leaves(a)
+
+    def loss(*leaves):
+        return sum((x**3).sum() for x in function(*leaves))
+
+    numbers = tuple(range(len(leaves)))
+    inputs = [leaf.clone().requires_grad_() for leaf in leaves]
+    want = torch.autograd.grad(loss(*inputs), inputs)
+    close(func.grad(loss, numbers)(*leaves), want, rtol=1e-12, atol=1e-12)
+    whole = jacobian(function, leaves)
+    close(func.jacrev(function, numbers)(*leaves), whole, rtol=1e-12, atol=1e-12)
+    tangents = tuple(normal(rng, *x.shape, dtype=F64) for x in leaves)
+    if not op.forward:
+        for transform in (func.jacfwd, func.hessian):
+            with pytest.raises(NotImplementedError, match="jvp"):
+                transform(loss)(*leaves)
+        with pytest.raises(NotImplementedError, match="jvp"):
+            func.jvp(function, leaves, tangents)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+            function(forward_ad.make_dual(leaves[0], tangents[0]), *leaves[1:])
+        with forward_ad.dual_level():  # nothing to differentiate here
+            close(function(*leaves), function(*leaves), rtol=0, atol=0)
+        with pytest.raises(RuntimeError, match="second derivative"):
+            func.jacrev(func.grad(loss))(*leaves)
+        return
+    close(func.jacfwd(function, numbers)(*leaves), whole, rtol=1e-12, atol=1e-12)
+    second = jacobian(lambda *x: torch.autograd.grad(loss(*x), x, create_graph=True), leaves)
+    for i, row in enumerate(func.hessian(loss, numbers)(*leaves)):
+        close(tuple(row), tuple(second[i]), rtol=1e-11, atol=1e-11)
+    steps = [
+        sum(torch.tensordot(j, t, t.dim()) for j, t in zip(row, tangents, strict=True))
+        for row in whole
+    ]
+    value, got = func.jvp(function, leaves, tangents)
+    close(value, function(*leaves), rtol=1e-12, atol=1e-12)
+    close(got, tuple(steps), rtol=1e-12, atol=1e-12)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(leaves[0], tangents[0])
+        for row, out in zip(whole, function(dual, *leaves[1:]), strict=True):
+            tangent = forward_ad.unpack_dual(out).tangent
+            step = torch.tensordot(row[0], tangents[0], tangents[0].dim())
+            close(torch.zeros_like(step) if tangent is None else tangent, step)
+
+
+def some_axes(names):
+    """Return for each subset of the arguments the axis of vmap: in front, or at the end."""
+    chosen = itertools.product((None, 0, -1), repeat=len(names))
+    return [dict(zip(names, axes, strict=True)) for axes in chosen if set(axes) != {None}]
+
+
+@each_case(CASES)
+def test_vmap(case, capfd):
+    """Over any arguments and axes, of the function and of the raw operator."""
+    op, rng, a = draw(case, 3, F64)
+    size, names = 3, list(tensors_of(a))
+    rows = [a | tensors_of(op.draw(rng, 3, F64, **op.forms[case[1]])) for _ in range(size)]
+    for axes in some_axes(names):
+        given, dims = dict(a), dict.fromkeys(a)
+        for name, axis in axes.items():
+            if axis is not None:
+                given[name] = torch.stack([row[name] for row in rows], axis)
+                dims[name] = axis
+        each = [a | {n: row[n] for n, axis in axes.items() if axis is not None} for row in rows]
+        want = [list(op.call(one).values()) for one in each]
+        calls = [op.function] if op.name != "rope_" else []
+        if op.raw and op.name != "rope_":
+            calls.append(lambda **given: op.raw(*schema_order(given)))
+        for call in calls:
+            moving = [name for name, axis in dims.items() if axis is not None]
+
+            def of_moving(*moved, call=call, moving=moving):
+                return call(**a | dict(zip(moving, moved, strict=True)))
+
+            got = torch.vmap(of_moving, in_dims=tuple(dims[n] for n in moving))(
+                *(given[n] for n in moving)
+            )
+            got = got if isinstance(got, tuple) else (got,)
+            for x, y in zip(got, zip(*want, strict=True), strict=True):
+                close(x, torch.stack(y), rtol=1e-12, atol=1e-12, msg=lambda m: f"{axes}: {m}")  # noqa: B023
+    assert "performance drop" not in capfd.readouterr().err  # no loop of torch's own
+
+
+@each_case(DERIVED)
+def test_vmap_of_gradients_and_back(case):
+    op, _, a = draw(case, 3, F64)
+    function, leaves = op.of_leaves(a)
+    several = tuple(torch.stack([x, x / 2, x + 1]) for x in leaves)
+
+    def loss(*leaves):
+        return sum((x**3).sum() for x in function(*leaves))
+
+    gradient = func.grad(loss, tuple(range(len(leaves))))
+    want = [torch.stack(x) for x in zip(*map(gradient, *several), strict=True)]
+    close(list(torch.vmap(gradient)(*several)), want, rtol=1e-12, atol=1e-12)
+    whole = func.grad(lambda *x: torch.vmap(loss)(*x).sum(), tuple(range(len(leaves))))
+    close(list(whole(*several)), want, rtol=1e-12, atol=1e-12)
+    twice = torch.vmap(torch.vmap(function))(*(x[None] for x in several))
+    close(twice, tuple(x[None] for x in torch.vmap(function)(*several)), rtol=1e-12, atol=1e-12)
+
+
+# ---- the raw operator, and compilers -------------------------------------------------------------
+
+
+@each_case([case for case in CASES if case[0].raw], SOME)
+def test_opcheck(case):
+    op, _, a = draw(case, 4, length=5)
+    first = next(iter(tensors_of(a)))
+    if a[first].dim() > 1:
+        a[first] = LAYOUTS["columns"](a[first])
+    torch.library.opcheck(op.raw, schema_order(a))
+    if op.leaves:
+        a |= {name: a[name].requires_grad_() for name in op.leaves}
+        torch.library.opcheck(op.raw, schema_order(a))
+
+
+@each([op for op in RAW if op.leaves])
+def test_the_raw_operator_has_no_forward_mode(op):
+    a = sample(op)
+    for name in op.leaves:
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward mode"):
+            op.raw(*schema_order(a | {name: forward_ad.make_dual(a[name], a[name])}))
+
+        def of(x, name=name):
+            out = op.raw(*schema_order(a | {name: x}))
+            return (out[0] if isinstance(out, tuple) else out).sum()
+
+        with pytest.raises(RuntimeError, match="no forward mode"):
+            func.jvp(of, (a[name],), (a[name],))
+        with pytest.raises(RuntimeError, match="setup_context"):
+            func.grad(of)(a[name])
+
+
+@each_case(CASES, SOME)
+def test_compiles_whole_for_any_length(case):
+    op, backend = case[0], recording_backend()
+
+    def step(**a):
+        out = op.function(**a)
+        return [x * 2 for x in (out if isinstance(out, tuple) else (out,))]
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
+    for length in (5, 9, 23):  # sizes that are equal by chance would be taken for one
+        _, rng, a = draw(case, 4, length=length)
+        grads, results = op.incoming(rng, a), []
+        for function in (step, compiled):
+            leaves = {name: a[name].clone().requires_grad_() for name in op.leaves}
+            out = function(**a | leaves)
+            if leaves:
+                out += torch.autograd.grad(out, list(leaves.values()), grads)
+            results.append(out)
+        for got, want in zip(*results, strict=True):
+            close(got, want, **op.exact)
+    assert compiled_once(backend)
+
+
+@each([op for op in EACH if op.leaves])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_compiled_transforms(op, backend):
+    """Dynamo, left alone, would trace past a derivative and give zeros."""
+    a = op.draw(generator("compiled"), 4, F64)
+    function, leaves = op.of_leaves(a)
+    compiled = functools.partial(torch.compile, backend=backend)
+    torch._dynamo.reset()
+    several = tuple(torch.stack([x, x + 1]) for x in leaves)
+    got = compiled(lambda *x: torch.vmap(function)(*x), fullgraph=True)(*several)
+    close(got, torch.vmap(function)(*several))
+
+    def step(*x):
+        return func.jvp(function, x, x)[1]
+
+    if op.forward:
+        close(compiled(step)(*leaves), step(*leaves))
+    torch._dynamo.reset()
