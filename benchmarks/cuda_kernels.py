@@ -1,8 +1,8 @@
 """Print the registers, spilled bytes and access widths that nvcc gives each CUDA kernel.
 
 `python -m benchmarks.cuda_kernels` compiles the kernels and prints a table. It needs nvcc, and
-nvdisasm from `make extras`, but no GPU. `--json FILE` keeps the table; `--write` puts the kept table
-into docs/internals/cuda.md.
+nvdisasm from `make extras`, but no GPU. `--json FILE` keeps the table; `--write` puts the kept
+table into docs/internals/cuda.md.
 """
 
 from __future__ import annotations

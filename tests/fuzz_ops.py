@@ -25,9 +25,8 @@ class Calls:
         self.op = op
 
     def draw(self, rng):
-        op, n, rows = self.op, width(rng), length(rng)
-        if op.integers:  # a table, whose numbers the oracle computes one by one
-            rows = min(rows, (4000 if op.leaves else 300) // max(n, 1))
+        op, n = self.op, width(rng)
+        rows = min(length(rng), op.most // max(n, 1))
         dtype = pick(rng, torch.float32, torch.float32, torch.float64, *LOW)
         a = op.draw(rng, n, dtype, length=rows, **op.random(rng, n, rows, leading, pick))
         if op.spoilt and chance(rng, 0.1):

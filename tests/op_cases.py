@@ -41,12 +41,16 @@ class Operator:
     exact = {"rtol": 0, "atol": 0}  # how vmap and compiled calls agree with others
     empty = ({"n": 0}, {"length": 0})
     large = {"n": 17, "length": 1301}  # enough for several threads
+    most = 1 << 30  # n * length that the oracle judges in time
     keeps_types = True  # under autocast
     numpy = None  # the function for arrays, of the arguments as arrays
 
     def __init__(self, name):
         self.name, self.function = name, getattr(ops, name)
         self.raw = getattr(getattr(torch.ops.wavepe, name, None), "default", None)
+
+    def __str__(self):
+        return self.name
 
     def call(self, a, grads=()):
         """Return the results by name; with incoming gradients those of the leaves, too."""
@@ -195,7 +199,7 @@ class Rope(Operator):
 
 
 class RopeTable(Operator):
-    outputs, integers = ("cos", "sin"), ("positions",)
+    outputs, integers, most = ("cos", "sin"), ("positions",), 300
     constants, refused = ("inv_freq",), "rope_table has no gradient to inv_freq"
     empty = (*Operator.empty, {"lead": (3,), "length": 0}, {"lead": (0,)})
     large = {"n": 17, "length": 5000}
@@ -268,7 +272,7 @@ class RopeTable(Operator):
 
 class WaveletTable(Operator):
     leaves, integers = ("scale", "shift"), ("offsets",)
-    forward = twice = False
+    forward, twice, most = False, False, 4000
     large = {"n": 33, "length": 1500}
     forms = {
         "ricker": {"count": True},
@@ -437,7 +441,7 @@ class MergeAttention(Operator):
     outputs, leaves = ("out", "lse"), ("outs", "lses")
     exact = {}  # it is composed of torch's operators
     empty = (*Operator.empty, {"lead": (2, 0)}, {"lead": (4, 5, 0, 6)})
-    forms = {"3 parts": {}, "1 part": {"parts": 1}, "unseen": {"parts": 5, "unseen": 0.4}}
+    forms = {"1 part": {"parts": 1}, "3 parts": {}, "unseen": {"parts": 5, "unseen": 0.4}}
 
     def dtype(self, a):
         dtype = a["outs"].dtype

@@ -215,6 +215,10 @@ def words(out, *more):
     return arguments(text(), out, *MORE, *more, steps=12, specs=GOING_ON)
 
 
+def go_on(out, *more):
+    return compare(out, *MORE, *more, steps=12, specs=GOING_ON)
+
+
 def runs(out):
     """Return the results that must not depend on the process that trained a model."""
     return [{k: v for k, v in run.items() if k != "seconds"} for run in results(out)["runs"]]
@@ -306,13 +310,13 @@ def test_what_is_not_finite_is_no_result(finished, tmp_path, monkeypatch, capsys
     shutil.copytree(finished, tmp_path / "copy")
     (tmp_path / "copy" / "results.json").unlink()
     monkeypatch.setattr(evaluation, "perplexity", measured)
-    assert main(words(tmp_path / "copy", "--quiet")) == 1
+    assert go_on(tmp_path / "copy", "--quiet") == 1
     assert "none: the perplexity at 16 is nan" in one_line(capsys)
 
 
 def test_another_split_is_another_comparison(tmp_path, capsys):
     """The text is too short to hold validation out."""
-    assert main(words(tmp_path, "--split", "validation")) == 2
+    assert go_on(tmp_path, "--split", "validation") == 2
     assert "(validation)" in one_line(capsys)
 
 
@@ -372,7 +376,7 @@ def test_a_worker_is_a_process_that_imports_from_where_the_command_does(tmp_path
     assert figures(out) == figures(trained())[:1]
 
 
-def test_jobs_give_the_same_figures(finished, tmp_path, capsys):
+def test_jobs_give_the_same_figures(finished, tmp_path):
     line = words(tmp_path, "--jobs", "2")
     done, _ = forking(line)
     assert done.returncode == 0, done.stderr
@@ -380,14 +384,14 @@ def test_jobs_give_the_same_figures(finished, tmp_path, capsys):
     assert "[4/4] rope: perplexity at" in done.stderr
     first, *_ = results(tmp_path)["environment"]["models"].values()
     assert first["steps"] == 12
-    assert main([*line, "--quiet"]) == 0  # nothing is left to do
-    assert capsys.readouterr().err == ""
+    done, _ = forking([*line, "--quiet"])  # nothing is left to do
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
     ("number", "whom", "status", "said"),
     [
-        (signal.SIGKILL, "command", -signal.SIGKILL, None),
+        pytest.param(signal.SIGKILL, "command", -signal.SIGKILL, None, marks=pytest.mark.slow),
         (signal.SIGINT, "command", 130, "wavepe compare: interrupted; to resume: "),
         (signal.SIGKILL, "worker", 1, "the process of this training ended with SIGKILL; finished "
          "work is kept: to continue, give the same command again"),
@@ -401,7 +405,7 @@ def test_stopped_jobs_resume_with_the_same_figures(finished, tmp_path, number, w
         assert said in done.stderr.splitlines()[-1]
     assert gone(workers)
     assert 0 < len(runs(tmp_path)) < 8
-    assert main(words(tmp_path)) == 0
+    assert go_on(tmp_path) == 0
     assert runs(tmp_path) == runs(finished)
 
 
@@ -448,7 +452,7 @@ def test_a_full_disk_of_temporary_files_is_named(tmp_path, capfd, monkeypatch):
         write = full
 
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: nullcontext(Full()))
-    assert main(words(tmp_path, "--jobs", "2", "--quiet")) == 1
+    assert go_on(tmp_path, "--jobs", "2", "--quiet") == 1
     said = one_line(capfd)
     assert tempfile.gettempdir() in said
     assert "the disk at" in said

@@ -150,15 +150,8 @@ def test_scales_that_are_too_large_get_a_hint():
 
 NO_ROWS = ("rope/", "/rope", "rope/none/alibi", "rope/rotary", "/")
 NO_PROTOCOLS = (
-    "",
-    "blocks:1",
-    "blocks:x",
-    "whole:3",
-    "blocks:8/4",
-    "sliding:8/9",
-    "sliding:8/0",
-    "a",
-)
+    "blocks:1", "blocks:x", "whole:3", "blocks:8/4", "sliding:8/9", "sliding:8/0", "a",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ The first one may bring constants. docs/guides/gpu.md lists what must read value
 not checked on a device.
 """
 
-import collections
 import copy
 import pickle
 
@@ -35,15 +34,16 @@ IN_SCORES = [
 OF_A_LLAMA = [spec for spec in ENCODINGS if spec != INTERLEAVED]
 
 
-def each_spec(specs, plain=1):
-    """Run a test for these specs: in the plain tier so many of each place of an encoding."""
-    seen = collections.Counter()
-    rows = []
-    for spec in specs:
-        entry = wavepe.encoding(spec).entry
-        seen[entry] += 1
-        slow = pytest.mark.slow if seen[entry] > plain else ()
-        rows.append(pytest.param(spec, marks=slow))
+def each_spec(specs):
+    """Run a test for these specs; in the plain tier for the first one of each entry to a model."""
+    firsts = {wavepe.encoding(spec).entry: spec for spec in reversed(specs)}.values()
+    slow = [spec for spec in specs if spec not in firsts]
+    return each_but(specs, slow)
+
+
+def each_but(specs, slow):
+    marks = {True: pytest.mark.slow, False: ()}
+    rows = [pytest.param(spec, marks=marks[spec in slow]) for spec in specs]
     return pytest.mark.parametrize("spec", rows)
 
 
@@ -118,7 +118,7 @@ def step(model, ids=IDS, **given):
     model(input_ids=ids, labels=ids, use_cache=False, **given).loss.backward()
 
 
-@each_spec(OF_A_LLAMA, 2)
+@each_spec(OF_A_LLAMA)
 def test_a_training_step(spec):
     """With padding and packed sequences, if the scores have the encoding: attention takes them at
     no cost."""
@@ -274,10 +274,7 @@ def on_the_host(nodes):
     ]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    ["wavelet", *(pytest.param(s, marks=pytest.mark.slow) for s in OF_A_LLAMA if s != "wavelet")],
-)
+@each_but(OF_A_LLAMA, {*OF_A_LLAMA} - {"wavelet"})
 def test_a_compiled_model_copies_no_constants(spec):
     model = llama(spec).train()
     nodes = graph_of(lambda ids: model(input_ids=ids, use_cache=False).logits, IDS)

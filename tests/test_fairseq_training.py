@@ -125,10 +125,9 @@ def test_half_precision(tmp_path):
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from fairseq import checkpoint_utils
+import os, signal
 from wavepe.fairseq import commands
+from fairseq import checkpoint_utils
 
 save = checkpoint_utils.save_checkpoint
 
