@@ -218,7 +218,7 @@ class RopeTable(Operator):
     def draw(
         self, rng, n, dtype=F32, length=3, lead=(), axes=0, of_inv_freq=F64, scalar=False, **form
     ):
-        sections = [int(x) for x in rng.multinomial(n, [1 / axes] * axes)] if axes else None
+        sections = [n // axes] * (axes - 1) + [n - n // axes * (axes - 1)] if axes else None
         shape = () if scalar else (*lead, length, *([axes] if axes else []))
         return {
             "positions": torch.from_numpy(np.asarray(rng.integers(-FAR, FAR, shape))),
@@ -258,9 +258,10 @@ class RopeTable(Operator):
         ]
 
     def random(self, rng, n, length, leading, pick):
+        sections = [int(x) for x in rng.multinomial(n, [0.3, 0.3, 0.4])]
         return {
             "lead": leading(rng, 60, n * max(length, 1)),
-            "axes": pick(rng, 0, 3),
+            **pick(rng, {}, {"axes": 3, "sections": sections}),
             "precision": pick(rng, "exact", "exact", "hf"),
             "of_inv_freq": pick(rng, F64, F64, *FLOATS),
             "attention_factor": pick(rng, 1.0, 0.5, 1.25),
