@@ -384,13 +384,13 @@ def test_the_raw_operator_has_no_forward_mode(op):
 
 
 @each_case(CASES, ONE)
-def test_compiles_whole_for_any_length(case):
+def test_compiles_whole_for_any_length(case, request):
     op, backend = case[0], recording_backend()
-    # sections, which a model's configuration holds
-    lists = {name: x for name, x in draw(case, 4)[2].items() if isinstance(x, list)}
+    if "sections" in case[1]:  # to be mended in rope_table: a message is written too early
+        request.applymarker(pytest.mark.xfail(strict=True, reason="repr of a symbolic number"))
 
     def step(**a):
-        out = op.function(**a | lists)
+        out = op.function(**a)
         return [x * 2 for x in (out if isinstance(out, tuple) else (out,))]
 
     compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
@@ -399,7 +399,7 @@ def test_compiles_whole_for_any_length(case):
         grads, results = op.incoming(rng, a), []
         for function in (step, compiled):
             leaves = {name: a[name].clone().requires_grad_() for name in op.leaves}
-            out = function(**{name: a[name] for name in a.keys() - lists} | leaves)
+            out = function(**a | leaves)
             if leaves:
                 out += torch.autograd.grad(out, list(leaves.values()), grads)
             results.append(out)

@@ -176,12 +176,16 @@ def in_fork(arguments, tree, log):
 
 def wait(pid):
     until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            # a process that a signal ended: the fault crashed it
-            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
-        time.sleep(0.05)
+    try:
+        while time.monotonic() < until:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                # a process that a signal ended: the fault crashed it
+                return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        os.killpg(pid, signal.SIGKILL)
+        raise
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
@@ -290,6 +294,9 @@ def main():
     mutants = chosen(arguments)
     if arguments.clean:
         mutants = only_once(mutants)
+    if not FAIRSEQ.exists() and any(mutant.area == "fairseq" for _, mutant in mutants):
+        print("without those of fairseq: make .venv-fairseq/built brings it")
+        mutants = [each for each in mutants if each[1].area != "fairseq"]
     if not mutants:
         print("no mutant in the files that changed; --all runs all of them")
         return 0
@@ -307,4 +314,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
