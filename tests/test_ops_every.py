@@ -384,10 +384,8 @@ def test_the_raw_operator_has_no_forward_mode(op):
 
 
 @each_case(CASES, ONE)
-def test_compiles_whole_for_any_length(case, request):
+def test_compiles_whole_for_any_length(case):
     op, backend = case[0], recording_backend()
-    if "sections" in case[1]:  # to be mended in rope_table: a message is written too early
-        request.applymarker(pytest.mark.xfail(strict=True, reason="repr of a symbolic number"))
 
     def step(**a):
         out = op.function(**a)
