@@ -93,12 +93,17 @@ def pytest_collection_modifyitems(config, items):
 
 
 def beyond_pairs(items):
-    """Return the items of a test that show no new pair of values of its parameters."""
+    """Return the items of a test that show no new pair of values of its parameters.
+
+    The test-only variant need not be shown with each of the other values.
+    """
     shown = {}
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         values = [(name, repr(given[name])) for name in sorted(given)]
-        shown[item] = set(itertools.combinations(values, 2)) or set(values)
+        rare = {("variant", repr(TEST_ONLY))} & set(values)
+        pairs = itertools.combinations(values, 2)
+        shown[item] = {p for p in pairs if rare.isdisjoint(p)} | rare or set(values)
     left = set().union(*shown.values())
     spare = dict.fromkeys(items)
     while left:
