@@ -391,18 +391,30 @@ def test_jobs_give_the_same_figures(finished, tmp_path):
 @pytest.mark.parametrize(
     ("number", "whom", "status", "said"),
     [
-        pytest.param(signal.SIGKILL, "command", -signal.SIGKILL, None, marks=pytest.mark.slow),
+        (signal.SIGKILL, "command", -signal.SIGKILL, None),
         (signal.SIGINT, "command", 130, "wavepe compare: interrupted; to resume: "),
         (signal.SIGKILL, "worker", 1, "the process of this training ended with SIGKILL; finished "
          "work is kept: to continue, give the same command again"),
     ],
 )  # fmt: skip
-def test_stopped_jobs_resume_with_the_same_figures(finished, tmp_path, number, whom, status, said):
-    done, workers = forking(words(tmp_path, "--jobs", "2"), "results.json", number, whom)
+def test_stopped_jobs_resume_with_the_same_figures(tmp_path, number, whom, status, said):
+    done, workers = forking(
+        arguments(text(), tmp_path, "--jobs", "2"), "results.json", number, whom
+    )
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     if said is not None:
         assert said in done.stderr.splitlines()[-1]
+    assert gone(workers)
+    assert 0 < len(runs(tmp_path)) < len(SPECS)
+    assert compare(tmp_path) == 0
+    assert runs(tmp_path) == runs(trained())
+
+
+@pytest.mark.slow
+def test_stopped_jobs_resume_a_training_that_goes_on(finished, tmp_path):
+    done, workers = forking(words(tmp_path, "--jobs", "2"), "results.json", signal.SIGKILL)
+    assert done.returncode == -signal.SIGKILL
     assert gone(workers)
     assert 0 < len(runs(tmp_path)) < 8
     assert go_on(tmp_path) == 0
