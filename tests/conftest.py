@@ -79,8 +79,9 @@ def pytest_collection_modifyitems(config, items):
     core would run while the others wait."""
     named = any("::" in argument for argument in config.args) or config.option.markexpr
     if not (config.getoption("--all") or named):
-        kept = {item for item in items if item.get_closest_marker("slow") is None}
-        for same in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        quick = [item for item in items if item.get_closest_marker("slow") is None]
+        kept = set(quick)
+        for same in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):
             kept -= set(beyond_pairs(list(same[1])))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
