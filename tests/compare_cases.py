@@ -17,7 +17,7 @@ from wavepe.cli import main
 SPECS = ("none", "rope", "rope:inference_theta=scaled", "wavelet:scales=3")
 TINY = [
     "--train-length", "16", "--lengths", "16", "32", "--batch", "2", "--layers", "1", "--heads",
-    "2", "--head-dim", "6", "--eval-bytes", "128", "--lr", "0.02", "--threads", "1",
+    "2", "--head-dim", "6", "--eval-bytes", "128", "--lr", "0.02",
 ]  # fmt: skip
 
 
@@ -128,7 +128,8 @@ sys.exit(main(sys.argv[2:]))
 """
 
 # The command with workers that are forks of it, in place of new processes, which import torch for
-# seconds. It prints their numbers. When a file is there, it sends a signal to a process.
+# seconds. It prints their numbers. When a file is there, it sends a signal to itself ("command") or
+# to its first worker ("worker"); or to itself when it has stopped its workers ("alone").
 FORKING = """
 import os, signal, sys
 from pathlib import Path
@@ -180,7 +181,9 @@ class Fork:
 def listening(self):
     done = listen(self)
     if pattern and list(out.glob(pattern)):
-        os.kill(os.getpid() if whom == "command" else Fork.pids[0], int(number))
+        for pid in Fork.pids * (whom == "alone"):
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(Fork.pids[0] if whom == "worker" else os.getpid(), int(number))
     return done
 
 

@@ -380,9 +380,9 @@ def test_contexts_have_their_length_and_the_fact_its_depth(length, depth):
 def test_seeds_give_the_same_facts_to_every_model():
     first, second, other = Silent(), Copier(), Silent()
     for model, seed in ((first, 7), (second, 7), (other, 8)):
-        needle(model, None, [50], [0.5], trials=4, seed=seed)
+        needle(model, None, [50, 50], [0.5, 0.5], trials=4, seed=seed)
     assert first.contexts == second.contexts
-    assert len(set(first.contexts)) == 4
+    assert len(set(first.contexts)) == 2 * 2 * 4
     assert not set(first.contexts) & set(other.contexts)
 
 

@@ -110,9 +110,14 @@ def test_hooks_of_accelerate_stay():
     expected = attention_map(model, ROW)
     for layer in model.model.layers:
         hooks.add_hook_to_module(layer.self_attn, hooks.ModelHook())
-    kept = [vars(layer.self_attn)["forward"] for layer in model.model.layers]
+    kept = [dict(vars(layer.self_attn)) for layer in model.model.layers]
     np.testing.assert_array_equal(attention_map(model, ROW), expected)
-    assert [vars(layer.self_attn)["forward"] for layer in model.model.layers] == kept
+    for layer, held in zip(model.model.layers, kept, strict=True):
+        for name in ("forward", "_old_forward"):
+            assert vars(layer.self_attn)[name] == held[name]
+    model.model.layers[1].self_attn._old_forward = lambda *args, **kwargs: None
+    with pytest.raises(ValueError, match="LlamaAttention has its own forward"):
+        attention_map(model, ROW)
 
 
 def test_compiled_models():

@@ -31,6 +31,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from wavepe import analysis
 from wavepe.analysis import attention_map, attention_window, measured_band, needle, perplexity
 from wavepe.cli import main
 from wavepe.cli import text as texts
@@ -159,13 +160,16 @@ def test_bands_by_layer_type(capsys, tmp_path):
         assert rows[kind]["mean"] == np.mean(band)
 
 
-def test_needle(capsys, place):
+def test_needle(capsys, place, monkeypatch):
+    given = {}
+    monkeypatch.setattr(analysis, "needle", lambda *a, **o: given.update(o) or needle(*a, **o))
     model = checkpoint(place, "rope")
     options = ("--lengths", 32, 64, "--depths", 0, 1, "--trials", 3, "--seed", 5)
     found, out = figures(capsys, place, "needle", model, *options)
     loaded = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(model)
     expected = needle(loaded, None, [32, 64], [0.0, 1.0], trials=3, seed=5)
     assert found["success"] == expected.tolist()
+    assert (given["trials"], given["seed"]) == (3, 5)  # a model that finds nothing shows neither
     assert (found["lengths"], found["depths"]) == ([32, 64], [0, 1])
     assert "greedy decoding, exact match, 3 trials" in out
     found, out = figures(capsys, place, "needle", model, *options, "--theta", 1e6)

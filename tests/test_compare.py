@@ -14,6 +14,7 @@ import tempfile
 from contextlib import nullcontext
 
 import pytest
+from cases import forget_registrations
 from compare_cases import (
     SPECS,
     STOPPED,
@@ -127,8 +128,10 @@ def test_every_encoding_starts_from_the_same_weights():
     assert not torch.equal(new_model("none", 4, settings).lm_head.weight, first["lm_head.weight"])
 
 
-def test_picture_and_tables(capsys):
+def test_picture_and_tables(capsys, monkeypatch):
     out = trained()
+    capsys.readouterr()
+    monkeypatch.setattr("wavepe.cli.compare._THREADS", 2)  # the folder was begun with 1
     assert (out / "perplexity.png").read_bytes().startswith(PNG)
     assert (out / "report.md").read_text().count("**") >= 2 * 2
     before = (out / "results.json").read_bytes()
@@ -366,14 +369,27 @@ def test_stopped_it_resumes_with_the_same_figures(tmp_path, number, status, caps
 # ------------------------------------------------------------------ jobs
 
 
+OWN = """
+import dataclasses
+import wavepe
+
+@wavepe.register_encoding
+@dataclasses.dataclass(frozen=True)
+class Own(wavepe.encodings.Encoding):
+    name, entry = "own", "none"
+"""
+
+
 def test_a_worker_is_a_process_that_imports_from_where_the_command_does(tmp_path, monkeypatch):
-    """A file in the current folder must not replace a module."""
+    """A file in the current folder must not replace a module. The user's own files are run."""
+    forget_registrations(monkeypatch)
+    (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "tempfile.py").write_text("raise SystemExit('not this one')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
-    out, one = tmp_path / "out", [SPECS[0]]
-    assert compare(out, "--jobs", "2", "--quiet", specs=one) == 0
-    assert figures(out) == figures(trained())[:1]
+    out = tmp_path / "out"
+    assert compare(out, "--jobs", "2", "--import", "own.py", "--quiet", specs=["own"]) == 0
+    assert [figure for *_, figure in figures(out)] == [figures(trained())[0][2]]  # of "none"
 
 
 def test_jobs_give_the_same_figures(finished, tmp_path):
@@ -421,11 +437,17 @@ def test_stopped_jobs_resume_a_training_that_goes_on(finished, tmp_path):
     assert runs(tmp_path) == runs(finished)
 
 
-def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path):
-    """After the step, although the next regular save is far away."""
-    options = ["--save-every", "1000000", "--keep", "9999", "--jobs", "2"]
-    line = arguments(text(), tmp_path, *options, steps=100_000)
-    _, workers = forking(line, "checkpoints/*-step10", signal.SIGKILL)
+def test_a_worker_whose_parent_is_killed_saves_its_state(tmp_path, capsys):
+    """After the step, although the next save is far away. Until then, the folder is locked."""
+    options = ["--save-every", "1000000", "--keep", "9999"]
+    line = arguments(text(), tmp_path, *options, "--jobs", "2", steps=100_000)
+    _, workers = forking(line, "checkpoints/*-step10", signal.SIGKILL, "alone")
+    try:
+        said = refused(capsys, tmp_path, *options, steps=1)
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+    assert "another wavepe compare is using this folder" in said
     assert gone(workers)
     states = (tmp_path / "training").glob("*.pt")
     assert 10 <= max(torch.load(state, weights_only=True)["step"] for state in states) < 100_000

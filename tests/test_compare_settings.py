@@ -359,6 +359,15 @@ def test_ascii_alone_where_stdout_takes_no_more(capsys, monkeypatch):
         for row in cells)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("key", "cells"), [("perplexity", ["0.25*", "0.75"]), ("accuracy", ["0.25", "0.75*"])]
+)
+def test_the_best_has_the_star(key, cells):
+    runs = [{"encoding": name, key: {"16": x}} for name, x in (("rope", 0.25), ("none", 0.75))]
+    rows = [("rope", cells[:1]), ("none", cells[1:])]
+    assert report.rows_of(runs, [16], key) == rows
+
+
 def test_headings_and_numbers_of_a_training_that_went_astray_are_short():
     runs = [{"encoding": "rope", "perplexity": {"16": 999999.0, "32": 1e285}}]
     assert report.rows_of(runs, [16, 32]) == [("rope", ["999999.00*", "1.00e+285*"])]

@@ -101,9 +101,10 @@ def test_traffic_is_noticed():
 def test_copies_of_a_constant_leave_the_device_behind(copied):
     """Else a model that was saved on a GPU would load nowhere else."""
     constant = DeviceConstant(np.arange(3.0))
-    there = constant.on(empty(1), torch.float32)
-    assert there is constant.on(empty(2), torch.float32)
-    assert (there.device, there.dtype) == (DEVICE, torch.float32)
+    for dtype in (torch.float32, torch.float64) * 2:
+        there = constant.on(empty(1), dtype)
+        assert there is constant.on(empty(2), dtype)
+        assert (there.device, there.dtype) == (DEVICE, dtype)
     again = copied(constant)
     assert again == constant
     assert torch.equal(again.on(torch.zeros(1)), torch.arange(3.0, dtype=torch.float64))

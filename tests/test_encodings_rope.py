@@ -56,9 +56,9 @@ FOLLOWING = {
         500 * n / TRAINED,
         {"rope_type": "linear", "factor": 2.0},
     ),
-    "rope:theta=500,type=linear,factor=scaled": lambda n: (
+    "rope:theta=500,type=linear,factor=scaled,partial_rotary_factor=0.5": lambda n: (
         500,
-        {"rope_type": "linear", "factor": n / TRAINED},
+        {"rope_type": "linear", "factor": n / TRAINED, "partial_rotary_factor": 0.5},
     ),
     "rope:theta=500,type=yarn,factor=scaled": lambda n: (
         500,
@@ -81,7 +81,7 @@ def parameters(spec, length, training):
     limit = encoding.original_max_position_embeddings or TRAINED
     theta, scaling = FOLLOWING[spec](length)
     if length <= limit and encoding.factor == "scaled":
-        scaling = {}
+        scaling = {key: scaling[key] for key in scaling if key == "partial_rotary_factor"}
     return trained if training or length <= limit else theta, scaling
 
 

@@ -135,6 +135,7 @@ def test_a_checkpoint_that_names_no_class(tmp_path):
 def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
     source = stock(tmp_path / "source", "sharded")
     own = {"foo": {"bar": [1, 2.5, None]}, "rms_norm_eps": 1e-05, "_attn_implementation": "sdpa"}
+    own["auto_map"] = {"AutoTokenizer": "own.Tokenizer"}  # is no code of the model
     change(source / "config.json", **own, attn_implementation="flash_attention_2")
     convert(source, tmp_path / "target", WAVELET)
     before, after = read(source / "config.json"), read(tmp_path / "target" / "config.json")
@@ -223,7 +224,7 @@ FITS = {
     "model_type": ({"model_type": "gpt2"}, r"model_type 'gpt2', needs one of llama, mistral, "),
     "no type": ({"model_type": None}, "model_type 'None'"),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantised"),
-    "own code": ({"auto_map": {"AutoModelForCausalLM": "m.M"}}, "auto_map"),
+    "own code": ({"auto_map": {"AutoTokenizer": "t.T", "AutoModel": "m.M"}}, "auto_map"),
     "own name": ({"transformers_weights": "a.safetensors"}, "transformers_weights"),
     "head": ({"architectures": ["LlamaForMagic"]}, "LlamaForMagic.*LlamaForCausalLM"),
     "shape": ({"vocab_size": 51}, r"lm_head.weight \(50, 24\) instead of \(51, 24\)"),

@@ -47,6 +47,11 @@ LENGTHS = (1, 7, LENGTH // 2, LENGTH // 2 + 1, LENGTH, LENGTH + 1, 3 * LENGTH)
 # Those of stock models: transformers 5.0 has no proportional.
 KNOWN = ("default", *ROPE_INIT_FUNCTIONS)
 STOCK = [name for name in TYPES if TYPES[name].get("rope_type", name) in KNOWN]
+# Specs that change beyond the trained length: the second changes its attention factor alone.
+FOLLOWING = {
+    "theta": "rope:theta=20,inference_theta=scaled",
+    "factor": "rope:theta=2,type=yarn,factor=scaled,beta_fast=1,beta_slow=0.5",
+}
 # Those whose frequencies stay: their caches may grow to any length.
 STEADY = [name for name in STOCK if name not in ("dynamic", "longrope")]
 
@@ -146,14 +151,15 @@ def test_cache_equals_the_full_pass(name, static):
 
 
 @pytest.mark.parametrize(
-    ("name", "last"), [("dynamic", LENGTH), ("longrope", LENGTH // 2), ("theta", LENGTH)]
+    ("name", "last"),
+    [("dynamic", LENGTH), ("longrope", LENGTH // 2), *((name, LENGTH) for name in FOLLOWING)],
 )
 def test_cache_is_refused_as_the_base_changes(name, last):
     """transformers goes on with keys of two bases in one cache."""
 
     def make():
-        if name == "theta":
-            return wavepe.hf.patch(tiny(), "rope:theta=20,inference_theta=scaled")
+        if name in FOLLOWING:
+            return wavepe.hf.patch(tiny(), FOLLOWING[name])
         return wavepe.hf.patch(scaled(name), "rope")
 
     model, ids, cache = make(), tokens(1, 3 * LENGTH), DynamicCache()

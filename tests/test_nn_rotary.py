@@ -313,11 +313,13 @@ def test_scaling_can_be_set():
     rotary.theta = 200
     assert (rotary.theta, rotary.scaling) == (200.0, {})
     step(rotary, 0)
-    rotary.scaling = {"rope_type": "linear", "factor": 2.0}
+    given = {"rope_type": "linear", "factor": 2.0}
+    rotary.scaling = given
     assert rotary.theta == 200.0
     with pytest.raises(RuntimeError, match="cache"):
         step(rotary, 1)
-    rotary.scaling["factor"] = 3.0  # of a copy
+    given["factor"] = rotary.scaling["factor"] = 3.0  # of copies
+    rotary.theta = 200  # reads what is stored
     q, k = heads()
     inv_freq = oracle.rope_frequencies(8, 200.0) / 2
     assert_rotated(rotary(q, k)[0], q, np.arange(6), inv_freq)

@@ -51,9 +51,11 @@ def test_what_is_cut(pools):
     """A piece must not write what the next one still reads."""
     rng = generator("cut")
     x, memory, (cos, sin) = *rng.normal(size=(2, 38, 16)), turn(rng, (37, 8), np.float64)
+    square = rng.normal(size=(37, 37))
     for name, given, out, cut in (
         ("in place", (x[1:], cos, sin), x[1:], True),
         ("shifted", (memory[:-1], cos, sin), memory[1:], False),
+        ("transposed", (square[:, :16], cos, sin), square.T[:, :16], False),
         ("over its tables", (x, memory[::-1, :8], memory[::-1, 8:]), memory, False),
         ("over a table of one row", (x, memory[:1, :8], memory[:1, 8:]), memory, False),
     ):
