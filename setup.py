@@ -187,6 +187,11 @@ def write_stamp(path, text):
 class BuildKernels(build_clib):
     """Give each library an object folder of its own: all variants compile the same source."""
 
+    def finalize_options(self):
+        folders = [("build_temp", "build_temp"), ("build_temp", "build_clib")]
+        self.set_undefined_options("build_ext", *folders)
+        super().finalize_options()
+
     def build_libraries(self, libraries):
         top = self.build_temp
         stamp = write_stamp(Path(top, "tools"), TOOLS)
@@ -198,6 +203,12 @@ class BuildKernels(build_clib):
 
 
 class BuildExtensions(build_ext):
+    def finalize_options(self):
+        super().finalize_options()
+        if self.editable_mode:  # pip's folder is new each time, so all would be compiled again
+            tag = f"{self.plat_name}-{sys.implementation.cache_tag}{'t' * FREE_THREADED}"
+            self.build_temp = str(Path("build", f"temp.{tag}"))
+
     def run(self):
         self.run_command("build_clib")  # `build_ext --inplace` alone would not run it
         nvcc = find_nvcc() if TORCH and not (EMULATE or SANITIZE) else None

@@ -5,6 +5,7 @@ WAVEPE_REQUIRE=portable,avx2,... names other variants instead. The last lines of
 tested variants.
 """
 
+import atexit
 import collections
 import gc
 import itertools
@@ -122,10 +123,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish():
-    gc.unfreeze()  # Triton would report frozen objects as leaked
+    atexit.register(gc.unfreeze)  # Triton would report frozen objects as leaked
 
 
 if EMULATED:  # see test_sanitizers.py

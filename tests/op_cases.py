@@ -36,7 +36,6 @@ class Operator:
     integers = ()  # tensors of integers
     spoilt = ()  # arguments whose NaN and Inf reach the results of their own row only
     forward = True  # whether the operator has forward mode; else torch says that it lacks jvp
-    batched = True  # whether autograd takes a batch of incoming gradients
     twice = True  # whether it has second derivatives; else "second derivative" is refused
     exact = {"rtol": 0, "atol": 0}  # how vmap and compiled calls agree with others
     empty = ({"n": 0}, {"length": 0})
@@ -359,7 +358,6 @@ class RelativeBias(Operator):
     empty = (*Operator.empty, {"more": -3}, {"w": 0}, {"lead": (0, 3)})
     large = {"n": 17, "length": 270}
     keeps_types = False
-    batched = False  # torch has no rule for einsum there
     forms = {
         "one row": {"lead": (), "w": 1},
         "zero": {"more": 4, "w": 4, "first": -1},

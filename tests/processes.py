@@ -71,11 +71,16 @@ def _server():
     return server
 
 
-def _serve(modules):
-    """Import the modules, then fork for each line of stdin and write how the fork ended."""
+def import_all(modules):
+    """Import those of the modules that are installed."""
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def _serve(modules):
+    """Import the modules, then fork for each line of stdin and write how the fork ended."""
+    import_all(modules)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         job = json.loads(line)

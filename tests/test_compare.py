@@ -380,6 +380,7 @@ class Own(wavepe.encodings.Encoding):
 """
 
 
+@pytest.mark.slow  # a start of three interpreters
 def test_a_worker_is_a_process_that_imports_from_where_the_command_does(tmp_path, monkeypatch):
     """A file in the current folder must not replace a module. The user's own files are run."""
     forget_registrations(monkeypatch)

@@ -61,9 +61,6 @@ def test_the_standard_library_is_the_default(monkeypatch, tmp_path):
     read = load_text(None, 1024, 128)
     assert len(read.train) > 5_000_000
     assert 0.04 < len(read.held_out) / len(read.train) < 0.07
-    validation = load_text(None, 1024, 128, "validation")
-    assert 0.04 < len(validation.held_out) / len(read.train) < 0.07
-    assert validation.train.tobytes() == read.train.tobytes()
     assert b"def test_" not in read.held_out.tobytes()[:100_000]
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     with pytest.raises(UsageError, match="--data"):

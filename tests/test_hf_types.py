@@ -131,6 +131,12 @@ def test_bfloat16_checkpoints(spec, tmp_path):
         learned = "position_encoding." in name
         assert weights[name].dtype == (torch.float32 if learned else torch.bfloat16), name
         assert torch.equal(weights[name], value), name
+    tiny().save_pretrained(tmp_path / "stock")
+    options = {"position_encoding": spec, "dtype": torch.bfloat16}
+    first = WavePELlamaForCausalLM.from_pretrained(tmp_path / "stock", **options)
+    assert {n: w.dtype for n, w in first.named_parameters()} == {
+        n: w.dtype for n, w in weights.items()
+    }
 
 
 def test_first_weights_depend_on_the_seed_alone():

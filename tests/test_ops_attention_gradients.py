@@ -21,6 +21,7 @@ from attention_cases import (
     judge,
     run,
     same,
+    soon,
     torch,
 )
 from cases import generator
@@ -55,9 +56,7 @@ def test_gradcheck(variant, option, shape):
     assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize(
-    "option", ["edge from 2, per head", "bias", pytest.param("everything", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("option", soon(["bias", "edge from 2, per head", "everything"], "bias"))
 def test_gradgradcheck_of_the_composition(option):
     call, leaves = calls(composed, draw(generator("second"), TINY[0], OPTIONS[option], F64))
     assert torch.autograd.gradgradcheck(call, leaves)

@@ -142,7 +142,7 @@ def test_all_of_them(png, folder, capsys):
         ),
     ],
 )
-def test_a_spec_in_place_of_a_name(spec, picture, folder, capsys):
+def test_a_spec_in_place_of_a_name(spec, picture, png, folder, capsys):
     code, out, err = run(capsys, spec, "--json", "numbers.json")
     assert (code, err) == (0, "")
     (file,) = folder.glob("*.png")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -224,7 +225,15 @@ def _repeat_interrupt(
         hook(unraisable)
         return
     number = _received.pop() if _received else signal.SIGINT
-    threading.Timer(0.01, os.kill, [os.getpid(), number]).start()  # when the finaliser has ended
+    hook_ended = threading.Event()
+
+    def again() -> None:
+        hook_ended.wait()  # Python drops exceptions in the hook, too
+        time.sleep(0.01)  # until the finaliser has ended
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=again).start()
+    hook_ended.set()
 
 
 @contextmanager

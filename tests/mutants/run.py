@@ -14,7 +14,6 @@ the tests of each mutant up to the first failure: those of `make test`, and if a
 import argparse
 import collections
 import contextlib
-import importlib
 import multiprocessing
 import os
 import shutil
@@ -27,9 +26,12 @@ from pathlib import Path
 
 from patches import ROOT, read_all
 
+sys.path.append(str(ROOT / "tests"))
+from processes import WARM, import_all
+
 BUILD = ROOT / "build" / "mutants"
 LOGS = BUILD / "logs"
-SECONDS = 1800  # a mutant whose tests take longer counts as killed
+SECONDS = 900  # a mutant whose tests take longer counts as killed
 # Set before torch is loaded, as tests/conftest.py does.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -39,7 +41,6 @@ ENVIRONMENT = {
     "WAVEPE_TEST_VARIANT": "1",
     "WAVEPE_NVCC": "",
 }
-WARM = ("numpy", "pytest", "hypothesis", "torch", "transformers", "transformers.models.llama")
 KILLED, KILLED_LATE, SURVIVED, BROKEN = "killed", "killed by --all", "survived", "broken"
 # pytest's exit status: tests failed; a module could not be imported; None: it took too long
 FOUND = (1, 2, None)
@@ -159,7 +160,8 @@ def in_fork(arguments, tree, log):
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree / "python")
     sys.path[:0] = [str(tree / "python"), str(tree / "tests"), str(tree)]
-    sys.path = [path for path in sys.path if path != str(ROOT / "tests/mutants")]
+    sys.path = [path for path in sys.path if not path.startswith(str(ROOT / "tests"))]
+    del sys.modules["processes"]  # the copy has its own
     sys.argv = ["pytest", *arguments]
     status = 3
     try:
@@ -202,8 +204,7 @@ def outcome_of(tests, tree, log):
 def work(number, jobs, results):
     """Run mutants until the queue is empty."""
     tree = BUILD / f"tree-{number}"
-    for name in WARM:
-        importlib.import_module(name)
+    import_all([*WARM, "pytest", "hypothesis"])
     ready = False
     while (job := jobs.get()) is not None:
         index, mutant, clean = job

@@ -37,12 +37,11 @@ class SharedLearned(PositionEncoding):
         self.__dict__["owner"] = owner  # not as a child: the owner contains this layer
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedLearned:
-        """Copy it together with its model; a layer that is copied alone keeps the old model."""
+        """Keep the model, which gives its layers a copy of itself (see _InitWeights)."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         for name, value in self.__dict__.items():
-            known = memo.get(id(value), value)
-            copied.__dict__[name] = known if name == "owner" else copy.deepcopy(value, memo)
+            copied.__dict__[name] = value if name == "owner" else copy.deepcopy(value, memo)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def detach(owner: nn.Module) -> None:
 class _InitWeights:
     """Replacement for a model's `_init_weights` that also initialises learned encodings.
 
-    When the model is unpickled, it gives the layers their model back.
+    When the model is copied or unpickled, it gives the layers their model.
     """
 
     def __init__(self, owner: Any) -> None:

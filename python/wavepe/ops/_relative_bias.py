@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -179,10 +180,17 @@ def _bias_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_q = g @ p
     if ctx.needs_input_grad[1]:
         per_head = q.dim() > 2 and p.dim() == 3
-        # Sum over the axes that p lacks.
-        sums = "...hmw,...hmd->hwd" if per_head else "...mw,...md->wd"
-        grad_p = torch.einsum(sums, g, q).reshape(p.shape)
+        g, q = (_rows(x.movedim(-3, 0), 1) if per_head else _rows(x, 0) for x in (g, q))
+        grad_p = (g.mT @ q).reshape(p.shape)  # the sum over the axes that p lacks
     return grad_q, grad_p, None, None, None
+
+
+def _rows(x: Tensor, kept: int) -> Tensor:
+    """Join all axes but the first `kept` ones and the last.
+
+    einsum and flatten do so too, but have no rule for a batch of incoming gradients.
+    """
+    return x.reshape(*x.shape[:kept], math.prod(x.shape[kept:-1]), x.shape[-1])
 
 
 def _setup_skew(ctx: Any, inputs: tuple, output: Tensor) -> None:
