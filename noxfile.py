@@ -69,7 +69,7 @@ def each_torch(session, version):
     session.install(wheel("test,hf"))
     from second_build import torch_tests  # it needs wavepe, as nox in .venv has it
 
-    kinds = ("nn_*", "encodings*", "hf", "hf_llama", "hf_guards")
+    kinds = ("nn_*", "encodings*", "hf", "hf_masks", "hf_patch")
     files = [path for kind in kinds for path in Path("tests").glob(f"test_{kind}.py")]
     files += [Path("tests", name) for name in torch_tests()]
     run_tests(session, *sorted(map(str, files)))

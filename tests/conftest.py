@@ -32,6 +32,8 @@ TESTED = usual(all_of_them())
 def pytest_addoption(parser):
     text = "run the long tail too: tests marked slow, and all combinations of parameters"
     parser.addoption("--all", action="store_true", help=text)
+    text = "leave the long tail out although tests are named, which else run in full"
+    parser.addoption("--quick", action="store_true", help=text)
 
 
 def pytest_configure(config):
@@ -79,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
     """Leave the long tail out, but with --all, and run the longest tests first: at the end, one
     core would run while the others wait."""
     named = any("::" in argument for argument in config.args) or config.option.markexpr
-    if not (config.getoption("--all") or named):
+    if config.getoption("--quick") or not (config.getoption("--all") or named):
         quick = [item for item in items if item.get_closest_marker("slow") is None]
         kept = set(quick)
         for same in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):

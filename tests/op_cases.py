@@ -166,7 +166,7 @@ class Rope(Operator):
             return dict.fromkeys(self.inputs, x)
 
         errors = [
-            (f"{d}", both(n, d // 2 + 1)),
+            (f"cos holds {d // 2 + 1} pairs", both(n, d // 2 + 1)),
             (f"cos must be .*L, h.*{n + 1}", both(n + 1, h)),
             (f"sin must be .*L, h.*{n + 1}", {"sin": ONES(n + 1, h)}),
             ("pairs", {"sin": ONES(n, h + 1)}),
@@ -182,8 +182,8 @@ class Rope(Operator):
         if self.name == "rope_qk":
             other = torch.float16 if x.dtype != torch.float16 else F32
             errors += [
-                (f"{n + 1}", {"q": a["q"].new_ones(n + 1, d)}),
-                (f"{n + 1}", {"k": x.new_ones(n + 1, d)}),
+                (rf"for q of shape \(.*{n + 1}, ", {"q": a["q"].new_ones(n + 1, d)}),
+                (rf"for k of shape \(.*{n + 1}, ", {"k": x.new_ones(n + 1, d)}),
                 ("pairs|5", {"k": x[..., : 2 * h - 1]} if h else both(5, n, h)),
                 ("[Ff]loat16|Half|one dtype", {"k": x.to(other)}),
             ]
@@ -244,8 +244,8 @@ class RopeTable(Operator):
         h, axes = len(a["inv_freq"]), a["positions"].shape[-1] if a["positions"].dim() else 0
         return [
             (rf"inv_freq must be 1-D .* got .*\({h}, 1\)", {"inv_freq": ONES(h, 1)}),
-            (f"{h}", {"sections": [h + 1]}),
-            (f"{axes}", {"sections": [h] + [0] * axes}),
+            (f"{h} pairs", {"sections": [h + 1]}),
+            (f"a last axis of {axes + 1}|coordinate per section", {"sections": [h] + [0] * axes}),
             ("-1", {"sections": [h + 1, -1]}),
             ("sections", {"sections": [2**63 - 1, 2**63 - 1, h + 2]}),  # whose sum wraps to h
             ("sections must be a list", {"sections": range(2**58)}),
@@ -325,7 +325,7 @@ class WaveletTable(Operator):
         dim, one = len(a["scale"]), a["scale"].new_ones
         both = dict.fromkeys(self.leaves, one(2, 2))
         return [
-            (f"{dim + 2}", {"scale": one(dim + 2)}),
+            (rf"of one size, got \({dim + 2}\b", {"scale": one(dim + 2)}),
             (r"scale and shift must be 1-D .* got .*\(2, 2\)", both),
             (r"scale and shift must be 1-D", {"shift": one(dim, 1)}),
             (r"offsets must be 1-D, got .*\(1, 5\)", {"offsets": torch.arange(5)[None]}),
@@ -404,7 +404,7 @@ class RelativeBias(Operator):
         (w, d), new = p.shape[-2:], q.new_ones
         dtype = F32 if q.dtype == F64 else F64
         return [
-            (f"{d + 1}", {"p": new(w, d + 1)}),
+            (rf"head size.*\b{d + 1}\b", {"p": new(w, d + 1)}),
             ("heads", {"p": new(7, w, d)}),
             (r"needed, got .* and \(4", {"p": new(4)}),
             (r"needed, got .*\(7, 2, ", {"p": new(7, 2, w, d)}),

@@ -102,7 +102,7 @@ def test_kept_figures_hold_the_claims():
 
 
 def test_measuring_gives_what_is_kept():
-    """Measure a few positions again. No error may be much larger than the kept one."""
+    """Measure a few positions again, with the same rivals."""
     anew = rope_accuracy.measure(count=60, bounds=(1, 10, 100, 10**4, 10**5))
     kept = {row["from"]: row["errors"] for row in results()["rows"]}
     assert anew["environment"]["variants"] == wavepe.variants()

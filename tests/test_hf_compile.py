@@ -13,7 +13,6 @@ from transformers import StaticCache
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
-LAST = f"{WAVELET},learned=true"
 ONE = {"num_hidden_layers": 1}
 # What transformers 4.57 makes masks of, as PyTorch traces it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 # Left out: what compiles, traces, differentiates numerically or starts processes calls no other
 # kernel code.
-LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "qk_gradients", "transforms", "vmap")
+LEFT_OUT = ("compile", "opcheck", "gradcheck", "derivatives", "transforms", "vmap")
 LEFT_OUT += ("composed", "composition", "is_the_hash", "the_command", "a_crash", "private_names")
 LEFT_OUT += ("another_variant_meanwhile",)  # less optimised, all variants give the same bits
 LEFT_OUT += ("threads_runs",)  # the same calls on more threads

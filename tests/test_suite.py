@@ -13,10 +13,14 @@ sys.path.append(str(Path(__file__).parent / "mutants"))
 import patches
 
 
+class Item(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def items(*axes):
     """Stand-ins for the items of a test with parameters a, b, ...: every combination."""
     return [
-        SimpleNamespace(callspec=SimpleNamespace(params=dict(zip("abcd", values, strict=False))))
+        Item(callspec=SimpleNamespace(params=dict(zip("abcd", values, strict=False))))
         for values in itertools.product(*axes)
     ]
 
@@ -27,13 +31,9 @@ def pairs(each):
     }
 
 
-class Item(SimpleNamespace):
-    __hash__ = object.__hash__
-
-
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 4, 4), (3, 2, 5, 4)], ids=str)
 def test_what_is_kept_shows_every_pair(sizes):
-    everything = [Item(**vars(item)) for item in items(*map(range, sizes))]
+    everything = items(*map(range, sizes))
     spare = beyond_pairs(everything)
     kept = [item for item in everything if item not in spare]
     assert pairs(kept) == pairs(everything)
@@ -43,7 +43,7 @@ def test_what_is_kept_shows_every_pair(sizes):
 
 @pytest.mark.parametrize("sizes", [(), (5,), (3, 4)], ids=str)
 def test_two_parameters_keep_all(sizes):
-    assert beyond_pairs([Item(**vars(item)) for item in items(*map(range, sizes))]) == []
+    assert beyond_pairs(items(*map(range, sizes))) == []
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,25 @@ def mutants():
 def test_every_mutant_fits_its_file(mutants):
     """A change of a line that a mutant names must change the mutant, too."""
     assert len(mutants) >= 200
+    errors = []
     for mutant in mutants:
-        assert mutant.apply() != (patches.ROOT / mutant.path).read_text()
+        try:
+            mutant.apply()
+        except (OSError, ValueError) as error:
+            errors.append(str(error))
+    assert not errors, "\n".join(errors)
 
 
 def test_every_mutant_names_tests_that_exist(mutants):
+    missing = []
     for mutant in mutants:
         for test in mutant.tests:
             file, _, name = test.partition("::")
-            text = (patches.ROOT / file).read_text()
-            assert not name or f"def {name.partition('[')[0]}(" in text, f"{mutant}: no test {test}"
+            path = patches.ROOT / file
+            text = path.read_text() if path.is_file() else ""
+            if not text or (name and f"def {name.partition('[')[0]}(" not in text):
+                missing.append(f"{mutant}: no test {test}")
+    assert not missing, "\n".join(missing)
 
 
 def test_a_mutant_that_does_not_fit_is_refused():

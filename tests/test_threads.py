@@ -12,6 +12,7 @@ import wavepe
 from cases import assert_same_bits, generator, lay_out, turn, using
 from processes import forked, python
 from variants import all_of_them
+from wavepe._threads import LEAST_ELEMENTS
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -69,7 +70,7 @@ def test_what_is_cut(pools):
 
 
 def test_small_calls_use_one_thread(monkeypatch, pools):
-    monkeypatch.undo()
+    monkeypatch.setattr("wavepe._threads.LEAST_ELEMENTS", LEAST_ELEMENTS)
     wavepe.set_num_threads(8)
     for call in calls().values():
         call()

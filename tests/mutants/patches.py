@@ -23,12 +23,18 @@ class Mutant(NamedTuple):
     area: str
     path: str  # the file with the fault, from the root
     what: str
-    tests: tuple[str, ...]  # files or node ids; -k words may follow
+    tests: tuple[str, ...]  # files or node ids
     old: str
     new: str
 
     def __str__(self):
         return f"{self.area}: {self.path}: {self.what}"
+
+    @property
+    def files(self) -> set[str]:
+        """Whatever the mutant depends on."""
+        tests = {test.partition("::")[0] for test in self.tests}
+        return {self.path, f"tests/mutants/{self.area}.txt", *tests}
 
     def apply(self, root: Path = ROOT) -> str:
         """Return the text of the file with the fault, from the tree at `root`."""
@@ -69,12 +75,3 @@ def read_mutant(area, tests, lines):
 
 def read_all() -> list[Mutant]:
     return [mutant for file in sorted(HERE.glob("*.txt")) for mutant in read(file)]
-
-
-if __name__ == "__main__":
-    mutants = read_all()
-    for each in mutants:
-        each.apply()
-        missing = [t for t in each.tests if "::" not in t and not (ROOT / t).exists()]
-        assert not missing, f"{each}: no tests {missing}"
-    print(f"{len(mutants)} mutants, all fit their files")

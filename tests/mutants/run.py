@@ -3,12 +3,13 @@
     python tests/mutants/run.py                  those in files changed since HEAD~1
     python tests/mutants/run.py --since main     those in files changed since another commit
     python tests/mutants/run.py --area ops hf    those of these areas
+    python tests/mutants/run.py --match "cache key"  those with these words in their first line
     python tests/mutants/run.py --all            all of them
     python tests/mutants/run.py --all --clean    the same tests without faults: they must pass
 
 A worker has a copy in build/mutants/. It loads torch and transformers once, and a fork of it runs
 the tests of each mutant up to the first failure: those of `make test`, and if all pass, those of
-`make test-all`. What pytest said lies in build/mutants/logs.
+`make test-all`, too. What pytest said lies in build/mutants/logs.
 """
 
 import argparse
@@ -52,8 +53,8 @@ FAIRSEQ = ROOT / ".venv-fairseq/bin/python"
 
 
 def copy_tree(tree):
-    """Bring the copy up to date, built modules and objects too. Times are kept, so nothing is
-    compiled without need."""
+    """Bring the copy up to date, built modules too. Times are kept, so nothing is compiled without
+    need."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     ).stdout.split("\n")
@@ -194,8 +195,8 @@ def wait(pid):
 
 
 def outcome_of(tests, tree, log):
-    for found, more in ((KILLED, []), (KILLED_LATE, ["--all"])):
-        status = run_tests([*more, *tests], tree, log)
+    for found, tier in ((KILLED, "--quick"), (KILLED_LATE, "--all")):
+        status = run_tests([tier, *tests], tree, log)
         if status not in PASSED:
             return found if status in FOUND else BROKEN
     return SURVIVED if status == 0 else BROKEN
@@ -246,10 +247,12 @@ def chosen(arguments):
         if unknown := set(arguments.area) - known:
             sys.exit(f"mutants: no area {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         return [each for each in mutants if each[1].area in arguments.area]
+    if arguments.match:
+        return [each for each in mutants if arguments.match in str(each[1])]
     if arguments.all:
         return mutants
     paths = changed(arguments.since)
-    return [each for each in mutants if paths & {each[1].path, *each[1].tests}]
+    return [each for each in mutants if paths & each[1].files]
 
 
 def only_once(mutants):
@@ -288,6 +291,7 @@ def main():
     )
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--area", nargs="*", default=[])
+    parser.add_argument("--match")
     parser.add_argument("--since", default="HEAD~1")
     parser.add_argument("--clean", action="store_true")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
@@ -299,7 +303,7 @@ def main():
         print("without those of fairseq: make .venv-fairseq/built brings it")
         mutants = [each for each in mutants if each[1].area != "fairseq"]
     if not mutants:
-        print("no mutant in the files that changed; --all runs all of them")
+        print("no such mutant; --all runs all of them")
         return 0
     counts, survivors = collections.defaultdict(collections.Counter), []
     for index, mutant, outcome, seconds in run_all(mutants, arguments.workers, arguments.clean):
