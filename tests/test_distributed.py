@@ -18,6 +18,7 @@ if not torch.distributed.is_available():
 
 import distributed_worker
 import encoding_cases
+from cases import needs
 from examples_hf import EXAMPLES, in_processes, load
 from hf_model import patched_tiny
 from wavepe.hf.rope_config import TRANSFORMERS_5
@@ -67,6 +68,7 @@ def test_tensor_parallelism_is_right_or_refused(split, errors, processes):
 @pytest.mark.skipif(not TRANSFORMERS_5, reason="tensor parallelism of transformers 5")
 def test_the_plan_of_transformers_is_right_or_refused(tmp_path):
     """Heads are split between two processes."""
+    needs("accelerate")
     right = ("wavelet:scales=4", "rope:theta=30", "none", "sinusoidal")
     refused = ("alibi", "sandwich", "kerple", "shaw:clip=3", "transformer_xl")
     for index, spec in enumerate((*right, *refused)):
