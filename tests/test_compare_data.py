@@ -67,6 +67,13 @@ def test_the_standard_library_is_the_default(monkeypatch, tmp_path):
         load_text(None, 16, 16)
 
 
+@pytest.mark.slow  # it reads the library twice
+def test_the_standard_library_has_validation_text():
+    read, validation = (load_text(None, 1024, 128, split) for split in ("test", "validation"))
+    assert 0.04 < len(validation.held_out) / len(read.train) < 0.07
+    assert validation.train.tobytes() == read.train.tobytes()
+
+
 def test_batches_follow_from_step_and_seed():
     train = np.arange(200, dtype=np.uint8)
     batch = batch_at(train, 7, 1, 5, 16)

@@ -95,7 +95,7 @@ def test_every_mutant_fits_its_file(mutants):
     errors = []
     for mutant in mutants:
         try:
-            mutant.apply()
+            assert mutant.apply() != (patches.ROOT / mutant.path).read_text(), mutant
         except (OSError, ValueError) as error:
             errors.append(str(error))
     assert not errors, "\n".join(errors)
