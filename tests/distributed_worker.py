@@ -5,7 +5,6 @@ FOLDER/found.
 """
 
 import contextlib
-import dataclasses
 import functools
 import io
 import os
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 import wavepe.hf
 from cases import wavelets
-from encoding_cases import LEARNED
+from encoding_cases import ASKED, COMBINED, LEARNED
 from examples_hf import EXAMPLES, load
 from hf_model import EACH_ENTRY, gradients, logits, patched_tiny, recompute, tokens
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -132,12 +131,10 @@ def heads_last(x):
 WAVELET = "wavelet:scales=4,learned=true"
 
 
-@dataclasses.dataclass(frozen=True)
 class Rows(Encoding):
     """A learned encoding whose table is its parameter, without a copy."""
 
     name = "rows"
-    entry = "relative"
     learned = True
 
     def parameters(self, head_dim, heads):
@@ -246,6 +243,8 @@ MODELS = {
         (fsdp2, "transformer_xl", True),
         (tensor_parallel, "wavelet:scales=4"),
         (tensor_parallel, "alibi"),
+        (tensor_parallel, "rope:theta=100+wavelet:scales=4"),
+        (fsdp2_without_a_group, COMBINED[1], True),
         (sequence_parallel, "rope:theta=100"),
     ],
     3: [
@@ -253,8 +252,9 @@ MODELS = {
         *((data_parallel, "transformer_xl", reentrant) for reentrant in (False, True)),
         *((fsdp2, spec, True) for spec in (*LEARNED, "rows")),
         (fsdp2, "transformer_xl", False),
-        (fsdp2_without_a_group, WAVELET, True),
-        *((tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED)),
+        *((fsdp2_without_a_group, spec, True) for spec in (WAVELET, ASKED)),
+        (fsdp2, COMBINED[4], False),
+        *((tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED, ASKED, COMBINED[0])),
         *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi")),
     ],
 }

@@ -3,15 +3,19 @@
 A row is the spec of a small model (head size 8) and a function. The function takes some arguments
 of `parts_of` by name. It returns what the encoding adds to the model, in a dict:
 
-    relative    p (deltas, 8) or (heads, deltas, 8); u, v (heads, 8), if any: (q + u).k + (q + v).p
+    relative    p (deltas, 8) or (heads, deltas, 8)
+    u, v, W     (heads, 8), (heads, 8), (heads, 8, 8), if any: (q + u).k + ((q + v) W).p
     slopes      (heads,); slope * abs(delta) is subtracted from the score
     bias        (heads, deltas); it is added to the score
     rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
     added       (length, dim); it is added to the token embeddings
 
 A row of `LEARNED` also has the shapes of the parameters, for 4 heads. Its formula is written for
-torch tensors and keeps their gradients.
+torch tensors and keeps their gradients. `parts_of` adds up the parts of a combination: q is rotated
+after u was added, and the other terms read it before.
 """
+
+import itertools
 
 import numpy as np
 import oracle
@@ -107,6 +111,12 @@ def learned_wavelet(deltas, learned, **_):
     return {"relative": (1 - u**2) * (-(u**2) / 2).exp()}
 
 
+def asked_wavelet(deltas, learned, **_):
+    """[W] with u, v and W of [X]; the table is constant."""
+    table = wavelet("ricker", [1, 2, 4, 8])(deltas=deltas)["relative"]
+    return {"relative": torch.from_numpy(table), **learned, "W": learned["projection"]}
+
+
 def shaw(clip):
     """[S]: row clip(key - query) of a learned table, row 0 is -clip."""
     return lambda deltas, learned, **_: {
@@ -178,28 +188,94 @@ LEARNED = {
     "kerple": (kerple, {"log_r1": (4,), "log_r2": (4,)}),
     "kerple:kind=power": (kerple_power, {"log_r1": (4,), "logit_r2": (4,)}),
 }
-ABSOLUTE = [spec for spec in CONSTANT if wavepe.encoding(spec).entry == "absolute"]
+ASKED = "wavelet:scales=4,biases=true,projection=true"  # constant, read by a learned query
+ABSOLUTE = [spec for spec in CONSTANT if wavepe.encoding(spec).adds]
 # A cache keeps what was encoded for a shorter sequence.
 FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
 ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
+ENCODINGS |= {ASKED: asked_wavelet}
 
 
-def parts_of(encoding, length, heads, *, causal=True, **others):
-    """Return what an encoding adds to a model. `encoding` is a row of `ENCODINGS`, or a function.
+def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
+    """Return what an encoding adds to a model. `encoding` is a row of `ENCODINGS`, a combination of
+    them, or a function.
 
     `others` are head (size, 8 by default), and what the encoding needs of dim (of the token
-    embeddings), trained_length and learned (from `learned_by`). Deltas are 0..length-1, or
+    embeddings) and trained_length. `learned` is from `learned_by`. Deltas are 0..length-1, or
     1-length..length-1 if `causal` is False.
     """
-    parts = encoding if callable(encoding) else ENCODINGS[str(encoding)]
     deltas = (torch or np).arange(0 if causal else 1 - length, length)
-    return parts(length=length, heads=heads, deltas=deltas, causal=causal, **others)
+    given = {"length": length, "heads": heads, "deltas": deltas, "causal": causal, **others}
+    if callable(encoding) or str(encoding) in ENCODINGS:
+        parts = encoding if callable(encoding) else ENCODINGS[str(encoding)]
+        return parts(**given, learned=learned)
+    whole = {"tables": []}
+    for part in wavepe.encoding(encoding).parts:
+        own = {
+            name.removeprefix(f"{part.name}."): value
+            for name, value in (learned or {}).items()
+            if name.startswith(f"{part.name}.")
+        }
+        found = ENCODINGS[str(part)](**given, learned=own)
+        whole["tables"] += tables_of(found)
+        for name in ("u", "slopes", "bias", "added"):
+            if name in found:
+                whole[name] = whole.get(name, 0) + np.asarray(found[name])
+        if "rotation" in found:
+            whole["rotation"] = found["rotation"]
+    return whole
 
 
-def learned_by(model):
-    """Return names and float64 values of the encoding's learned parameters."""
-    return {
-        name.rpartition(".")[2]: x.detach().double()
-        for name, x in model.named_parameters()
-        if "position_encoding." in name
-    }
+def tables_of(parts):
+    """Return the tables of an encoding's parts: p, v and W, which may be None."""
+    single = [parts] if "relative" in parts else []
+    tables = [(one["relative"], one.get("v"), one.get("W")) for one in single]
+    return parts.get("tables", []) + tables
+
+
+def learned_by(model, layer=None):
+    """Return names and float64 values of the encoding's learned parameters; of those that layers
+    have for themselves only those of `layer`."""
+    found = {}
+    for name, x in model.named_parameters():
+        path, inside, own = name.rpartition("position_encoding.")
+        if inside and (".layers." not in f".{path}" or f".layers.{layer}." in f".{path}"):
+            found[own.removeprefix("attention.")] = x.detach().double()  # fairseq has this name
+    return found
+
+
+# One of each kind of term, and combinations of them; absolute ones beside, which modules refuse.
+KINDS = (
+    "rope:theta=100",
+    "wavelet:scales=4",
+    ASKED,
+    "wavelet:scales=4,learned=true",
+    "alibi",
+    "sandwich:dim=16",
+    "shaw:clip=3",
+    "transformer_xl",
+    "transformer_xl:biases=false",
+    "t5:buckets=6,max_distance=9",
+    "kerple",
+)
+
+
+def combinations(count, kinds=KINDS):
+    """Return all combinations of so many kinds that can stand together: no name twice."""
+    found = itertools.combinations(kinds, count)
+    return ["+".join(specs) for specs in found if len({name_of(x) for x in specs}) == count]
+
+
+def name_of(spec):
+    return spec.partition(":")[0]
+
+
+# A few of them, for the front ends: several queries and tables, biases, slopes, a rotation.
+COMBINED = (
+    "rope:theta=100+alibi",
+    "rope:theta=100,fraction=0.5+" + ASKED,
+    "wavelet:scales=4+sandwich:dim=16",
+    "transformer_xl+rope:theta=100",
+    ASKED + "+shaw:clip=3+alibi",
+    "kerple+t5:buckets=6,max_distance=9+wavelet:scales=4,learned=true",
+)

@@ -26,7 +26,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import load_torch
-from encoding_cases import learned_by, parts_of
+from encoding_cases import learned_by, parts_of, tables_of
 
 if importlib.util.find_spec("fairseq") is None:
     pytest.skip("fairseq is not installed here: make test-fairseq", allow_module_level=True)
@@ -313,14 +313,16 @@ def dense(attention, x, parts, hidden):
         projection(x).unflatten(-1, (HEADS, HEAD)).permute(1, 2, 0, 3)
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
+    plain, q = q, q + (torch.as_tensor(parts["u"]).to(x)[:, None] if "u" in parts else 0)
     if "rotation" in parts:
         q, k = (turned(y, *parts["rotation"]) for y in (q, k))
-    u, r = (parts[name][:, None] if name in parts else 0 for name in ("u", "v"))
-    score = (q + u) @ k.transpose(-1, -2)
+    score = q @ k.transpose(-1, -2)
     delta = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
-    if "relative" in parts:
-        p = torch.as_tensor(parts["relative"]).to(x)[..., delta, :]
-        score = score + torch.einsum(f"bhid,{'h' * (p.dim() == 4)}ijd->bhij", q + r, p)
+    for p, shift, projection in tables_of(parts):
+        p = torch.as_tensor(p).to(x)[..., delta, :]
+        r = plain if shift is None else plain + shift[:, None]
+        r = r if projection is None else r @ projection
+        score = score + torch.einsum(f"bhid,{'h' * (p.dim() == 4)}ijd->bhij", r, p)
     score = score / math.sqrt(HEAD)
     if "slopes" in parts:
         score = score - torch.from_numpy(parts["slopes"]).to(x)[:, None, None] * delta
@@ -362,10 +364,12 @@ def reference(made, spec, encoding=None):
     stock = model(spec, stock=True).double()
     weights = {k: v for k, v in made.state_dict().items() if "position_encoding" not in k}
     stock.load_state_dict(weights)
-    stock.learned = torch.nn.ParameterDict(learned_by(made))
-    for layer in stock.decoder.layers:
+    shared = {name: torch.nn.Parameter(x) for name, x in learned_by(made).items()}
+    stock.learned = torch.nn.ParameterDict({k.replace(".", " "): x for k, x in shared.items()})
+    for index, layer in enumerate(stock.decoder.layers):
         layer.self_attn.__class__ = Reference
-        layer.self_attn.encoding, layer.self_attn.learned = encoding, dict(stock.learned)
-    if "added" in parts_in(encoding, 2, stock.learned):
+        layer.self_attn.encoding = encoding
+        layer.self_attn.learned = learned_by(made, index) | shared
+    if "added" in parts_in(encoding, 2, layer.self_attn.learned):
         stock.decoder.embed_positions = ReferencePositions(encoding, stock.decoder.padding_idx)
     return stock

@@ -21,7 +21,7 @@ ARGUMENTS = {
     name: op.draw(generator("first trace"), 4, **op.forms[next(iter(op.forms))])
     for name, op in OPERATORS.items()
 }
-ROTARY = nn.Rotary(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_length=4)
+ROTARY = nn.Rotary(4, scaling={"rope_type": "dynamic", "factor": 2.0}, trained_length=4)
 
 
 def call_of(op, x):

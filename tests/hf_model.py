@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import torch
 import wavepe.hf
-from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of
+from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, tables_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
@@ -119,14 +119,14 @@ EACH_ENTRY = (
 # --------------------------------------------------------------- the model, in float64
 
 
-def parts_in(model, encoding, length):
-    """Return what `encoding` adds to a model, see encoding_cases.parts_of."""
+def parts_in(model, encoding, length, layer=0):
+    """Return what `encoding` adds to a layer of a model, see encoding_cases.parts_of."""
     return parts_of(
         encoding,
         length,
         model.config.num_attention_heads,
         dim=model.config.hidden_size,
-        learned=learned_by(model),
+        learned=learned_by(model, layer),
         trained_length=LENGTH,
     )
 
@@ -139,7 +139,7 @@ def reference(model, row, encoding):
     weights = {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
     config, eps = model.config, model.config.rms_norm_eps
     of_layers = encoding if isinstance(encoding, list) else [encoding] * config.num_hidden_layers
-    of_layers = [parts_in(model, one, len(row)) for one in of_layers]
+    of_layers = [parts_in(model, one, len(row), i) for i, one in enumerate(of_layers)]
     x = weights["model.embed_tokens.weight"][np.asarray(row)] + of_layers[0].get("added", 0)
     seen = []
     for index, parts in enumerate(of_layers):
@@ -173,19 +173,21 @@ def attend(h, layer, config, parts):
         return (h @ layer[f"self_attn.{name}.weight"].T).reshape(length, -1, HEAD).swapaxes(0, 1)
 
     q, k, v = project("q_proj"), project("k_proj"), project("v_proj")
+    plain, q = q, q + (np.asarray(parts["u"])[:, None] if "u" in parts else 0)
     if "rotation" in parts:
         frequencies, factor, interleaved = parts["rotation"]
         angles = np.arange(length)[:, None] * frequencies
         cos, sin = factor * np.cos(angles), factor * np.sin(angles)
         q, k = (oracle.rope(x, cos, sin, interleaved) for x in (q, k))
     k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
-    u, r = (np.asarray(parts[name])[:, None] if name in parts else 0 for name in ("u", "v"))
-    score = (q + u) @ k.swapaxes(1, 2)
+    score = q @ k.swapaxes(1, 2)
     delta = np.arange(length)[:, None] - np.arange(length)
-    if "relative" in parts:
-        p = np.asarray(parts["relative"])[..., np.maximum(delta, 0), :]  # (L, L, d), or per head
+    for p, shift, projection in tables_of(parts):
+        p = np.asarray(p)[..., np.maximum(delta, 0), :]  # (L, L, d), or per head
         p = np.broadcast_to(p, (heads, length, length, HEAD))
-        score += np.einsum("hid,hijd->hij", q + r, p)
+        r = plain if shift is None else plain + np.asarray(shift)[:, None]
+        r = r if projection is None else r @ np.asarray(projection)
+        score += np.einsum("hid,hijd->hij", r, p)
     score /= np.sqrt(HEAD)
     if "slopes" in parts:
         score -= parts["slopes"][:, None, None] * delta

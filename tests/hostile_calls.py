@@ -143,8 +143,8 @@ wavepe.gaussian(N(3, 4), N(4), N(3, 1))
 wavepe.haar(N(3, 4), N(4), 0.5, out=N(3, 4), where=N(3, 4) > 0.5)
 wavepe.morlet(N(3, 4), N(4), 0.5, dtype=np.float64)
 wavepe.ricker(O(0, 3, 4), 1, O(4, 3, 4), out=O(2, 3, 4))
-wavepe.register_encoding(reader(name='own', entry='slope', slopes=lambda self, heads: N(heads)))
-wavepe.register_encoding(reader(name='own', entry='none', \
+wavepe.register_encoding(reader(name='own', slopes=lambda self, heads: N(heads)))
+wavepe.register_encoding(reader(name='own', slopes=lambda self, heads: N(heads), \
 option=encodings.option(1, lambda l, v: v)))
 wavepe.register_wavelet('own', np.sin, derivative=np.cos)
 wavepe.register_wavelet('own', lambda u: u)
@@ -262,10 +262,10 @@ nn.KVCache().crop(0)
 nn.KVCache().reorder(torch.arange(2))
 cache(2, 3).crop(2)
 cache(2, 3).reorder(torch.tensor([1, 0]))
-nn.Rotary(8, 100.0, scaling=SCALING, interleaved=True, max_length=16, precision='hf')
+nn.Rotary(8, 100.0, scaling=SCALING, interleaved=True, trained_length=16, precision='hf')
 nn.Rotary(8, fraction=0.5)
 nn.Rotary(8)(T(2, 2, 3, 8), T(2, 1, 3, 8), torch.arange(3))
-nn.Rotary(8, scaling={'rope_type': 'dynamic', 'factor': 2.0}, max_length=2)(T(2, 2, 3, 8), \
+nn.Rotary(8, scaling={'rope_type': 'dynamic', 'factor': 2.0}, trained_length=2)(T(2, 2, 3, 8), \
 T(2, 1, 3, 8), torch.arange(6).reshape(2, 3))
 setattr(fixed(nn.Rotary(8)), fixed('theta'), 100.0)
 setattr(fixed(nn.Rotary(8)), fixed('scaling'), SCALING)
@@ -280,7 +280,7 @@ nn.Attention('alibi', 8, 4, 2)(T(2, 4, 5, 8), T(2, 2, 5, 8), T(2, 2, 5, 6), \
 segments=torch.tensor([[0, 0, 1, 1, 1]]))
 nn.Attention('shaw', 8, 2)(T(2, 2, 5, 8), T(2, 2, 5, 8), T(2, 2, 5, 6), cache=nn.KVCache())
 nn.SelfAttention(16, 2, kv_heads=1, encoding=SPEC, causal=False, dropout=0.5)
-nn.SelfAttention(16, 2, head_dim=8, bias=True, window=3, max_length=4, device='cpu')
+nn.SelfAttention(16, 2, head_dim=8, bias=True, window=3, trained_length=4, device='cpu')
 nn.SelfAttention(16, 2, encoding='wavelet')(T(2, 3, 16), key_mask=T(2, 3) > 0.2)
 nn.SelfAttention(16, 2, encoding='rope')(T(2, 3, 16), positions=torch.arange(3))
 nn.SelfAttention(16, 2, encoding='alibi')(T(2, 3, 16), positions=torch.arange(3)[None])
@@ -564,7 +564,7 @@ def run(number, name, given, right):
 def restore():
     wavepe.use_variant(VARIANT)
     wavepe.set_num_threads(1)
-    base._known.pop("own", None)
+    base.known.pop("own", None)
     _wavelet_registered._known.pop("own", None)
     if SIDE == "torch" and hf.patching._replaced:
         hf.unpatch_llama()

@@ -61,7 +61,7 @@ def described(spec):
     encoding = wavepe.encoding(spec)
     options = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)}
     found = {"dict": encoding.to_dict(), "options": json.loads(json.dumps(options))}
-    parameters = encoding.parameters(HEAD, HEADS) if encoding.learned else {}
+    parameters = encoding.parameters(HEAD, HEADS) if encoding.learns else {}
     found["parameters"] = {name: list(x.shape) for name, x in parameters.items()}
     found["numbers"] = [float(f"{x:.7g}") for x in numbers(encoding, parameters)]
     return found
@@ -79,16 +79,17 @@ def numbers(encoding, parameters):
     }
     ways = {
         "absolute": lambda: encoding.absolute(np.arange(6), HEAD, **lengths),
-        "rotary": lambda: np.stack(encoding.rope_table(np.arange(6), HEAD, **lengths), -1),
-        "relative": lambda: encoding.table(6, HEAD)[0],
-        "slope": lambda: encoding.slopes(HEADS),
+        "rope_table": lambda: np.stack(encoding.rope_table(np.arange(6), HEAD, **lengths), -1),
+        "table": lambda: encoding.table(6, HEAD)[0],
+        "slopes": lambda: encoding.slopes(HEADS),
         "bias": lambda: encoding.bias(6, HEADS)[0],
-        "none": lambda: np.zeros(0),
     }
-    if learned:
-        ways["relative"] = lambda: encoding.learned_table(6, learned)[0]
+    if "table" in encoding.learns:
+        ways["table"] = lambda: encoding.learned_table(6, learned)[0]
+    if "bias" in encoding.learns:
         ways["bias"] = lambda: encoding.learned_bias(6, learned)[0]
-    found = np.asarray(ways[encoding.entry](), np.float64).ravel()
+    methods = ["absolute"] * encoding.adds + ["rope_table"] * encoding.rotates + [*encoding.terms]
+    found = np.concatenate([np.zeros(0), *(np.ravel(ways[method]()) for method in methods)])
     return found[np.linspace(0, found.size - 1, 7).astype(int)].tolist() if found.size else []
 
 

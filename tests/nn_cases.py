@@ -9,10 +9,10 @@ import numpy as np
 import oracle
 import torch
 import wavepe
-from encoding_cases import CONSTANT, ENCODINGS, HEAD, SCALED, learned_by, parts_of
+from encoding_cases import ENCODINGS, HEAD, SCALED, learned_by, parts_of, tables_of
 from wavepe.nn import SelfAttention
 
-SPECS = [spec for spec in ENCODINGS if wavepe.encoding(spec).entry != "absolute" and spec != SCALED]
+SPECS = [spec for spec in ENCODINGS if not wavepe.encoding(spec).adds and spec != SCALED]
 ROTARY = [spec for spec in SPECS if spec.startswith("rope")]
 
 
@@ -65,6 +65,9 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
     if parts is None:
         learned = learned_by(module)
         parts = parts_of(module.encoding, length, heads, learned=learned, causal=causal)
+    absent = np.zeros((heads, 1))
+    u, slopes = (np.asarray(parts.get(name, absent)) for name in ("u", "slopes"))
+    plain, q = q, q + u[:, None]
     if "rotation" in parts:
         inv_freq, factor, interleaved = parts["rotation"]
         cos, sin = oracle.rope_table(where, inv_freq, factor)
@@ -79,19 +82,23 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
         )
         return not hidden
 
-    absent = np.zeros((heads, 1))
-    u, r, slopes = (np.asarray(parts.get(name, absent)) for name in ("u", "v", "slopes"))
-    if "relative" in parts:
-        p = np.broadcast_to(parts["relative"], (heads, *parts["relative"].shape[-2:]))
+    tables = [
+        (
+            np.broadcast_to(p, (heads, *p.shape[-2:])),
+            plain if v is None else plain + np.asarray(v)[:, None],
+            np.eye(d)[None].repeat(heads, 0) if w is None else np.asarray(w),
+        )
+        for p, v, w in tables_of(parts)
+    ]
     out = np.zeros((batch, length, heads, d))
     for h in range(heads):
         g = h // (heads // kv_heads)
         for b, i in np.ndindex(batch, length):
             seen = np.array([j for j in range(length) if visible(b, i, j)], int)
             place = i - seen if causal else i - seen + length - 1
-            score = k[b, g, seen] @ (q[b, h, i] + u[h])
-            if "relative" in parts:
-                score += p[h, place] @ (q[b, h, i] + r[h])
+            score = k[b, g, seen] @ q[b, h, i]
+            for p, r, w in tables:
+                score += p[h, place] @ (r[b, h, i] @ w[h])
             score = score / math.sqrt(d) - slopes[h] * abs(i - seen)
             if "bias" in parts:
                 score += np.asarray(parts["bias"])[h, place]
@@ -108,7 +115,9 @@ def assert_exact(got, module, x, *, where=None, **options):
     wanted = exact(module, x, **options)
     where = np.ones(wanted.shape[:2], bool) if where is None else np.asarray(where)
     # Constant tables are rounded to float32.
-    constant = module.encoding.entry == "relative" and str(module.encoding) in CONSTANT
+    constant = any(
+        "table" in part.terms and "table" not in part.learns for part in module.encoding.parts
+    )
     rounded = 2.0**-22 if constant else 2.0**-46
     bound = {
         torch.float64: rounded,

@@ -31,14 +31,12 @@ import wavepe
 wavepe.register_wavelet({name!r}, lambda u: np.exp(-np.abs(u)){more})
 """
 LIN = """
-import dataclasses
 import numpy as np
 import wavepe
 
 @wavepe.register_encoding
-@dataclasses.dataclass(frozen=True)
 class Lin(wavepe.encodings.Encoding):
-    name, entry = "lin", "slope"
+    name = "lin"
     slope: float = 0.1
 
     def slopes(self, heads):

@@ -26,17 +26,16 @@ from wavepe.ops._device_constant import DeviceConstant
 from wavepe.positions import tables
 
 LENGTH = 9
-ABSOLUTE = [spec for spec in ENCODINGS if wavepe.encoding(spec).entry == "absolute"]
+ABSOLUTE = [spec for spec in ENCODINGS if wavepe.encoding(spec).adds]
 IN_ATTENTION = [spec for spec in ENCODINGS if spec not in ABSOLUTE]
-IN_SCORES = [
-    spec for spec in IN_ATTENTION if wavepe.encoding(spec).entry in ("relative", "slope", "bias")
-]
+IN_SCORES = [spec for spec in IN_ATTENTION if wavepe.encoding(spec).terms]
 OF_A_LLAMA = [spec for spec in ENCODINGS if spec != INTERLEAVED]
 
 
 def each_spec(specs):
-    """Run a test for these specs; in the plain tier for the first one of each entry to a model."""
-    firsts = {wavepe.encoding(spec).entry: spec for spec in reversed(specs)}.values()
+    """Run a test for these specs; in the plain tier for the first one of each method."""
+    encodings = {spec: wavepe.encoding(spec) for spec in reversed(specs)}
+    firsts = {(one.adds, one.rotates, one.terms): spec for spec, one in encodings.items()}.values()
     slow = [spec for spec in specs if spec not in firsts]
     return each_but(specs, slow)
 
@@ -191,7 +190,7 @@ def attend(module, x, **given):
 
 @pytest.mark.parametrize("spec", IN_ATTENTION)
 def test_self_attention(spec):
-    module = wavepe.nn.SelfAttention(4 * HEAD, heads=4, encoding=spec, max_length=16).to(DEVICE)
+    module = wavepe.nn.SelfAttention(4 * HEAD, heads=4, encoding=spec, trained_length=16).to(DEVICE)
     module.train(spec != SCALED)  # whose base follows the length of positions in evaluation
     x, seen = empty(2, LENGTH, 4 * HEAD), empty(2, LENGTH, dtype=torch.bool)
     assert second_call(attend, module, x) == []
@@ -287,7 +286,7 @@ def test_a_compiled_module_copies_no_constants(spec):
     if spec in ABSOLUTE:
         module = wavepe.nn.AbsoluteEncoding(spec, 4 * HEAD)
     else:
-        module = wavepe.nn.SelfAttention(4 * HEAD, heads=4, encoding=spec, max_length=16)
+        module = wavepe.nn.SelfAttention(4 * HEAD, heads=4, encoding=spec, trained_length=16)
     assert on_the_host(graph_of(module.to(DEVICE).train(), empty(2, LENGTH, 4 * HEAD))) == []
 
 

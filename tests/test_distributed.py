@@ -56,6 +56,7 @@ def test_tensor_parallelism_is_right_or_refused(split, errors, processes):
     found = {case[1]: error for case, error in errors.items() if case[0] == split}
     refused = {spec for spec, error in found.items() if isinstance(error, str)}
     heads_differ = {"alibi", "sandwich:dim=16", *encoding_cases.LEARNED}
+    heads_differ |= {encoding_cases.ASKED, *encoding_cases.COMBINED}
     assert found
     assert refused == heads_differ & set(found)
     for spec, error in found.items():

@@ -7,7 +7,7 @@ import oracle
 import pytest
 import wavepe
 from cases import INTEGERS, assert_same_bits, assert_within
-from encoding_cases import CONSTANT, ENCODINGS, LEARNED, parts_of, sines, wavelet
+from encoding_cases import ASKED, CONSTANT, ENCODINGS, LEARNED, parts_of, sines, wavelet
 from wavepe.encodings import Shaw, Wavelet, known_encodings
 
 # (length, head size, heads); 24 is no power of two.
@@ -16,17 +16,14 @@ SIZES = [(1, 8, 1), (9, 8, 4), (40, 24, 3)]
 REACH = {"shaw:clip=3": 3, "t5:buckets=6,max_distance=9": 9}
 
 
-def of_entries(*entries):
-    return [spec for spec in ENCODINGS if wavepe.encoding(spec).entry in entries]
-
-
-TABLES = of_entries("relative", "bias")
-VECTORS = of_entries("absolute", "rotary")
+READ = {spec: wavepe.encoding(spec) for spec in ENCODINGS}
+TABLES = [spec for spec, one in READ.items() if {"table", "bias"} & {*one.terms}]
+VECTORS = [spec for spec, one in READ.items() if one.adds or one.rotates]
 
 
 def table(encoding, length, head, heads=4, *, causal=True, learned=None):
     """Return rows with the axes (heads, deltas, size), if any, the first delta, and beyond."""
-    method = encoding.entry if encoding.entry == "bias" else "table"
+    method = "bias" if "bias" in encoding.terms else "table"
     if learned is not None:
         rows, *place = getattr(encoding, f"learned_{method}")(length, learned, causal=causal)
     else:
@@ -54,7 +51,7 @@ def assert_place(spec, table, length, causal):
 
 def vectors(encoding, positions, head=8, **lengths):
     """Return what an absolute or rotary encoding gives these positions."""
-    if encoding.entry == "absolute":
+    if encoding.adds:
         return encoding.absolute(positions, head, **lengths)
     return np.stack(encoding.rope_table(positions, head, **{"trained_length": 16} | lengths), -1)
 
@@ -78,6 +75,7 @@ def kerple(kind, of_r1, of_r2):
 
 
 INITIAL = {  # what learned encodings begin with; of transformer_xl the first head
+    ASKED: wavelet("ricker", [1, 2, 4, 8]),
     "wavelet:scales=4,learned=true": wavelet("ricker", [1, 2, 4, 8]),
     "shaw:clip=3": learned_sines,
     "transformer_xl": sines,
@@ -95,15 +93,15 @@ def test_arrays_are_the_formula(spec, length, head, heads):
     encoding, positions = wavepe.encoding(spec), np.arange(length)
     sizes = {"head": head, "dim": head, "trained_length": 16}
     for causal in (True, False):
-        formula = INITIAL[spec] if spec in LEARNED else spec
+        formula = INITIAL[spec] if encoding.learns else spec
         parts = parts_of(formula, length, heads, causal=causal, **sizes)
         ((_, wanted),) = parts.items()
         dtype, bound = np.float64, 1e-12
-        if encoding.entry == "absolute":
+        if encoding.adds:
             got = encoding.absolute(positions, head)
-        elif encoding.entry == "slope":
+        elif encoding.terms == ("slopes",):
             got = encoding.slopes(heads)
-        elif encoding.entry == "rotary":
+        elif encoding.rotates:
             inv_freq, factor, interleaved = wanted
             got = np.stack(encoding.rope_table(positions, head, trained_length=16))
             wanted = np.stack(oracle.rope_table(positions, inv_freq, factor))
@@ -117,7 +115,7 @@ def test_arrays_are_the_formula(spec, length, head, heads):
             assert_place(spec, given, length, causal)
             assert min(given[0].strides) >= 0, "torch takes no others"
             got = rows_of(given, np.arange(0 if causal else 1 - length, length))
-            if encoding.entry == "relative":
+            if "table" in encoding.terms:
                 dtype, bound = np.float32, 2.0**-24
             else:
                 got, bound = got[..., 0], 1e-12 * np.abs(wanted).max()
@@ -303,8 +301,11 @@ def test_learned_tensors_and_gradients_are_the_formula(spec, length, head, heads
         exact = wanted["bias"][..., None] if "bias" in wanted else wanted["relative"]
         largest = exact.abs().max().clamp(min=1).item()
         assert (got - exact).abs().max() < 1e-12 * largest
-        biases = encoding.query_biases(learned)
-        assert biases is None or all(map(torch.equal, biases, (wanted["u"], wanted["v"])))
+        assert ("query" in encoding.learns) == ("u" in wanted)
+        if "u" in wanted:
+            *shifts, projection = encoding.learned_query(learned)
+            assert all(map(torch.equal, shifts, (wanted["u"], wanted["v"])))
+            assert projection is None
         weights = torch.from_numpy(rng.normal(size=got.shape))
         names = [name for name in learned if name not in ("u", "v")]
         gradients = [
@@ -325,10 +326,12 @@ def test_learned_tensors_and_gradients_are_the_formula(spec, length, head, heads
 def test_others_learn_nothing(spec):
     encoding = wavepe.encoding(spec)
     assert not encoding.learned
-    assert encoding.query_biases({}) is None
+    assert encoding.learns == ()
     for call, words in (
         (lambda: encoding.parameters(8, 2), "learns nothing"),
         (lambda: encoding.learned_table(3, {}), "learns no table"),
+        (lambda: encoding.learned_bias(3, {}), "learns no bias"),
+        (lambda: encoding.learned_query({}), "learns nothing for the queries"),
     ):
         with pytest.raises(NotImplementedError, match=f"{spec.replace('+', '.')}.*{words}"):
             call()
@@ -369,30 +372,33 @@ def test_waves_that_a_tracer_asked_for_first(torch):
 
 # ------------------------------------------------------------------ errors
 
-ENTRY_METHODS = {
+METHODS = {
     "absolute": lambda e: e.absolute([0, 1], 8),
-    "rotary": lambda e: e.rope_table([0, 1], 8),
-    "relative": lambda e: e.table(4, 8),
-    "slope": lambda e: e.slopes(2),
+    "rope_table": lambda e: e.rope_table([0, 1], 8),
+    "table": lambda e: e.table(4, 8),
+    "slopes": lambda e: e.slopes(2),
     "bias": lambda e: e.bias(4, 2),
 }
 
 
 @pytest.mark.parametrize("name", known_encodings())
-def test_methods_of_other_entry_points_raise(name):
+def test_methods_that_do_not_apply_raise(name):
     encoding = wavepe.encoding(name)
-    for entry, call in ENTRY_METHODS.items():
-        if entry == encoding.entry:
+    own = [*["absolute"] * encoding.adds, *["rope_table"] * encoding.rotates, *encoding.terms]
+    assert len(own) == (name != "none")
+    for method, call in METHODS.items():
+        if method in own:
             call(encoding)
         else:
-            with pytest.raises(NotImplementedError, match=f"{name!r}.*{encoding.entry!r}"):
+            words = rf"^{method}\(\) .*{name!r}.* has {own[0] if own else 'no such method'}"
+            with pytest.raises(NotImplementedError, match=words):
                 call(encoding)
 
 
 @pytest.mark.parametrize("spec", TABLES)
 def test_wrong_sizes_of_tables(spec):
     encoding, name = wavepe.encoding(spec), spec.partition(":")[0]
-    size = "heads" if encoding.entry == "bias" else "head_dim"
+    size = "heads" if "bias" in encoding.terms else "head_dim"
     for length, of_size, error, words in (
         (0, 8, ValueError, "length must be at least 1, got 0"),
         (-1, 8, ValueError, "length must be at least 1, got -1"),

@@ -48,7 +48,7 @@ def trained_table(encoding, length, dim, heads=2):
         name: torch.from_numpy(value + rng.normal(size=value.shape))
         for name, value in encoding.parameters(dim, heads).items()
     }
-    if encoding.entry == "bias":
+    if "bias" in encoding.terms:
         bias, first, beyond = encoding.learned_bias(length, parameters)
         p = bias.T
     else:
@@ -66,15 +66,15 @@ def values(encoding, positions, length, dim=64):
     if encoding.learned:
         return trained_table(encoding, length, dim)[positions]
     lengths = {"length": length, "trained_length": TRAINED}
-    if encoding.entry == "absolute":
+    if encoding.adds:
         return encoding.absolute(positions, dim, **lengths)
-    if encoding.entry == "rotary":
+    if encoding.rotates:
         return np.concatenate(encoding.rope_table(positions, dim, **lengths), axis=-1)
-    if encoding.entry == "relative":
+    if "table" in encoding.terms:
         return encoding.table(length, dim)[0][positions]
-    if encoding.entry == "slope":
+    if "slopes" in encoding.terms:
         return positions[:, None] * encoding.slopes(8)
-    if encoding.entry == "bias":
+    if "bias" in encoding.terms:
         return encoding.bias(length, 8)[0].T[positions]
     return np.empty((len(positions), 0))
 
@@ -89,7 +89,7 @@ def unique(encoding):
 
 
 def bounded(encoding):
-    if encoding.entry in ("relative", "bias"):
+    if {"table", "bias"} & {*encoding.terms}:
         everything = values(encoding, np.arange(2**17), 2**17, dim=8)
     else:
         powers = 2 ** np.arange(31)
@@ -147,11 +147,11 @@ def deterministic(encoding):
 def in_two_dimensions(encoding):
     """Each axis has half of the components of one head; where there is only one, it cannot."""
     row, column = np.divmod(np.arange(256), 16)
-    of_head = encoding.entry in ("slope", "bias")
+    of_head = bool({"slopes", "bias"} & {*encoding.terms})
     components = 1 if of_head else values(encoding, [0], 16).shape[1]
     if components < 2:
         return False
-    if encoding.entry == "rotary":
+    if encoding.rotates:
         spectrum, _ = encoding.frequencies(32)
         places, both = np.stack([row, column], -1), np.tile(spectrum, 2)
         grid = np.concatenate(wavepe.rope_table(places, both, sections=[16, 16]), axis=-1)

@@ -2,14 +2,13 @@
 attention written out in float64."""
 
 import copy
-import dataclasses
 import pickle
 
 import numpy as np
 import pytest
 import wavepe
 from cases import forget_registrations
-from encoding_cases import CONSTANT, ENCODINGS, FOLLOW_LENGTH, SCALED
+from encoding_cases import ENCODINGS, FOLLOW_LENGTH, SCALED
 from fairseq_cases import DIM, LENGTH, MARKS, features, model, reference, tokens, torch, usually
 from wavepe.encodings import Encoding, register_encoding
 
@@ -30,7 +29,7 @@ def bound(spec, dtype=torch.float64):
     if dtype == torch.float32:
         return 1e-4 if spec == "integer" else 1e-5
     encoding = wavepe.encoding(spec)
-    float32 = encoding.entry == "absolute" or (encoding.entry == "relative" and spec in CONSTANT)
+    float32 = encoding.adds or ("table" in encoding.terms and "table" not in encoding.learns)
     return 1e-6 if float32 else 1e-12
 
 
@@ -65,25 +64,13 @@ def test_encodings_of_ones_own(monkeypatch):
     forget_registrations(monkeypatch)
 
     @register_encoding
-    @dataclasses.dataclass(frozen=True)
     class Ramp(Encoding):
         name = "ramp"
-        entry = "relative"
         step: float = 0.1
 
         def table(self, length, head_dim, *, causal=True):
             column = -self.step * np.arange(length, dtype=np.float32)
             return np.repeat(column[:, None], head_dim, 1), 0, "zero"
-
-    @register_encoding
-    @dataclasses.dataclass(frozen=True)
-    class Learned(Encoding):
-        name = "learned_slope"
-        entry = "slope"
-        learned: bool = True
-
-        def slopes(self, heads):
-            return np.ones(heads)
 
     def parts(length, **_):
         return {"relative": np.repeat(np.float32(-0.25) * np.arange(length)[:, None], 8, 1)}
@@ -91,8 +78,6 @@ def test_encodings_of_ones_own(monkeypatch):
     made, ids = model("ramp:step=0.25"), tokens()
     wanted = features(reference(made, "ramp:step=0.25", parts), ids)
     assert_close(features(made.double(), ids), wanted, 1e-12)
-    with pytest.raises(ValueError, match="entry point 'relative' or 'bias', got"):
-        model("learned_slope")
 
 
 @pytest.mark.parametrize("spec", usually(ENCODINGS))

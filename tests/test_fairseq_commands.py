@@ -301,7 +301,6 @@ from fairseq.models import register_model_architecture
 @dataclasses.dataclass(frozen=True)
 class Even(wavepe.encodings.Encoding):
     name = "even"
-    entry = "slope"
     slope: float = 0.1
 
     def slopes(self, heads):

@@ -358,12 +358,11 @@ def test_the_command_says_what_stays_behind(tmp_path, capsys, monkeypatch):
     source = stock(tmp_path / "source")
     (source / "model.gguf").touch()
     (source / "own.py").write_text(
-        "import dataclasses, numpy as np, wavepe\n"
+        "import numpy as np, wavepe\n"
         "from wavepe.encodings import Encoding\n"
         "@wavepe.register_encoding\n"
-        "@dataclasses.dataclass(frozen=True)\n"
         "class Even(Encoding):\n"
-        "    name, entry = 'even', 'slope'\n"
+        "    name = 'even'\n"
         "    def slopes(self, heads):\n"
         "        return np.full(heads, 0.1)\n"
     )

@@ -1,6 +1,7 @@
 """Each family: patched, against a float64 reference, and back; attn_implementation="wavepe"."""
 
 import itertools
+import sys
 
 import pytest
 
@@ -8,11 +9,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-from encoding_cases import LEARNED
+from encoding_cases import ASKED, LEARNED
 from hf_families import FAMILIES, VOCABULARY, Reference, build, by_turns, stirred
 from hf_model import EACH_ENTRY, close, gradients, logits, tiny, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe.hf import attention, families, masks
+from wavepe.hf.families import decoder
+from wavepe.positions import Rotated
 
 SPECS = (*EACH_ENTRY, *LEARNED)
 LENGTH = 20  # more than three windows
@@ -355,3 +358,46 @@ def test_embeddings_that_scale_by_themselves():
     del base.embed_tokens.embed_scale
     assert families.embedding_scale(base) == 32**0.5
     assert scale in (1.0, 32**0.5)
+
+
+@each_family
+def test_terms_beside_a_rotation_read_the_queries_before_it(family, monkeypatch):
+    before, undone, undo = [], [], Rotated.undone
+
+    def kept(self, q):
+        undone.append(undo(self, q))
+        return undone[-1]
+
+    monkeypatch.setattr(Rotated, "undone", kept)
+    model = patched(family, f"rope:theta=50+{ASKED}")
+    stock = sys.modules[type(families.attentions(decoder(model))[0]).__module__]
+    rotate = stock.apply_rotary_pos_emb
+
+    def watched(q, *rest, **options):
+        before.append(q)
+        return rotate(q, *rest, **options)
+
+    monkeypatch.setattr(stock, "apply_rotary_pos_emb", watched)
+    ids = tokens(2, LENGTH)
+    whole = logits(model, ids, use_cache=False)
+    assert len(before) == len(undone) > 0
+    for q, found in zip(before, undone, strict=True):
+        assert close(found[..., : q.shape[-1]], q, FLOAT32)  # some families rotate a part alone
+    cache = DynamicCache(config=model.config)
+    pieces = [logits(model, part, past_key_values=cache) for part in ids.split((7, 1, 12), 1)]
+    assert close(torch.cat(pieces, 1), whole, FLOAT32)
+
+
+@each_family
+def test_several_tables_are_scaled_as_one(family):
+    """Beside a table of zeros a query of its own takes another way, to the same scores."""
+    ids, found = tokens(2, LENGTH), []
+    for spec in (ASKED, f"{ASKED}+shaw:clip=3"):
+        model = wavepe.hf.patch(build(family), spec)
+        with torch.no_grad():
+            for name, x in model.named_parameters():
+                if "position_encoding." in name:
+                    waves = torch.arange(x.numel()).view_as(x).sin()
+                    x.copy_(torch.zeros_like(x) if "shaw" in name else x + waves)
+        found.append(logits(model, ids))
+    assert close(*found, FLOAT32)

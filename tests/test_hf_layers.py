@@ -1,5 +1,6 @@
 """Hybrids: encodings by ranges of layers; those that are refused are in test_hf_patch.py."""
 
+import copy
 import json
 
 import pytest
@@ -8,7 +9,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
-from hf_model import close, logits, reference, tiny, tokens
+from encoding_cases import ASKED
+from hf_families import stirred
+from hf_model import close, logits, pickled, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
 from wavepe.hf.layers import Choice
 
@@ -19,6 +22,11 @@ HYBRIDS = [
     ({"1-2": "none"}, ["rope", "none", "none", "rope"]),
     ({"0-2": "rope:theta=100", 3: WAVELET}, ["rope:theta=100"] * 3 + [WAVELET]),
     ({"0-3": "alibi"}, ["alibi"] * 4),
+    ({"0": "rope+alibi", "2-3": WAVELET}, ["rope+alibi", "rope", WAVELET, WAVELET]),
+    (f"rope@::2+{WAVELET}@1::2", ["rope", WAVELET] * 2),
+    (f"rope+{WAVELET}@-1:", ["rope"] * 3 + [f"rope+{WAVELET}"]),
+    ("rope:theta=100@0.3+rope@1", ["rope:theta=100", "rope", "none", "rope:theta=100"]),
+    ("sinusoidal+alibi@0.2", ["sinusoidal+alibi", "none", "alibi", "none"]),
 ]
 
 
@@ -81,6 +89,90 @@ def test_saved_loaded_and_converted(tmp_path):
     assert torch.equal(logits(converted, IDS), logits(other, IDS))
 
 
+def test_parameters_of_a_layers_own(tmp_path):
+    """They are saved, loaded and copied with their layer, and go with unpatch."""
+    spec = f"rope@::2+{ASKED}@1::2+shaw:clip=3@0.1"
+    model = stirred(wavepe.hf.patch(tiny(num_hidden_layers=4), spec))
+    names = [name for name, _ in model.named_parameters() if "position_encoding." in name]
+    own = ("u", "v", "projection")
+    assert names == [
+        *(f"model.layers.{i}.self_attn.position_encoding.wavelet.{x}" for i in (1, 3) for x in own),
+        "model.position_encoding.shaw.table",
+    ]
+    wanted = logits(model, IDS)
+    parts = [str(wavepe.encoding(spec).at(i, 4)) for i in range(4)]
+    assert parts == ["rope+shaw:clip=3", f"{ASKED}+shaw:clip=3", "rope", ASKED]
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, IDS), wanted)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.model.layers[1].self_attn.position_encoding.wavelet.u.dtype == torch.float32
+    copied = copy.deepcopy(model)
+    for same in (copied, pickled(model)):
+        assert torch.equal(logits(same, IDS), wanted)
+        with torch.no_grad():
+            same.model.layers[3].self_attn.position_encoding.wavelet.u.add_(1)
+            same.model.position_encoding.shaw.table.add_(1)
+        assert not torch.equal(logits(same, IDS), wanted)
+    assert torch.equal(logits(model, IDS), wanted)
+    decayed, plain = wavepe.hf.parameter_groups(model, 0.1)
+    assert len(plain["params"]) >= len(names)
+    assert {id(x) for x in decayed["params"]}.isdisjoint(
+        id(x) for name, x in model.named_parameters() if name in names
+    )
+    wavepe.hf.unpatch(model)
+    assert not [name for name, _ in model.named_modules() if "position_encoding" in name]
+    other = AutoModelForCausalLM.from_pretrained(tmp_path, position_encoding="rope")
+    assert torch.equal(logits(other, IDS), logits(wavepe.hf.patch(model, "rope"), IDS))
+    initial = logits(wavepe.hf.patch(wavepe.hf.unpatch(model), spec), IDS)
+    other.save_pretrained(tmp_path / "rope")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "rope", position_encoding=spec)
+    wavepe.hf.convert(tmp_path / "rope", tmp_path / "converted", spec)
+    converted = AutoModelForCausalLM.from_pretrained(tmp_path / "converted")
+    for same in (loaded, converted):
+        assert torch.equal(logits(same, IDS), initial)
+
+
+def test_set_theta_of_a_part():
+    for spec, changed in (
+        ("rope:theta=100+alibi", "rope:theta=500+alibi"),
+        ("alibi@0+rope:theta=100@1", "alibi@0+rope:theta=500@1"),
+    ):
+        model = wavepe.hf.patch(tiny(), spec)
+        cache = DynamicCache(config=model.config)
+        logits(model, IDS, past_key_values=cache)
+        wavepe.hf.set_theta(model, 500.0)
+        assert wavepe.hf.encoding_of(model) == changed
+        assert torch.equal(logits(model, IDS), logits(wavepe.hf.patch(tiny(), changed), IDS))
+        with pytest.raises(ValueError, match=r"14 cached keys were computed with.*theta=100"):
+            logits(model, IDS, past_key_values=cache)
+
+
+@pytest.mark.parametrize("spec", ["rope+alibi", f"rope@0+{ASKED}@1"])
+def test_llamas_that_are_made_meanwhile(spec):
+    wavepe.hf.patch_llama(spec)
+    try:
+        model = tiny()
+    finally:
+        wavepe.hf.unpatch_llama()
+    assert wavepe.hf.encoding_of(model) == spec
+    other = wavepe.hf.patch(tiny(), spec)
+    other.load_state_dict(model.state_dict())  # the same names
+    assert torch.equal(logits(model, IDS), logits(other, IDS))
+
+
+def test_layers_that_do_not_fit():
+    for spec, words in (
+        ("rope@5", r"@5 names layer 5, but the model has the layers 0\.\.1"),
+        ("rope@::2+rope:theta=5@0", "at most one part can rotate"),
+        ({"0": "rope@0"}, "takes specs without @, got 'rope@0'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            wavepe.hf.patch(tiny(), spec)
+    model = tiny()
+    assert wavepe.hf.encoding_of(model) is None
+
+
 def test_options_beside_a_dict_are_refused():
     with pytest.raises(ValueError, match=r"options \(scales\) do not go with a dict"):
         wavepe.hf.patch(tiny(), {"0": "wavelet"}, scales=4)
@@ -98,7 +190,7 @@ def test_how_it_is_written():
     assert choice.stored() == {"4": "none", "0-3": "rope:theta=100", "5": "alibi"}
     assert str(choice) == "4: none; 0-3: rope:theta=100; 5: alibi"
     assert Choice(choice.stored()).stored() == choice.stored()
-    by_layer = [str(one) for one in choice.by_layer(7)]
+    by_layer = [str(one) for one in choice.by_layer([True] * 7)]
     assert by_layer == [*["rope:theta=100"] * 4, "none", "alibi", "None"]
     config = wavepe.hf.WavePELlamaConfig(position_encoding={0: "wavelet:scales=8"})
     assert config.position_encoding == {"0": "wavelet"}

@@ -440,26 +440,19 @@ def test_the_operator_that_is_compiled():
     q = torch.randn(2, 4, 6, HEAD, generator=generator)
     k, v = torch.randn(2, 2, 2, 70, HEAD, generator=generator)
     seen = torch.ones(2, 70, dtype=torch.bool).tril(60)
-    offset, seed = torch.tensor(64), torch.tensor(5)
-    for dropout in (0.0, 0.5):
+    options = {"window": 50, "softcap": 4.0, "scale": 0.3}
+    options |= {"offset": torch.tensor(64), "key_mask": seen}
+    bias = torch.randn(4, 70, generator=generator)
+    for more in (
+        {},
+        {"dropout_p": 0.5, "seed": torch.tensor(5)},
+        {"q_rel": q.clone().requires_grad_(), "bias": bias.requires_grad_()},
+    ):
         tensors = [x.clone().requires_grad_() for x in (q, k, v)]
-        arguments = (
-            *tensors,
-            "wavelet:scales=4",
-            True,
-            True,
-            50,
-            4.0,
-            0.3,
-            offset,
-            seen,
-            None,
-            None,
-            dropout,
-        )
         torch.library.opcheck(
             torch.ops.wavepe_nn.attention_forward.default,
-            (*arguments, seed if dropout else None),
+            (*tensors, "wavelet:scales=4", True),
+            options | more,
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
 
@@ -478,7 +471,7 @@ def no_kernel(monkeypatch):
         calls.append(args[4] is not None)  # the mask
         return stock(*args, **kwargs)
 
-    monkeypatch.setattr(wavepe.hf.attention, "FUSED_ON", ())
+    monkeypatch.setattr(wavepe.hf.families, "FUSED_ON", ())
     monkeypatch.setattr(wavepe.hf.attention, "sdpa_attention_forward", counted)
     return calls
 
@@ -508,7 +501,7 @@ def test_pytorchs_attention_sees_the_same(spec, no_kernel, monkeypatch):
     got = list(run())
     assert len(no_kernel) == 2 * len(got)  # each layer
     assert no_kernel[:2] == [False, False]  # plain causal: no mask
-    monkeypatch.setattr(wavepe.hf.attention, "FUSED_ON", ("cpu",))
+    monkeypatch.setattr(wavepe.hf.families, "FUSED_ON", ("cpu",))
     for a, b in zip(got, run(), strict=True):
         assert close(a, b, 1e-5)
     assert len(no_kernel) == 2 * len(got)

@@ -371,11 +371,11 @@ def test_a_layer_that_is_copied_and_appended_shares_the_encoding():
     with torch.no_grad():
         model.model.position_encoding.shift.add_(0.5)
     for index in range(3):
-        single = copy.deepcopy(model.model.layers[index].self_attn.wavepe.score)
+        single = copy.deepcopy(model.model.layers[index].self_attn.wavepe.shared)
         assert single.owner is model.model
     assert not close(logits(model, ids), before, 1e-4)
     copied = copy.deepcopy(model)
-    owners = [each.self_attn.wavepe.score.owner for each in copied.model.layers]
+    owners = [each.self_attn.wavepe.shared.owner for each in copied.model.layers]
     assert all(owner is copied.model for owner in owners)
 
 
@@ -394,8 +394,8 @@ def test_a_layer_that_is_saved_alone_leaves_its_model_behind():
         logits(other, ids)
     whole = pickled(model)
     assert torch.equal(logits(whole, ids), logits(model, ids))
-    scores = [each.self_attn.wavepe.score for each in whole.model.layers]
-    assert all(score.owner is whole.model for score in scores)
+    owners = [each.self_attn.wavepe.shared.owner for each in whole.model.layers]
+    assert all(owner is whole.model for owner in owners)
 
 
 @pytest.mark.parametrize("spec", ["alibi", LEARNED])

@@ -38,7 +38,8 @@ def test_hostile_arguments(side, count):
 def test_every_public_function_is_called():
     """A new function needs a line in hostile_calls.py."""
     text = hostile_calls.NUMPY + hostile_calls.TORCH
-    names = {f"wavepe.{name}" for name in wavepe.__all__} - {"wavepe.__version__"}
+    no_functions = {"wavepe.__version__", "wavepe.Bias", "wavepe.Table"}
+    names = {f"wavepe.{name}" for name in wavepe.__all__} - no_functions
     names |= {f"analysis.{name}" for name in wavepe.analysis.__all__}
     names |= {f"plots.{name}" for name in wavepe.analysis.plots.__all__}
     if HAS_TORCH:

@@ -10,10 +10,11 @@ from cases import forget_registrations, load_torch
 torch, ops = load_torch()
 
 import wavepe
-from encoding_cases import ABSOLUTE, LEARNED, YARN
+from encoding_cases import ABSOLUTE, ASKED, LEARNED, YARN
 from nn_cases import ROTARY, SPECS, array, assert_exact, exact, made, tokens
 from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention
+from wavepe.positions import Scores
 
 
 @pytest.fixture
@@ -103,20 +104,20 @@ def test_the_formula_of_the_tests_can_fail():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in LEARNED])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not wavepe.encoding(spec).learns])
 def test_arrays_give_the_same(spec, causal):
     """wavepe.attention with what the encoding gives arrays."""
     attention, *tensors = parts(made(spec, causal=causal), tokens())
     (q, k, v), encoding, given = map(array, tensors), attention.encoding, {}
-    if encoding.entry == "rotary":
+    if encoding.rotates:
         cos, sin = (x.astype(np.float64) for x in encoding.rope_table(np.arange(11), 8))
         q, k = (wavepe.rope(x, cos, sin, interleaved=encoding.interleaved) for x in (q, k))
-    elif encoding.entry == "slope":
+    elif encoding.terms == ("slopes",):
         given = {"slopes": encoding.slopes(4)}
-    elif encoding.entry == "bias":
+    elif encoding.terms == ("bias",):
         names = ("bias", "bias_first", "bias_beyond")
         given = dict(zip(names, encoding.bias(11, 4, causal=causal), strict=True))
-    elif encoding.entry == "relative":
+    elif encoding.terms:
         p, first, beyond = encoding.table(11, 8, causal=causal)
         given = {"p": p.astype(np.float64), "first": first, "beyond": beyond}
     got = wavepe.attention(q, k, v, causal=causal, **given)
@@ -144,13 +145,13 @@ def test_the_last_queries_alone_and_a_cache(spec):
 def test_window_softcap_and_value_size(spec):
     attention, q, k, _ = parts(made(spec), tokens())
     v = torch.randn(2, 2, 11, 5, dtype=q.dtype)
-    got = attention(q, k, v, window=4, softcap=2.0)
-    turned = attention.position_encoding.rotate(q, k, None, None)
-    given = attention.position_encoding.arguments(turned[0], 11, None)
-    wanted = ops.attention(**given, k=turned[1], v=v, window=4, softcap=2.0)
+    got, plain = attention(q, k, v, window=4, softcap=2.0), attention(q, k, v)
+    q, k, rotated = attention.position_encoding.rotate(q, k, None, None)
+    given = Scores(attention.encoding, 8, 4, causal=True).arguments(q, 11, {}, rotated)
+    wanted = ops.attention(**given, k=k, v=v, window=4, softcap=2.0)
     assert got.shape == (2, 4, 11, 5)
     assert torch.equal(got, wanted)
-    assert not torch.allclose(got, attention(q, k, v))
+    assert not torch.allclose(got, plain)
 
 
 @pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", YARN])
@@ -257,13 +258,13 @@ FOLLOWING = {  # spec -> the oracle's frequencies of a length, trained with 16 t
 
 @pytest.mark.parametrize("spec", FOLLOWING)
 def test_types_that_follow_the_length(spec):
-    module = made(spec, max_length=16)
+    module = made(spec, trained_length=16)
     for length in (11, 40):
         x, rotation = tokens(length), (*FOLLOWING[spec](length), False)
         parts = {"rotation": rotation}
         for positions in (None, torch.arange(length)):
             assert_exact(module(x, positions=positions), module, x, parts=parts)
-    with pytest.raises(ValueError, match="SelfAttention calls it max_length"):
+    with pytest.raises(ValueError, match=r"needs .*trained_length"):
         SelfAttention(32, 4, encoding=spec)
 
 
@@ -286,7 +287,7 @@ def test_dropout_in_training_only():
     assert not made("none", dropout=1.0).train()(x).any()
 
 
-@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", "rope", *LEARNED])
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "alibi", "rope", *LEARNED, ASKED])
 def test_gradients(spec):
     module, x = made(spec, heads=2, kv_heads=1), tokens(4, dim=16, batch=1)
     names = [name for name, _ in module.named_parameters()]
@@ -299,7 +300,7 @@ def test_gradients(spec):
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), *values), fast_mode=True)
 
 
-@pytest.mark.parametrize("spec", LEARNED)
+@pytest.mark.parametrize("spec", [*LEARNED, ASKED])
 def test_what_is_learned_gets_a_gradient(spec):
     """From its first value on."""
     module = SelfAttention(32, 4, encoding=spec, dtype=torch.float64)
@@ -322,11 +323,10 @@ def test_trained_length_reaches_the_encoding():
 # --------------------------------------------------------------- encodings of one's own
 
 
-def test_every_entry_point_of_ones_own(own):
+def test_every_method_of_ones_own(own):
     @wavepe.register_encoding
-    @dataclasses.dataclass(frozen=True)
     class Near(Encoding):
-        name, entry = "near", "relative"
+        name = "near"
         reach: int = 100
 
         def table(self, length, head_dim, *, causal=True):
@@ -335,9 +335,8 @@ def test_every_entry_point_of_ones_own(own):
             return np.full((1, head_dim), 3.0, np.float32), 0, "zero"
 
     @wavepe.register_encoding
-    @dataclasses.dataclass(frozen=True)
     class Steep(Encoding):
-        name, entry = "steep", "slope"
+        name = "steep"
         slope: float = 1.5
 
         def slopes(self, heads):
@@ -384,9 +383,8 @@ def test_an_encodings_own_layers_keep_their_digits_under_autocast(own):
     """Without care, a matrix product in `learned_bias` would be bfloat16."""
 
     @wavepe.register_encoding
-    @dataclasses.dataclass(frozen=True)
     class Layers(Encoding):
-        name, entry, learned = "layers", "bias", True
+        name, learned = "layers", True
 
         def bias(self, length, heads, *, causal=True):
             return np.zeros((heads, length)), 0, "zero"
@@ -399,10 +397,9 @@ def test_an_encodings_own_layers_keep_their_digits_under_autocast(own):
             return parameters["w"] @ torch.stack([delta, delta.sqrt(), 1 / (1 + delta)]), 0, "zero"
 
     encoding = Attention("layers", head_dim=8, heads=2).position_encoding
-    q = torch.randn(1, 2, 20, 8)
-    exact = encoding.arguments(q, 20)["bias"]
+    exact = encoding(20)["layers"].bias.b
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(encoding.arguments(q, 20)["bias"], exact)
+        assert torch.equal(encoding(20)["layers"].bias.b, exact)
 
 
 # --------------------------------------------------------------- AbsoluteEncoding

@@ -139,7 +139,7 @@ def test_padding_on_the_right_of_a_prompt():
 
 @pytest.mark.parametrize("kind", ["type=dynamic,factor=4", "theta=128,inference_theta=scaled"])
 def test_frequencies_that_have_moved_are_refused(kind):
-    module, x = made(f"rope:{kind}", max_length=8), tokens(10)
+    module, x = made(f"rope:{kind}", trained_length=8), tokens(10)
     cache = KVCache()
     with torch.no_grad():
         got = stepwise(module, x, [0, 5, 8], cache)
@@ -330,7 +330,7 @@ def test_a_learned_table_is_made_once(spec, monkeypatch):
     module, x, cache = made(spec), tokens(9), KVCache()
     calls = []
     kind = type(module.encoding)
-    method = "learned_bias" if kind.entry == "bias" else "learned_table"
+    method = f"learned_{module.encoding.terms[0]}"
     original = getattr(kind, method)
     monkeypatch.setattr(kind, method, lambda *a, **k: calls.append(a[1]) or original(*a, **k))
     with torch.no_grad():

@@ -19,7 +19,7 @@ from wavepe.positions import rotation, tables
 ORIGINAL = {"original_max_position_embeddings": 16}
 LONG = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0, **ORIGINAL}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL}
-# Parameters, and the oracle's frequencies of head size 8 and factor, for a length and max_length 16
+# Parameters, and the oracle's frequencies of head size 8 and factor, for a length, trained on 16
 TYPES = {
     "linear": ({"factor": 4.0}, lambda n: oracle_rope.linear(8, 1e4, 4)),
     "yarn": ({"factor": 4.0, **ORIGINAL}, lambda n: oracle_rope.yarn(8, 1e4, 4, 16)),
@@ -39,7 +39,7 @@ TYPES = {
 
 def scaled(kind):
     """A Rotary of that type."""
-    return Rotary(8, scaling={"rope_type": kind, **TYPES[kind][0]}, max_length=16)
+    return Rotary(8, scaling={"rope_type": kind, **TYPES[kind][0]}, trained_length=16)
 
 
 def heads(length=6, dim=8, batch=2, dtype=None, seed=0):
@@ -380,7 +380,7 @@ def test_a_refused_setting_changes_nothing():
         ((8, "1e4"), {}, TypeError, "theta"),
         ((8, 5.0), {"scaling": {"rope_theta": 6.0}}, ValueError, r"5.*6"),
         ((8, 5.0), {"scaling": {"rope_theta": 6.0}, "fraction": 0.5}, ValueError, r"5.*6"),
-        ((8,), {"max_length": 4.0}, TypeError, "max_length"),
+        ((8,), {"trained_length": 4.0}, TypeError, "trained_length"),
         ((8,), {"scaling": {"rope_type": "linear"}}, ValueError, "factor"),
         ((8,), {"scaling": {"rope_type": "cubic"}}, ValueError, "cubic"),
         ((8,), {"scaling": "linear"}, TypeError, "scaling"),
@@ -427,4 +427,4 @@ def test_it_prints_what_it_is():
     assert text == "Rotary(8, theta=1234567, interleaved=True, fraction=0.5, precision='hf')"
     text = str(scaled("dynamic"))
     assert "'dynamic'" in text
-    assert "max_length=16" in text
+    assert "trained_length=16" in text

@@ -152,7 +152,7 @@ def test_what_is_no_tensor(options):
     (name,) = options
     with pytest.raises(RuntimeError, match=f"wavepe: {name} must be a torch.Tensor"):
         attention(**{"q": Q, "k": K, "v": V, "p": P} | options)
-    with pytest.raises(RuntimeError, match=r"relative_table\(\*p\)"):
+    with pytest.raises(RuntimeError, match=r"got tuple; pass Table\(\*p\)"):
         attention(Q, K, V, p=(P, 0, "zero"))
 
 

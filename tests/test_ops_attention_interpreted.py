@@ -32,6 +32,8 @@ from attention_cases import (
     torch,
 )
 from attention_options import everything, relative
+from encoding_cases import COMBINED
+from nn_cases import made, tokens
 from wavepe.ops import relative_table
 from wavepe.ops._attention_gpu import chunk
 
@@ -214,3 +216,17 @@ def test_padding_of_nan_interpreted():
     for name in ("k", "v"):
         arguments[name][:, :, hidden] = torch.nan
     same(run(interpreted, arguments, *grads), clean)
+
+
+@pytest.mark.parametrize("spec", soon(COMBINED, COMBINED[0]))
+def test_combinations_interpreted(spec, monkeypatch):
+    """A module's outputs and gradients are those of the CPU's kernels."""
+    found = []
+    for attention in (wavepe.ops.attention, interpreted):
+        monkeypatch.setattr(wavepe.ops, "attention", attention)
+        module = made(spec, torch.float32)
+        out = module(tokens(dtype=torch.float32))
+        out.sin().sum().backward()
+        found.append([out.detach(), *(x.grad for x in module.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * ours.abs().max()

@@ -344,7 +344,7 @@ def test_tables_of_an_encoding_know_no_past(spec):
 
 def test_dynamic_scaling_of_a_module_goes_back(nn):
     scaling = {"rope_type": "dynamic", "factor": 2.0}
-    rotary = nn.Rotary(HEAD, 100.0, scaling=scaling, max_length=LENGTH)
+    rotary = nn.Rotary(HEAD, 100.0, scaling=scaling, trained_length=LENGTH)
     q = torch.ones(1, 2, 3 * LENGTH, HEAD)
     short = q[:, :, :LENGTH]
     before = rotary(short, short)[0]

@@ -284,21 +284,6 @@ def test_a_registered_wavelet_learns_in_a_model(register, torch, hf, compiled):
         torch._dynamo.reset()
 
 
-def test_learned_encodings_of_other_entries_are_refused(torch, hf, monkeypatch):
-    import dataclasses
-
-    from wavepe.encodings import ALiBi
-
-    @wavepe.register_encoding
-    @dataclasses.dataclass(frozen=True)
-    class Slopes(ALiBi):
-        name = "slopes"
-        learned: bool = True
-
-    with pytest.raises(ValueError, match="entry point 'relative' or 'bias', got"):
-        wavepe.hf.patch(hf.tiny(), "slopes")
-
-
 # ------------------------------------------------------------------ wavepe compare
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ._alibi import alibi_slopes
 from ._attention import attention
-from ._relative_bias import relative_bias
+from ._relative_bias import Bias, Table, relative_bias
 from ._rope import apply_rope, rope, rope_table
 from ._rope_frequencies import rope_frequencies
 from ._runtime import __version__, build_info, use_variant, variant, variants
@@ -39,6 +39,8 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Bias",
+    "Table",
     "__version__",
     "alibi_slopes",
     "apply_rope",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _checks, _numpy, _threads
-from ._relative_bias import BEYOND, reached_rows
+from ._relative_bias import BEYOND, Bias, Table, ranged, reached_rows
 
 _FARTHEST = 2**60  # beyond the distance of any key; sums with it do not overflow
 _Arrays = dict[str, np.ndarray]
@@ -20,11 +20,11 @@ def attention(
     k: ArrayLike,
     v: ArrayLike,
     *,
-    p: ArrayLike | None = None,
+    p: ArrayLike | Table | None = None,
     first: int = 0,
     beyond: str = "zero",
     slopes: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    bias: ArrayLike | Bias | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
     causal: bool = True,
@@ -47,18 +47,19 @@ def attention(
         Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
         The other leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k,
         v and p differ, NumPy's common dtype is used. Integers become float32 or float64.
-    p : array (w, d), or (..., H, w, d) whose leading axes broadcast with those of q, optional
+    p : array (w, d), or (..., H, w, d) whose leading axes broadcast with those of q, or Table
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r.
+        delta = first + r. A `wavepe.Table` has its own first and beyond.
     first : int
         The delta of the table's first row.
     beyond : "zero" or "edge"
         What stands for a row outside the table: zeros, or the nearest row.
     slopes : array (H,), or (..., H) that broadcasts with q's leading axes, optional
         ALiBi's slope of each head, read as float64.
-    bias : array (w',), or (..., H, w') whose leading axes broadcast with those of q, optional
+    bias : array (w',), or (..., H, w') whose leading axes broadcast with those of q, or Bias
         A number for each delta. It is added to the score and not scaled. Element r belongs to
-        delta = bias_first + r. It is read as float32, or as float64 if q is float64.
+        delta = bias_first + r. It is read as float32, or as float64 if q is float64. A
+        `wavepe.Bias` has its own first and beyond.
     bias_first : int
         The delta of the first element of `bias`. It is independent of `first`.
     bias_beyond : "zero" or "edge"
@@ -110,6 +111,8 @@ def attention(
     >>> wavepe.attention(q, k, v, slopes=wavepe.alibi_slopes(8)).shape
     (8, 5, 16)
     """
+    p, first, beyond = ranged("p", p, first, beyond)
+    bias, bias_first, bias_beyond = ranged("bias", bias, bias_first, bias_beyond)
     given = {"q": q, "k": k, "v": v} | ({} if p is None else {"p": p})
     arrays = _promoted({name: _real(name, x) for name, x in given.items()})
     _check_sizes(arrays)

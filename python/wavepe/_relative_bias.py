@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -10,9 +12,76 @@ from . import _checks, _numpy, _threads
 BEYOND = ("zero", "edge")  # in the order of wpe_beyond, csrc/wavepe.h
 
 
+class Table(NamedTuple):
+    """A table that a query reads, with its range; `attention` and `relative_bias` take it whole.
+
+    Parameters
+    ----------
+    p : array or Tensor (w, d) or (heads, w, d)
+        Row r belongs to the distance delta = first + r.
+    first : int
+        The delta of the first row.
+    beyond : "zero" or "edge"
+        What stands for a row outside the table: zeros, or the nearest row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import wavepe
+    >>> q, p = np.ones((2, 1)), np.array([[10.0], [20.0]])
+    >>> wavepe.relative_bias(q, wavepe.Table(p, first=1), 3)
+    array([[10.,  0.,  0.],
+           [20., 10.,  0.]])
+    """
+
+    p: Any
+    first: int = 0
+    beyond: str = "zero"
+
+
+class Bias(NamedTuple):
+    """A number for each head and distance, with its range; `attention` takes it whole.
+
+    Parameters
+    ----------
+    b : array or Tensor (w,) or (heads, w)
+        Number r belongs to the distance delta = first + r.
+    first : int
+        The delta of the first number.
+    beyond : "zero" or "edge"
+        What stands for a number outside: zero, or the nearest number.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> bias = wavepe.encoding("t5:buckets=2,max_distance=3").bias(5, heads=1)
+    >>> bias.first, bias.beyond
+    (0, 'edge')
+    """
+
+    b: Any
+    first: int = 0
+    beyond: str = "zero"
+
+
+def ranged(name: str, given: Any, first: Any, beyond: Any) -> tuple[Any, Any, Any]:
+    """Return array, first and beyond of a `Table` or `Bias`, or of an array with these two."""
+    if not isinstance(given, Table | Bias):
+        return given, first, beyond
+    kind = Table if name == "p" else Bias
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} must be an array or a {kind.__name__}, got {type(given).__name__}")
+    if not (first == 0 and beyond == "zero"):
+        raise ValueError(
+            f"{name} is a {type(given).__name__}, which has its own first and beyond; got "
+            f"first={first!r} and beyond={beyond!r} too"
+        )
+    return tuple(given)
+
+
 def relative_bias(
     q: ArrayLike,
-    p: ArrayLike,
+    p: ArrayLike | Table,
     keys: int,
     *,
     first: int = 0,
@@ -29,8 +98,8 @@ def relative_bias(
     ----------
     q : array (..., m, d), float32 or float64
         Queries, with any strides.
-    p : array (w, d), or (..., w, d) whose leading axes broadcast with those of q
-        The table. Row r belongs to delta = first + r.
+    p : array (w, d), or (..., w, d) whose leading axes broadcast with those of q, or Table
+        The table. Row r belongs to delta = first + r. A `Table` has its own first and beyond.
     keys : int
         The number n of keys.
     first : int
@@ -72,6 +141,7 @@ def relative_bias(
     array([[20., 10.,  0.],
            [ 0., 20., 10.]])
     """
+    p, first, beyond = ranged("p", p, first, beyond)
     q, p = (_checks.real_array(n, x, any_size=True) for n, x in (("q", q), ("p", p)))
     if q.ndim < 2 or p.ndim < 2:
         raise ValueError(

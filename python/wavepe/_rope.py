@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import _checks, _numpy, _threads
+from ._rope_frequencies import rope_frequencies, rotated_part
 
 
 def rope(
@@ -161,15 +162,13 @@ def apply_rope(
     array([[ 1.   ,  1.   ,  1.   ,  1.   ],
            [-0.301,  0.895,  1.382,  1.095]], dtype=float32)
     """
-    from .encodings import RoPE  # not at the top: it imports this module
-
     x = _checks.array_of("x", x)
     if x.ndim < 1 or x.shape[-1] < 2 or x.shape[-1] % 2:
         raise ValueError(f"x needs shape (..., L, d) with an even d, got {x.shape}")
-    rope_of = RoPE(theta=theta, fraction=fraction)
-    inv_freq, factor = rope_of.frequencies(x.shape[-1])
+    inv_freq, _ = rope_frequencies(x.shape[-1], theta)
+    inv_freq = rotated_part(inv_freq, _checks.zero_to_one("fraction", fraction))
     dtype = np.float64 if x.dtype == np.float64 else np.float32
-    cos, sin = rope_table(positions, inv_freq, attention_factor=factor, dtype=dtype)
+    cos, sin = rope_table(positions, inv_freq, dtype=dtype)
     return rope(x, cos, sin, interleaved=interleaved)
 
 

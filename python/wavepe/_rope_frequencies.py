@@ -153,6 +153,13 @@ def standard_parameters(
     return {"rope_type": kind, **given}, cautions
 
 
+def rotated_part(inv_freq: np.ndarray, fraction: float) -> np.ndarray:
+    """Return the frequencies with 0 for all but the fraction of the pairs that turn fastest [B]."""
+    if fraction == 1:
+        return inv_freq
+    return np.where(np.arange(inv_freq.size) < int(fraction * inv_freq.size), inv_freq, 0.0)
+
+
 def check_parameters(kind: str, given: Mapping[str, Any], *, later: Sequence[str] = ()) -> None:
     """Raise ValueError if a key that the type needs is missing, or if values contradict each other.
 

@@ -189,19 +189,14 @@ def _unrotated(model: torch.nn.Module) -> set[int]:
     if spec is None:
         return set()
     chosen = Choice(spec)
-    if chosen.everywhere is not None:
-        if chosen.everywhere.entry != "rotary":
-            raise ValueError(
-                f"this model has the position encoding {spec!r}, which is not rotary: its queries "
-                "and keys have no pairs"
-            )
-        return set()
-    return {
-        layer
-        for (first, last), one in chosen.ranges.items()
-        for layer in range(first, last + 1)
-        if one.entry != "rotary"
-    }
+    if chosen.everywhere is not None and not chosen.everywhere.rotates:
+        raise ValueError(
+            f"this model has the position encoding {spec!r}, which is not rotary: its queries and "
+            "keys have no pairs"
+        )
+    config: Any = next(m.config for m in model.modules() if hasattr(m, "config"))
+    by_layer = chosen.by_layer([True] * config.num_hidden_layers)
+    return {layer for layer, one in enumerate(by_layer) if one is not None and not one.rotates}
 
 
 def _pairs(function: Any, bound: Any, rotated: list[str], wanted: int) -> tuple[int, np.ndarray]:

@@ -21,14 +21,6 @@ from .outputs import check_file, check_picture, need_matplotlib, write_json
 PICTURES = (
     "wavelets", "table", "transform", "absolute", "bias", "decay", "wavelengths", "matrices",
 )  # fmt: skip
-# The `entry` of an encoding -> its picture, if the user names an encoding and no picture.
-_OF_ENTRY = {
-    "absolute": "absolute",
-    "bias": "bias",
-    "relative": "table",
-    "rotary": "wavelengths",
-    "slope": "bias",
-}
 # Option -> its arguments for argparse, and its help. A picture has the options of its function.
 _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "encodings": ({"nargs": "+", "metavar": "SPEC"}, "the encodings to draw; defaults"),
@@ -93,17 +85,17 @@ def _asked(args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
         return list(PICTURES), options
     if args.name in PICTURES:
         return [args.name], options
-    picture, spec = _picture_of(args.name)
+    pictures, spec = _pictures_of(args.name)
     if "encodings" in options:
         raise UsageError(
             f"--encodings: {args.name} names the encoding already; give the name of a picture "
             "instead"
         )
-    return [picture], {**options, "encodings": [spec]}
+    return pictures, {**options, "encodings": [spec]}
 
 
-def _picture_of(name: str) -> tuple[str, str]:
-    """Return the picture for an encoding or a mother wavelet, and the spec that it shows."""
+def _pictures_of(name: str) -> tuple[list[str], str]:
+    """Return the pictures for an encoding or a mother wavelet, and the spec that they show."""
     known = wavepe.encodings.known_encodings()
     try:
         encoding = wavepe.encoding(name)
@@ -111,14 +103,20 @@ def _picture_of(name: str) -> tuple[str, str]:
         if name.partition(":")[0] in known:  # the spec's options are wrong
             raise UsageError(str(error)) from None
         with suppress(ValueError):
-            return "wavelets", str(wavepe.encoding("wavelet", kind=name))
+            return ["wavelets"], str(wavepe.encoding("wavelet", kind=name))
         raise UsageError(
             f"{name}: is no picture, encoding or wavelet; pictures: "
             f"{', '.join((*PICTURES, 'all'))}; encodings: {', '.join(known)}"
         ) from None
-    if encoding.entry not in _OF_ENTRY:
+    shown = {
+        "absolute": encoding.adds,
+        "wavelengths": encoding.rotates,
+        "table": "table" in encoding.terms,
+        "bias": "bias" in encoding.terms or "slopes" in encoding.terms,
+    }
+    if not any(shown.values()):
         raise UsageError(f"{name}: has nothing to draw")
-    return _OF_ENTRY[encoding.entry], name
+    return [picture for picture, has in shown.items() if has], name
 
 
 def _check_options(asked: str, name: str, options: dict[str, Any]) -> None:

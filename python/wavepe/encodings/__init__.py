@@ -10,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._relative_bias import Bias, Table
 from .alibi import ALiBi
-from .base import Encoding, build, known_encodings, read_dict, register_encoding
+from .base import Combination, Encoding, build, combine, read_dict
 from .binary import Binary
 from .integer import Integer
 from .kerple import Kerple
+from .layers import check_layers
+from .methods import Query
 from .none import NoPE
 from .normalised import Normalised
 from .options import option
+from .register import known_encodings, register_encoding
 from .rope import RoPE
 from .sandwich import Sandwich
 from .shaw import Shaw
 from .sinusoidal import Sinusoidal
-from .spec import read_spec
+from .spec import read_spec, split_spec
 from .t5 import T5
 from .transformer_xl import TransformerXL
 from .wavelet import Wavelet
@@ -30,16 +34,19 @@ from .wavelet import Wavelet
 __all__ = [
     "T5",
     "ALiBi",
+    "Bias",
     "Binary",
     "Encoding",
     "Integer",
     "Kerple",
     "NoPE",
     "Normalised",
+    "Query",
     "RoPE",
     "Sandwich",
     "Shaw",
     "Sinusoidal",
+    "Table",
     "TransformerXL",
     "Wavelet",
     "encoding",
@@ -55,9 +62,10 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
     Parameters
     ----------
     spec : str, mapping or Encoding
-        One of: a name; a text "name:key=value,key=value"; a dict as `Encoding.to_dict` returns it;
-        an encoding. In a text, a value is an integer, a number, true, false, a word, or a list
-        such as ``1+2+8``.
+        One of: a name; a text "name:key=value,key=value"; such texts joined by ``+``; a dict as
+        `Encoding.to_dict` returns it; an encoding. In a text, a value is an integer, a number,
+        true, false, a word, or a list such as ``1+2+8``. ``PART@LAYERS`` is a part for some layers:
+        LAYERS are indices or slices of Python, joined by dots.
     **options
         Options that `spec` does not set.
 
@@ -70,7 +78,8 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
     ------
     ValueError
         If the name or an option is unknown (the message lists the known ones), if a value is
-        wrong, if the spec is malformed, or if `spec` and `options` give an option two values.
+        wrong, if the spec is malformed, if `spec` and `options` give an option two values, or if
+        parts do not go together: two of them rotate or have one name.
     TypeError
         If `spec` or an option has a wrong type.
 
@@ -81,28 +90,41 @@ def encoding(spec: str | Mapping[str, Any] | Encoding, **options: Any) -> Encodi
     RoPE(theta=128.0)
     >>> str(wavepe.encoding("wavelet", scales=[1, 2, 8], kind="haar"))
     'wavelet:kind=haar,scales=1+2+8'
+    >>> wavepe.encoding("rope:fraction=.25+alibi").parts
+    (RoPE(fraction=0.25), ALiBi())
+    >>> str(wavepe.encoding("rope@::2+wavelet@1::2").at(3, layers=4))
+    'wavelet'
     """
-    if isinstance(spec, str):
-        name, given = read_spec(spec)
-        try:
-            first = build(name, given)
-        except TypeError as error:  # in a text every value is text: call it a wrong value
-            raise ValueError(f"spec {spec!r}: {error}") from error
-    elif isinstance(spec, Encoding):
-        name, given, first = spec.name, spec.options(), spec
-    elif isinstance(spec, Mapping):
-        name, given = read_dict(spec)
-        first = build(name, given)
-    else:
-        raise TypeError(f"encoding needs a spec, a dict or an Encoding, got {spec!r}")
+    first = spec if isinstance(spec, Encoding) else _read(spec)
     if not options:
         return first
-    both = build(name, {**given, **options})
+    if isinstance(first, Combination):
+        raise ValueError(
+            f"options ({', '.join(options)}) do not go with the parts of '{first}': write them "
+            "into the part that has them"
+        )
+    given = first.options()
+    both = build(first.name, {**given, **options})
     for key in given:
         before, after = getattr(first, key), getattr(both, key)
         if before != after:
             raise ValueError(
-                f"{name}: {key} is given twice, as {before!r} and as {after!r}; "
+                f"{first.name}: {key} is given twice, as {before!r} and as {after!r}; "
                 "dataclasses.replace(encoding, ...) changes an option"
             )
     return both
+
+
+def _read(spec: Any) -> Encoding:
+    if isinstance(spec, Mapping):
+        return read_dict(spec)
+    if not isinstance(spec, str):
+        raise TypeError(f"encoding needs a spec, a dict or an Encoding, got {spec!r}")
+    placed = []
+    for text, place in split_spec(spec):
+        try:
+            one = build(*read_spec(text))
+        except TypeError as error:  # in a text every value is text: call it a wrong value
+            raise ValueError(f"spec {spec!r}: {error}") from error
+        placed.append((one, None if place is None else check_layers(place)))
+    return combine(placed)

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from .._alibi import alibi_slopes
-from .base import Encoding, register_encoding
+from .base import Encoding
+from .register import register_encoding
 
 
 @register_encoding
@@ -31,7 +32,6 @@ class ALiBi(Encoding):
     """
 
     name = "alibi"
-    entry = "slope"
 
     def slopes(self, heads: int) -> np.ndarray:
         return alibi_slopes(heads)

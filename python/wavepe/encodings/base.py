@@ -1,70 +1,58 @@
-"""The base class of all encodings, and the register of their names."""
+"""The base class of all encodings, combinations of them, and the classes by their names."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import _checks, _wavelet_registered
+from .. import _checks
+from .._relative_bias import Bias, Table
+from .layers import check_layers, layers_of
+from .methods import TERMS, Methods
 from .options import checked
-from .spec import Value, is_word, write_spec
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .spec import Value, write_spec
 
 VERSION = 1
 
-# The entry points, where an encoding enters a model, and the method for each.
-ENTRY_METHODS = {
-    "absolute": "absolute",
-    "rotary": "rope_table",
-    "relative": "table",
-    "slope": "slopes",
-    "bias": "bias",
-    "none": None,
-}
-
 E = TypeVar("E", bound="Encoding")
-_known: dict[str, type[Encoding]] = {}
+known: dict[str, type[Encoding]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoding:
-    """Hold a position encoding: its name, its entry point into a model, and its checked options.
+class Encoding(Methods):
+    """Hold a position encoding: its name and its checked options.
 
     Objects are immutable and hashable, and they can be pickled. Two encodings with equal options
     are equal. `dataclasses.replace(encoding, option=value)` returns a changed copy.
 
-    An encoding has the method of its entry point: `absolute`, `rope_table`, `table`, `slopes` or
-    `bias`. The methods of other entry points raise NotImplementedError.
+    The methods say what the encoding does: `absolute` adds vectors to token embeddings,
+    `rope_table` rotates q and k, and `table`, `slopes` and `bias` add a term to the score. A method
+    that does not apply raises NotImplementedError. All methods raise ValueError for a wrong value
+    or size, and TypeError for a wrong type.
 
     Attributes
     ----------
     name : str
         The name in specs (a class attribute).
-    entry : str
-        Where the encoding enters a model (a class attribute). "absolute": vectors are added to
-        the token embeddings. "rotary": q and k are rotated. "relative": q.p is added to q.k, with
-        a row of p for each distance. "slope": a slope times the distance is subtracted from the
-        score. "bias": a number for each distance is added to the score. "none": nothing happens.
     learned : bool
-        Whether a model trains parameters of the encoding. `parameters` returns their names and
-        initial values; `learned_table` or `learned_bias` uses them. A subclass may make it an
-        option or a property.
+        Whether a model trains a table, a bias or a query of the encoding. Then `parameters` returns
+        names and initial values, and `learned_table`, `learned_bias` and `learned_query` use them.
+        A subclass may make it an option or a property.
+    per_layer : tuple of str
+        The parameters that each layer has for itself. All layers share the others.
     inference_only : tuple of str
         Options that change the evaluation of a trained model and not its training (a class
         attribute).
     """
 
     name: ClassVar[str]
-    entry: ClassVar[str]
     inference_only: ClassVar[tuple[str, ...]] = ()
-    learned = False
+    per_layer: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -74,6 +62,57 @@ class Encoding:
 
     def __str__(self) -> str:
         return write_spec(self.name, self.options())
+
+    @property
+    def parts(self) -> tuple[Encoding, ...]:
+        """The encodings that a combination consists of; any other encoding is its only part."""
+        return (self,)
+
+    @property
+    def rotary(self) -> Encoding | None:
+        """The part that rotates q and k, or None."""
+        return next((part for part in self.parts if part.rotates), None)
+
+    @property
+    def layers(self) -> tuple[str | None, ...]:
+        """The layers of each part, as the spec names them after @; None stands for all layers."""
+        return (None,)
+
+    def with_part(self, old: Encoding, new: Encoding) -> Encoding:
+        """Return the encoding with the part `new` in place of its part `old`."""
+        placed = zip(self.parts, self.layers, strict=True)
+        return combine([(new if part == old else part, place) for part, place in placed])
+
+    def at(self, layer: int, layers: int) -> Encoding:
+        """Return the encoding of one layer.
+
+        Parameters
+        ----------
+        layer : int
+            The layer, counted from 0.
+        layers : int
+            The number of layers.
+
+        Returns
+        -------
+        encoding : Encoding
+            The parts of this layer; "none" if it has no part.
+
+        Examples
+        --------
+        >>> import wavepe
+        >>> str(wavepe.encoding("rope@::2+wavelet@1::2").at(3, layers=4))
+        'wavelet'
+        """
+        layers = _checks.integer("layers", layers, 1)
+        if _checks.integer("layer", layer, 0) >= layers:
+            raise ValueError(f"layer must be below layers={layers}, got {layer}")
+        found = [
+            (part, None)
+            for part, place in zip(self.parts, self.layers, strict=True)
+            if place is None or layer in layers_of(place, layers)
+        ]
+        return combine(found) if found else known["none"]()
 
     def options(self) -> dict[str, Value]:
         """Return the options that differ from their defaults.
@@ -96,7 +135,8 @@ class Encoding:
         Returns
         -------
         data : dict
-            "version", "name" and the options that differ from their defaults.
+            "version", "name" and the options that differ from their defaults. For a combination,
+            "version" and "parts": such a dict for each part, with its "layers" if it has some.
         """
         options = {
             key: list(value) if isinstance(value, tuple) else value
@@ -111,7 +151,7 @@ class Encoding:
         Parameters
         ----------
         data : mapping
-            "name" and options. "version" may be missing.
+            "name" and options, or "parts". "version" may be missing.
 
         Returns
         -------
@@ -125,10 +165,10 @@ class Encoding:
         TypeError
             If `data` is not a mapping, or an option has a wrong type.
         """
-        name, options = read_dict(data)
-        found = build(name, options)
+        found = read_dict(data)
         if not isinstance(found, cls):
-            raise ValueError(f"{cls.__name__}.from_dict needs a {cls.name}, got {name!r}")
+            needed = getattr(cls, "name", cls.__name__)
+            raise ValueError(f"{cls.__name__}.from_dict needs a {needed}, got '{found}'")
         return found
 
     def trained_as(self: E) -> E:
@@ -143,350 +183,203 @@ class Encoding:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{key: defaults[key] for key in self.inference_only})
 
-    def absolute(
-        self,
-        positions: ArrayLike,
-        dim: int,
-        *,
-        length: int | None = None,
-        trained_length: int | None = None,
-    ) -> np.ndarray:
-        """Return the vectors to add to the token embeddings.
 
-        Parameters
-        ----------
-        positions : integer array (...) or scalar
-            Positions of tokens, counted from 0.
-        dim : int
-            Size of the token embeddings.
-        length : int, optional
-            Length of the current sequence; None is the largest position + 1. Many encodings do
-            not depend on it.
-        trained_length : int, optional
-            Length of the sequences in training. Many encodings do not depend on it.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Combination(Encoding):
+    """Several encodings in one model, or encodings of some layers only: "rope+alibi", "rope@::2".
 
-        Returns
-        -------
-        vectors : array (..., dim), float64
+    `combine` makes one. Vectors are summed, at most one part rotates, and terms of the score are
+    summed. The methods of a combination with layers raise; those of `at` do not.
+    """
 
-        Raises
-        ------
-        NotImplementedError
-            If the entry point is not "absolute".
-        ValueError
-            If the encoding has no vector for a position, or does not fit `dim`.
-        TypeError
-            If an argument has a wrong type.
-        """
-        self._raise_other_entry("absolute")
+    name = "combination"
 
-    def rope_table(
-        self,
-        positions: ArrayLike,
-        head_dim: int,
-        *,
-        length: int | None = None,
-        trained_length: int | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosines and sines that rotate q and k at inference.
+    placed: tuple[tuple[Encoding, str | None], ...]
 
-        Parameters
-        ----------
-        positions : integer array (...) or scalar
-            Positions of tokens.
-        head_dim : int
-            Head size.
-        length : int, optional
-            Length of the whole current sequence; None is the largest position + 1. It matters
-            only for encodings whose frequencies follow the length. A decoding step with a cache
-            must give it.
-        trained_length : int, optional
-            Length of the sequences in training, for the encodings that need it.
+    def __post_init__(self) -> None:
+        for index, (one, place) in enumerate(self.placed):
+            if place is not None and one.adds:
+                raise ValueError(
+                    f"'{one}' is an absolute encoding: it is added to the token embeddings before "
+                    f"the first layer, so it cannot differ by layer; got @{place}"
+                )
+            for other, elsewhere in self.placed[:index]:
+                if place is None or elsewhere is None:
+                    _check_together(other, one)
+                elif one.name == other.name and one.learns:
+                    raise ValueError(
+                        f"'{other}' and '{one}' are learned parts of one name, so their parameters "
+                        "would have the same names: write one part with all its layers"
+                    )
 
-        Returns
-        -------
-        cos, sin : arrays (..., pairs), float32
+    @property
+    def parts(self) -> tuple[Encoding, ...]:
+        return tuple(one for one, _ in self.placed)
 
-        Raises
-        ------
-        NotImplementedError
-            If the entry point is not "rotary".
-        ValueError
-            If a needed length is missing, or a value is out of range.
-        TypeError
-            If an argument has a wrong type.
-        """
-        self._raise_other_entry("rope_table")
+    @property
+    def layers(self) -> tuple[str | None, ...]:
+        return tuple(place for _, place in self.placed)
 
-    def table(
-        self, length: int, head_dim: int, *, causal: bool = True
-    ) -> tuple[np.ndarray, int, str]:
-        """Return the table p of a relative encoding, a row for each distance.
+    def __str__(self) -> str:
+        return "+".join(f"{one}@{place}" if place else str(one) for one, place in self.placed)
 
-        Parameters
-        ----------
-        length : int
-            Length of the sequence.
-        head_dim : int
-            Head size.
-        causal : bool
-            True needs the distances delta = 0..length-1 only. False also needs the negative ones,
-            from 1-length.
+    def __repr__(self) -> str:
+        return f"encoding({str(self)!r})"
 
-        Returns
-        -------
-        p : array (w, head_dim), float32
-            The rows of delta = first..first+w-1. There may be fewer rows than distances. A learned
-            encoding returns its initial values.
-        first : int
-            The delta of the first row.
-        beyond : str
-            What stands for rows outside the table: "zero" or "edge" (the nearest row).
+    def options(self) -> dict[str, Value]:
+        return {}
 
-        Raises
-        ------
-        NotImplementedError
-            If the entry point is not "relative".
-        ValueError
-            If the encoding does not fit `head_dim`, or `length` is below 1.
-        TypeError
-            If an argument has a wrong type.
-        """
-        self._raise_other_entry("table")
+    def to_dict(self) -> dict[str, Any]:
+        parts = []
+        for one, place in self.placed:
+            data = one.to_dict()
+            del data["version"]
+            parts.append(data | ({"layers": place} if place else {}))
+        return {"version": VERSION, "parts": parts}
+
+    def trained_as(self) -> Encoding:  # type: ignore[override]
+        return combine([(one.trained_as(), place) for one, place in self.placed])
+
+    @property
+    def adds(self) -> bool:
+        return any(one.adds for one in self.parts)
+
+    @property
+    def rotates(self) -> bool:
+        return any(one.rotates for one in self.parts)
+
+    @property
+    def learned(self) -> bool:  # type: ignore[override]
+        return bool(self.learns)
+
+    @property
+    def learns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for one in self.parts for key in one.learns))
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        return tuple(term for term in TERMS if any(term in one.terms for one in self.parts))
+
+    @property
+    def per_layer(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(f"{one.name}.{name}" for one in self.parts for name in one.per_layer)
+
+    def absolute(self, positions: ArrayLike, dim: int, **lengths: Any) -> np.ndarray:
+        vectors = self._of_parts(
+            "absolute", lambda one: one.adds, lambda one: one.absolute(positions, dim, **lengths)
+        )
+        return sum(vectors[1:], start=vectors[0])
+
+    def rope_table(self, positions: ArrayLike, head_dim: int, **lengths: Any) -> Any:
+        (found,) = self._of_parts(
+            "rope_table",
+            lambda one: one.rotates,
+            lambda one: one.rope_table(positions, head_dim, **lengths),
+        )
+        return found
+
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
+        found = self._of_parts(
+            "table",
+            lambda one: "table" in one.terms,
+            lambda one: one.table(length, head_dim, causal=causal),
+        )
+        return Table(*_summed(found, length, causal, axis=-2))
 
     def slopes(self, heads: int) -> np.ndarray:
-        """Return the slope of each head; the score loses slope * abs(delta).
+        found = self._of_parts(
+            "slopes", lambda one: "slopes" in one.terms, lambda one: one.slopes(heads)
+        )
+        return sum(found[1:], start=found[0])
 
-        Parameters
-        ----------
-        heads : int
-            Number of query heads.
-
-        Returns
-        -------
-        slopes : array (heads,), float64
-
-        Raises
-        ------
-        NotImplementedError
-            If the entry point is not "slope".
-        ValueError
-            If `heads` is below 1.
-        TypeError
-            If `heads` is not an integer.
-        """
-        self._raise_other_entry("slopes")
-
-    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
-        """Return the bias of each head and distance; it is added to the score and not scaled.
-
-        Parameters
-        ----------
-        length : int
-            Length of the sequence.
-        heads : int
-            Number of query heads.
-        causal : bool
-            As in `table`.
-
-        Returns
-        -------
-        bias : array (heads, w), float64
-            The numbers of delta = first..first+w-1. A learned encoding returns its initial values.
-        first : int
-            The delta of the first number.
-        beyond : str
-            What stands for numbers outside the bias: "zero" or "edge" (the nearest number).
-
-        Raises
-        ------
-        NotImplementedError
-            If the entry point is not "bias".
-        ValueError
-            If `length` or `heads` is below 1.
-        TypeError
-            If an argument has a wrong type.
-        """
-        self._raise_other_entry("bias")
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
+        found = self._of_parts(
+            "bias",
+            lambda one: "bias" in one.terms,
+            lambda one: one.bias(length, heads, causal=causal),
+        )
+        return Bias(*_summed(found, length, causal, axis=-1))
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the names and initial values of what a learned encoding learns.
+        if not self.learned:
+            return super().parameters(head_dim, heads)
+        return {
+            f"{one.name}.{name}": value
+            for one in self.parts
+            if one.learns
+            for name, value in one.parameters(head_dim, heads).items()
+        }
 
-        The front end makes tensors of them, owns them and trains them.
-
-        Parameters
-        ----------
-        head_dim : int
-            Head size.
-        heads : int
-            Number of query heads.
-
-        Returns
-        -------
-        parameters : dict of str to array, float64
-
-        Raises
-        ------
-        NotImplementedError
-            If the encoding learns nothing.
-        """
-        self._raise_not_learned("parameters", "nothing")
-
-    def learned_table(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
-        """Return the table of a learned encoding for its parameters. It needs torch.
-
-        Parameters
-        ----------
-        length : int
-            Length of the sequence.
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
-        causal : bool
-            As in `table`.
-
-        Returns
-        -------
-        p : Tensor (w, head_dim), or (heads, w, head_dim) with a table for each head
-            In the dtype of the parameters, and differentiable in them.
-        first : int
-            As in `table`.
-        beyond : str
-            As in `table`.
-
-        Raises
-        ------
-        NotImplementedError
-            If the encoding learns no table.
-        """
-        self._raise_not_learned("learned_table", "no table")
-
-    def learned_bias(
-        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
-        """Return the bias of a learned encoding for its parameters. It needs torch.
-
-        Parameters
-        ----------
-        length, parameters, causal
-            As in `learned_table`.
-
-        Returns
-        -------
-        bias : Tensor (heads, w)
-            In the dtype of the parameters, and differentiable in them.
-        first : int
-            As in `bias`.
-        beyond : str
-            As in `bias`.
-
-        Raises
-        ------
-        NotImplementedError
-            If the encoding learns no bias.
-        """
-        self._raise_not_learned("learned_bias", "no bias")
-
-    def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return what a learned encoding adds to the queries: score = (q + u).k + (q + v).p.
-
-        Parameters
-        ----------
-        parameters : mapping of str to Tensor
-            Tensors with the names and shapes of `parameters`.
-
-        Returns
-        -------
-        biases : tuple of Tensor or None
-            u and v, each (heads, head_dim). None if the encoding adds nothing to the queries.
-        """
-        return None
-
-    def _raise_other_entry(self, method: str) -> NoReturn:
-        own = ENTRY_METHODS[self.entry]
-        raise NotImplementedError(
-            f"{method}() does not apply to the encoding {self.name!r}: its entry point is "
-            f"{self.entry!r}, served by {own + '()' if own else 'no method'}"
-        )
-
-    def _raise_not_learned(self, method: str, learned: str) -> NoReturn:
-        raise NotImplementedError(
-            f"{method}() does not apply to the encoding '{self}': it learns {learned}"
-        )
+    def _of_parts(
+        self, method: str, applies: Callable[[Encoding], bool], call: Callable[[Encoding], Any]
+    ) -> list[Any]:
+        """Return what the parts give that have a method."""
+        chosen = [(one, place) for one, place in self.placed if applies(one)]
+        if not chosen:
+            self._does_not_apply(method)
+        if any(place is not None for _, place in chosen):
+            raise ValueError(
+                f"{method}() needs one layer, and '{self}' differs by layer: call "
+                f"encoding.at(layer, layers).{method}(...)"
+            )
+        return [call(one) for one, _ in chosen]
 
 
-def register_encoding(cls: type[E]) -> type[E]:
-    """Register your own encoding class under its `name`; it can be used as a decorator.
-
-    Then `wavepe.encoding`, the modules, Hugging Face models, fairseq and ``wavepe compare`` accept
-    the name.
-
-    Parameters
-    ----------
-    cls : type
-        A frozen dataclass derived from `Encoding` or from a known encoding. It has `name`, `entry`
-        and the method of that entry point. A rotary class derives from `RoPE` and overrides
-        `frequencies`. The fields of the class are its options. Each needs a default, and values
-        must have its type; `option` declares another check. A class that is defined a second time
-        replaces the first.
-
-    Returns
-    -------
-    cls : type
-        The same class.
+def combine(placed: Iterable[tuple[Encoding, str | None]]) -> Encoding:
+    """Return the encoding with these parts, each with its layers or None for all layers.
 
     Raises
     ------
-    TypeError
-        If the class does not have this form.
     ValueError
-        If another class has the name, or if the name holds a blank or one of ``: , = +``.
-
-    Examples
-    --------
-    >>> import dataclasses
-    >>> import numpy as np
-    >>> import wavepe
-    >>> from wavepe.encodings import Encoding
-    >>> @wavepe.register_encoding
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Even(Encoding):
-    ...     name = "even"
-    ...     entry = "slope"
-    ...     slope: float = 0.1
-    ...     def slopes(self, heads):
-    ...         return np.full(heads, self.slope)
-    >>> wavepe.encoding("even:slope=0.5").slopes(2)
-    array([0.5, 0.5])
+        If two parts rotate, have the same name, or "none" stands beside another part; or if an
+        absolute part has layers.
     """
-    _check_class(cls)
-    old = _known.get(cls.name)
-    if old and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"encoding name {cls.name!r} is taken by {old.__module__}; choose another")
-    _known[cls.name] = cls
-    _wavelet_registered.note_registration()
-    return cls
+    placed = tuple(placed)
+    if len(placed) == 1 and placed[0][1] is None:
+        return placed[0][0]
+    return Combination(placed)
 
 
-def known_encodings() -> tuple[str, ...]:
-    """Return the names that `encoding` knows, in the order of their registration.
-
-    Returns
-    -------
-    names : tuple of str
-
-    Examples
-    --------
-    >>> from wavepe.encodings import known_encodings
-    >>> "wavelet" in known_encodings()
-    True
-    """
-    return tuple(_known)
+def _check_together(one: Encoding, other: Encoding) -> None:
+    """Raise ValueError if two encodings cannot act in one layer."""
+    for none, beside in ((one, other), (other, one)):
+        if not (none.adds or none.rotates or none.terms):
+            raise ValueError(
+                f"'{none}' is no position encoding, and the same layer has '{beside}': leave the "
+                f"layer out of the layers that '{beside}' names after @"
+            )
+    if one.rotates and other.rotates:
+        raise ValueError(f"at most one part can rotate, got '{one}' and '{other}'")
+    if one.name == other.name:
+        raise ValueError(f"a name can stand once in a combination, got '{one}' and '{other}'")
 
 
-def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and options of a dict as `Encoding.to_dict` writes it."""
+def _summed(found: list[Any], length: int, causal: bool, axis: int) -> tuple[np.ndarray, int, str]:
+    """Return the sum of tables or biases, with a row for each distance among `length` tokens."""
+    if len(found) == 1:
+        return found[0]
+    low = 0 if causal else 1 - _checks.integer("length", length, 1)
+    total: Any = 0
+    for rows, first, beyond in found:
+        place, count = np.arange(low, length) - first, rows.shape[axis]
+        if count == 0:
+            shape = list(rows.shape)
+            shape[axis] = len(place)
+            total = total + np.zeros_like(rows, shape=shape)
+            continue
+        inside = rows.take(place.clip(0, count - 1), axis)
+        if beyond == "zero":
+            outside = (place < 0) | (place >= count)
+            inside[(..., outside, slice(None)) if axis == -2 else (..., outside)] = 0
+        total = total + inside
+    return total, low, "zero"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_dict(data: Mapping[str, Any]) -> Encoding:
+    """Return the encoding that a dict of `Encoding.to_dict` describes."""
     if not isinstance(data, Mapping):
         raise TypeError(f"the dict of an encoding must be a mapping, got {type(data).__name__}")
     options = dict(data)
@@ -496,30 +389,41 @@ def read_dict(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             f"the dict of an encoding needs version {VERSION}, got {version!r}: a newer wavepe may "
             "have written it"
         )
-    if "name" not in options:
-        raise ValueError(f"the dict of an encoding needs a 'name', got the keys {list(data)}")
-    return options.pop("name"), options
+    if "name" in options:
+        return build(options.pop("name"), options)
+    parts = options.pop("parts", None)
+    if not isinstance(parts, list | tuple) or not parts or options:
+        raise ValueError(
+            "the dict of an encoding needs a 'name' and options, or a list of 'parts'; got the "
+            f"keys {list(data)}"
+        )
+    placed = []
+    for part in parts:
+        one = dict(part) if isinstance(part, Mapping) else part
+        place = one.pop("layers", None) if isinstance(one, dict) else None
+        placed.append((read_dict(one), None if place is None else check_layers(place)))
+    return combine(placed)
 
 
 def build(name: str, options: Mapping[str, Any]) -> Encoding:
     """Return the encoding of that name with these options."""
-    cls = _known.get(name) if isinstance(name, str) else None
+    cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(
-            f"unknown encoding {name!r}{_suggestion(name, _known)}; known: {', '.join(_known)}"
+            f"unknown encoding {name!r}{_suggestion(name, known)}; known: {', '.join(known)}"
         )
-    known = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(cls)]
     for key in options:
-        if key not in known:
-            listed = f"known: {', '.join(known)}" if known else "it has none"
+        if key not in names:
+            listed = f"known: {', '.join(names)}" if names else "it has none"
             raise ValueError(
-                f"unknown option {key!r} of encoding {name!r}{_suggestion(key, known)}; {listed}"
+                f"unknown option {key!r} of encoding {name!r}{_suggestion(key, names)}; {listed}"
             )
     return cls(**options)
 
 
-def _suggestion(given: Any, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(given), list(known), n=1)
+def _suggestion(given: Any, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(given), list(names), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -532,36 +436,3 @@ def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None
         return 1
     largest = _checks.finite(f"{encoding.name} positions: the largest", positions.max())
     return max(int(largest) + 1, 1)
-
-
-def _check_class(cls: Any) -> None:
-    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise TypeError(f"register_encoding needs a class derived from Encoding, got {cls!r}")
-    if "__dataclass_params__" not in cls.__dict__:
-        raise TypeError(f"{cls.__name__} needs the decorator @dataclasses.dataclass(frozen=True)")
-    name, entry = getattr(cls, "name", None), getattr(cls, "entry", None)
-    if not is_word(name):
-        raise ValueError(f"{cls.__name__}.name must hold no blank and no : , = +; got {name!r}")
-    if entry not in ENTRY_METHODS:
-        entries = ", ".join(ENTRY_METHODS)
-        raise ValueError(f"{cls.__name__}.entry must be one of {entries}; got {entry!r}")
-    method = ENTRY_METHODS[entry]
-    if method and getattr(cls, method) is getattr(Encoding, method):
-        raise TypeError(f"{cls.__name__} has the entry point {entry!r} and needs {method}()")
-    if entry == "rotary" and not (hasattr(cls, "frequencies") and hasattr(cls, "interleaved")):
-        raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
-    fields = dataclasses.fields(cls)
-    if entry in ("relative", "bias") and not any(field.name == "learned" for field in fields):
-        needed = ("parameters", "learned_bias" if entry == "bias" else "learned_table")
-        present = [key for key in needed if getattr(cls, key) is not getattr(Encoding, key)]
-        if present and cls.learned is False:
-            raise TypeError(f"{cls.__name__} has {present[0]}() and needs learned = True")
-        if cls.learned is True and len(present) < len(needed):
-            raise TypeError(f"{cls.__name__} is learned and needs {needed[0]}() and {needed[1]}()")
-    for field in fields:
-        if field.default is dataclasses.MISSING:
-            raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")
-        taken = hasattr(Encoding, field.name) and field.name != "learned"
-        if taken or field.name in ("name", "entry", "version", "spec"):
-            raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
-    cls()  # raises if a default does not pass its check

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
-from .base import Encoding, register_encoding
+from .base import Encoding
+from .register import register_encoding
 
 _WIDEST = 54  # bits of 2^53, the largest position
 
@@ -30,7 +31,6 @@ class Binary(Encoding):
     """
 
     name = "binary"
-    entry = "absolute"
 
     def absolute(
         self,

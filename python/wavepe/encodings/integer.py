@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
-from .base import Encoding, register_encoding
+from .base import Encoding
+from .register import register_encoding
 
 
 @register_encoding
@@ -27,7 +28,6 @@ class Integer(Encoding):
     """
 
     name = "integer"
-    entry = "absolute"
 
     def absolute(
         self,

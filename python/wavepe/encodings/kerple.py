@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _checks
-from .base import Encoding, register_encoding
+from .._relative_bias import Bias
+from .base import Encoding
 from .options import one_of, option
+from .register import register_encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,19 +53,18 @@ class Kerple(Encoding):
     """
 
     name = "kerple"
-    entry = "bias"
     learned = True
 
     kind: str = option("log", one_of("log", "power"))
 
-    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
         length = _checks.integer("kerple length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
         r1, r2 = (x[:, None] for x in self._initial(heads))
         distance = np.abs(np.arange(first, length, dtype=np.float64))
         if self.kind == "log":
-            return -r1 * np.log1p(r2 * distance), first, "zero"
-        return -r1 * distance**r2, first, "zero"
+            return Bias(-r1 * np.log1p(r2 * distance), first)
+        return Bias(-r1 * distance**r2, first)
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "log_r1" and "log_r2" (for "power", "logit_r2"), float64 (heads,).
@@ -82,15 +83,15 @@ class Kerple(Encoding):
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
+    ) -> Bias:
         import torch
 
         r1 = parameters["log_r1"].exp()[:, None]
         first = 0 if causal else 1 - length
         distance = torch.arange(first, length, device=r1.device).abs().to(r1.dtype)
         if self.kind == "log":
-            return -r1 * torch.log1p(parameters["log_r2"].exp()[:, None] * distance), first, "zero"
-        return -r1 * distance ** (2 * parameters["logit_r2"].sigmoid()[:, None]), first, "zero"
+            return Bias(-r1 * torch.log1p(parameters["log_r2"].exp()[:, None] * distance), first)
+        return Bias(-r1 * distance ** (2 * parameters["logit_r2"].sigmoid()[:, None]), first)
 
     def _initial(self, heads: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the initial r1 and r2 of each head."""

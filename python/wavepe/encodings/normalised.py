@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
-from .base import Encoding, register_encoding, sequence_length
+from .base import Encoding, sequence_length
+from .register import register_encoding
 
 
 @register_encoding
@@ -28,7 +29,6 @@ class Normalised(Encoding):
     """
 
     name = "normalised"
-    entry = "absolute"
 
     def absolute(
         self,

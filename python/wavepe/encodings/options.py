@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import _checks
-from .spec import Value, read_value, write_value
+from .spec import Value, fits_spec
 
 Check = Callable[[str, Any], Value]
 
@@ -37,17 +37,16 @@ def option(default: Value | None, check: Check) -> Any:
 
     Examples
     --------
-    >>> import dataclasses
     >>> import numpy as np
+    >>> import wavepe
     >>> from wavepe.encodings import Encoding, option
     >>> def below_one(label, value):
     ...     if not 0 < float(value) < 1:
     ...         raise ValueError(f"{label} must be between 0 and 1, got {value!r}")
     ...     return float(value)
-    >>> @dataclasses.dataclass(frozen=True)
+    >>> @wavepe.register_encoding
     ... class Even(Encoding):
     ...     name = "even"
-    ...     entry = "slope"
     ...     slope: float = option(0.1, below_one)
     ...     def slopes(self, heads):
     ...         return np.full(heads, self.slope)
@@ -64,14 +63,11 @@ def checked(label: str, value: Any, field: dataclasses.Field[Any]) -> Value | No
         return None
     check = field.metadata.get("check") or _like(field.default)
     value = check(label, value)
-    try:
-        same = read_value(write_value(value)) == value
-    except ValueError:
-        same = False
-    if not same:
+    if not fits_spec(value):
         raise ValueError(
-            f"{label} must be a value that a spec can hold (without blank, : , = or +, and no text "
-            f"that reads as a number or a truth value), got {value!r}"
+            f"{label} must be a value that a spec can hold (without blank, : , = + or @, no text "
+            "that reads as a number or a truth value, and in a list only the first item may begin "
+            f"with a letter), got {value!r}"
         )
     return value
 

@@ -18,9 +18,11 @@ from .._rope_frequencies import (
     check_parameters,
     known_keys,
     rope_frequencies,
+    rotated_part,
 )
-from .base import Encoding, register_encoding, sequence_length
+from .base import Encoding, sequence_length
 from .options import flag, one_of, option, positive, zero_to_one
+from .register import register_encoding
 
 # Rope types for which a factor of 1 means no scaling.
 _SCALED_FACTORS = ("linear", "yarn")
@@ -89,7 +91,6 @@ class RoPE(Encoding):
     """
 
     name = "rope"
-    entry = "rotary"
     inference_only = ("inference_theta",)
 
     theta: float | None = option(None, positive())
@@ -210,10 +211,7 @@ class RoPE(Encoding):
         scaling = self._scaling_at(length, trained_length)
         lengths = {"length": length, "max_length": trained_length} if self.type else {}
         inv_freq, factor = rope_frequencies(head_dim, theta, scaling=scaling, **lengths)
-        if self.fraction == 1:
-            return inv_freq, factor
-        rotated = int(self.fraction * head_dim // 2)
-        return np.where(np.arange(inv_freq.size) < rotated, inv_freq, 0.0), factor
+        return rotated_part(inv_freq, self.fraction), factor
 
     def rope_table(
         self,

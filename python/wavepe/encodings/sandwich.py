@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from .. import _checks
+from .._relative_bias import Bias
 from .._sinusoidal import sinusoidal
-from .base import Encoding, register_encoding
+from .base import Encoding
 from .options import option
+from .register import register_encoding
 
 
 def _even(label: str, value: Any) -> int:
@@ -55,14 +57,13 @@ class Sandwich(Encoding):
     """
 
     name = "sandwich"
-    entry = "bias"
 
     dim: int = option(128, _even)
 
-    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
         length = _checks.integer("sandwich length", length, 1)
         heads = _checks.integer("sandwich heads", heads, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
         cosines = sinusoidal(np.arange(first, length), self.dim)[:, 1::2].sum(-1)
         ratio = 8 * np.arange(1, heads + 1) / heads
-        return cosines / ratio[:, None], first, "zero"
+        return Bias(cosines / ratio[:, None], first)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _checks
+from .._relative_bias import Table
 from .._sinusoidal import sinusoidal
-from .base import Encoding, register_encoding
+from .base import Encoding
 from .options import integer, option
+from .register import register_encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,18 +53,15 @@ class Shaw(Encoding):
     """
 
     name = "shaw"
-    entry = "relative"
     learned = True
 
     clip: int = option(16, integer(1))
 
-    def table(
-        self, length: int, head_dim: int, *, causal: bool = True
-    ) -> tuple[np.ndarray, int, str]:
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
         _checks.integer("shaw length", length, 1)
         causal = _checks.flag("causal", causal)
         initial = self.parameters(head_dim, 1)["table"].astype(np.float32)
-        return (*self._by_delta(initial, causal), "edge")
+        return Table(*self._by_delta(initial, causal), "edge")
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "table", float64 (2 * clip + 1, head_dim).
@@ -78,8 +77,8 @@ class Shaw(Encoding):
 
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
-        return (*self._by_delta(parameters["table"], causal), "edge")
+    ) -> Table:
+        return Table(*self._by_delta(parameters["table"], causal), "edge")
 
     def _by_delta(self, rows: Any, causal: bool) -> tuple[Any, int]:
         """Return the rows in the order of delta = m - n, and the first delta.

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 
 from .._rope_frequencies import DEFAULT_THETA
 from .._sinusoidal import sinusoidal
-from .base import Encoding, register_encoding, sequence_length
+from .base import Encoding, sequence_length
 from .options import option, positive
+from .register import register_encoding
 
 
 @register_encoding
@@ -51,7 +52,6 @@ class Sinusoidal(Encoding):
     """
 
     name = "sinusoidal"
-    entry = "absolute"
 
     theta: float | str = option(DEFAULT_THETA, positive("length"))
     reversed: bool = False

@@ -1,5 +1,7 @@
 """Specs, the text form of an encoding: ``name`` or ``name:key=value,key=value``.
 
+A ``+`` before a letter joins parts: ``rope+alibi``. A part may name its layers: ``rope@::2``.
+
 A value is an integer, a decimal number, ``true`` or ``false``, a word, or a list of these. The
 items of a list are joined by ``+`` (``1+2+8``), and a list of one item ends in ``+`` (``8+``).
 Reading is strict: blanks, empty values, repeated keys and other spellings of truth values are
@@ -17,13 +19,23 @@ Value = Scalar | tuple[Scalar, ...]
 
 _INTEGER = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_WORD = re.compile(r"[^\s:,=+]+")
+_WORD = re.compile(r"[^\s:,=+@]+")
+_JOINT = re.compile(r"\+(?=[^\W\d_])")  # a plus before a letter
 _TRUTH = {"true": True, "false": False}
 
 
 def is_word(text: object) -> bool:
-    """Tell whether `text` may be a name: not empty, without blanks and without ``: , = +``."""
+    """Tell whether `text` may be a name: not empty, no blank and none of ``: , = + @``."""
     return isinstance(text, str) and _WORD.fullmatch(text) is not None
+
+
+def split_spec(spec: str) -> list[tuple[str, str | None]]:
+    """Split a spec into the specs of its parts, each with the layers after @, or None."""
+    found = []
+    for part in _JOINT.split(spec):
+        one, at, layers = part.partition("@")
+        found.append((one, layers if at else None))
+    return found
 
 
 def read_spec(spec: str) -> tuple[str, dict[str, Value]]:
@@ -73,6 +85,15 @@ def write_value(value: Value) -> str:
     return _write_scalar(value)
 
 
+def fits_spec(value: Value) -> bool:
+    """Tell whether a spec can hold the value: written and read, it is the same."""
+    text = write_value(value)
+    try:
+        return read_value(text) == value and not _JOINT.search(text)
+    except ValueError:
+        return False
+
+
 def _read_scalar(text: str) -> Scalar:
     if text in _TRUTH:
         return _TRUTH[text]
@@ -81,7 +102,7 @@ def _read_scalar(text: str) -> Scalar:
     if _DECIMAL.fullmatch(text):
         return float(text)
     if not is_word(text):
-        raise ValueError(f"a value must not be empty or hold a blank, : , = or +; got {text!r}")
+        raise ValueError(f"a value must not be empty or hold a blank, : , = + or @; got {text!r}")
     return text
 
 

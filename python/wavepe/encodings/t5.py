@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _checks
-from .base import Encoding, register_encoding
+from .._relative_bias import Bias
+from .base import Encoding
 from .options import integer, option
+from .register import register_encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +57,6 @@ class T5(Encoding):
     """
 
     name = "t5"
-    entry = "bias"
     learned = True
 
     buckets: int = option(32, integer(2))
@@ -69,10 +70,10 @@ class T5(Encoding):
                 f"{self.max_distance}"
             )
 
-    def bias(self, length: int, heads: int, *, causal: bool = True) -> tuple[np.ndarray, int, str]:
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
         _checks.integer("t5 length", length, 1)
         first, index = self._buckets_by_delta(_checks.flag("causal", causal))
-        return self.parameters(1, heads)["b"][:, index], first, "edge"
+        return Bias(self.parameters(1, heads)["b"][:, index], first, "edge")
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "b": zeros, float64 (heads, buckets)."""
@@ -81,12 +82,12 @@ class T5(Encoding):
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
+    ) -> Bias:
         from ..ops._device_constant import device_constant
 
         b = parameters["b"]
         index = device_constant(_buckets, self.buckets, self.max_distance, causal).on(b)
-        return b[:, index], 0 if causal else -self.max_distance, "edge"
+        return Bias(b[:, index], 0 if causal else -self.max_distance, "edge")
 
     def _buckets_by_delta(self, causal: bool) -> tuple[int, np.ndarray]:
         """Return the first delta, and the bucket of each delta from there to `max_distance`."""

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _checks
+from .._relative_bias import Table
 from .._sinusoidal import sinusoidal
-from .base import Encoding, register_encoding
+from .base import Encoding
+from .methods import Query
+from .register import register_encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +56,6 @@ class TransformerXL(Encoding):
     """
 
     name = "transformer_xl"
-    entry = "relative"
 
     biases: bool = True
 
@@ -62,9 +64,7 @@ class TransformerXL(Encoding):
         """Whether a model trains parameters of the encoding: only with biases."""
         return self.biases
 
-    def table(
-        self, length: int, head_dim: int, *, causal: bool = True
-    ) -> tuple[np.ndarray, int, str]:
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
         """Return sine waves of the distance, float32 (w, head_dim), as `Encoding.table` does.
 
         `head_dim` must be even. With biases, the table has only the initial rows of the first
@@ -73,7 +73,7 @@ class TransformerXL(Encoding):
         length = _checks.integer("transformer_xl length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
         waves = sinusoidal(np.arange(first, length), self._even(head_dim))
-        return waves.astype(np.float32), first, "zero"
+        return Table(waves.astype(np.float32), first)
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "u", "v" and "W_r", all float64.
@@ -97,7 +97,7 @@ class TransformerXL(Encoding):
 
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
+    ) -> Table:
         if not self.biases:
             return super().learned_table(length, parameters, causal=causal)
         from ._waves import sine_waves
@@ -105,11 +105,12 @@ class TransformerXL(Encoding):
         projection = parameters["W_r"]
         first = 0 if causal else 1 - length
         waves = sine_waves(first, length, projection.shape[-2], projection)
-        return waves @ projection, first, "zero"
+        return Table(waves @ projection, first)
 
-    def query_biases(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return the trained u and v, each (heads, head_dim); None without biases."""
-        return (parameters["u"], parameters["v"]) if self.biases else None
+    def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
+        if not self.biases:
+            return super().learned_query(parameters)
+        return Query(parameters["u"], parameters["v"])
 
     def _even(self, head_dim: int) -> int:
         head_dim = _checks.integer("transformer_xl head_dim", head_dim, 2)

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _checks
+from .._relative_bias import Table
 from .._wavelet import check_kind, wavelet_grid, wavelet_table
 from .._wavelet_pywt import check_levels, is_family
 from .._wavelet_registered import registered
-from .base import Encoding, register_encoding
+from .base import Encoding
+from .methods import Query
 from .options import flag, items, option, positive
+from .register import register_encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +62,14 @@ class Wavelet(Encoding):
     learned : bool
         Train the scale and the shift of each column, which begin at the values above. The kind
         must have a derivative: ricker, gaussian, morlet, or a registered wavelet with one.
+    biases : bool
+        Train u and v (heads, head size), which begin at 0:
+        score = ((q_m + u).k_n + (q_m + v).p_delta) / sqrt(d), as in Transformer-XL.
+    projection : bool
+        Train a matrix W (head size, head size) for each head, which begins as the identity: the
+        query of the table is q_m W, or (q_m + v) W with biases. The table stays constant.
+    shared : bool
+        All layers share u, v and W. Without it each layer has its own.
 
     Raises
     ------
@@ -81,7 +92,6 @@ class Wavelet(Encoding):
     """
 
     name = "wavelet"
-    entry = "relative"
 
     kind: str = option("ricker", check_kind)
     scales: int | tuple[float, ...] = option(8, _count_or_scales)
@@ -89,6 +99,9 @@ class Wavelet(Encoding):
     fixed_scale: bool = False
     mirrored: bool | None = option(None, flag)
     learned: bool = False
+    biases: bool = False
+    projection: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,6 +112,18 @@ class Wavelet(Encoding):
             raise ValueError(
                 f"wavelet learned=true needs a gradient, but kind={self.kind} {reason}"
             )
+        if self.shared and not (self.biases or self.projection):
+            raise ValueError("wavelet shared=true needs biases=true or projection=true")
+
+    @property
+    def learns(self) -> tuple[str, ...]:
+        return ("table",) * self.learned + ("query",) * (self.biases or self.projection)
+
+    @property
+    def per_layer(self) -> tuple[str, ...]:  # type: ignore[override]
+        if self.shared:
+            return ()
+        return ("u", "v") * self.biases + ("projection",) * self.projection
 
     def _check_scales(self) -> None:
         if isinstance(self.scales, tuple):
@@ -165,29 +190,41 @@ class Wavelet(Encoding):
             scales = range(1, scales + 1)
         return wavelet_grid(head_dim, scales, self.min_scale, fixed_scale=self.fixed_scale)
 
-    def table(
-        self, length: int, head_dim: int, *, causal: bool = True
-    ) -> tuple[np.ndarray, int, str]:
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
         length = _checks.integer("wavelet length", length, 1)
         first = 0 if _checks.flag("causal", causal) else 1 - length
         scale, shift = self.grid(head_dim)
         offsets = np.arange(first, length)
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
-        return p, first, "zero"
+        return Table(p, first)
 
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
-        """Return the initial "scale" and "shift", both float64 (head_dim,), as `grid` does.
+        """Return the initial values of what the options let a model learn, float64.
 
-        All heads use the same ones. Without ``learned=true`` it raises NotImplementedError.
+        "scale" and "shift" (head_dim,) are those of `grid`. "u" and "v" (heads, head_dim) are
+        zeros, and "projection" (heads, head_dim, head_dim) holds identities.
         """
-        if not self.learned:
+        if not self.learns:
             return super().parameters(head_dim, heads)
         scale, shift = self.grid(head_dim)
-        return {"scale": scale, "shift": shift}
+        heads = _checks.integer("wavelet heads", heads, 1)
+        found = {"scale": scale, "shift": shift} if self.learned else {}
+        if self.biases:
+            found |= {key: _checks.new_array((heads, head_dim), make=np.zeros) for key in "uv"}
+        if self.projection:
+            identity = _checks.new_array((heads, head_dim, head_dim), make=np.zeros)
+            identity[:] = np.eye(head_dim)
+            found["projection"] = identity
+        return found
+
+    def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
+        if "query" not in self.learns:
+            return super().learned_query(parameters)
+        return Query(*(parameters.get(key) for key in ("u", "v", "projection")))
 
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
-    ) -> tuple[Tensor, int, str]:
+    ) -> Table:
         if not self.learned:
             return super().learned_table(length, parameters, causal=causal)
         import torch
@@ -198,4 +235,4 @@ class Wavelet(Encoding):
         first = 0 if causal else 1 - length
         offsets = torch.arange(first, length, device=scale.device)
         p = ops.wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
-        return p, first, "zero"
+        return Table(p, first)

@@ -8,6 +8,7 @@ import torch  # isort: skip
 from fairseq.modules import MultiheadAttention  # isort: skip
 from torch import Tensor  # isort: skip
 
+from ..positions import PositionEncoding  # isort: skip
 from .positions import DecoderPositions, token_positions  # isort: skip
 
 # Shape of the empty tensor that replaces the causal mask of queries x keys.
@@ -21,8 +22,10 @@ class CausalSelfAttention(MultiheadAttention):
     `MultiheadAttention`. The cache holds rotated keys.
     """
 
-    # The decoder sets it. It is in a tuple, so that it does not become a child of this module.
+    # The decoder sets these two. The first one is in a tuple, so that it does not become a child of
+    # this module.
     positions: tuple[DecoderPositions]
+    position_encoding: PositionEncoding
 
     def forward(
         self,
@@ -66,16 +69,17 @@ class CausalSelfAttention(MultiheadAttention):
             projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        encoding = self.positions[0].attention
+        encoding = self.position_encoding
         if incremental_state is None:
             padding = key_padding_mask
             positions = None if padding is None else token_positions(~padding.bool())
-            q, k = encoding.rotate(q, k, positions, None)
+            q, k, rotated = encoding.rotate(q, k, positions, None)
         else:
             cached = self._get_input_buffer(incremental_state)
             before = cached.get("prev_key")
             seen = 0 if before is None else before.shape[2]
-            q, k = encoding.rotate(q, k, None, encoding.cache_state(seen) if seen else None)
+            state = encoding.cache_state(seen) if seen else None
+            q, k, rotated = encoding.rotate(q, k, None, state)
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
         dropout = self.dropout_module
@@ -83,6 +87,8 @@ class CausalSelfAttention(MultiheadAttention):
             q,
             k,
             v,
+            rotated=rotated,
+            shared=self.positions[0].attention(k.shape[2]),
             key_mask=None if key_padding_mask is None else ~key_padding_mask.bool(),
             dropout_p=dropout.p if self.training or dropout.apply_during_inference else 0.0,
         )

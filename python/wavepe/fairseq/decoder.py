@@ -75,12 +75,18 @@ class Decoder(TransformerDecoder):
         if not hasattr(self, "position_encoding"):
             encoding = chosen_encoding(self.args)
             assert encoding is not None
+            if self.args.decoder_layers_to_keep and any(encoding.layers):
+                raise ValueError(
+                    f"--pos-enc {encoding} names layers, and --decoder-layers-to-keep changes "
+                    "their numbers: give one of the two"
+                )
             heads, dim = cfg.decoder.attention_heads, cfg.decoder.embed_dim
             self.position_encoding = DecoderPositions(
-                encoding, dim // heads, heads, dim, self.args.tokens_per_sample
+                encoding, dim // heads, heads, dim, self.args.tokens_per_sample, cfg.decoder.layers
             )
         layer = DecoderLayer(cfg, no_encoder_attn)
         layer.self_attn.positions = (self.position_encoding,)
+        layer.self_attn.position_encoding = self.position_encoding.of_next_layer()
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         wrapped_from = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap

@@ -30,13 +30,15 @@ def chosen_encoding(args: Any) -> Encoding | None:
         if given is None:
             continue
         flag = "--" + key.replace("_", "-")
-        if chosen is None or chosen.name != name:
+        parts = () if chosen is None else chosen.parts
+        part = next((part for part in parts if part.name == name), None)
+        if chosen is None or part is None:
             asked = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
             raise ValueError(f"{flag} {given} needs --pos-enc {name}, got {asked}")
         value = getattr(encoding(f"{name}:{option}={given}"), option)
-        if chosen.options().get(option, value) != value:
+        if part.options().get(option, value) != value:
             raise ValueError(f"{flag} {given} and --pos-enc {spec} both give {option}: give one")
-        chosen = dataclasses.replace(chosen, **{option: value})
+        chosen = chosen.with_part(part, dataclasses.replace(part, **{option: value}))
     return chosen
 
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
-from ..positions import PositionEncoding, check_learned, position_encoding
+from ..encodings.base import combine
+from ..positions import Learned, PositionEncoding, named_as_in
 from ..positions.absolute import AbsoluteVectors
 
 
 class DecoderPositions(nn.Module):
-    """The encoding of one decoder; all its layers share the learned parameters.
+    """The encoding of one decoder.
 
     The state dict holds a record of the encoding and of the trained length. So stock fairseq, and
     a model with another encoding, refuse the checkpoint. And options that depend on the trained
@@ -23,8 +24,8 @@ class DecoderPositions(nn.Module):
 
     Attributes
     ----------
-    attention : PositionEncoding
-        The part that acts in the attention of every layer.
+    attention : Learned
+        The learned parameters that all layers share.
     absolute : AbsoluteVectors or None
         The part that is added to the token embeddings.
     """
@@ -32,38 +33,49 @@ class DecoderPositions(nn.Module):
     record: Tensor
 
     def __init__(
-        self, encoding: Encoding, head_dim: int, heads: int, dim: int, trained_length: int
+        self,
+        encoding: Encoding,
+        head_dim: int,
+        heads: int,
+        dim: int,
+        trained_length: int,
+        layers: int,
     ) -> None:
         super().__init__()
-        check_learned(encoding)
         self.encoding = encoding
-        self._sizes = head_dim, heads, dim
-        added = encoding.entry == "absolute"
-        self.attention = self._in_attention(
-            read_encoding("none") if added else encoding, trained_length
-        )
+        self._sizes, self._layers = (head_dim, heads, dim), layers
+        self.attention = Learned(encoding, head_dim, heads, True, layer=False)
+        parts = zip(encoding.parts, encoding.layers, strict=True)
+        acting = [(part, place) for part, place in parts if not part.adds]
+        self._acting = combine(acting) if acting else read_encoding("none")
+        # In a tuple, so that they are children of their layers only.
+        self._in_layers: tuple[PositionEncoding, ...] = ()
         self.absolute: AbsoluteVectors | None = None
         self.register_buffer("record", torch.empty(0))
         self.set_trained_length(trained_length)
 
-    def set_trained_length(self, length: int) -> None:
-        """Set the trained length, and rebuild the parts that may depend on it.
+    def of_next_layer(self) -> PositionEncoding:
+        """Return the encoding of the next layer, with the parameters of its own."""
+        one = self._acting.at(len(self._in_layers), self._layers)
+        head_dim, heads, _ = self._sizes
+        built = PositionEncoding(
+            named_as_in(self.encoding, one), head_dim, heads, causal=True,
+            trained_length=self.trained_length, layer=True,
+        )  # fmt: skip
+        self._in_layers += (built,)
+        return built
 
-        None of these parts is learned.
-        """
+    def set_trained_length(self, length: int) -> None:
+        """Set the trained length, and rebuild what may depend on it."""
         self.trained_length = length
-        if self.encoding.entry == "rotary":
-            self.attention = self._in_attention(self.encoding, length).train(self.training)
-        if self.encoding.entry == "absolute":
+        for one in self._in_layers:
+            one.set_trained_length(length)
+        if self.encoding.adds:
             self.absolute = AbsoluteVectors(self.encoding, self._sizes[2], length)
         trained = self.encoding.trained_as().to_dict()
         text = json.dumps({"encoding": trained, "trained_length": length})
         # Letters as numbers: exact in every dtype, also when equal checkpoints are averaged.
         self.record = torch.tensor([float(ord(letter)) for letter in text]).to(self.record.device)
-
-    def _in_attention(self, encoding: Encoding, length: int) -> PositionEncoding:
-        head_dim, heads, _ = self._sizes
-        return position_encoding(encoding, head_dim, heads, causal=True, max_length=length)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         error_msgs = rest[-1]

@@ -24,17 +24,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
-from ..positions import PositionEncoding
-from . import masks
+from ..positions import Rotated, Scores, Terms, joined_terms
+from . import families, masks
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
+from .learned import MODULE_NAME, SharedLearned
 from .rotary import Angles, Rotary
 
-NO_ENCODING = PositionEncoding(encoding("none"))
+NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
 
-# On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
-# whose encoding leaves the scores alone.
-FUSED_ON = ("cpu",)
 # Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
     "position_ids",
@@ -62,8 +60,13 @@ class Layer:
     ----------
     names : tuple of str
         Names of the positional arguments of the layer's forward.
-    score : PositionEncoding, optional
-        The part of the encoding that changes the scores.
+    score : Scores, optional
+        What the encoding adds to the scores.
+    shared : SharedLearned, optional
+        What the layers of the model learn together. A layer's own parameters are in its module
+        `position_encoding`.
+    turned : bool
+        Whether the encoding rotates queries whose other terms read them without the rotation.
     rotation : int, optional
         Index of this layer's rotation, if the model has several.
     rotary : Rotary, optional
@@ -71,7 +74,9 @@ class Layer:
     """
 
     names: tuple[str, ...]
-    score: PositionEncoding | None = None
+    score: Scores | None = None
+    shared: SharedLearned | None = None
+    turned: bool = False
     rotation: int | None = None
     rotary: Rotary | None = None
 
@@ -109,6 +114,8 @@ def before_attention(
             "that is not wavepe's: leave the model's rotary_emb in place, or call "
             "wavepe.hf.unpatch(model) first"
         )
+    if layer.turned:
+        kwargs["wavepe_angles"] = kwargs["position_embeddings"]
     return (), kwargs
 
 
@@ -174,15 +181,17 @@ def attention_forward(
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
     }  # fmt: skip
     position = NO_ENCODING if score is None else score
+    learned = _learned(module, keys)
+    rotated = _rotated(kwargs.get("wavepe_angles"))
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
     if weights_wanted or added:
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
-        given = position.arguments(query, keys)
+        given = position.arguments(query, keys, learned, rotated, scaling)
         out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
-    if score is None and softcap is None and query.device.type not in FUSED_ON:
+    if score is None and softcap is None and query.device.type not in families.FUSED_ON:
         whole = _sdpa_mask(query, key, attention_mask, offset, sliding_window)
         return sdpa_attention_forward(
             module, query, key, value, whole, dropout=dropout, scaling=scaling
@@ -191,7 +200,8 @@ def attention_forward(
         # A static cache has unused room behind the packed sequences.
         key, value = (x[:, :, : parts.segments.shape[1]] for x in (key, value))
     window = sliding_window if parts.causal else None
-    out = position.attend(query, key, value, **parts._asdict(), window=window, **options)
+    options |= {**parts._asdict(), "window": window}
+    out = position.attend(query, key, value, learned, rotated, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -211,9 +221,9 @@ def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
         )
 
 
-def _check_split(score: PositionEncoding, given: int, heads: int) -> None:
+def _check_split(score: Scores, given: int, heads: int) -> None:
     """Raise ValueError if tensor parallelism has split heads whose encodings differ."""
-    if score.encoding.learned or score.encoding.entry in ("slope", "bias"):
+    if score.encoding.learns or score.encoding.terms != ("table",):
         raise ValueError(
             f"{score.encoding} needs all {heads} heads in one process, got {given}: with tensor "
             "parallelism, heads would get the biases of other heads, or learned parameters would "
@@ -234,8 +244,24 @@ def _sdpa_mask(
     return masks.full_mask(mask, queries, keys, offset, query.device, window)
 
 
-def _score(module: Any) -> PositionEncoding | None:
-    """Return the part of the layer's encoding that changes the scores, or None.
+def _learned(module: Any, keys: int) -> Terms:
+    """Return what the encoding of a layer has learned."""
+    layer = getattr(module, "wavepe", None)
+    shared: Terms = {} if layer is None or layer.shared is None else layer.shared(keys)
+    own = module._modules.get(MODULE_NAME)
+    return shared if own is None else joined_terms(shared, own(keys))
+
+
+def _rotated(angles: Angles | None) -> Rotated | None:
+    """Return how the queries were rotated: both halves of the angles hold one value a pair."""
+    if angles is None:
+        return None
+    cos, sin = (x[..., : x.shape[-1] // 2] for x in angles)
+    return Rotated(cos, sin)
+
+
+def _score(module: Any) -> Scores | None:
+    """Return what the layer's encoding adds to the scores, or None.
 
     Raises
     ------

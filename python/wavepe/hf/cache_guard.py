@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Cache
 
-from .families import cache_in, is_cache
+from ..encodings import encoding
+from .call import Call
+from .families import argument_names, is_cache
 from .layers import StoredSpec, spec_text
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ PACKED = "_wavepe_packed"
 
 
 class CacheGuard:
-    """Forward hooks that refuse a cache whose keys were computed with another encoding.
+    """Refuse a cache whose keys were computed with another encoding.
 
     Attributes
     ----------
@@ -38,27 +40,37 @@ class CacheGuard:
     """
 
     hint = ""
+    names: tuple[str, ...] = ()
 
     def __init__(self, initial: str | None, current: str = "") -> None:
         self.initial, self.current = initial, current
 
     def attach(self, module: nn.Module) -> list[Any]:
-        """Register the hooks, and return their handles."""
+        """Register the hooks of a module that this guard alone watches; return their handles."""
+        self.names = argument_names(module)
         return [
-            module.register_forward_pre_hook(self.before, with_kwargs=True),
-            module.register_forward_hook(self.after, with_kwargs=True),
+            module.register_forward_pre_hook(self._before, with_kwargs=True),
+            module.register_forward_hook(self._after, with_kwargs=True),
         ]
 
-    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.before(Call(module, self.names, args, kwargs))
+
+    def _after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        self.after(Call(module, self.names, args, kwargs), output)
+
+    def encoding(self, call: Call) -> str:
         """Name the encoding of this call."""
         return self.current
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, call: Call) -> None:
         """Note the encoding on the cache; ValueError if its keys are of another encoding."""
-        cache = cache_of(args, kwargs)
+        cache = call.cache
         if cache is None or torch.compiler.is_exporting():
             return
-        now = self.encoding(args, kwargs)
+        now = self.encoding(call)
         then = getattr(cache, ENCODING, self.initial)
         if then != now and (count := _length(cache)) > 0:
             raise ValueError(
@@ -69,15 +81,13 @@ class CacheGuard:
         if is_cache(cache) and getattr(cache, ENCODING, None) != now:
             setattr(cache, ENCODING, now)
 
-    def after(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def after(self, call: Call, output: Any) -> None:
         """Note the encoding on a cache that the module has created."""
-        if cache_of(args, kwargs) is not None or torch.compiler.is_exporting():
+        if call.cache is not None or torch.compiler.is_exporting():
             return
         values = output.values() if isinstance(output, Mapping) else output
         for cache in filter(is_cache, values if isinstance(values, Iterable) else ()):
-            setattr(cache, ENCODING, self.encoding(args, kwargs))
+            setattr(cache, ENCODING, self.encoding(call))
 
 
 class EncodingGuard(CacheGuard):
@@ -89,46 +99,47 @@ class EncodingGuard(CacheGuard):
         The encoding.
     parts : list of RopeRotation or AddAbsolute
         Parts of the encoding whose keys depend on more than the spec, such as the sequence length.
-    names : tuple of str
-        Names of the positional arguments of the guarded module.
     """
 
-    def __init__(
-        self, spec: StoredSpec, parts: list[RopeRotation | AddAbsolute], names: tuple[str, ...]
-    ) -> None:
-        self.spec, self.parts, self.names = spec, parts, names
+    def __init__(self, spec: StoredSpec, parts: list[RopeRotation | AddAbsolute]) -> None:
+        self.parts = parts
+        self.spec = [_without_frequencies(spec)] if parts else [spec_text(spec)]
         steady = all(one.steady_name for one in parts)
         if any(one.follows_length for one in parts):
             self.hint = ", or call wavepe.hf.fix_length(model, length) before the first token"
-        super().__init__(self.encoding((), {}) if steady else None)
+        super().__init__(self._name(None, 1) if steady else None)
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, call: Call) -> None:
         """Refuse the caches of the stock model as well."""
-        cache = cache_of(args, kwargs)
-        if hasattr(cache, STOCK):
-            delattr(cache, STOCK)
-            setattr(cache, ENCODING, "the stock model's own encoding")
-        super().before(module, args, kwargs)
+        if hasattr(call.cache, STOCK):
+            delattr(call.cache, STOCK)
+            setattr(call.cache, ENCODING, "the stock model's own encoding")
+        super().before(call)
 
-    def encoding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def encoding(self, call: Call) -> str:
         """Name the encoding of this call and its frequencies."""
-        position_ids, length = None, 1
+        positions, length = None, 1
         if not all(one.steady_name for one in self.parts):
-            kwargs = dict(zip(self.names, args, strict=False)) | kwargs
-            position_ids, cache = kwargs.get("position_ids"), cache_of(args, kwargs)
-            tokens = [kwargs.get(key) for key in ("input_ids", "inputs_embeds", "hidden_states")]
-            length = next((x.shape[1] for x in tokens if x is not None), 1)
-            length += 0 if cache is None else int(_length(cache))
-        found = [one.name(position_ids, length) for one in self.parts]
-        # The names of rope alone contain the spec.
-        spec = [] if found and isinstance(self.spec, str) else [spec_text(self.spec)]
-        return "; ".join(spec + found)
+            positions, tokens = call.kwargs.get("position_ids"), call.tokens
+            length = 1 if tokens is None else tokens.shape[1]
+            length += 0 if call.cache is None else int(_length(call.cache))
+        return self._name(positions, length)
+
+    def _name(self, positions: Tensor | None, length: int) -> str:
+        found = [*self.spec, *(one.name(positions, length) for one in self.parts)]
+        return "; ".join(filter(None, found))
 
 
-def cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the cache among the arguments of a call, or None."""
-    cache = cache_in(kwargs)
-    return next(filter(is_cache, args), None) if cache is None else cache
+def _without_frequencies(spec: StoredSpec) -> str:
+    """Return a spec for the names of a guard, where a part that rotates has a name of its own."""
+    if not isinstance(spec, str):
+        return spec_text(spec)
+    whole = encoding(spec)
+    if len(whole.parts) == 1:
+        return ""
+    placed = zip(whole.parts, whole.layers, strict=True)
+    texts = [(part.name if part.rotates else str(part), place) for part, place in placed]
+    return "+".join(f"{text}@{place}" if place else text for text, place in texts)
 
 
 def mark_stock_caches() -> None:

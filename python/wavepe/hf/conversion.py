@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from .._files import leading_names, new_folder
+from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
-from .families import SUPPORTED, TYPE_PREFIX, decoder
+from .families import SUPPORTED, TYPE_PREFIX
 from .layers import Choice, Spec, StoredSpec
 from .learned import MODULE_NAME
 from .model_types import stored_as_named
@@ -224,9 +225,12 @@ def _empty_model(source: Path, config: dict[str, Any], chosen: Choice) -> Any:
 
 def _initial_parameters(model: Any) -> dict[str, Tensor]:
     """Return the parameters of a learned encoding, by their names in a checkpoint."""
-    own = [name for name in model.state_dict() if MODULE_NAME in name.split(".")]
-    initial = getattr(decoder(model), MODULE_NAME).initial() if own else {}
-    return {name: initial[name.rpartition(".")[2]].float() for name in own}
+    return {
+        f"{place}.{name}": value.float()
+        for place, module in model.named_modules()
+        if isinstance(module, Learned)
+        for name, value in module.initial().items()
+    }
 
 
 def _read_weights(source: Path) -> dict[str, dict[str, Tensor]]:

@@ -17,6 +17,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
+# On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
+# whose encoding leaves the scores alone.
+FUSED_ON = ("cpu",)
 ATTENTION = "wavepe"  # transformers knows the attention and its mask by this name
 TYPE_PREFIX = "wavepe_"  # the model types whose checkpoints keep the encoding begin so
 
@@ -215,8 +218,11 @@ def cache_in(kwargs: Mapping[str, Any]) -> Any:
 
     It may be the tuples or lists that transformers < 5 also takes.
     """
-    values = (kwargs.get(name) for name in CACHE_NAMES)
-    return next((x for x in values if is_cache(x) or isinstance(x, (tuple, list))), None)
+    for name in CACHE_NAMES:
+        found = kwargs.get(name)
+        if found is not None and (is_cache(found) or isinstance(found, (tuple, list))):
+            return found
+    return None
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

@@ -12,15 +12,16 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
-from ..positions import Learned, PositionEncoding, check_learned, position_encoding
+from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
 from .absolute import AddAbsolute
 from .attention import Layer, before_attention, before_layer
 from .cache_guard import EncodingGuard
+from .call import Call
 from .config import EncodedConfig, patched_config, return_changes
 from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
-from .packing import FindPacked
+from .packing import add_packed_mask
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
 
@@ -32,7 +33,8 @@ class Parts:
     layers: list[Layer] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
-    learned: Learned | None = None
+    shared: Learned | None = None
+    own: dict[nn.Module, Learned] = field(default_factory=dict)
     # Parts whose keys depend on more than the spec: on the model's base or the sequence length.
     cache_parts: list[RopeRotation | AddAbsolute] = field(default_factory=list)
 
@@ -79,7 +81,7 @@ class _Builder:
         self.config, self.head_dim, self.owner = config, head_dim, owner
         self.heads = config.num_attention_heads
         self.parts = Parts()
-        self.scores: dict[str, PositionEncoding | None] = {}
+        self.scores: dict[str, Scores] = {}
         # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
         self.rotations: dict[Slot, list[str | None]] = {}
 
@@ -91,9 +93,12 @@ class _Builder:
         Without an encoding, the layer keeps its own. Without a slot, it does not rotate.
         """
         layer = Layer(families.argument_names(attention))
+        rope = None
         if encoding is not None:
-            layer.score = self.score(encoding)
-        rope = encoding if encoding is not None and encoding.entry == "rotary" else None
+            rope = encoding.rotary
+            if encoding.terms or encoding.learns:
+                layer.score = self.score(encoding)
+                layer.turned = rope is not None
         own = encoding is None and slot is not None
         slot = Slot() if slot is None else slot
         if own and rope_config.follows_length(self.config, slot):
@@ -114,8 +119,8 @@ class _Builder:
         layer.rotation = found.index(key)
         return layer
 
-    def score(self, encoding: Encoding) -> PositionEncoding | None:
-        """Return the part of `encoding` that changes the scores; layers of one encoding share it.
+    def score(self, encoding: Encoding) -> Scores:
+        """Return what `encoding` adds to the scores; layers of one encoding share it.
 
         Raises
         ------
@@ -124,17 +129,25 @@ class _Builder:
         """
         spec = str(encoding)
         if spec not in self.scores:
-            found: PositionEncoding | None = None
-            check_learned(encoding)
-            if encoding.entry in ("relative", "slope", "bias"):
-                found = position_encoding(
-                    encoding, self.head_dim, self.heads, causal=True, max_length=None
-                )
-            if isinstance(found, Learned):
-                self.parts.learned = found
-                found = SharedLearned(found, self.owner)
-            self.scores[spec] = found
+            self.scores[spec] = Scores(encoding, self.head_dim, self.heads, causal=True)
         return self.scores[spec]
+
+    def learn(self, whole: Encoding | None, attentions: list[Any]) -> None:
+        """Build the parameters that layers share, and those of each layer."""
+        if whole is None:
+            return
+        size = (self.head_dim, self.heads, True)
+        shared = Learned(whole, *size, layer=False)
+        if shared.has_parameters:
+            self.parts.shared = shared
+        for attention, layer in zip(attentions, self.parts.layers, strict=True):
+            if layer.score is None or not layer.score.encoding.learns:
+                continue
+            if self.parts.shared is not None:
+                layer.shared = SharedLearned(whole, self.owner)
+            own = Learned(named_as_in(whole, layer.score.encoding), *size, layer=True)
+            if own.has_parameters:
+                self.parts.own[attention] = own
 
 
 def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
@@ -147,41 +160,60 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
     """
     builder = _Builder(config, families.head_dim(base), base)
     attentions, slots = families.attentions(base), families.slots(base)
-    chosen = choice.by_layer(len(attentions))
+    chosen = choice.by_layer([slot is not None for slot in slots])
     for index, (attention, slot, one) in enumerate(zip(attentions, slots, chosen, strict=True)):
-        if slot is None:  # the family gives this layer no positions
-            if choice.everywhere is not None:
-                one = None
-            elif one is not None and one.entry == "rotary":
-                raise ValueError(
-                    f"layer {index} of this model does not rotate, so it cannot have {one}"
-                )
+        if slot is None and one is not None and one.rotates:
+            raise ValueError(
+                f"layer {index} of this model does not rotate, so it cannot have {one}"
+            )
         stock = getattr(base, (slot or Slot()).module)
         builder.parts.layers.append(builder.layer(attention, slot, one, stock))
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
             layer.rotation = None  # all layers rotate alike
-    if choice.everywhere is not None and choice.everywhere.entry == "absolute":
+    builder.learn(choice.learned, attentions)
+    if choice.everywhere is not None and choice.everywhere.adds:
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
         if builder.parts.absolute.follows_length:
             builder.parts.cache_parts.append(builder.parts.absolute)
     return builder.parts
 
 
+class _PassHooks:
+    """What happens before and after a pass through a base model."""
+
+    def __init__(self, base: nn.Module, spec: StoredSpec, parts: Parts) -> None:
+        self.names = families.argument_names(base)
+        self.absolute = parts.absolute
+        self.guard = EncodingGuard(spec, parts.cache_parts)
+
+    def attach(self, base: nn.Module) -> list[RemovableHandle]:
+        # The first of all hooks, because others may read the positions that it finds.
+        before = base.register_forward_pre_hook(self.before, with_kwargs=True, prepend=True)
+        return [before, base.register_forward_hook(self.after, with_kwargs=True)]
+
+    def before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = Call(module, self.names, args, kwargs)
+        add_packed_mask(call)
+        if self.absolute is not None:
+            self.absolute.add(call)
+        self.guard.before(call)
+        return args[len(self.names) :], call.kwargs
+
+    def after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        self.guard.after(Call(module, self.names, args, kwargs), output)
+
+
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
     for name, rotary in parts.rotaries.items():
         setattr(base, name, rotary)
-    if parts.learned is not None:
-        attach(base, parts.learned)
-    if parts.absolute is not None:
-        record.hooks.append(base.register_forward_pre_hook(parts.absolute, with_kwargs=True))
-    names = families.argument_names(base)
+    attach(base, parts.shared, parts.own)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
-    record.hooks += EncodingGuard(record.spec, parts.cache_parts, names).attach(base)
-    # It runs before the other hooks, which use the positions that it finds.
-    record.hooks.append(
-        base.register_forward_pre_hook(FindPacked(base), with_kwargs=True, prepend=True)
-    )
+    record.hooks += _PassHooks(base, record.spec, parts).attach(base)
     for whole in base.layers:
         if "output_attentions" in families.argument_names(whole):
             record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
@@ -274,7 +306,7 @@ def uninstall(model: nn.Module) -> None:
     for name, module in list(base.named_children()):
         if isinstance(module, Rotary):
             setattr(base, name, module.stock)
-    detach(base)
+    detach(base, families.attentions(base))
     return_changes(present.config, present.stock)
     replace_config(model, present.config, present.stock)
     del base._wavepe
@@ -296,15 +328,19 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     own = patched_config(stock, choice.stored())
     builder = _Builder(own, attention.head_dim, attention)
     rotary = LlamaRotaryEmbedding(config=stock)
-    layer = builder.layer(attention, Slot(), choice.everywhere, rotary)
+    whole = choice.everywhere
+    assert whole is not None
+    one = whole.at(attention.layer_idx, own.num_hidden_layers)
+    layer = builder.layer(attention, Slot(), one, rotary)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = own
     attention.wavepe = layer
-    if builder.parts.learned is not None:
-        attach(attention, builder.parts.learned)
+    if one.learns:
+        size = (builder.head_dim, builder.heads, True)
+        attach(attention, None, {attention: Learned(named_as_in(whole, one), *size)})
     spec = choice.stored()
     hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
-    hooks += EncodingGuard(spec, builder.parts.cache_parts, layer.names).attach(attention)
+    hooks += EncodingGuard(spec, builder.parts.cache_parts).attach(attention)
     attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
+from ..encodings.base import combine
 
 Spec = str | Mapping[str, Any] | Encoding
 # The form in configurations and files: a spec, or a spec for each range of layers.
@@ -22,9 +23,9 @@ class Choice:
     Attributes
     ----------
     everywhere : Encoding or None
-        The encoding of all layers that have positions; None for a hybrid.
+        The encoding of the model, whose parts may name layers; None for a dict of layer ranges.
     ranges : dict of (int, int) to Encoding
-        For a hybrid: first and last layer -> encoding. Other layers keep their own encoding.
+        First and last layer -> encoding. Other layers keep their own encoding.
     """
 
     def __init__(self, spec: Spec, **options: Any) -> None:
@@ -47,12 +48,14 @@ class Choice:
                 raise ValueError(f"layers {_written_range(place)} are named twice, got {key!r}")
             self.ranges[place] = read_encoding(value)
         for one in self.encodings:
-            if one.entry == "absolute":
+            if one.adds:
                 raise ValueError(
                     f"{one} is an absolute encoding: it is added to the token embeddings before "
                     "the first layer, so it cannot differ by layer"
                 )
-        learned = {str(one) for one in self.encodings if one.learned}
+            if any(place is not None for place in one.layers):
+                raise ValueError(f"a dict of layer ranges takes specs without @, got '{one}'")
+        learned = {str(one) for one in self.encodings if one.learns}
         if len(learned) > 1:
             raise ValueError(
                 "a model can have at most one learned encoding, got "
@@ -71,16 +74,38 @@ class Choice:
             return str(self.everywhere)
         return {_written_range(key): str(value) for key, value in self.ranges.items()}
 
-    def by_layer(self, layers: int) -> list[Encoding | None]:
-        """Return the encoding of each layer; None for layers that a hybrid does not name.
+    @property
+    def learned(self) -> Encoding | None:
+        """Return the encoding that learns, with all its parts; None if none learns."""
+        return next((one for one in self.encodings if one.learns), None)
+
+    def by_layer(self, has_positions: Sequence[bool]) -> list[Encoding | None]:
+        """Return the encoding of each layer; None for a layer that keeps its own.
+
+        Parameters
+        ----------
+        has_positions : sequence of bool
+            For each layer, whether the family gives it positions. A layer without them has only
+            the parts that name it.
 
         Raises
         ------
         ValueError
-            Ranges overlap, or reach beyond the last layer.
+            Ranges overlap, or layers are named that the model does not have.
         """
+        layers = len(has_positions)
         if self.everywhere is not None:
-            return [self.everywhere] * layers
+            whole = self.everywhere
+            placed = zip(whole.parts, whole.layers, strict=True)
+            naming = [(part, place) for part, place in placed if place is not None]
+            bare: list[Encoding | None] = [None] * layers
+            if naming:
+                named = [combine(naming).at(layer, layers) for layer in range(layers)]
+                bare = [one if one.terms or one.rotates else None for one in named]
+            return [
+                whole.at(layer, layers) if has else bare[layer]
+                for layer, has in enumerate(has_positions)
+            ]
         found: list[Encoding | None] = [None] * layers
         for (first, last), one in self.ranges.items():
             name = _written_range((first, last))
@@ -100,7 +125,7 @@ class Choice:
 
 def is_hybrid(spec: Any) -> bool:
     """Return whether `spec` is a dict of layer ranges, not the dict of one encoding."""
-    return isinstance(spec, Mapping) and "name" not in spec
+    return isinstance(spec, Mapping) and not {"name", "parts"} & set(spec)
 
 
 def spec_text(stored: StoredSpec) -> str:

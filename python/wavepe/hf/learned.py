@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,60 +17,69 @@ except ImportError:  # transformers < 5 calls _init_weights only for what a chec
         return tensor.copy_(other)
 
 
-from ..positions import CacheState, Learned, PositionEncoding, learned_arguments
+from ..encodings import Encoding
+from ..positions import Learned, LearnedTerms
 
-# Name of the module in the model (model.position_encoding.scale, ...).
+# Name of the module in the model (model.position_encoding.scale, ...) and in its layers.
 MODULE_NAME = "position_encoding"
 
 
-class SharedLearned(PositionEncoding):
-    """The learned encoding of a model, as each layer uses it: all layers share the parameters.
+class SharedLearned:
+    """What the layers of a model learn together, as each layer calls it.
 
     The layers look the module up by its name in the model, because a wrapper, of PEFT for example,
     may have replaced it. A layer that is pickled alone loses its model; see `_InitWeights`.
     """
 
-    owner: Any = None
-
-    def __init__(self, table: Learned, owner: nn.Module) -> None:
-        super().__init__(table.encoding)
-        self.__dict__["owner"] = owner  # not as a child: the owner contains this layer
+    def __init__(self, encoding: Encoding, owner: nn.Module) -> None:
+        self.encoding = encoding
+        self.owner: Any = owner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedLearned:
         """Keep the model, which gives its layers a copy of itself (see _InitWeights)."""
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        for name, value in self.__dict__.items():
-            copied.__dict__[name] = value if name == "owner" else copy.deepcopy(value, memo)
+        copied = memo[id(self)] = SharedLearned(self.encoding, self.owner)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "owner"}
+        return {"encoding": self.encoding, "owner": None}
 
-    def arguments(self, q: Tensor, keys: int, state: CacheState | None = None) -> dict[str, Any]:
-        """Return the arguments of `ops.attention`, from the shared module."""
+    def __call__(self, keys: int) -> dict[str, LearnedTerms]:
         if self.owner is None:
             raise ValueError(
                 f"this layer was saved without its model, which holds the parameters of "
                 f"{self.encoding}: save the whole model"
             )
-        return learned_arguments(getattr(self.owner, MODULE_NAME), q, keys)
+        found: dict[str, LearnedTerms] = getattr(self.owner, MODULE_NAME)(keys)
+        return found
 
 
-def attach(owner: Any, table: Learned) -> None:
-    """Make `table` a module of the model, or of a layer that stands alone."""
-    first = next(owner.parameters())
-    if not first.is_meta:  # else from_pretrained chooses device and dtype
-        table.to(first.device, first.dtype)
-    setattr(owner, MODULE_NAME, table)
-    # Loading initialises what a checkpoint lacks by this method, which does not know our module.
-    owner._init_weights = _InitWeights(owner)
+def attach(owner: Any, shared: Learned | None, own: Mapping[Any, Learned]) -> None:
+    """Make learned parameters modules of a model and its layers, or of a layer that stands alone.
+
+    Parameters
+    ----------
+    owner : Module
+        The base model, or the layer.
+    shared : Learned, optional
+        What its layers share.
+    own : mapping of Module to Learned
+        What each layer has for itself.
+    """
+    for place, learned in [*own.items(), *([] if shared is None else [(owner, shared)])]:
+        first = next(place.parameters())
+        if not first.is_meta:  # else from_pretrained chooses device and dtype
+            learned.to(first.device, first.dtype)
+        learned.train(place.training)
+        setattr(place, MODULE_NAME, learned)
+        # Loading initialises what a checkpoint lacks by this method, which knows no `Learned`.
+        owner._init_weights = _InitWeights(owner)
 
 
-def detach(owner: nn.Module) -> None:
-    """Undo `attach`, if it was done."""
-    if owner._modules.pop(MODULE_NAME, None) is not None:
-        del owner._init_weights
+def detach(owner: nn.Module, layers: Iterable[nn.Module] = ()) -> None:
+    """Undo `attach`, if it was done, for a model and its attention layers."""
+    for module in (owner, *layers):
+        module._modules.pop(MODULE_NAME, None)
+    owner.__dict__.pop("_init_weights", None)
 
 
 class _InitWeights:
@@ -91,13 +100,13 @@ class _InitWeights:
 
     def __getstate__(self) -> dict[str, Any]:
         layers = [vars(module).get("wavepe") for module in self.owner.modules()]
-        scores = [layer.score for layer in layers if layer is not None]
-        return {"owner": self.owner, "scores": [x for x in scores if isinstance(x, SharedLearned)]}
+        shared = [layer.shared for layer in layers if layer is not None]
+        return {"owner": self.owner, "shared": [x for x in shared if x is not None]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.owner = state["owner"]
-        for score in state["scores"]:
-            score.__dict__["owner"] = self.owner
+        for one in state["shared"]:
+            one.owner = self.owner
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers import masking_utils
 
 from ..encodings import encoding
+from . import families
 
 KEY_MASK = torch.uint8  # dtype of a mask that is 0 or 1 for each key
 SEGMENTS = torch.int64  # dtype of a mask of packed sequences
@@ -83,14 +84,12 @@ def may_read_values(device: torch.device, config: Any) -> bool:
     A compiler cannot branch on values. If reading waits for the device, it is worth it only for
     layers that use PyTorch's attention, which is much faster without a mask.
     """
-    from .attention import FUSED_ON  # not at the top: that module imports this one
-
     if torch.compiler.is_compiling():
         return False
     if not reading_waits(device):
         return True
     spec = getattr(config, "position_encoding", None)
-    return device.type not in FUSED_ON and not (isinstance(spec, str) and _in_scores(spec))
+    return device.type not in families.FUSED_ON and not (isinstance(spec, str) and _in_scores(spec))
 
 
 def nothing_hidden(device: torch.device) -> Tensor:
@@ -109,7 +108,7 @@ def drop_empty(mask: Tensor | None) -> Tensor | None:
 @torch.compiler.assume_constant_result  # so that a compiler does not trace the parser of specs
 def _in_scores(spec: str) -> bool:
     """Return whether the encoding changes the attention scores."""
-    return encoding(spec).entry in ("relative", "slope", "bias")
+    return bool(encoding(spec).terms)
 
 
 def _queries(given: dict[str, Any]) -> int:

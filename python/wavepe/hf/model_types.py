@@ -13,8 +13,9 @@ try:  # the names of weights on disk, since transformers 5
 except ImportError:
     conversion_mapping = None
 
+from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS
-from .families import ATTENTION, decoder
+from .families import ATTENTION
 from .install import install_own
 from .learned import MODULE_NAME
 from .lengths import check_lengths
@@ -54,7 +55,7 @@ class EncodedModel:
         model: Any = self
         install_own(model)
         check_lengths(model)
-        if hasattr(decoder(model), MODULE_NAME):
+        if any(isinstance(module, Learned) for module in model.modules()):
             kept = set(model._keep_in_fp32_modules_strict or ())
             model._keep_in_fp32_modules_strict = kept | {MODULE_NAME}
 

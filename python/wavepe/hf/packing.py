@@ -1,8 +1,8 @@
 """Packed sequences: several sequences in one row, none of which sees another.
 
 transformers finds them where the positions start again, but only if there is no cache and no mask.
-A model in evaluation mode creates a cache. The hook of this module finds them in all cases. It also
-reads the keyword cu_seq_lens_q, which collators for flash attention pass.
+A model in evaluation mode creates a cache. This module finds them in all cases. It also reads the
+keyword cu_seq_lens_q, which collators for flash attention pass.
 """
 
 from __future__ import annotations
@@ -10,94 +10,88 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from . import families, masks
+from . import masks
 from .cache_guard import PACKED
+from .call import Call
 
 
-class FindPacked:
-    """Forward pre-hook of a base model that adds the mask of packed sequences."""
-
-    def __init__(self, base: nn.Module) -> None:
-        self.names = families.argument_names(base)
-
-    def __call__(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        kwargs = dict(zip(self.names, args, strict=False)) | kwargs
-        tokens = kwargs.get("input_ids")
-        tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
-        mask, cache = kwargs.get("attention_mask"), families.cache_in(kwargs)
-        if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
-            return None  # the model raises the error, or the mask alone decides
-        if cache is not None and hasattr(cache, PACKED):
-            if cache.get_seq_length() > 0:
-                raise ValueError(
-                    "the cache holds packed sequences, and new tokens would belong to none of "
-                    "them: to generate, give each sequence its own row"
-                )
-            delattr(cache, PACKED)  # the cache was emptied since
-        compiling = torch.compiler.is_compiling()
-        given = (mask, cache, kwargs.get("position_ids"), kwargs.get("cu_seq_lens_q"))
-        if masks.reading_waits(tokens.device) and not compiling and all(x is None for x in given):
-            return (), kwargs | {"attention_mask": masks.nothing_hidden(tokens.device)}
-        # A cache with packed sequences must be marked.
-        cached = cache is not None or (kwargs.get("use_cache") is not False and not module.training)
-        read = masks.may_read_values(tokens.device, module.config) or (cached and not compiling)
-        begins = self._begins(kwargs, tokens, mask, cache, read)
-        if begins is None:
-            return None
-        padding = None if mask is None else mask[:, : tokens.shape[1]]
-        if not read:
-            # Nothing may depend on values, so a row of one sequence gets a mask too.
-            if cache is not None:
-                return None
-            return (), kwargs | {"attention_mask": masks.segment_mask(begins, padding, read)}
-        if cache is not None and cache.get_seq_length() > 0:
-            starts = begins[:, 1:].any(0).nonzero().flatten() + 1
+def add_packed_mask(call: Call) -> None:
+    """Add the mask of packed sequences to the arguments of a base model, if there are some."""
+    kwargs, tokens, cache = call.kwargs, call.tokens, call.cache
+    mask = kwargs.get("attention_mask")
+    if tokens is None or isinstance(mask, dict) or (mask is not None and mask.ndim != 2):
+        return  # the model raises the error, or the mask alone decides
+    if cache is not None and hasattr(cache, PACKED):
+        if cache.get_seq_length() > 0:
             raise ValueError(
-                f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
-                f"{int(cache.get_seq_length())} tokens of a cache: pass use_cache=False"
+                "the cache holds packed sequences, and new tokens would belong to none of them: to "
+                "generate, give each sequence its own row"
             )
-        if cache is not None:
-            setattr(cache, PACKED, True)
-        elif kwargs.get("use_cache") is not True:
-            kwargs["use_cache"] = False  # packed sequences cannot be continued
-        else:
-            raise ValueError("packed sequences cannot be continued: pass use_cache=False")
-        return (), kwargs | {"attention_mask": masks.segment_mask(begins, padding, read)}
+        delattr(cache, PACKED)  # the cache was emptied since
+    compiling = torch.compiler.is_compiling()
+    given = (mask, cache, kwargs.get("position_ids"), kwargs.get("cu_seq_lens_q"))
+    if masks.reading_waits(tokens.device) and not compiling and all(x is None for x in given):
+        kwargs["attention_mask"] = masks.nothing_hidden(tokens.device)
+        return
+    # A cache with packed sequences must be marked.
+    training = call.module.training
+    cached = cache is not None or (kwargs.get("use_cache") is not False and not training)
+    read = masks.may_read_values(tokens.device, call.module.config) or (cached and not compiling)
+    begins = _begins(call, tokens, mask, read)
+    if begins is None:
+        return
+    padding = None if mask is None else mask[:, : tokens.shape[1]]
+    if not read:
+        # Nothing may depend on values, so a row of one sequence gets a mask too.
+        if cache is None:
+            kwargs["attention_mask"] = masks.segment_mask(begins, padding, read)
+        return
+    if cache is not None and cache.get_seq_length() > 0:
+        starts = begins[:, 1:].any(0).nonzero().flatten() + 1
+        raise ValueError(
+            f"packed sequences (new ones begin at {starts[:8].tolist()}) cannot follow the "
+            f"{int(cache.get_seq_length())} tokens of a cache: pass use_cache=False"
+        )
+    if cache is not None:
+        setattr(cache, PACKED, True)
+    elif kwargs.get("use_cache") is not True:
+        kwargs["use_cache"] = False  # packed sequences cannot be continued
+    else:
+        raise ValueError("packed sequences cannot be continued: pass use_cache=False")
+    kwargs["attention_mask"] = masks.segment_mask(begins, padding, read)
 
-    def _begins(
-        self, kwargs: dict[str, Any], tokens: Tensor, mask: Tensor | None, cache: Any, read: bool
-    ) -> Tensor | None:
-        """Return a bool tensor (B, n), True where sequences begin; None if no row is packed."""
-        rows, length = tokens.shape[:2]
-        if kwargs.get("cu_seq_lens_q") is not None:
-            begins = _from_lengths(kwargs, rows, length, tokens.device, read)
-            if read and not begins[:, 1:].any():
-                return None
-            if kwargs.get("position_ids") is None:
-                index = torch.arange(length, device=tokens.device)
-                start = torch.where(begins[0], index, 0).cummax(0).values
-                kwargs["position_ids"] = (index - start)[None]
-            return begins
-        positions = kwargs.get("position_ids")
-        if positions is None or length < 2:
+
+def _begins(call: Call, tokens: Tensor, mask: Tensor | None, read: bool) -> Tensor | None:
+    """Return a bool tensor (B, n), True where sequences begin; None if no row is packed."""
+    kwargs, cache = call.kwargs, call.cache
+    rows, length = tokens.shape[:2]
+    if kwargs.get("cu_seq_lens_q") is not None:
+        begins = _from_lengths(kwargs, rows, length, tokens.device, read)
+        if read and not begins[:, 1:].any():
             return None
-        if positions.ndim != 2 or positions.shape[1] != length:
+        if kwargs.get("position_ids") is None:
+            index = torch.arange(length, device=tokens.device)
+            start = torch.where(begins[0], index, 0).cummax(0).values
+            kwargs["position_ids"] = (index - start)[None]
+        return begins
+    positions = kwargs.get("position_ids")
+    if positions is None or length < 2:
+        return None
+    if positions.ndim != 2 or positions.shape[1] != length:
+        return None
+    if torch.compiler.is_compiling() and cache is not None:
+        return None
+    positions = positions.to(tokens.device).expand(rows, -1)
+    real = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
+    if mask is not None:
+        first = 0 if cache is None else int(cache.get_seq_length())
+        if mask.shape[1] < first + length:
             return None
-        if torch.compiler.is_compiling() and cache is not None:
-            return None
-        positions = positions.to(tokens.device).expand(rows, -1)
-        real = torch.ones((rows, length), dtype=torch.bool, device=tokens.device)
-        if mask is not None:
-            first = 0 if cache is None else int(cache.get_seq_length())
-            if mask.shape[1] < first + length:
-                return None
-            real = mask[:, first : first + length].bool().to(tokens.device)
-        begins = _restarts(positions, real)
-        return None if read and not begins[:, 1:].any() else begins
+        real = mask[:, first : first + length].bool().to(tokens.device)
+    begins = _restarts(positions, real)
+    return None if read and not begins[:, 1:].any() else begins
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
                 f"parameter {name} is on the meta device, and patch needs real parameters: patch "
                 "the model first, then offload or dispatch it"
             )
-        if _is_sharded(parameter) and any(e.learned for e in chosen.encodings):
+        if _is_sharded(parameter) and chosen.learned is not None:
             raise ValueError(
                 f"parameter {name} is a DTensor, but the parameters of {chosen} would be plain "
                 "tensors: patch the model first, then shard it"

@@ -124,10 +124,11 @@ class _Place(NamedTuple):
 def _rotary_places(model: nn.Module) -> list[_Place]:
     """Find the rotary modules of the text layers; ValueError if their base cannot be set."""
     found = list(_find_places(model, "", None))
-    encodings = {p.module.encoding for p in found if isinstance(p.module, RopeRotation)}
+    patched = [p.module for p in found if isinstance(p.module, RopeRotation)]
+    encodings = sorted({str(module.encoding) for module in patched})
     if len(encodings) > 1:
         raise ValueError(
-            f"the layers of this model have different encodings, {', '.join(map(str, encodings))}: "
+            f"the layers of this model have different encodings, {', '.join(encodings)}: "
             "call wavepe.hf.unpatch(model), and patch it with the theta that each should have"
         )
     models = list(_models(model))
@@ -199,12 +200,15 @@ def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -
     if not isinstance(rotary, RopeRotation):
         rope_config.write_bases(config, _new_bases(theta, rope_config.bases(config)))
         return
+    spec = read_encoding(config.position_encoding)
     encoding: Any = rotary.encoding
     follows = encoding.inference_theta in (None, "scaled")
     key = "theta" if follows else "inference_theta"
     base = _new_bases(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
     if base != getattr(encoding, key):  # else the spec stays short
-        config.position_encoding = str(dataclasses.replace(encoding, **{key: base}))
+        changed = dataclasses.replace(encoding, **{key: base})
+        assert spec.rotary is not None
+        config.position_encoding = str(spec.with_part(spec.rotary, changed))
 
 
 def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:
@@ -272,8 +276,8 @@ def _rebuilt(place: _Place, config: Any) -> Any:
     try:
         with torch.inference_mode(False), torch.device("cpu"):
             if isinstance(module, RopeRotation):
-                encoding = read_encoding(config.position_encoding)
-                rotation = RopeRotation(config, module.slot, module.dims, encoding)
+                rope: Any = read_encoding(config.position_encoding).rotary
+                rotation = RopeRotation(config, module.slot, module.dims, rope)
                 rotation.fix(module.rotation.length)
                 return rotation
             built = type(module)(config=config, **given)

@@ -58,11 +58,12 @@ class AbsoluteEncoding(nn.Module):
         self.dim = _checks.integer("dim", dim, 1)
         if trained_length is not None:
             trained_length = _checks.integer("trained_length", trained_length, 1)
-        if self.encoding.entry != "absolute":
-            raise ValueError(
-                f"the encoding must be absolute, got '{self.encoding}', which is "
-                f"{self.encoding.entry}: use it in wavepe.nn.Attention"
-            )
+        for part in self.encoding.parts:
+            if not part.adds:
+                raise ValueError(
+                    f"the encoding must be absolute, got '{self.encoding}': use '{part}' in "
+                    "wavepe.nn.Attention"
+                )
         self._vectors = AbsoluteVectors(self.encoding, self.dim, trained_length)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:

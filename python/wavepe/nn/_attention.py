@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import _checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
-from ..positions import position_encoding
+from ..positions import PositionEncoding
 from ._cache import CachedTokens, KVCache
 from ._sequences import check_order, check_shape, checked_rows, joined_key_mask, joined_positions
 
@@ -32,7 +32,8 @@ class Attention(nn.Module):
     ----------
     encoding : str, dict or Encoding
         The encoding, as `wavepe.encoding` reads it. An absolute encoding is refused, because it
-        belongs to the token embeddings (`AbsoluteEncoding`).
+        belongs to the token embeddings (`AbsoluteEncoding`). So is one that differs by layer: give
+        each layer its own, ``encoding.at(layer, layers)``.
     head_dim : int
         Head size d.
     heads : int
@@ -95,12 +96,12 @@ class Attention(nn.Module):
         self.dropout = _checks.zero_to_one("dropout", dropout)
         if trained_length is not None:
             trained_length = _checks.integer("trained_length", trained_length, 1)
-        self.position_encoding = position_encoding(
+        self.position_encoding = PositionEncoding(
             read_encoding(encoding),
             self.head_dim,
             self.heads,
             causal=self.causal,
-            max_length=trained_length,
+            trained_length=trained_length,
             device=device,
             dtype=dtype,
         )
@@ -176,7 +177,7 @@ class Attention(nn.Module):
         if positions is not None:
             check_order(positions, key_mask, segments, self.position_encoding.contiguous)
         new = None if positions is None else positions[:, start:]
-        q, k = self.position_encoding.rotate(q, k, new, cached)
+        q, k, rotated = self.position_encoding.rotate(q, k, new, cached)
         if cached is not None:
             k, v = cached.extended(k, v)
         out = self.position_encoding.attend(
@@ -184,6 +185,7 @@ class Attention(nn.Module):
             k,
             v,
             cached,
+            rotated,
             causal=self.causal,
             window=window,
             softcap=softcap,

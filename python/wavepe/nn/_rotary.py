@@ -47,7 +47,7 @@ class Rotary(nn.Module):
         The part of the pairs that rotate (p-RoPE), from 0 to 1: the int(fraction * d // 2) pairs of
         the highest frequencies. It cannot be combined with a scaling type or
         partial_rotary_factor.
-    max_length : int, optional
+    trained_length : int, optional
         The model's max_position_embeddings, for the rope types that need it.
     precision : "exact" or "hf"
         As in `wavepe.rope_table`. "hf" computes the angles in float32, as transformers does.
@@ -86,18 +86,18 @@ class Rotary(nn.Module):
         scaling: Mapping[str, Any] | None = None,
         interleaved: bool = False,
         fraction: float = 1.0,
-        max_length: int | None = None,
+        trained_length: int | None = None,
         precision: str = "exact",
     ) -> None:
         super().__init__()
         self.head_dim = _checks.integer("head_dim", head_dim, 1)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
-        if max_length is not None:
-            max_length = _checks.integer("max_length", max_length, 1)
+        if trained_length is not None:
+            trained_length = _checks.integer("trained_length", trained_length, 1)
         self.interleaved = _checks.flag("interleaved", interleaved)
         self.fraction = RoPE(fraction=fraction).fraction
-        self.max_length = max_length
+        self.trained_length = trained_length
         self.precision = _checks.choice("precision", precision, ("exact", "hf"))
         self.reset()
         self._set(theta, scaling)
@@ -178,13 +178,14 @@ class Rotary(nn.Module):
         parts += [f"scaling={self._scaling}"] if self._scaling else []
         parts += ["interleaved=True"] if self.interleaved else []
         parts += [f"fraction={self.fraction:g}"] if self.fraction != 1 else []
-        parts += [f"max_length={self.max_length}"] if self.max_length is not None else []
+        if self.trained_length is not None:
+            parts += [f"trained_length={self.trained_length}"]
         parts += [f"precision={self.precision!r}"] if self.precision != "exact" else []
         return ", ".join(parts)
 
     def _set(self, theta: float | None, scaling: Mapping[str, Any] | None) -> None:
         """Set the base and the scaling; nothing changes if they are refused."""
-        given, cautions = standard_parameters(scaling, self.max_length)
+        given, cautions = standard_parameters(scaling, self.trained_length)
         theta, kind = base_of(theta, given.pop("rope_theta", None)), given.pop("rope_type")
         if self.fraction != 1 and not set(scaling or ()) <= {"rope_theta"}:
             raise ValueError(
@@ -197,7 +198,7 @@ class Rotary(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warnings have been shown above
             label = f"theta={write_value(theta)}"
-            self._rotation = Rotation(rope, self.head_dim, self.max_length, label)
+            self._rotation = Rotation(rope, self.head_dim, self.trained_length, label)
         self._theta = theta
         self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
         self._frequencies = self._rotation.fixed(training=False)

@@ -40,7 +40,7 @@ class SelfAttention(Attention):
         Whether the four projections have biases.
     window : int, optional
         Hide keys at a distance of `window` tokens or more before the query.
-    max_length : int, optional
+    trained_length : int, optional
         Length of the sequences in training, for the rope types that need it.
     device : torch.device or str, optional
         The device of the parameters.
@@ -73,15 +73,15 @@ class SelfAttention(Attention):
         head_dim: int | None = None,
         bias: bool = False,
         window: int | None = None,
-        max_length: int | None = None,
+        trained_length: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         dim, heads = _checks.integer("dim", dim, 1), _checks.integer("heads", heads, 1)
         if head_dim is None and dim % heads:
             raise ValueError(f"heads must divide dim={dim}, got {heads}; or give head_dim")
-        if max_length is not None:
-            max_length = _checks.integer("max_length", max_length, 1)
+        if trained_length is not None:
+            trained_length = _checks.integer("trained_length", trained_length, 1)
         super().__init__(
             encoding,
             dim // heads if head_dim is None else head_dim,
@@ -89,7 +89,7 @@ class SelfAttention(Attention):
             kv_heads,
             causal=causal,
             dropout=dropout,
-            trained_length=max_length,
+            trained_length=trained_length,
             device=device,
             dtype=dtype,
         )

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .._relative_bias import BEYOND
+from .._relative_bias import BEYOND, Bias, Table
 from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory
@@ -26,14 +26,17 @@ from ._common import (
     save_call,
     saved_call,
     wide,
+    with_range,
 )
 from ._compiler import is_compiling
 from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
-# Indices of the differentiable arguments and of the zones, and the number of all arguments.
-_Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS, _COUNT = 0, 1, 2, 3, 6, 18, 19, 22
+_Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS = map(
+    Arguments._fields.index, ("q", "k", "v", "p", "q_rel", "zones", "bias")
+)
+_COUNT = len(Arguments._fields)
 _DIFFERENTIABLE = (_Q, _K, _V, _P, _Q_REL, _BIAS)
 _DEFAULTS = (None, None, None, *Arguments._field_defaults.values())
 # The arguments that most calls give. The others are left out if they have their defaults, because
@@ -48,7 +51,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    p: Tensor | RelativeTable | None = None,
+    p: Tensor | Table | RelativeTable | None = None,
     first: int = 0,
     beyond: str = "zero",
     q_rel: Tensor | None = None,
@@ -63,7 +66,7 @@ def attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -82,10 +85,11 @@ def attention(
     k, v : Tensor (B, Hk, n, d) and (B, Hk, n, dv), q's dtype
         Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
         Differentiable.
-    p : Tensor (w, d) or (H, w, d) of q's dtype, or RelativeTable, optional
+    p : Tensor (w, d) or (H, w, d) of q's dtype, or Table, or RelativeTable, optional
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. A tensor is differentiable. A constant table is faster as the
-        `RelativeTable` that `relative_table` returns, which has its own first and beyond.
+        delta = first + r. A tensor is differentiable. A `wavepe.Table` has its own first
+        and beyond, and its p may be a NumPy array. So does the `RelativeTable` that
+        `relative_table` returns, which is faster for a constant table.
     first : int
         The delta of the table's first row.
     beyond : "zero" or "edge"
@@ -117,9 +121,10 @@ def attention(
         generator.
     return_lse : bool
         Whether to return lse as well.
-    bias : Tensor (w',) or (H, w'), float32 (float64 for float64 q), optional
+    bias : Tensor (w',) or (H, w'), float32 (float64 for float64 q), or Bias, optional
         A number for each delta, or for each head and delta. It is added to the score before the
-        softcap, and not scaled. Element r belongs to delta = bias_first + r. Differentiable.
+        softcap, and not scaled. Element r belongs to delta = bias_first + r. Differentiable. A
+        `wavepe.Bias` has its own first and beyond.
     bias_first : int
         The delta of the first element of `bias`. It is independent of `first`.
     bias_beyond : "zero" or "edge"
@@ -158,7 +163,7 @@ def attention(
     >>> import wavepe
     >>> from wavepe import ops
     >>> q, k, v = (torch.randn(2, heads, 100, 16) for heads in (4, 2, 2))
-    >>> table = ops.relative_table(*wavepe.encoding("wavelet").table(100, 16))
+    >>> table = ops.relative_table(wavepe.encoding("wavelet").table(100, 16))
     >>> ops.attention(q, k, v, p=table).shape
     torch.Size([2, 4, 100, 16])
     >>> out, lse = ops.attention(q[:, :, -1:], k, v, p=table, return_lse=True)  # the last query
@@ -166,6 +171,13 @@ def attention(
     torch.Size([2, 4, 1])
     """
     compiling = is_compiling()
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        check_tensors(q=q, k=k, v=v)
+    if isinstance(p, tuple):
+        p, first, beyond = with_range("p", p, first, beyond, q, q.dtype)
+    if isinstance(bias, tuple):
+        given = (bias, bias_first, bias_beyond)
+        bias, bias_first, bias_beyond = with_range("bias", *given, q, wide(q))
     if causal is not True and causal is not False:
         causal = flag("causal", causal)
     if not (isinstance(beyond, str) and beyond in BEYOND):
@@ -185,8 +197,6 @@ def attention(
             "a relative_table has its own first and beyond: give them to relative_table",
         )
         beyond = p.beyond
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
-        check_tensors(q=q, k=k, v=v)
     if not (p is q_rel is slopes is key_mask is segments is mask is bias is None):
         _check_optional(p, q_rel, slopes, key_mask, segments, mask, bias)
     if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4):
@@ -216,7 +226,7 @@ def attention(
             few = offset is key_mask is segments is mask is seed is bias is None and not zones
             if few and dropout_p == 0:
                 arguments = arguments[:_FEW]
-            if recorded(q, k, v, p, q_rel, bias):
+            if recorded(q, k, v, arguments[_P], q_rel, bias):
                 out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias)
             else:
                 with below_autograd():
@@ -234,8 +244,6 @@ def attention(
 
 def _check_optional(p: Any, *tensors: Any) -> None:
     if not (p is None or isinstance(p, RelativeTable)):
-        if isinstance(p, tuple):
-            check(False, "p must be a torch.Tensor, got tuple; pass relative_table(*p)")
         check_tensors(p=p)
     names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias")
     for name, x in zip(names, tensors, strict=True):

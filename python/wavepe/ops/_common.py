@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from .. import _checks
+from .._relative_bias import Bias, Table, ranged
 from ._torch_private import under_transforms
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -92,6 +94,31 @@ def check_tensors(**tensors: torch.Tensor) -> None:
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             check(False, f"{name} must be a torch.Tensor, got {type(value).__name__}")
+
+
+def with_range(
+    name: str,
+    given: Any,
+    first: Any,
+    beyond: Any,
+    like: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, Any, Any]:
+    """Return rows, first and beyond of a `Table` or `Bias`; RuntimeError for another tuple.
+
+    Rows in a NumPy array become a tensor of `dtype` on the device of `like`, if that is given.
+    """
+    kind = Table if name == "p" else Bias
+    if not isinstance(given, kind):
+        got = type(given).__name__
+        check(False, f"{name} must be a torch.Tensor, got {got}; pass {kind.__name__}(*{name})")
+    try:
+        rows, first, beyond = ranged(name, given, first, beyond)
+    except ValueError as error:
+        check(False, str(error))
+    if like is not None and isinstance(rows, np.ndarray):
+        rows = torch.from_numpy(rows).to(like.device, dtype)
+    return rows, first, beyond
 
 
 def check_dtype(name: str, x: torch.Tensor, known: Collection[torch.dtype] = FLOATS) -> None:

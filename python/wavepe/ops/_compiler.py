@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from ._marks import add_mark
+
 F = TypeVar("F", bound=Callable[..., Any])
-_waiting: list[Callable[[], Any]] | None = []  # None: the marks have been set
 
 
 def is_compiling() -> bool:
@@ -33,17 +34,9 @@ def before_marked() -> None:
     is_compiling()
 
 
-def set_marks() -> None:
-    """Set the marks that wait, and set later ones at once."""
-    global _waiting
-    waiting, _waiting = _waiting or (), None
-    for mark in waiting:
-        mark()
-
-
 def constant_result(function: F) -> F:
     """Mark a function that a compiler calls while it traces, to take the result as a constant."""
-    _mark(lambda: torch.compiler.assume_constant_result(function))
+    add_mark(lambda: torch.compiler.assume_constant_result(function))
     return function
 
 
@@ -61,14 +54,7 @@ def disable(reason: str) -> Callable[[F], F]:
         def mark() -> None:
             current[0] = torch.compiler.disable(function, reason=reason)
 
-        _mark(mark)
+        add_mark(mark)
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def _mark(mark: Callable[[], Any]) -> None:
-    if _waiting is None:
-        mark()
-    else:
-        _waiting.append(mark)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._relative_bias import BEYOND
+from .._relative_bias import BEYOND, Table
 from ._common import (
     autocast_enabled,
     axis_first,
@@ -21,6 +21,7 @@ from ._common import (
     recorded,
     register_autograd,
     report_out_of_memory,
+    with_range,
 )
 from ._compiler import is_compiling
 from ._torch_private import below_autograd, direct, transformed
@@ -34,7 +35,7 @@ _REAL = (torch.float32, torch.float64)
 
 @report_out_of_memory("relative_bias")
 def relative_bias(
-    q: Tensor, p: Tensor, keys: int, *, first: int = 0, beyond: str = "zero"
+    q: Tensor, p: Tensor | Table, keys: int, *, first: int = 0, beyond: str = "zero"
 ) -> Tensor:
     """Return the relative term of attention scores, query times table row of the distance.
 
@@ -46,8 +47,9 @@ def relative_bias(
     ----------
     q : Tensor (..., m, d), float32, float64, bfloat16 or float16
         Queries. bfloat16 and float16 are computed in float32 and rounded once.
-    p : Tensor (w, d), or (H, w, d) for q (..., H, m, d)
-        The table, in q's dtype. Row r belongs to delta = first + r.
+    p : Tensor (w, d), or (H, w, d) for q (..., H, m, d), or Table
+        The table, in q's dtype. Row r belongs to delta = first + r. A `wavepe.Table` has
+        its own first and beyond.
     keys : int
         The number n of keys.
     first : int
@@ -86,6 +88,9 @@ def relative_bias(
     tensor([[20., 10.,  0.],
             [ 0., 20., 10.]])
     """
+    if isinstance(p, tuple):
+        check_tensors(q=q)
+        p, first, beyond = with_range("p", p, first, beyond, q, q.dtype)
     check_tensors(q=q, p=p)
     check_choice("beyond", beyond, BEYOND)
     compiling = is_compiling()

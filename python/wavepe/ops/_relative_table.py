@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .. import _checks
-from .._relative_bias import BEYOND
+from .._relative_bias import BEYOND, Table
 from ._attention_gpu.zones import block_zones
 from ._common import (
     FLOATS,
@@ -30,6 +30,7 @@ from ._common import (
     in_new_thread,
     integer,
     report_out_of_memory,
+    with_range,
 )
 from ._compiler import before_marked, constant_result, disable
 
@@ -45,7 +46,9 @@ _Zones = list[tuple[np.ndarray, np.ndarray]]
 
 
 @disable("make wavepe.ops.relative_table outside of the compiled function")
-def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> RelativeTable:
+def relative_table(
+    p: Tensor | ArrayLike | Table, first: int = 0, beyond: str = "zero"
+) -> RelativeTable:
     """Return a constant table for `attention`, prepared so that calls are fast.
 
     Make it once, and pass it as ``p=`` to many calls. A table that is trained must be passed as a
@@ -53,8 +56,9 @@ def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") 
 
     Parameters
     ----------
-    p : Tensor or array (w, d), or (H, w, d), any float dtype
-        The table, on any device. Row r belongs to delta = first + r. It is copied.
+    p : Tensor or array (w, d), or (H, w, d), any float dtype, or Table
+        The table, on any device. Row r belongs to delta = first + r. It is copied. A
+        `wavepe.Table` has its own first and beyond.
     first : int
         The delta of the table's first row.
     beyond : "zero" or "edge"
@@ -74,7 +78,7 @@ def relative_table(p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") 
     --------
     >>> import wavepe
     >>> from wavepe import ops
-    >>> table = ops.relative_table(*wavepe.encoding("wavelet").table(1000, 64))
+    >>> table = ops.relative_table(wavepe.encoding("wavelet").table(1000, 64))
     >>> table.first, table.head_size
     (0, 64)
     >>> ops.relative_table([[0.5, 0.0], [0.0, 1.0], [0.5, 0.5]], first=-1, beyond="edge")
@@ -131,7 +135,9 @@ class RelativeTable:
 
     @report_out_of_memory("relative_table")
     @np.errstate(all="ignore")  # scaling may underflow the smallest values
-    def __init__(self, p: Tensor | ArrayLike, first: int = 0, beyond: str = "zero") -> None:
+    def __init__(self, p: Tensor | ArrayLike | Table, first: int = 0, beyond: str = "zero") -> None:
+        if isinstance(p, Table):
+            p, first, beyond = with_range("p", p, first, beyond)
         values = _values(p)
         check(
             values.ndim in (2, 3),

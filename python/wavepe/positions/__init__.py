@@ -1,28 +1,29 @@
-"""Encodings applied to queries, keys and scores in torch, for nn, hf and fairseq.
+"""Encodings applied to embeddings, queries, keys and scores in torch, for nn, hf and fairseq.
 
-attention.py    one class for each entry point of an encoding; `position_encoding` chooses it
+attention.py    the encoding of an attention layer as a module
+scores.py       what an encoding adds to the scores of a layer
+learned.py      parameters, and what encodings make of them
 rotation.py     rotary frequencies, fixed or following the length, and angles of positions [R]
 absolute.py     vectors that are added to token embeddings
 tables.py       tensors that NumPy computes once for a length; constant rows in a compiler's graph
 compiled.py     attention with a constant table in a compiler's graph
 """
 
-from .attention import (
-    CacheState,
-    Learned,
-    PositionEncoding,
-    check_learned,
-    learned_arguments,
-    position_encoding,
-)
+from .attention import CacheState, PositionEncoding, check_in_attention, joined_terms
+from .learned import Learned, LearnedTerms, Terms, named_as_in
 from .rotation import Rotation
+from .scores import Rotated, Scores
 
 __all__ = [
     "CacheState",
     "Learned",
+    "LearnedTerms",
     "PositionEncoding",
+    "Rotated",
     "Rotation",
-    "check_learned",
-    "learned_arguments",
-    "position_encoding",
+    "Scores",
+    "Terms",
+    "check_in_attention",
+    "joined_terms",
+    "named_as_in",
 ]

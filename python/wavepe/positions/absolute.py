@@ -7,19 +7,22 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding
+from ..encodings.base import combine
 from .tables import LARGEST_TABLE, build_once, encoding_named, keep_by_length, name_of
 
 
 class AbsoluteVectors:
-    """The vectors that an absolute encoding adds to token embeddings, as tensors.
+    """The vectors that an encoding adds to token embeddings, as tensors.
 
     Attributes
     ----------
     encoding : Encoding
+        The parts that add vectors.
     """
 
     def __init__(self, encoding: Encoding, dim: int, trained_length: int | None) -> None:
-        self.encoding, self._name = encoding, name_of(encoding)
+        self.encoding = combine([(part, None) for part in encoding.parts if part.adds])
+        self._name = name_of(self.encoding)
         self.dim, self.trained_length = dim, trained_length
         self.length: int | None = None
         short, long = (self._of_row(np.array([1]), (trained_length or 1) * n) for n in (2, 4))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._wavelet_registered import registrations
-from ..encodings import Encoding
+from ..encodings import Bias, Encoding
 from ..encodings import encoding as read_encoding
 from ..ops._common import in_new_thread
 from ..ops._relative_table import RelativeTable, relative_table
@@ -83,14 +83,29 @@ def constant_table(keys: int, encoding: Encoding, head_dim: int, causal: bool) -
 def constant_bias(
     keys: int,
     encoding: Encoding,
-    heads: int,
     causal: bool,
+    heads: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, int, str]:
+) -> Bias:
     """Return a bias with a number for every distance among `keys` tokens, as `Encoding.bias`."""
     bias, first, beyond = encoding.bias(keys, heads, causal=causal)
-    return torch.from_numpy(bias).to(device, dtype), first, beyond
+    return Bias(torch.from_numpy(bias).to(device, dtype), first, beyond)
+
+
+def rows_of_all(rows: Tensor, first: int, beyond: str, causal: bool, keys: int) -> Tensor:
+    """Return rows (..., w', d) of all distances among `keys` tokens from rows (..., w, d).
+
+    The first row is that of the distance `first`. The result begins at 0 if `causal`, else at
+    1 - keys.
+    """
+    place = torch.arange(0 if causal else 1 - keys, keys, device=rows.device) - first
+    count = rows.shape[-2]
+    if count == 0:
+        return rows.new_zeros((*rows.shape[:-2], len(place), rows.shape[-1]))
+    found = rows.index_select(-2, place.clamp(0, count - 1))
+    outside = (place < 0) | (place >= count)
+    return found if beyond == "edge" else found.masked_fill(outside[:, None], 0)
 
 
 # ---- for a compiler's graph: operators take names of encodings, because they take no objects ----
@@ -117,29 +132,37 @@ def encoding_named(name: str) -> Encoding:
 
 @torch.library.custom_op("wavepe_nn::constant_rows", mutates_args=())
 def _constant_rows(
-    name: str, causal: bool, keys: int, size: int, dtype: torch.dtype, device: torch.device
+    name: str,
+    term: str,
+    causal: bool,
+    keys: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     """Return a row for each distance: 0..keys-1 if `causal`, else 1-keys..keys-1.
 
-    `size` is the size of a row: the head size for a table, and the number of heads for a bias.
+    `term` is "table" or "bias", and `size` the size of a row: the head size for a table, and the
+    number of heads for a bias.
     """
     encoding = encoding_named(name)
-    if encoding.entry == "bias":
-        bias, first, beyond = constant_bias(keys, encoding, size, causal, dtype, device)
+    if term == "bias":
+        bias, first, beyond = constant_bias(keys, encoding, causal, size, dtype, device)
         rows = bias.T
     else:
         table = constant_table(keys, encoding, size, causal)
         (rows, first, _), beyond = table.tensors(dtype, device), table.beyond
-    place = torch.arange(0 if causal else 1 - keys, keys, device=device) - first
-    if not len(rows):
-        return rows.new_zeros((len(place), size))
-    found = rows[place.clamp(0, len(rows) - 1)]
-    outside = (place < 0) | (place >= len(rows))
-    return found if beyond == "edge" else found.masked_fill(outside[:, None], 0)
+    return rows_of_all(rows, first, beyond, causal, keys)
 
 
 @_constant_rows.register_fake
 def _(
-    name: str, causal: bool, keys: int, size: int, dtype: torch.dtype, device: torch.device
+    name: str,
+    term: str,
+    causal: bool,
+    keys: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     return torch.empty((keys if causal else 2 * keys - 1, size), dtype=dtype, device=device)

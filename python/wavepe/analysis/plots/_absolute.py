@@ -46,9 +46,7 @@ def absolute(
         A spec or a size is wrong.
     """
     need_matplotlib()
-    found = _parts.encodings_of(
-        encodings, "an absolute encoding", lambda encoding: encoding.entry == "absolute"
-    )
+    found = _parts.encodings_of(encodings, "an absolute encoding", lambda encoding: encoding.adds)
     length = _parts.size("length", length, 2, 4096)
     dim = _parts.size("dim", dim, 1, _parts.MOST_DIMS)
     panels: list[dict[str, Any]] = [

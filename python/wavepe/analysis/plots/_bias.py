@@ -51,7 +51,7 @@ def bias(
     found = _parts.encodings_of(
         encodings,
         "an encoding with slopes or biases",
-        lambda encoding: encoding.entry in ("slope", "bias"),
+        lambda encoding: {"slopes", "bias"} & set(encoding.terms),
     )
     length = _parts.size("length", length, 2, _parts.MOST_TOKENS)
     heads = _parts.size("heads", heads, 1, _parts.MOST_HEADS)
@@ -80,10 +80,13 @@ def bias(
 
 def _values(encoding: Encoding, length: int, heads: int) -> np.ndarray:
     """Return the bias of each head and distance, (heads, length)."""
-    if encoding.entry == "slope":
-        return -encoding.slopes(heads)[:, None] * np.arange(length)
+    sloping: Any = 0.0
+    if "slopes" in encoding.terms:
+        sloping = -encoding.slopes(heads)[:, None] * np.arange(length)
+    if "bias" not in encoding.terms:
+        return sloping
     values, first, beyond = encoding.bias(length, heads)
     places = np.arange(length) - first
     inside = places < values.shape[1]
     held = values[:, np.minimum(places, values.shape[1] - 1)]
-    return held if beyond == "edge" else np.where(inside, held, 0.0)
+    return sloping + (held if beyond == "edge" else np.where(inside, held, 0.0))

@@ -73,7 +73,7 @@ def decay(
     looks = line_looks([line["encoding"] for line in lines])
     for look, encoding, line in zip(looks, found, lines, strict=True):
         # A sinusoid covers the rope of its base. Drawn as a wide band, both are visible.
-        band = encoding.entry == "absolute"
+        band = encoding.adds
         axes.plot(distance[1:], line["product"][1:], color=look["color"],
             linewidth=5 if band else 1.1, alpha=0.5 if band else 1,
             label=_parts.name_of(str(encoding), 100))  # fmt: skip
@@ -94,7 +94,7 @@ def decay(
 def _vectors(encoding: Encoding, positions: np.ndarray, dim: int) -> np.ndarray:
     """Return the vectors of an absolute encoding, or rotated vectors of ones, (positions, dim)."""
     length = len(positions)
-    if encoding.entry == "absolute":
+    if encoding.adds:
         return encoding.absolute(positions, dim, length=length)
     table = encoding.rope_table(positions, dim, length=length, trained_length=length)
     return wavepe.rope(np.ones((length, dim)), *table)
@@ -140,21 +140,19 @@ def wavelengths(
         A spec or a size is wrong.
     """
     need_matplotlib()
-    found: list[Any] = _parts.encodings_of(
-        encodings, "rope", lambda encoding: encoding.entry == "rotary"
-    )
+    found: list[Any] = _parts.encodings_of(encodings, "rope", lambda encoding: encoding.rotates)
     length = _checks.integer("length", length, 1)
     dim = _parts.size("dim", dim, 2, _parts.MOST_DIMS)
     lines = []
     for encoding in found:
-        frequencies, _ = encoding.frequencies(dim, length=length, trained_length=length)
+        frequencies, _ = encoding.rotary.frequencies(dim, length=length, trained_length=length)
         with np.errstate(divide="ignore"):
             wavelength = 2 * np.pi / frequencies
         lines.append(
             {
                 "encoding": str(encoding),
                 "wavelength": wavelength,
-                "predicted_band": _band(encoding, dim, length),
+                "predicted_band": _band(encoding.rotary, dim, length),
             }
         )
 

@@ -197,7 +197,7 @@ def table(
     """
     need_matplotlib()
     chosen = _parts.encoding_of(
-        encoding, "a relative encoding", lambda encoding: encoding.entry == "relative"
+        encoding, "a relative encoding", lambda encoding: "table" in encoding.terms
     )
     length = _parts.size("length", length, 2, 2048)
     dim = _head_size(chosen, dim, 128)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..environment import environment
 from ..errors import CommandError, UsageError
 from .data import Text, evaluation_bytes
 from .folder import RunFolder, model_name
-from .plan import plan_of
+from .plan import Listener, plan_of
 from .report import summary_of
 from .rows import Row
 from .settings import Settings, hints
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from ..device import Device
 
 Result = dict[str, Any]
-
-
-class Listener(Protocol):
-    """Receives the progress of a model: a `progress.ModelReport`, or a worker's pipe to one."""
-
-    def stage(self, after: int) -> None: ...
-    def starts_at(self, step: int) -> None: ...
-    def step(self, step: int, loss: float) -> None: ...
-    def evaluating(self, spec: str) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def evaluate(
         result: dict[str, Any] = {"perplexity": by_protocol[settings.protocols[0]]}
         if len(by_protocol) > 1:
             result["protocols"] = by_protocol
-        if settings.bands and wavepe.encoding(spec).entry == "rotary":
+        if settings.bands and wavepe.encoding(spec).rotates:
             result["bands"] = _bands(model, spec, held_out, settings, device, kept or {})
     return result
 
@@ -116,7 +116,7 @@ def _bands(
     kept: Mapping[int, Path],
 ) -> dict[str, Any]:
     """Return the predicted band, and the measured band of keys at the end and at kept steps [F]."""
-    theta = getattr(wavepe.encoding(spec), "theta", None) or DEFAULT_THETA
+    theta = getattr(wavepe.encoding(spec).rotary, "theta", None) or DEFAULT_THETA
     return {
         "predicted": predicted_band(settings.head_dim, theta, settings.train_length),
         "key": _band(model, tokens, settings),

@@ -1,11 +1,22 @@
-"""The plan of one training, from the settings of its comparison."""
+"""The plan of one training, from the settings of its comparison, and who hears of its progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from .settings import Settings
+
+
+class Listener(Protocol):
+    """Receives the progress of a model: a `progress.ModelReport`, or a worker's pipe to one."""
+
+    def stage(self, after: int) -> None: ...
+    def starts_at(self, step: int) -> None: ...
+    def step(self, step: int, loss: float) -> None: ...
+    def evaluating(self, spec: str) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,26 @@ PRESETS: dict[str, Preset] = {
         },
         FACTORS_TO_16,
     ),
+    "combinations": Preset(
+        "combinations and hybrids of RoPE and wavelets, and what wavelets can learn",
+        {
+            "encodings": [
+                "rope",
+                "alibi",
+                "transformer_xl",
+                "wavelet:scales=6",
+                "wavelet:scales=6,biases=true,projection=true",
+                "rope+alibi",
+                "rope+wavelet:scales=6",
+                "rope:fraction=0.25+wavelet:scales=6",
+                "rope:fraction=0.25+wavelet:scales=6,biases=true,projection=true",
+                "rope@::2+wavelet:scales=6@1::2",
+                "rope@::2",
+            ],
+            "seeds": 3,
+        },
+        FACTORS_TO_16,
+    ),
     "tasks": Preset(
         "three retrieval tasks, which need far tokens",
         {

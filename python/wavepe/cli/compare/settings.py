@@ -225,7 +225,7 @@ def _check_task(settings: Settings) -> None:
 
 
 def _check_bands(settings: Settings) -> None:
-    rotary = [row.read for row in settings.rows if row.read.entry == "rotary"]
+    rotary = [row.read.rotary for row in settings.rows if row.read.rotates]
     if not rotary:
         raise UsageError("--bands: needs a row that is evaluated with a rotary encoding")
     for encoding in rotary:
@@ -282,23 +282,25 @@ def _check_fit(row: Row, settings: Settings) -> None:
 def _compute_ends(encoding: Encoding, settings: Settings, longest: int) -> None:
     ends = np.array([0, longest - 1])
     around = {"length": longest, "trained_length": settings.train_length}
-    if encoding.entry == "absolute":
-        encoding.absolute(ends, settings.hidden, **around)
-    elif encoding.entry == "rotary":
-        encoding.rope_table(ends, settings.head_dim, **around)
-    elif encoding.entry == "relative":
-        encoding.table(
-            2, settings.head_dim
-        )  # errors depend on the head size; the whole table may be large
-    elif encoding.entry == "slope":
-        encoding.slopes(settings.heads)
-    elif encoding.entry == "bias":
-        encoding.bias(2, settings.heads)
+    for layer in range(settings.layers):  # raises if the layers do not fit
+        encoding.at(layer, settings.layers)
+    for part in encoding.parts:
+        if part.adds:
+            part.absolute(ends, settings.hidden, **around)
+        if part.rotates:
+            part.rope_table(ends, settings.head_dim, **around)
+        # errors depend on the sizes of heads; a whole table may be large
+        if "table" in part.terms:
+            part.table(2, settings.head_dim)
+        if "slopes" in part.terms:
+            part.slopes(settings.heads)
+        if "bias" in part.terms:
+            part.bias(2, settings.heads)
 
 
 def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:
     """Return the shape of each learned parameter, by name."""
-    if not encoding.learned:
+    if not encoding.learns:
         return {}
     initial = encoding.parameters(settings.head_dim, settings.heads)
     return {name: np.shape(value) for name, value in initial.items()}

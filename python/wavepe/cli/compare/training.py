@@ -21,9 +21,8 @@ import wavepe.hf
 from ..._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interrupt
 from ..device import CPU, Device
 from ..errors import CommandError, UsageError
-from .comparison import Listener
 from .data import batch_at
-from .plan import Plan
+from .plan import Listener, Plan
 from .settings import Settings
 from .tasks import TASKS
 

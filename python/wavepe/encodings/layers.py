@@ -1,0 +1,59 @@
+"""The layers of a part, as a spec names them after @: indices or slices of Python, joined by dots.
+
+``0``, ``-1``, ``0.3.5``, ``::2``, ``1::2``, ``-4:`` and ``:4.-1`` are examples.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_ITEM = re.compile(r"-?[0-9]+|(?P<start>-?[0-9]+)?:(?P<stop>-?[0-9]+)?(?::(?P<step>-?[0-9]+)?)?")
+
+
+def layers_of(place: str, layers: int) -> frozenset[int]:
+    """Return the indices that `place` names in a model of so many layers.
+
+    Raises
+    ------
+    ValueError
+        If the text does not have this form, or an index is not a layer of the model. A slice may
+        reach beyond the layers, as in Python.
+    """
+    found: set[int] = set()
+    for item in place.split("."):
+        if ":" not in item:
+            index = _read_item(place, item)
+            if not -layers <= index < layers:
+                raise ValueError(
+                    f"@{place} names layer {index}, but the model has the layers 0..{layers - 1}"
+                )
+            found.add(index % layers)
+        else:
+            found.update(range(layers)[_read_item(place, item)])
+    return frozenset(found)
+
+
+def check_layers(place: str) -> str:
+    """Return the text if it names layers; ValueError if it has another form."""
+    if not isinstance(place, str):
+        raise TypeError(f"layers must be text such as '::2', got {place!r}")
+    for item in place.split("."):
+        _read_item(place, item)
+    return place
+
+
+def _read_item(place: str, item: str) -> Any:
+    """Return the index or the slice that an item of `place` stands for."""
+    found = _ITEM.fullmatch(item)
+    if found is None:
+        raise ValueError(
+            f"@{place} must name layers by indices or slices, joined by dots, such as @0.3, @::2 "
+            f"or @-4:; got {item!r}"
+        )
+    if ":" not in item:
+        return int(item)
+    start, stop, step = (None if x is None else int(x) for x in found.groups())
+    if step == 0:
+        raise ValueError(f"@{place}: the step of a slice must not be 0")
+    return slice(start, stop, step)

@@ -1,0 +1,300 @@
+"""What an encoding can do: the methods of `Encoding`, which a class overrides where they apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import _checks
+from .._relative_bias import Bias, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What an encoding can add to the scores. A method has the name of its term; a learned term has a
+# method learned_<term>, too.
+TERMS = ("table", "slopes", "bias")
+
+
+class Query(NamedTuple):
+    """What an encoding learns for the queries: score = ((q + u).k + ((q + v) W).p) / sqrt(d).
+
+    Parameters
+    ----------
+    u, v : Tensor (heads, head_dim), optional
+        What is added to the queries of the keys and of the table. None adds nothing.
+    projection : Tensor (heads, head_dim, head_dim), optional
+        The matrix W of each head. None is the identity.
+
+    Examples
+    --------
+    >>> from wavepe.encodings import Query
+    >>> Query(u=[[0.5, 0.0]]).projection is None
+    True
+    """
+
+    u: Tensor | None = None
+    v: Tensor | None = None
+    projection: Tensor | None = None
+
+
+class Methods:
+    """The methods that say what an encoding does. Here none applies."""
+
+    name: ClassVar[str]
+    learned: bool = False
+
+    @property
+    def adds(self) -> bool:
+        """Whether vectors are added to the token embeddings."""
+        return self._has("absolute")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether q and k are rotated."""
+        return self._has("rope_table")
+
+    @property
+    def learns(self) -> tuple[str, ...]:
+        """What a model trains: a selection of "table", "bias" and "query"."""
+        if not self.learned:
+            return ()
+        return tuple(key for key in ("table", "bias", "query") if self._has(f"learned_{key}"))
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What is added to the scores: a selection of "table", "slopes" and "bias"."""
+        learns = self.learns
+        return tuple(term for term in TERMS if term in learns or self._has(term))
+
+    def _has(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(Methods, method)
+
+    def absolute(
+        self,
+        positions: ArrayLike,
+        dim: int,
+        *,
+        length: int | None = None,
+        trained_length: int | None = None,
+    ) -> np.ndarray:
+        """Return the vectors to add to the token embeddings.
+
+        Parameters
+        ----------
+        positions : integer array (...) or scalar
+            Positions of tokens, counted from 0.
+        dim : int
+            Size of the token embeddings.
+        length : int, optional
+            Length of the current sequence; None is the largest position + 1. Many encodings do
+            not depend on it.
+        trained_length : int, optional
+            Length of the sequences in training. Many encodings do not depend on it.
+
+        Returns
+        -------
+        vectors : array (..., dim), float64
+        """
+        self._does_not_apply("absolute")
+
+    def rope_table(
+        self,
+        positions: ArrayLike,
+        head_dim: int,
+        *,
+        length: int | None = None,
+        trained_length: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cosines and sines that rotate q and k at inference.
+
+        Parameters
+        ----------
+        positions : integer array (...) or scalar
+            Positions of tokens.
+        head_dim : int
+            Head size.
+        length : int, optional
+            Length of the whole current sequence; None is the largest position + 1. It matters
+            only for encodings whose frequencies follow the length. A decoding step with a cache
+            must give it.
+        trained_length : int, optional
+            Length of the sequences in training, for the encodings that need it.
+
+        Returns
+        -------
+        cos, sin : arrays (..., pairs), float32
+        """
+        self._does_not_apply("rope_table")
+
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
+        """Return the table p of a relative encoding, a row for each distance.
+
+        Parameters
+        ----------
+        length : int
+            Length of the sequence.
+        head_dim : int
+            Head size.
+        causal : bool
+            True needs the distances delta = 0..length-1 only. False also needs the negative ones,
+            from 1-length.
+
+        Returns
+        -------
+        p : array (w, head_dim), float32
+            The rows of delta = first..first+w-1. There may be fewer rows than distances. A learned
+            encoding returns its initial values.
+        first : int
+            The delta of the first row.
+        beyond : str
+            What stands for rows outside the table: "zero" or "edge" (the nearest row).
+        """
+        return Table(*self._initial_term("table", length, causal, head_dim=head_dim))
+
+    def slopes(self, heads: int) -> np.ndarray:
+        """Return the slope of each head; the score loses slope * abs(delta).
+
+        Parameters
+        ----------
+        heads : int
+            Number of query heads.
+
+        Returns
+        -------
+        slopes : array (heads,), float64
+        """
+        self._does_not_apply("slopes")
+
+    def bias(self, length: int, heads: int, *, causal: bool = True) -> Bias:
+        """Return the bias of each head and distance; it is added to the score and not scaled.
+
+        Parameters
+        ----------
+        length : int
+            Length of the sequence.
+        heads : int
+            Number of query heads.
+        causal : bool
+            As in `table`.
+
+        Returns
+        -------
+        b : array (heads, w), float64
+            The numbers of delta = first..first+w-1. A learned encoding returns its initial values.
+        first : int
+            The delta of the first number.
+        beyond : str
+            What stands for numbers outside the bias: "zero" or "edge" (the nearest number).
+        """
+        return Bias(*self._initial_term("bias", length, causal, heads=heads))
+
+    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+        """Return the names and initial values of what a learned encoding learns.
+
+        The front end makes tensors of them, owns them and trains them.
+
+        Parameters
+        ----------
+        head_dim : int
+            Head size.
+        heads : int
+            Number of query heads.
+
+        Returns
+        -------
+        parameters : dict of str to array, float64
+            In a combination a name is <part>.<parameter>.
+        """
+        self._learns_not("parameters", "nothing")
+
+    def learned_table(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> Table:
+        """Return the table of a learned encoding for its parameters. It needs torch.
+
+        Parameters
+        ----------
+        length : int
+            Length of the sequence.
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+        causal : bool
+            As in `table`.
+
+        Returns
+        -------
+        p : Tensor (w, head_dim), or (heads, w, head_dim) with a table for each head
+            In the dtype of the parameters, and differentiable in them.
+        first : int
+            As in `table`.
+        beyond : str
+            As in `table`.
+        """
+        self._learns_not("learned_table", "no table")
+
+    def learned_bias(
+        self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
+    ) -> Bias:
+        """Return the bias of a learned encoding for its parameters. It needs torch.
+
+        Parameters
+        ----------
+        length, parameters, causal
+            As in `learned_table`.
+
+        Returns
+        -------
+        b : Tensor (heads, w)
+            In the dtype of the parameters, and differentiable in them.
+        first : int
+            As in `bias`.
+        beyond : str
+            As in `bias`.
+        """
+        self._learns_not("learned_bias", "no bias")
+
+    def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
+        """Return what a learned encoding does to the queries; `Query` has the formula.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+
+        Returns
+        -------
+        u, v, projection : Tensors, or None
+            As in `Query`.
+        """
+        self._learns_not("learned_query", "nothing for the queries")
+
+    def _initial_term(
+        self, term: str, length: int, causal: bool, head_dim: int = 2, heads: int = 1
+    ) -> tuple[np.ndarray, int, str]:
+        """Return a learned term at the initial values, for classes that write it in torch only."""
+        if term not in self.learns:
+            self._does_not_apply(term)
+        length = _checks.integer(f"{self.name} length", length, 1)
+        causal = _checks.flag("causal", causal)
+        import torch
+
+        initial = self.parameters(head_dim, heads)
+        given = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
+        found, first, beyond = getattr(self, f"learned_{term}")(length, given, causal=causal)
+        return found.numpy().astype(np.float32 if term == "table" else np.float64), first, beyond
+
+    def _does_not_apply(self, method: str) -> NoReturn:
+        own = ["absolute"] * self.adds + ["rope_table"] * self.rotates + [*self.terms]
+        raise NotImplementedError(
+            f"{method}() does not apply to the encoding {self.name!r}: it has "
+            f"{' and '.join(f'{key}()' for key in own) or 'no such method'}"
+        )
+
+    def _learns_not(self, method: str, learned: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() does not apply to the encoding '{self}': it learns {learned}"
+        )

@@ -1,0 +1,117 @@
+"""The register of encodings, for those of wavepe and those of users."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from .. import _wavelet_registered
+from .base import Encoding, known
+from .spec import is_word
+
+E = TypeVar("E", bound=Encoding)
+
+_METHODS = ("absolute", "rope_table", "table", "slopes", "bias")
+_LEARNED = ("learned_table", "learned_bias", "learned_query")
+
+
+def register_encoding(cls: type[E]) -> type[E]:
+    """Register your own encoding class under its `name`; it can be used as a decorator.
+
+    Then `wavepe.encoding`, the modules, Hugging Face models, fairseq and ``wavepe compare`` accept
+    the name.
+
+    Parameters
+    ----------
+    cls : type
+        A class derived from `Encoding` or from a known encoding. It has a `name` and the methods
+        that say what it does: one or several of `absolute`, `table`, `slopes`, `bias`,
+        `learned_table`, `learned_bias` and `learned_query`. A rotary class derives from `RoPE` and
+        overrides `frequencies`. The annotated attributes of the class are its options. Each needs
+        a default, and values must have its type; `option` declares another check. The class
+        becomes a frozen dataclass. A class that is defined a second time replaces the first.
+
+    Returns
+    -------
+    cls : type
+        The same class.
+
+    Raises
+    ------
+    TypeError
+        If the class does not have this form.
+    ValueError
+        If another class has the name, or if the name holds a blank or one of ``: , = + @``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import wavepe
+    >>> from wavepe.encodings import Encoding
+    >>> @wavepe.register_encoding
+    ... class Even(Encoding):
+    ...     name = "even"
+    ...     slope: float = 0.1
+    ...     def slopes(self, heads):
+    ...         return np.full(heads, self.slope)
+    >>> wavepe.encoding("even:slope=0.5").slopes(2)
+    array([0.5, 0.5])
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise TypeError(f"register_encoding needs a class derived from Encoding, got {cls!r}")
+    if "__dataclass_params__" not in cls.__dict__:
+        cls = dataclasses.dataclass(frozen=True)(cls)
+    _check_class(cls)
+    old = known.get(cls.name)
+    if old and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"encoding name {cls.name!r} is taken by {old.__module__}; choose another")
+    known[cls.name] = cls
+    _wavelet_registered.note_registration()
+    return cls
+
+
+def known_encodings() -> tuple[str, ...]:
+    """Return the names that `encoding` knows, in the order of their registration.
+
+    Returns
+    -------
+    names : tuple of str
+
+    Examples
+    --------
+    >>> from wavepe.encodings import known_encodings
+    >>> "wavelet" in known_encodings()
+    True
+    """
+    return tuple(known)
+
+
+def _check_class(cls: Any) -> None:
+    if not is_word(getattr(cls, "name", None)):
+        given = getattr(cls, "name", None)
+        raise ValueError(f"{cls.__name__}.name must hold no blank and no : , = + @; got {given!r}")
+
+    def has(method: str) -> bool:
+        return getattr(cls, method) is not getattr(Encoding, method)
+
+    learned = [method for method in _LEARNED if has(method)]
+    if not learned and not any(map(has, _METHODS)):
+        raise TypeError(f"{cls.__name__} needs one of the methods {', '.join(_METHODS + _LEARNED)}")
+    if has("rope_table") and not (hasattr(cls, "frequencies") and hasattr(cls, "interleaved")):
+        raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
+    fields = dataclasses.fields(cls)
+    optional = has("learns") or any(field.name == "learned" for field in fields)
+    if cls.learned is False and (learned or has("parameters")) and not optional:
+        given = (learned or ["parameters"])[0]
+        raise TypeError(f"{cls.__name__} has {given}() and needs learned = True")
+    if cls.learned is not False and not (learned and has("parameters")):
+        raise TypeError(
+            f"{cls.__name__} is learned and needs parameters() and one of {', '.join(_LEARNED)}"
+        )
+    for field in fields:
+        if field.default is dataclasses.MISSING:
+            raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")
+        taken = hasattr(Encoding, field.name) and field.name != "learned"
+        if taken or field.name in ("name", "version", "spec"):
+            raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
+    cls()  # raises if a default does not pass its check

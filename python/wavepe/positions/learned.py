@@ -1,0 +1,206 @@
+"""Parameters of learned encodings, and what the parts of an encoding make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings import Bias, Encoding, Query, Table
+from ..encodings.base import Combination
+from ..ops._common import full_precision
+from ..ops._torch_private import version
+from .tables import capacity_for
+
+
+class LearnedTerms(NamedTuple):
+    """What one part of an encoding makes of its parameters; None for what it does not learn."""
+
+    table: Table | None = None
+    bias: Bias | None = None
+    query: Query | None = None
+
+
+Terms = Mapping[str, LearnedTerms]  # the name of a part -> what it has learned
+
+
+class LearnedCache:
+    """Tables and biases of a generation: they are the same in many steps."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[tuple, Any]] = {}
+
+
+class Learned(nn.Module):
+    """The parameters of an encoding: of all its parts, or those that layers share, or one layer's.
+
+    A part of a combination is a submodule with the name of the part. The parameters are
+    float32 in a model of bfloat16 or float16, because bfloat16 would round away a training step of
+    a shift. In a float64 model they are float64.
+
+    Parameters
+    ----------
+    encoding : Encoding
+    head_dim, heads : int
+    causal : bool
+        Whether tables have distances from 0 on only.
+    layer : bool, optional
+        True: the parameters that each layer has for itself. False: those that layers share. None:
+        all of them.
+    device, dtype : optional
+        Of the parameters.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        head_dim: int,
+        heads: int,
+        causal: bool,
+        *,
+        layer: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self._head_dim, self._heads, self._causal, self._layer = head_dim, heads, causal, layer
+        self._parts: list[str] = []  # of a combination: those that have parameters here
+        if isinstance(encoding, Combination):
+            for part in encoding.parts:
+                place: dict[str, Any] = {"layer": layer, "device": device, "dtype": dtype}
+                learned = Learned(part, head_dim, heads, causal, **place)
+                if learned.has_parameters:
+                    self._parts.append(part.name)
+                    self.add_module(part.name, learned)
+        dtype = dtype or torch.get_default_dtype()
+        dtype = torch.float32 if _is_narrow(dtype) else dtype
+        initial = self.initial()
+        for name, value in initial.items():
+            empty = torch.empty(value.shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+        self._names = tuple(initial)
+        # Where only some parameters are here, table and bias read those that layers share, and the
+        # query reads those of the layer.
+        whole = initial and len(initial) == len(encoding.parameters(head_dim, heads))
+        here = (("table", "bias"), ("query",))[bool(layer)]
+        self._reads = tuple(term for term in encoding.learns if whole or term in here)
+        self.reset_parameters()
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether anything is learned here."""
+        return bool(self._names or self._parts)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        def without_narrow_casts(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            return tensor.to(result.device) if _is_narrow(result.dtype) else result
+
+        return super()._apply(without_narrow_casts, recurse)
+
+    def initial(self) -> dict[str, Tensor]:
+        """Return the initial values of the parameters of this module itself, float64."""
+        encoding = self.encoding
+        if isinstance(encoding, Combination) or not encoding.learns:
+            return {}
+        found = encoding.parameters(self._head_dim, self._heads)
+        for name in encoding.per_layer:
+            if name not in found:
+                raise ValueError(
+                    f"'{encoding}' names {name} in per_layer, but it has {', '.join(found)}"
+                )
+        return {
+            name: torch.from_numpy(value)
+            for name, value in found.items()
+            if self._layer is None or self._layer == (name in encoding.per_layer)
+        }
+
+    def reset_parameters(self) -> None:
+        """Set the parameters, if any, to their initial values."""
+        for name in self._parts:
+            part: Any = getattr(self, name)
+            part.reset_parameters()
+        with torch.no_grad():
+            for name, value in self.initial().items():
+                getattr(self, name).copy_(value)
+
+    def forward(self, keys: int, cache: LearnedCache | None = None) -> dict[str, LearnedTerms]:
+        """Return what the parts make of the parameters here, for `keys` tokens.
+
+        It is the module's forward so that wrappers such as PEFT's and FSDP2's see it. It takes no
+        queries, because several layers may share this module. FSDP2 sums the gradients of a module
+        as soon as backward has left its inputs. With queries it would leave after one layer, and
+        drop the gradients of the others.
+
+        Parameters
+        ----------
+        keys : int
+            The number of tokens.
+        cache : LearnedCache, optional
+            Of a generation.
+        """
+        found: dict[str, LearnedTerms] = {}
+        for part in self._parts:
+            found |= getattr(self, part)(keys, cache)
+        if not self._names:
+            return found
+        encoding, reads = self.encoding, self._reads
+        parameters = {name: getattr(self, name) for name in self._names}
+        table = bias = query = None
+        if "table" in reads:
+            table = Table(*self._kept(encoding.learned_table, parameters, keys, cache))
+        if "bias" in reads:
+            bias = Bias(*self._kept(encoding.learned_bias, parameters, keys, cache))
+        if "query" in reads:
+            # Copies, because FSDP2 frees the memory of parameters after this function.
+            asked = encoding.learned_query(parameters)
+            query = Query(*(x if x is None else x.clone() for x in asked))
+        found[encoding.name] = LearnedTerms(table, bias, query)
+        return found
+
+    def _kept(
+        self,
+        learned: Callable[..., Any],
+        parameters: dict[str, Tensor],
+        keys: int,
+        cache: LearnedCache | None,
+    ) -> Any:
+        """Return a table or bias of these parameters, computed once for many steps."""
+
+        def compute(keys: int) -> Any:
+            # Without autocast, which would round products inside the encoding to bfloat16.
+            with full_precision(next(iter(parameters.values())).device.type):
+                rows, first, beyond = learned(keys, parameters, causal=self._causal)
+            # An encoding may return a parameter, whose memory FSDP2 frees after `forward`.
+            return rows.clone(), first, beyond
+
+        # A compiler cannot trace `is_inference`, so it comes last. Inference tensors have no
+        # version.
+        generating = cache is not None and not torch.is_grad_enabled()
+        if not generating or any(x.is_inference() for x in parameters.values()):
+            return compute(keys)
+        assert cache is not None
+        capacity = capacity_for(keys)
+        current = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
+        key = f"{self.encoding.name} {learned.__name__}"
+        if key not in cache.found or cache.found[key][0] != current:
+            try:
+                cache.found[key] = current, compute(capacity)
+            except ValueError:  # an encoding may have fewer positions than the capacity
+                return compute(keys)
+        return cache.found[key][1]
+
+
+def named_as_in(whole: Encoding, one: Encoding) -> Encoding:
+    """Return the encoding of a layer, with parameters that are named as those of the model are."""
+    if not isinstance(whole, Combination):
+        return one
+    return Combination(tuple((part, None) for part in one.parts))
+
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    """Tell whether a dtype has fewer bits than float32: bfloat16, float16, float8."""
+    return dtype.is_floating_point and dtype.itemsize < 4
