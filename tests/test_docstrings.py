@@ -53,6 +53,8 @@ def test_examples_of_a_folder_run(folder, registers):
 @pytest.mark.parametrize("name", PUBLIC)
 def test_parameters_are_described(name):
     sections = re.split(r"\n\n(\w+)\n-+\n", inspect.getdoc(PUBLIC[name]))
-    parameters = dict(zip(sections[1::2], sections[2::2], strict=True)).get("Parameters", "")
+    of_tuple = isinstance(PUBLIC[name], type) and issubclass(PUBLIC[name], tuple)
+    wanted = "Attributes" if of_tuple else "Parameters"
+    parameters = dict(zip(sections[1::2], sections[2::2], strict=True)).get(wanted, "")
     headings = re.findall(r"^(\S[^:\n]*)", parameters, re.M)
     assert set(inspect.signature(PUBLIC[name]).parameters) <= set(re.findall(r"\w+", str(headings)))

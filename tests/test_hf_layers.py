@@ -148,6 +148,24 @@ def test_set_theta_of_a_part():
             logits(model, IDS, past_key_values=cache)
 
 
+@pytest.mark.parametrize(
+    ("filled", "read"),
+    [
+        ("rope:theta=100", "rope:theta=100@0"),
+        ("rope@0+alibi@1", "rope@1+alibi@0"),
+        ("rope+alibi", "rope"),
+        (f"rope+{WAVELET}", "rope+wavelet:scales=2"),
+    ],
+)
+def test_a_cache_of_other_parts_or_layers_is_refused(filled, read):
+    model = wavepe.hf.patch(tiny(), filled)
+    cache = DynamicCache(config=model.config)
+    logits(model, IDS, past_key_values=cache)
+    wavepe.hf.patch(wavepe.hf.unpatch(model), read)
+    with pytest.raises(ValueError, match="14 cached keys were computed with"):
+        logits(model, IDS, past_key_values=cache)
+
+
 @pytest.mark.parametrize("spec", ["rope+alibi", f"rope@0+{ASKED}@1"])
 def test_llamas_that_are_made_meanwhile(spec):
     wavepe.hf.patch_llama(spec)

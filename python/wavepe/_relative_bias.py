@@ -15,7 +15,7 @@ BEYOND = ("zero", "edge")  # in the order of wpe_beyond, csrc/wavepe.h
 class Table(NamedTuple):
     """A table that a query reads, with its range; `attention` and `relative_bias` take it whole.
 
-    Parameters
+    Attributes
     ----------
     p : array or Tensor (w, d) or (heads, w, d)
         Row r belongs to the distance delta = first + r.
@@ -42,7 +42,7 @@ class Table(NamedTuple):
 class Bias(NamedTuple):
     """A number for each head and distance, with its range; `attention` takes it whole.
 
-    Parameters
+    Attributes
     ----------
     b : array or Tensor (w,) or (heads, w)
         Number r belongs to the distance delta = first + r.

@@ -120,11 +120,14 @@ def _read(spec: Any) -> Encoding:
         return read_dict(spec)
     if not isinstance(spec, str):
         raise TypeError(f"encoding needs a spec, a dict or an Encoding, got {spec!r}")
-    placed = []
-    for text, place in split_spec(spec):
+    placed, parts = [], split_spec(spec)
+    for text, place in parts:
         try:
             one = build(*read_spec(text))
-        except TypeError as error:  # in a text every value is text: call it a wrong value
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ValueError) and len(parts) == 1:
+                raise
+            # in a text every value is text: call it a wrong value
             raise ValueError(f"spec {spec!r}: {error}") from error
         placed.append((one, None if place is None else check_layers(place)))
     return combine(placed)

@@ -40,9 +40,9 @@ class Encoding(Methods):
     name : str
         The name in specs (a class attribute).
     learned : bool
-        Whether a model trains a table, a bias or a query of the encoding. Then `parameters` returns
-        names and initial values, and `learned_table`, `learned_bias` and `learned_query` use them.
-        A subclass may make it an option or a property.
+        True in a class that a model trains: `parameters` returns names and initial values, and
+        `learned_table`, `learned_bias` and `learned_query` use them. It may be an option or a
+        property. `learns` says what is trained.
     per_layer : tuple of str
         The parameters that each layer has for itself. All layers share the others.
     inference_only : tuple of str

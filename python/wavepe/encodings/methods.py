@@ -22,7 +22,7 @@ TERMS = ("table", "slopes", "bias")
 class Query(NamedTuple):
     """What an encoding learns for the queries: score = ((q + u).k + ((q + v) W).p) / sqrt(d).
 
-    Parameters
+    Attributes
     ----------
     u, v : Tensor (heads, head_dim), optional
         What is added to the queries of the keys and of the table. None adds nothing.

@@ -100,11 +100,11 @@ def _check_class(cls: Any) -> None:
     if has("rope_table") and not (hasattr(cls, "frequencies") and hasattr(cls, "interleaved")):
         raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
     fields = dataclasses.fields(cls)
-    optional = has("learns") or any(field.name == "learned" for field in fields)
-    if cls.learned is False and (learned or has("parameters")) and not optional:
+    asked = cls.learned is not False or any(field.name == "learned" for field in fields)
+    if (learned or has("parameters")) and not (asked or has("learns")):
         given = (learned or ["parameters"])[0]
         raise TypeError(f"{cls.__name__} has {given}() and needs learned = True")
-    if cls.learned is not False and not (learned and has("parameters")):
+    if asked and not (learned and has("parameters")):
         raise TypeError(
             f"{cls.__name__} is learned and needs parameters() and one of {', '.join(_LEARNED)}"
         )

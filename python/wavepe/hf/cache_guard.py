@@ -135,7 +135,7 @@ def _without_frequencies(spec: StoredSpec) -> str:
     if not isinstance(spec, str):
         return spec_text(spec)
     whole = encoding(spec)
-    if len(whole.parts) == 1:
+    if whole.parts == (whole,):  # its part's name tells it apart
         return ""
     placed = zip(whole.parts, whole.layers, strict=True)
     texts = [(part.name if part.rotates else str(part), place) for part, place in placed]
