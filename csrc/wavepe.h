@@ -139,9 +139,10 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
  * the compute type: float (for f32, bf16, f16) or double (for f64). Subnormal inputs and results
  * count as zero (see flush.h).
  *
- * Every attention kernel requires of a wpe_attention: offset and window lie within +-2^60; 0 <=
- * first_key <= end_key <= keys; scale and softcap are finite; run_begin and run_end never fall from
- * one query to the next and lie in 0..keys; segments is NULL unless queries = keys. */
+ * Every attention kernel requires of a wpe_attention: offset and window lie within +-2^60, and
+ * first deltas within +-2^61; 0 <= first_key <= end_key <= keys; scale and softcap are finite;
+ * run_begin and run_end never fall from one query to the next and lie in 0..keys; segments is NULL
+ * unless queries = keys. */
 
 /* Queries are handled in blocks of WPE_QUERY_BLOCK rows, keys in tiles of WPE_KEY_BLOCK columns.
  * Other sizes give results with other bits. */

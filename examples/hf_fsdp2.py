@@ -24,11 +24,12 @@ def fresh_model():
 
 
 def shard(model, mesh, **options):
-    # Patch before sharding. All layers share the encoding's parameters, and these stay float32 in a
-    # bfloat16 model. FSDP needs one dtype in a group, so they get their own group. It has no mixed
-    # precision policy, which would round them.
-    if hasattr(model.model, "position_encoding"):  # a learned encoding
-        fully_shard(model.model.position_encoding, mesh=mesh)
+    # Patch before sharding. The encoding's parameters stay float32 in a bfloat16 model. FSDP needs
+    # one dtype in a group, so they get their own group. It has no mixed precision policy, which
+    # would round them.
+    for name, module in list(model.named_modules()):
+        if name.endswith("position_encoding"):  # learned parameters, of all layers or of one
+            fully_shard(module, mesh=mesh)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)

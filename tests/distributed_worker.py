@@ -162,7 +162,9 @@ def data_parallel(model, ids, reentrant):
 
 
 def fsdp2(model, ids, reentrant):
-    fully_shard(model.model.position_encoding, mesh=mesh())
+    for name, module in list(model.named_modules()):
+        if name.endswith("position_encoding"):
+            fully_shard(module, mesh=mesh())
     return fsdp2_without_a_group(model, ids, reentrant)
 
 
@@ -253,7 +255,7 @@ MODELS = {
         *((fsdp2, spec, True) for spec in (*LEARNED, "rows")),
         (fsdp2, "transformer_xl", False),
         *((fsdp2_without_a_group, spec, True) for spec in (WAVELET, ASKED)),
-        (fsdp2, COMBINED[4], False),
+        *((fsdp2, spec, True) for spec in (ASKED, COMBINED[4])),
         *((tensor_parallel, spec) for spec in (*EACH_ENTRY, *LEARNED, ASKED, COMBINED[0])),
         *((sequence_parallel, spec) for spec in ("wavelet:scales=4", "rope:theta=100", "alibi")),
     ],

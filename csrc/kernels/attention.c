@@ -17,7 +17,7 @@
 #include "attention_rows.c"
 #include "attention_pack.c"
 #include "attention_block.c"
-#include "attention_seen.c"
+#include "attention_nonfinite.c"
 #include "attention_bias.c"
 #include "attention_table.c"
 #include "attention_softmax.c"

@@ -56,7 +56,7 @@ INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
     int64_t i = 0;
     if (unit_strides) {
         /* splitting even and odd pairs costs less than widening the elements in order */
-        for (; TWO_PER_LANE && !interleaved && i + 2 * LANES <= pairs; i += 2 * LANES) {
+        for (; SPLIT_PAIRS && !interleaved && i + 2 * LANES <= pairs; i += 2 * LANES) {
             V a0, a1, b0, b1, c0, c1, s0, s1;
             LOAD_PAIRS(x + i, LANES, &a0, &a1);
             LOAD_PAIRS(x + i + pairs, LANES, &b0, &b1);

@@ -295,7 +295,7 @@ INLINE u32v load_blocks(const char *p, int64_t stride) {
 
 /* ---- interleaved pairs: 2 * LANES elements (a0 b0 a1 b1 ...) as (a0 a1 ...) and (b0 b1 ...) - */
 
-enum { two_per_lane_f16, two_per_lane_bf16 = 1, two_per_lane_f32 = 0, two_per_lane_f64 = 0 };
+enum { split_pairs_f16, split_pairs_bf16 = 1, split_pairs_f32 = 0, split_pairs_f64 = 0 };
 
 #if VECTOR_BYTES == 64
 #define EVENS_16 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30

@@ -31,14 +31,14 @@
 #define NAME(op)         PASTE3(op, TYPE, VARIANT) /* rope_f32_avx2 */
 
 /* ---- the storage type: the elements in memory */
-#define T            TYPE
-#define LOAD         PASTE2(load_, TYPE)       /* (p, stride, count): a V, lanes past count are 0 */
-#define STORE        PASTE2(store_, TYPE)      /* (p, stride, count, V) */
-#define LOAD_PAIRS   PASTE2(load_pairs_, TYPE) /* (p, V *evens, V *odds) from 2 * LANES elements */
-#define STORE_PAIRS  PASTE2(store_pairs_, TYPE)  /* (p, evens, odds) */
-#define TWO_PER_LANE PASTE2(two_per_lane_, TYPE) /* whether two elements fill a lane of V */
-#define LOAD_WIDE    PASTE2(load_wide_, TYPE)    /* LOAD and STORE with double lanes */
-#define STORE_WIDE   PASTE2(store_wide_, TYPE)
+#define T           TYPE
+#define LOAD        PASTE2(load_, TYPE)        /* (p, stride, count): a V, lanes past count are 0 */
+#define STORE       PASTE2(store_, TYPE)       /* (p, stride, count, V) */
+#define LOAD_PAIRS  PASTE2(load_pairs_, TYPE)  /* (p, V *evens, V *odds) from 2 * LANES elements */
+#define STORE_PAIRS PASTE2(store_pairs_, TYPE) /* (p, evens, odds) */
+#define SPLIT_PAIRS PASTE2(split_pairs_, TYPE) /* whether two elements fill a lane of V */
+#define LOAD_WIDE   PASTE2(load_wide_, TYPE)   /* LOAD and STORE with double lanes */
+#define STORE_WIDE  PASTE2(store_wide_, TYPE)
 
 /* ---- the compute type */
 #define REAL            REAL_TYPE            /* one element */

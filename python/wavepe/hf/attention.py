@@ -29,7 +29,7 @@ from . import families, masks
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
-from .rotary import Angles, Rotary
+from .rotary import CosSin, Rotary
 
 NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
 
@@ -53,7 +53,7 @@ SIZES_BY_LENGTH = "query_length" in inspect.signature(Cache.get_mask_sizes).para
 
 
 @dataclass
-class Layer:
+class LayerState:
     """The state that wavepe keeps on an attention layer, as its attribute `wavepe`.
 
     Attributes
@@ -79,6 +79,15 @@ class Layer:
     turned: bool = False
     rotation: int | None = None
     rotary: Rotary | None = None
+
+    def learned(self, module: Any, keys: int) -> Terms:
+        """Return what the encoding of this layer, the attention `module`, has learned."""
+        shared: Terms = {} if self.shared is None else self.shared(keys)
+        own = module._modules.get(MODULE_NAME)
+        return shared if own is None else joined_terms(shared, own(keys))
+
+
+STOCK = LayerState(())
 
 
 def before_attention(
@@ -107,7 +116,7 @@ def before_attention(
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
     elif layer.rotation is not None:
         kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
-    if not isinstance(kwargs.get("position_embeddings"), Angles):
+    if not isinstance(kwargs.get("position_embeddings"), CosSin):
         raise ValueError(
             f"this {type(module).__name__} has the position encoding "
             f"{spec_text(module.config.position_encoding)!r}, but its angles come from a module "
@@ -143,7 +152,7 @@ def attention_forward(
     Parameters
     ----------
     module : Module
-        The attention layer. If it has the attribute `wavepe`, that is a `Layer`.
+        The attention layer. If it has the attribute `wavepe`, that is a `LayerState`.
     query : Tensor (B, H, m, d)
     key, value : Tensor (B, Hk, n, d)
         H must be a multiple of Hk.
@@ -160,7 +169,8 @@ def attention_forward(
     weights : Tensor (B, H, m, n) or None
         None unless the caller asks for `output_attentions`.
     """
-    score, attention_mask = _score(module), masks.drop_empty(attention_mask)
+    layer, attention_mask = _layer(module), masks.drop_empty(attention_mask)
+    score = layer.score
     # transformers asks for weights by the argument or by the configuration.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights")
@@ -180,8 +190,7 @@ def attention_forward(
     options: dict[str, Any] = {
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
     }  # fmt: skip
-    position = NO_ENCODING if score is None else score
-    learned = _learned(module, keys)
+    position, learned = (NO_ENCODING, {}) if score is None else (score, layer.learned(module, keys))
     rotated = _rotated(kwargs.get("wavepe_angles"))
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
@@ -244,15 +253,7 @@ def _sdpa_mask(
     return masks.full_mask(mask, queries, keys, offset, query.device, window)
 
 
-def _learned(module: Any, keys: int) -> Terms:
-    """Return what the encoding of a layer has learned."""
-    layer = getattr(module, "wavepe", None)
-    shared: Terms = {} if layer is None or layer.shared is None else layer.shared(keys)
-    own = module._modules.get(MODULE_NAME)
-    return shared if own is None else joined_terms(shared, own(keys))
-
-
-def _rotated(angles: Angles | None) -> Rotated | None:
+def _rotated(angles: CosSin | None) -> Rotated | None:
     """Return how the queries were rotated: both halves of the angles hold one value a pair."""
     if angles is None:
         return None
@@ -260,24 +261,24 @@ def _rotated(angles: Angles | None) -> Rotated | None:
     return Rotated(cos, sin)
 
 
-def _score(module: Any) -> Scores | None:
-    """Return what the layer's encoding adds to the scores, or None.
+def _layer(module: Any) -> LayerState:
+    """Return the state of a layer; one without an encoding for a layer of a stock model.
 
     Raises
     ------
     ValueError
         The configuration names an encoding, and the layer has none.
     """
-    layer = getattr(module, "wavepe", None)
+    layer: LayerState | None = getattr(module, "wavepe", None)
     if layer is not None:
-        return layer.score
+        return layer
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "
             f"{spec_text(module.config.position_encoding)!r}, but the layer has none: build the "
             "model with its Auto class, such as AutoModelForCausalLM.from_config(config)"
         )
-    return None
+    return STOCK
 
 
 def _cached_tokens(

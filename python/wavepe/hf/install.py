@@ -15,7 +15,7 @@ from ..encodings import encoding as read_encoding
 from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
 from .absolute import AddAbsolute
-from .attention import Layer, before_attention, before_layer
+from .attention import LayerState, before_attention, before_layer
 from .cache_guard import EncodingGuard
 from .call import Call
 from .config import EncodedConfig, patched_config, return_changes
@@ -30,7 +30,7 @@ from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
 class Parts:
     """The parts that encodings add to a model; all are built before the model is changed."""
 
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[LayerState] = field(default_factory=list)
     rotaries: dict[str, Rotary] = field(default_factory=dict)
     absolute: AddAbsolute | None = None
     shared: Learned | None = None
@@ -87,12 +87,12 @@ class _Builder:
 
     def layer(
         self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
-    ) -> Layer:
+    ) -> LayerState:
         """Build the parts of `encoding` for one layer.
 
         Without an encoding, the layer keeps its own. Without a slot, it does not rotate.
         """
-        layer = Layer(families.argument_names(attention))
+        layer = LayerState(families.argument_names(attention))
         rope = None
         if encoding is not None:
             rope = encoding.rotary

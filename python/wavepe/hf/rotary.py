@@ -14,7 +14,7 @@ from .. import ops
 from .._rope_frequencies import standard_parameters
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
-from ..positions.rotation import LONG, SHORT, Rotation
+from ..positions.rotation import LONG, SHORT, FrequencySchedule
 from . import families, rope_config
 from .cache_guard import frequency_name
 from .families import ATTENTION
@@ -24,7 +24,7 @@ from .rope_config import Slot
 ALL_TYPES = "all"
 
 
-class Angles(NamedTuple):
+class CosSin(NamedTuple):
     """cos and sin of the angles, each (1|B, q, rotated dims); both halves hold one value a pair.
 
     By this type an attention layer knows that the angles come from wavepe.
@@ -66,7 +66,7 @@ class Rotary(nn.Module):
         self.train(self.stock.training)  # the model may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return `Angles` in the dtype of x, or a tuple of them if the layers differ."""
+        """Return `CosSin` in the dtype of x, or a tuple of them if the layers differ."""
         if self.config._attn_implementation != ATTENTION:
             raise ValueError(
                 f"the position encoding {spec_text(self.spec)!r} of this model needs "
@@ -95,10 +95,10 @@ class StockRotation(nn.Module):
         self.__dict__["stock"] = stock  # not as a child: it is a child of `Rotary`
         self.slot = slot
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
+    def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
         if self.slot.layer_type is None:
-            return Angles(*self.stock(x, position_ids))
-        return Angles(*self.stock(x, position_ids, self.slot.layer_type))
+            return CosSin(*self.stock(x, position_ids))
+        return CosSin(*self.stock(x, position_ids, self.slot.layer_type))
 
 
 class IdentityRotation(nn.Module):
@@ -108,9 +108,9 @@ class IdentityRotation(nn.Module):
         super().__init__()
         self.dims = dims
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
+    def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
         shape = (1, position_ids.shape[-1], self.dims)
-        return Angles(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
+        return CosSin(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
 
 
 class RopeRotation(nn.Module):
@@ -132,7 +132,7 @@ class RopeRotation(nn.Module):
         self.config, self.slot = config, slot
         self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
         self.dims = dims
-        self.rotation = Rotation(self.encoding, dims, config.max_position_embeddings)
+        self.rotation = FrequencySchedule(self.encoding, dims, config.max_position_embeddings)
         pairs = self.rotation.pairs
         if 2 * pairs != dims:
             raise ValueError(
@@ -161,19 +161,19 @@ class RopeRotation(nn.Module):
         found = self.rotation.needed(length, position_ids, self.training)
         return frequency_name(label, found.array.tobytes(), repr(found.factor).encode())
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> Angles:
+    def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
         if self.config.max_position_embeddings != self.rotation.trained_length:
             self._check_trained_length(self.config.max_position_embeddings)
         found = self.rotation.needed(1, position_ids, self.training)
         cos, sin = ops.rope_table(
             position_ids, found.on(x), attention_factor=found.factor, dtype=wide(x)
         )
-        return Angles(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
+        return CosSin(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
 
     @torch.compiler.assume_constant_result
     def _check_trained_length(self, changed: int) -> None:
         """Raise ValueError if the changed trained length would change the angles."""
-        before, after = self.rotation, Rotation(self.encoding, self.dims, changed)
+        before, after = self.rotation, FrequencySchedule(self.encoding, self.dims, changed)
         lengths = (SHORT, before.trained_length or SHORT, changed, LONG)
         if any(before.at(length, False) != after.at(length, False) for length in lengths):
             raise ValueError(

@@ -16,7 +16,7 @@ from ..encodings import RoPE
 from ..encodings.spec import write_value
 from ..ops._compiler import disable
 from ..ops._torch_private import assert_async
-from ..positions.rotation import Frequencies, Rotation, angles
+from ..positions.rotation import Frequencies, FrequencySchedule, angles
 from ._sequences import check_shape, checked_rows
 
 
@@ -198,7 +198,7 @@ class Rotary(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warnings have been shown above
             label = f"theta={write_value(theta)}"
-            self._rotation = Rotation(rope, self.head_dim, self.trained_length, label)
+            self._rotation = FrequencySchedule(rope, self.head_dim, self.trained_length, label)
         self._theta = theta
         self._scaling = None if scaling is None else copy.deepcopy(dict(scaling))
         self._frequencies = self._rotation.fixed(training=False)

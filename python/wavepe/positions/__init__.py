@@ -11,16 +11,16 @@ compiled.py     attention with a constant table in a compiler's graph
 
 from .attention import CacheState, PositionEncoding, check_in_attention, joined_terms
 from .learned import Learned, LearnedTerms, Terms, named_as_in
-from .rotation import Rotation
+from .rotation import FrequencySchedule
 from .scores import Rotated, Scores
 
 __all__ = [
     "CacheState",
+    "FrequencySchedule",
     "Learned",
     "LearnedTerms",
     "PositionEncoding",
     "Rotated",
-    "Rotation",
     "Scores",
     "Terms",
     "check_in_attention",

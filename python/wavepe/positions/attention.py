@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import ops
 from ..encodings import Encoding
 from .learned import Learned, LearnedCache, Terms
-from .rotation import Frequencies, Rotation, angles
+from .rotation import Frequencies, FrequencySchedule, angles
 from .scores import Rotated, Scores
 
 
@@ -61,12 +61,12 @@ class PositionEncoding(Learned):
         check_in_attention(encoding)
         super().__init__(encoding, head_dim, heads, causal, **learned)
         self._scores = Scores(encoding, head_dim, heads, causal)
-        self._rotation: Rotation | None = None
+        self._schedule: FrequencySchedule | None = None
         self.set_trained_length(trained_length)
 
     def set_trained_length(self, length: int | None) -> None:
         """Set the length of the sequences in training, on which frequencies may depend."""
-        self._rotation = rotation_of(self.encoding, self._head_dim, length)
+        self._schedule = schedule_of(self.encoding, self._head_dim, length)
 
     @property
     def contiguous(self) -> bool:
@@ -92,11 +92,11 @@ class PositionEncoding(Learned):
         rotated : Rotated or None
             What `attend` needs to know of the rotation.
         """
-        rotation = self._rotation
-        if rotation is None:
+        schedule = self._schedule
+        if schedule is None:
             return q, k, None
         start = 0 if state is None else state.length
-        current = rotation.needed(start + k.shape[-2], positions, self.training)
+        current = schedule.needed(start + k.shape[-2], positions, self.training)
         if state is not None:
             before = state.frequencies
             if state.length and before is not None and before != current:
@@ -107,7 +107,7 @@ class PositionEncoding(Learned):
                 )
             state.frequencies = current
         cos, sin = angles(current, k, positions, start=start)
-        interleaved = rotation.rope.interleaved
+        interleaved = schedule.rope.interleaved
         if q.shape[-2] == k.shape[-2]:
             new_q, k = ops.rope_qk(q, k, cos, sin, interleaved=interleaved)
             return new_q, k, Rotated(cos, sin, interleaved, q)
@@ -120,8 +120,8 @@ class PositionEncoding(Learned):
     def cache_state(self, length: int) -> CacheState:
         """Return the state of a cache of `length` tokens that another module keeps."""
         state = CacheState(length)
-        if self._rotation is not None:
-            state.frequencies = self._rotation.needed(length, None, self.training)
+        if self._schedule is not None:
+            state.frequencies = self._schedule.needed(length, None, self.training)
         return state
 
     def attend(
@@ -168,16 +168,18 @@ def joined_terms(shared: Terms, own: Terms) -> Terms:
     return found
 
 
-def rotation_of(encoding: Encoding, head_dim: int, trained_length: int | None) -> Rotation | None:
-    """Return the rotation of queries and keys; None if no part rotates."""
+def schedule_of(
+    encoding: Encoding, head_dim: int, trained_length: int | None
+) -> FrequencySchedule | None:
+    """Return the frequencies that rotate queries and keys; None if no part rotates."""
     if encoding.rotary is None:
         return None
-    rotation = Rotation(encoding.rotary, head_dim, trained_length)
-    if 2 * rotation.pairs > head_dim:
+    schedule = FrequencySchedule(encoding.rotary, head_dim, trained_length)
+    if 2 * schedule.pairs > head_dim:
         raise ValueError(
-            f"{encoding.rotary} rotates {2 * rotation.pairs} dims, more than head_dim={head_dim}"
+            f"{encoding.rotary} rotates {2 * schedule.pairs} dims, more than head_dim={head_dim}"
         )
-    return rotation
+    return schedule
 
 
 def check_in_attention(encoding: Encoding) -> None:

@@ -47,7 +47,7 @@ class Frequencies:
         return self._constant.on(like)
 
 
-class Rotation:
+class FrequencySchedule:
     """The frequencies of a rotary encoding, which may follow the length and the training mode.
 
     Attributes

@@ -1,4 +1,4 @@
-/* attention_seen.c: attention's products where an input holds NaN or Inf.
+/* attention_nonfinite.c: attention's products where an input holds NaN or Inf.
  *
  * A hidden pair of query and key has weight 0. In a matrix product this 0 times NaN or Inf would
  * give NaN. So these functions visit only the pairs that are seen, one by one. */
