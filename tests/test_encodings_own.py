@@ -11,6 +11,7 @@ from cases import forget_registrations
 from wavepe.encodings import (
     ALiBi,
     Encoding,
+    Query,
     RoPE,
     known_encodings,
     option,
@@ -195,3 +196,34 @@ def test_what_is_no_class_of_an_encoding(own):
     for wrong in (ALiBi(), int):
         with pytest.raises(TypeError, match="class derived from Encoding"):
             register_encoding(wrong)
+
+
+@pytest.mark.parametrize("name", ["u", "v", "projection"])
+def test_queries_of_other_shapes_are_refused(own, name):
+    """They would be added as they broadcast, along the tokens."""
+    torch = pytest.importorskip("torch")
+    from wavepe.nn import Attention
+
+    @register_encoding
+    class Flat(Encoding):
+        name = "flat"
+        learned = True
+
+        def parameters(self, head_dim, heads):
+            return {"x": np.ones(head_dim)}
+
+        def learned_query(self, parameters):
+            return Query(**{name: parameters["x"]})
+
+    q = torch.zeros(1, 2, 8, 8)
+    with pytest.raises(ValueError, match=rf"'flat': learned_query must return {name} of shape"):
+        Attention("flat", 8, 2)(q, q, q)
+
+
+def test_per_layer_is_a_tuple(own):
+    with pytest.raises(TypeError, match="per_layer must be a tuple of names, got 'u'"):
+
+        @register_encoding
+        class Flat(ALiBi):
+            name = "flat"
+            per_layer = "u"

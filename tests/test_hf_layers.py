@@ -8,11 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import numpy as np
 import wavepe.hf
+from cases import forget_registrations
 from encoding_cases import ASKED
 from hf_families import stirred
-from hf_model import close, logits, pickled, reference, tiny, tokens
+from hf_model import close, gradients, logits, pickled, reference, tiny, tokens
 from transformers import AutoModelForCausalLM, DynamicCache
+from wavepe.encodings import Bias, Encoding
 from wavepe.hf.layers import Choice
 
 IDS = tokens(2, 14)
@@ -131,6 +134,44 @@ def test_parameters_of_a_layers_own(tmp_path):
     converted = AutoModelForCausalLM.from_pretrained(tmp_path / "converted")
     for same in (loaded, converted):
         assert torch.equal(logits(same, IDS), initial)
+
+
+def test_a_bias_of_some_parameters_of_a_layers_own(monkeypatch):
+    """Its layers make it of their own gains and of the rates that they share."""
+    forget_registrations(monkeypatch)
+
+    @wavepe.register_encoding
+    class Own(Encoding):
+        name = "own"
+        learned = True
+        per_layer = ("gain",)
+
+        def parameters(self, head_dim, heads):
+            return {"gain": np.ones(heads), "rate": np.linspace(0.1, 1, heads)}
+
+        def learned_bias(self, length, parameters, *, causal=True):
+            distance = torch.arange(length)
+            kernel = (parameters["rate"][:, None] * distance).tanh()
+            return Bias(-parameters["gain"][:, None] * kernel, 0)
+
+    for spec in ("own", f"t5+own+{ASKED}", "rope@0+own@1"):
+        model = wavepe.hf.patch(tiny(), spec)
+        names = [name for name, _ in model.named_parameters() if "position_encoding." in name]
+        assert sum(name.endswith("rate") for name in names) == 1
+        layers = [layer.self_attn for layer in model.model.layers]
+        got, biases = {}, []
+        for attention in layers:
+            state = attention.wavepe
+            if state.score is not None:
+                got = state.learned(attention, 5)
+                biases.append(got["own"].bias.b)
+        kernel = np.tanh(np.linspace(0.1, 1, 4)[:, None] * np.arange(5))
+        for bias in biases:
+            assert np.abs(bias.detach().numpy() + kernel).max() < 1e-6
+        assert set(got) == {part.name for part in state.score.encoding.parts if part.learns}
+        gradients(model, IDS)
+        stirred(model)
+        assert not torch.equal(logits(model, IDS), logits(wavepe.hf.patch(tiny(), spec), IDS))
 
 
 def test_set_theta_of_a_part():

@@ -410,7 +410,8 @@ def build(name: str, options: Mapping[str, Any]) -> Encoding:
     cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(
-            f"unknown encoding {name!r}{_suggestion(name, known)}; known: {', '.join(known)}"
+            f"unknown encoding {name!r}{_suggestion(name, known)}; known: {', '.join(known)}; an "
+            "encoding of your own must be registered first"
         )
     names = [field.name for field in dataclasses.fields(cls)]
     for key in options:

@@ -136,7 +136,8 @@ class Methods:
         Parameters
         ----------
         length : int
-            Length of the sequence.
+            How many tokens the table is for. A row depends on its distance alone, because modules
+            ask for more tokens than there are.
         head_dim : int
             Head size.
         causal : bool
@@ -175,7 +176,7 @@ class Methods:
         Parameters
         ----------
         length : int
-            Length of the sequence.
+            As in `table`.
         heads : int
             Number of query heads.
         causal : bool
@@ -219,7 +220,7 @@ class Methods:
         Parameters
         ----------
         length : int
-            Length of the sequence.
+            As in `table`.
         parameters : mapping of str to Tensor
             Tensors with the names and shapes of `parameters`.
         causal : bool

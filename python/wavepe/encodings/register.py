@@ -114,4 +114,6 @@ def _check_class(cls: Any) -> None:
         taken = hasattr(Encoding, field.name) and field.name != "learned"
         if taken or field.name in ("name", "version", "spec"):
             raise TypeError(f"{cls.__name__}: an option may not be called {field.name}")
+    if not isinstance(cls.per_layer, tuple | property):
+        raise TypeError(f"{cls.__name__}.per_layer must be a tuple of names, got {cls.per_layer!r}")
     cls()  # raises if a default does not pass its check

@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
-from ..positions import Rotated, Scores, Terms, joined_terms
+from ..positions import Rotated, Scores, Terms
 from . import families, masks
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
@@ -84,7 +84,7 @@ class LayerState:
         """Return what the encoding of this layer, the attention `module`, has learned."""
         shared: Terms = {} if self.shared is None else self.shared(keys)
         own = module._modules.get(MODULE_NAME)
-        return shared if own is None else joined_terms(shared, own(keys))
+        return shared if own is None else {**shared, **own(keys, None, shared)}
 
 
 STOCK = LayerState(())

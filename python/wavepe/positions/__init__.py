@@ -9,7 +9,7 @@ tables.py       tensors that NumPy computes once for a length; constant rows in 
 compiled.py     attention with a constant table in a compiler's graph
 """
 
-from .attention import CacheState, PositionEncoding, check_in_attention, joined_terms
+from .attention import CacheState, PositionEncoding, check_in_attention
 from .learned import Learned, LearnedTerms, Terms, named_as_in
 from .rotation import FrequencySchedule
 from .scores import Rotated, Scores
@@ -24,6 +24,5 @@ __all__ = [
     "Scores",
     "Terms",
     "check_in_attention",
-    "joined_terms",
     "named_as_in",
 ]

@@ -149,23 +149,12 @@ class PositionEncoding(Learned):
         """
         learned: Terms = shared or {}
         if self.has_parameters:
-            own = self(k.shape[2], None if state is None else state.learned)
-            learned = joined_terms(learned, own)
+            own = self(k.shape[2], None if state is None else state.learned, shared)
+            learned = {**learned, **own}
         return self._scores.attend(q, k, v, learned, rotated, **options)
 
     def extra_repr(self) -> str:
         return str(self.encoding)
-
-
-def joined_terms(shared: Terms, own: Terms) -> Terms:
-    """Return what parts learn of the parameters that layers share and of a layer's own."""
-    if not shared:
-        return own
-    found = dict(shared)
-    for name, terms in own.items():
-        given = {key: x for key, x in terms._asdict().items() if x is not None}
-        found[name] = found[name]._replace(**given) if name in found else terms
-    return found
 
 
 def schedule_of(

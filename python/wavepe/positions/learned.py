@@ -16,11 +16,16 @@ from .tables import capacity_for
 
 
 class LearnedTerms(NamedTuple):
-    """What one part of an encoding makes of its parameters; None for what it does not learn."""
+    """What one part of an encoding makes of its parameters; None for what it does not learn.
+
+    Where a layer has some of the parameters for itself, `shared` holds the others, and the layer
+    makes the terms.
+    """
 
     table: Table | None = None
     bias: Bias | None = None
     query: Query | None = None
+    shared: dict[str, Tensor] | None = None
 
 
 Terms = Mapping[str, LearnedTerms]  # the name of a part -> what it has learned
@@ -82,11 +87,7 @@ class Learned(nn.Module):
             empty = torch.empty(value.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         self._names = tuple(initial)
-        # Where only some parameters are here, table and bias read those that layers share, and the
-        # query reads those of the layer.
-        whole = initial and len(initial) == len(encoding.parameters(head_dim, heads))
-        here = (("table", "bias"), ("query",))[bool(layer)]
-        self._reads = tuple(term for term in encoding.learns if whole or term in here)
+        self._whole = bool(initial) and len(initial) == len(encoding.parameters(head_dim, heads))
         self.reset_parameters()
 
     @property
@@ -127,7 +128,9 @@ class Learned(nn.Module):
             for name, value in self.initial().items():
                 getattr(self, name).copy_(value)
 
-    def forward(self, keys: int, cache: LearnedCache | None = None) -> dict[str, LearnedTerms]:
+    def forward(
+        self, keys: int, cache: LearnedCache | None = None, shared: Terms | None = None
+    ) -> dict[str, LearnedTerms]:
         """Return what the parts make of the parameters here, for `keys` tokens.
 
         It is the module's forward so that wrappers such as PEFT's and FSDP2's see it. It takes no
@@ -141,14 +144,21 @@ class Learned(nn.Module):
             The number of tokens.
         cache : LearnedCache, optional
             Of a generation.
+        shared : mapping of str to LearnedTerms, optional
+            For the parameters of a layer: what the module of those that layers share has returned.
         """
         found: dict[str, LearnedTerms] = {}
         for part in self._parts:
-            found |= getattr(self, part)(keys, cache)
+            found |= getattr(self, part)(keys, cache, shared)
         if not self._names:
             return found
-        encoding, reads = self.encoding, self._reads
+        encoding, reads = self.encoding, self.encoding.learns
         parameters = {name: getattr(self, name) for name in self._names}
+        if not self._whole and not self._layer:
+            copies = {name: x.clone() for name, x in parameters.items()}  # as below
+            return found | {encoding.name: LearnedTerms(shared=copies)}
+        if not self._whole and shared is not None:
+            parameters |= shared[encoding.name].shared or {}
         table = bias = query = None
         if "table" in reads:
             table = Table(*self._kept(encoding.learned_table, parameters, keys, cache))
@@ -156,10 +166,22 @@ class Learned(nn.Module):
             bias = Bias(*self._kept(encoding.learned_bias, parameters, keys, cache))
         if "query" in reads:
             # Copies, because FSDP2 frees the memory of parameters after this function.
-            asked = encoding.learned_query(parameters)
+            asked = self._checked(encoding.learned_query(parameters))
             query = Query(*(x if x is None else x.clone() for x in asked))
         found[encoding.name] = LearnedTerms(table, bias, query)
         return found
+
+    def _checked(self, query: Query) -> Query:
+        """Return the query; ValueError if a shape is wrong."""
+        heads, head_dim = self._heads, self._head_dim
+        for name, x in zip(Query._fields, query, strict=True):
+            needed = (heads, head_dim) if name != "projection" else (heads, head_dim, head_dim)
+            if x is not None and tuple(x.shape) != needed:
+                raise ValueError(
+                    f"'{self.encoding}': learned_query must return {name} of shape {needed}, got "
+                    f"{tuple(x.shape)}"
+                )
+        return query
 
     def _kept(
         self,

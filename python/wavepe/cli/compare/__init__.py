@@ -32,7 +32,7 @@ _THREADS = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe compare``; None means that a preset or DEFAULTS decide."""
-    parser.epilog = "presets:\n" + "\n".join(f"  {n:10}{p.text}" for n, p in PRESETS.items())
+    parser.epilog = "presets:\n" + "\n".join(f"  {n:14}{p.text}" for n, p in PRESETS.items())
     add, default, tiny = parser.add_argument, DEFAULTS, MODELS["tiny"]
     add("--encodings", nargs="+", metavar="SPEC",
         help="the rows of the table, each an encoding: name or name:key=value,key=value. "
