@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,8 +25,7 @@ class AbsoluteVectors:
         self._name = name_of(self.encoding)
         self.dim, self.trained_length = dim, trained_length
         self.length: int | None = None
-        second, lengths = np.array([1]).tobytes(), [(trained_length or 1) * n for n in (2, 4)]
-        short, long = (_of_row(self.encoding, second, dim, n, trained_length) for n in lengths)
+        short, long = (self._of_row(np.array([1]), (trained_length or 1) * n) for n in (2, 4))
         self._depends_on_length = not np.array_equal(short, long)
 
     @property
@@ -49,65 +46,79 @@ class AbsoluteVectors:
         `below` says that all positions lie in 0..below-1. Then the values of `positions` need not
         be read from the device, unless the vectors depend on the length.
         """
-        given = (
-            positions, self.dim, below, self._depends_on_length, self.length, self.trained_length
-        )  # fmt: skip
+        if self._depends_on_length and positions.numel():
+            rows = positions.cpu().numpy()
+            found = [self._of_row(row, self.length or max(int(row.max()) + 1, 1)) for row in rows]
+            return _to_torch(np.stack(found), positions.device)
         if torch.compiler.is_compiling():
-            return torch.ops.wavepe_nn.absolute_vectors(self._name, *given)
-        return _vectors(self.encoding, *given)
+            return torch.ops.wavepe_nn.absolute_vectors(self._name, positions, self.dim, below)
+        return _vectors(self.encoding, positions, self.dim, below)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Return the vectors (1, stop - start, dim), float32, of the last positions of a sequence.
 
         The sequence has `stop` tokens.
         """
-        return self(torch.arange(start, stop, device=device)[None], below=stop)
+        length = (self.length or max(stop, 1)) if self._depends_on_length else None
+        given = (start, stop, self.dim, length, self.trained_length, device)
+        if torch.compiler.is_compiling():
+            return torch.ops.wavepe_nn.absolute_range(self._name, *given)
+        return _of_range(self.encoding, *given)
+
+    def _of_row(self, positions: np.ndarray, length: int) -> np.ndarray:
+        return self.encoding.absolute(
+            positions, self.dim, length=length, trained_length=self.trained_length
+        )
 
 
-def _vectors(
-    encoding: Encoding,
-    positions: Tensor,
-    dim: int,
-    below: int | None,
-    depends_on_length: bool,
-    length: int | None,
-    trained_length: int | None,
-) -> Tensor:
-    """Return the vectors (..., dim); where they depend on the length, None is that of each row."""
+def _vectors(encoding: Encoding, positions: Tensor, dim: int, below: int | None) -> Tensor:
+    """Return the vectors (..., dim) for an encoding that does not depend on the length."""
     device = positions.device
     if positions.numel() == 0:
         return torch.empty((*positions.shape, dim), device=device)
-    if depends_on_length:
-        found = []
-        for row in positions.long().cpu().numpy():
-            of_row = length or max(int(row.max()) + 1, 1)
-            given = (encoding, row.tobytes(), dim, of_row, trained_length)
-            # Whole sequences are kept. Each step of a generation has another length.
-            found.append(_of_row(*given) if row[0] else build_once(_of_row, *given))
-        return _to_torch(np.stack(found), device)
     lowest, count = 0, below
     if count is None:
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         count = highest + 1
     if lowest < 0 or count > LARGEST_TABLE:
-        rows = encoding.absolute(positions.cpu().numpy(), dim, trained_length=trained_length)
-        return _to_torch(rows, device)
-    return _first_rows(count, encoding, dim, trained_length, device)[positions]
+        return _to_torch(encoding.absolute(positions.cpu().numpy(), dim), device)
+    return _first_rows(count, encoding, dim, device)[positions]
 
 
-def _of_row(
-    encoding: Encoding, positions: bytes, dim: int, length: int, trained_length: int | None
-) -> np.ndarray:
-    row = np.frombuffer(positions, np.int64)
-    return encoding.absolute(row, dim, length=length, trained_length=trained_length)
+def _of_range(
+    encoding: Encoding,
+    start: int,
+    stop: int,
+    dim: int,
+    length: int | None,
+    trained_length: int | None,
+    device: torch.device,
+) -> Tensor:
+    """Return the vectors (1, stop - start, dim); `length` is None if they do not depend on it."""
+    if length is None and stop <= LARGEST_TABLE:
+        return _first_rows(stop, encoding, dim, device)[None, start:stop]
+    given = (encoding, start, stop, dim, length, trained_length, device)
+    # Vectors that follow the length are kept for whole sequences only. Each step of a generation
+    # has another length.
+    return _rows(*given) if start else build_once(_rows, *given)
+
+
+def _rows(
+    encoding: Encoding,
+    start: int,
+    stop: int,
+    dim: int,
+    length: int | None,
+    trained_length: int | None,
+    device: torch.device,
+) -> Tensor:
+    options = {} if length is None else {"length": length, "trained_length": trained_length}
+    return _to_torch(encoding.absolute(np.arange(start, stop), dim, **options)[None], device)
 
 
 @keep_by_length
-def _first_rows(
-    count: int, encoding: Encoding, dim: int, trained_length: int | None, device: torch.device
-) -> Tensor:
-    rows = encoding.absolute(np.arange(count), dim, trained_length=trained_length)
-    return _to_torch(rows, device)
+def _first_rows(count: int, encoding: Encoding, dim: int, device: torch.device) -> Tensor:
+    return _to_torch(encoding.absolute(np.arange(count), dim), device)
 
 
 def _to_torch(array: np.ndarray, device: torch.device) -> Tensor:
@@ -115,19 +126,37 @@ def _to_torch(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 @torch.library.custom_op("wavepe_nn::absolute_vectors", mutates_args=())
-def _absolute_vectors(
-    name: str,
-    positions: Tensor,
-    dim: int,
-    below: int | None,
-    depends_on_length: bool,
-    length: int | None,
-    trained_length: int | None,
-) -> Tensor:
-    given = (positions, dim, below, depends_on_length, length, trained_length)
-    return _vectors(encoding_named(name), *given)
+def _absolute_vectors(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
+    return _vectors(encoding_named(name), positions, dim, below)
 
 
 @_absolute_vectors.register_fake
-def _(name: str, positions: Tensor, dim: int, *_: Any) -> Tensor:
+def _(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
     return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
+
+
+@torch.library.custom_op("wavepe_nn::absolute_range", mutates_args=())
+def _absolute_range(
+    name: str,
+    start: int,
+    stop: int,
+    dim: int,
+    length: int | None,
+    trained_length: int | None,
+    device: torch.device,
+) -> Tensor:
+    given = (start, stop, dim, length, trained_length, device)
+    return _of_range(encoding_named(name), *given).clone()  # a compiler may write to the result
+
+
+@_absolute_range.register_fake
+def _(
+    name: str,
+    start: int,
+    stop: int,
+    dim: int,
+    length: int | None,
+    trained_length: int | None,
+    device: torch.device,
+) -> Tensor:
+    return torch.empty((1, stop - start, dim), dtype=torch.float32, device=device)
