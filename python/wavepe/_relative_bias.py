@@ -188,6 +188,20 @@ def relative_bias(
     return out
 
 
+def rows_at(deltas: np.ndarray, rows: np.ndarray, first: int, beyond: str, axis: int) -> np.ndarray:
+    """Return the rows of a table (axis -2), or the numbers of a bias (axis -1), of `deltas`."""
+    place, count = deltas - first, rows.shape[axis]
+    if count == 0:
+        shape = list(rows.shape)
+        shape[axis] = len(place)
+        return np.zeros_like(rows, shape=shape)
+    found = rows.take(place.clip(0, count - 1), axis)
+    if beyond == "zero":
+        outside = (place < 0) | (place >= count)
+        found[(..., outside, slice(None)) if axis == -2 else (..., outside)] = 0
+    return found
+
+
 def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) -> tuple[int, int]:
     """Return begin and end of the table rows that the deltas nearest..farthest read.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
-from .._relative_bias import Bias, Table
+from .._relative_bias import Bias, Table, rows_at
 from .layers import check_layers, layers_of
 from .methods import TERMS, Methods
 from .options import checked
@@ -64,9 +64,14 @@ class Encoding(Methods):
         return write_spec(self.name, self.options())
 
     @property
+    def placed(self) -> tuple[tuple[Encoding, str | None], ...]:
+        """Each of `parts` with its item of `layers`."""
+        return ((self, None),)
+
+    @property
     def parts(self) -> tuple[Encoding, ...]:
         """The encodings that a combination consists of; any other encoding is its only part."""
-        return (self,)
+        return tuple(part for part, _ in self.placed)
 
     @property
     def rotary(self) -> Encoding | None:
@@ -76,12 +81,11 @@ class Encoding(Methods):
     @property
     def layers(self) -> tuple[str | None, ...]:
         """The layers of each part, as the spec names them after @; None stands for all layers."""
-        return (None,)
+        return tuple(place for _, place in self.placed)
 
     def with_part(self, old: Encoding, new: Encoding) -> Encoding:
         """Return the encoding with the part `new` in place of its part `old`."""
-        placed = zip(self.parts, self.layers, strict=True)
-        return combine([(new if part == old else part, place) for part, place in placed])
+        return combine([(new if part == old else part, place) for part, place in self.placed])
 
     def at(self, layer: int, layers: int) -> Encoding:
         """Return the encoding of one layer.
@@ -109,7 +113,7 @@ class Encoding(Methods):
             raise ValueError(f"layer must be below layers={layers}, got {layer}")
         found = [
             (part, None)
-            for part, place in zip(self.parts, self.layers, strict=True)
+            for part, place in self.placed
             if place is None or layer in layers_of(place, layers)
         ]
         return combine(found) if found else known["none"]()
@@ -194,7 +198,7 @@ class Combination(Encoding):
 
     name = "combination"
 
-    placed: tuple[tuple[Encoding, str | None], ...]
+    _placed: tuple[tuple[Encoding, str | None], ...]
 
     def __post_init__(self) -> None:
         for index, (one, place) in enumerate(self.placed):
@@ -213,12 +217,8 @@ class Combination(Encoding):
                     )
 
     @property
-    def parts(self) -> tuple[Encoding, ...]:
-        return tuple(one for one, _ in self.placed)
-
-    @property
-    def layers(self) -> tuple[str | None, ...]:
-        return tuple(place for _, place in self.placed)
+    def placed(self) -> tuple[tuple[Encoding, str | None], ...]:
+        return self._placed
 
     def __str__(self) -> str:
         return "+".join(f"{one}@{place}" if place else str(one) for one, place in self.placed)
@@ -317,7 +317,7 @@ class Combination(Encoding):
         chosen = [(one, place) for one, place in self.placed if applies(one)]
         if not chosen:
             self._does_not_apply(method)
-        if any(place is not None for _, place in chosen):
+        if any(place for _, place in chosen):
             raise ValueError(
                 f"{method}() needs one layer, and '{self}' differs by layer: call "
                 f"encoding.at(layer, layers).{method}(...)"
@@ -359,20 +359,9 @@ def _summed(found: list[Any], length: int, causal: bool, axis: int) -> tuple[np.
     if len(found) == 1:
         return found[0]
     low = 0 if causal else 1 - _checks.integer("length", length, 1)
-    total: Any = 0
-    for rows, first, beyond in found:
-        place, count = np.arange(low, length) - first, rows.shape[axis]
-        if count == 0:
-            shape = list(rows.shape)
-            shape[axis] = len(place)
-            total = total + np.zeros_like(rows, shape=shape)
-            continue
-        inside = rows.take(place.clip(0, count - 1), axis)
-        if beyond == "zero":
-            outside = (place < 0) | (place >= count)
-            inside[(..., outside, slice(None)) if axis == -2 else (..., outside)] = 0
-        total = total + inside
-    return total, low, "zero"
+    deltas = np.arange(low, length)
+    every = [rows_at(deltas, rows, first, beyond, axis=axis) for rows, first, beyond in found]
+    return sum(every[1:], start=every[0]), low, "zero"
 
 
 # ---------------------------------------------------------------- reading

@@ -137,8 +137,7 @@ def _without_frequencies(spec: StoredSpec) -> str:
     whole = encoding(spec)
     if whole.parts == (whole,):  # its part's name tells it apart
         return ""
-    placed = zip(whole.parts, whole.layers, strict=True)
-    texts = [(part.name if part.rotates else str(part), place) for part, place in placed]
+    texts = [(part.name if part.rotates else str(part), place) for part, place in whole.placed]
     return "+".join(f"{text}@{place}" if place else text for text, place in texts)
 
 

@@ -53,7 +53,7 @@ class Choice:
                     f"{one} is an absolute encoding: it is added to the token embeddings before "
                     "the first layer, so it cannot differ by layer"
                 )
-            if any(place is not None for place in one.layers):
+            if any(one.layers):
                 raise ValueError(f"a dict of layer ranges takes specs without @, got '{one}'")
         learned = {str(one) for one in self.encodings if one.learns}
         if len(learned) > 1:
@@ -96,8 +96,7 @@ class Choice:
         layers = len(has_positions)
         if self.everywhere is not None:
             whole = self.everywhere
-            placed = zip(whole.parts, whole.layers, strict=True)
-            naming = [(part, place) for part, place in placed if place is not None]
+            naming = [(part, place) for part, place in whole.placed if place is not None]
             bare: list[Encoding | None] = [None] * layers
             if naming:
                 named = [combine(naming).at(layer, layers) for layer in range(layers)]

@@ -9,7 +9,7 @@ tables.py       tensors that NumPy computes once for a length; constant rows in 
 compiled.py     attention with a constant table in a compiler's graph
 """
 
-from .attention import CacheState, PositionEncoding, check_in_attention
+from .attention import CacheState, PositionEncoding
 from .learned import Learned, LearnedTerms, Terms, named_as_in
 from .rotation import FrequencySchedule
 from .scores import Rotated, Scores
@@ -23,6 +23,5 @@ __all__ = [
     "Rotated",
     "Scores",
     "Terms",
-    "check_in_attention",
     "named_as_in",
 ]

@@ -178,7 +178,7 @@ def check_in_attention(encoding: Encoding) -> None:
             f"the encoding '{encoding}' is absolute: add its vectors to the token embeddings with "
             "wavepe.nn.AbsoluteEncoding, and give attention layers encoding='none'"
         )
-    if any(place is not None for place in encoding.layers):
+    if any(encoding.layers):
         raise ValueError(
             f"the encoding '{encoding}' differs by layer, and a module is one layer: give it "
             "wavepe.encoding(spec).at(layer, layers)"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._relative_bias import rows_at
 from ...encodings import Encoding
 from . import _parts
 from ._figure import need_matplotlib, new_figure, save
@@ -85,8 +86,4 @@ def _values(encoding: Encoding, length: int, heads: int) -> np.ndarray:
         sloping = -encoding.slopes(heads)[:, None] * np.arange(length)
     if "bias" not in encoding.terms:
         return sloping
-    values, first, beyond = encoding.bias(length, heads)
-    places = np.arange(length) - first
-    inside = places < values.shape[1]
-    held = values[:, np.minimum(places, values.shape[1] - 1)]
-    return sloping + (held if beyond == "edge" else np.where(inside, held, 0.0))
+    return sloping + rows_at(np.arange(length), *encoding.bias(length, heads), axis=-1)

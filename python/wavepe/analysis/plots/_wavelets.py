@@ -9,6 +9,7 @@ import numpy as np
 
 import wavepe
 
+from ..._relative_bias import rows_at
 from ...encodings import Encoding, Wavelet
 from .. import _matrices
 from . import _parts
@@ -202,10 +203,7 @@ def table(
     length = _parts.size("length", length, 2, 2048)
     dim = _head_size(chosen, dim, 128)
     p, first, beyond = chosen.table(length, dim)
-    deltas = np.arange(length) - first
-    rows = p[np.clip(deltas, 0, len(p) - 1)]
-    if beyond == "zero":
-        rows = np.where((deltas < len(p))[:, None], rows, 0)
+    rows = rows_at(np.arange(length), p, first, beyond, axis=-2)
     columns = sorted({(2 * number + 1) * dim // 6 for number in range(3)})
     squares: list[dict[str, Any]] = []
     hidden = np.arange(length)[:, None] < np.arange(length)
