@@ -317,6 +317,23 @@ typedef struct {
 } wpe_decode_sizes;
 typedef wpe_decode_sizes wpe_attention_decode_sizes_fn(const wpe_attention *a, int64_t heads);
 
+/* The keys are cut into parts by their number alone, so that every front end computes the same
+ * bits. There is at least one part; `part` counts from 0. Return their number, and the keys of one.
+ */
+static inline int64_t wpe_decode_parts(int64_t keys) {
+    return keys > 0 ? (keys - 1) / WPE_DECODE_KEYS + 1 : 1;
+}
+
+static inline wpe_range wpe_decode_part(int64_t keys, int64_t part) {
+    int64_t begin = part * WPE_DECODE_KEYS, rest = keys - begin;
+    return (wpe_range){begin, begin + (rest < WPE_DECODE_KEYS ? rest : WPE_DECODE_KEYS)};
+}
+
+/* The most rows of a table that one part reads. */
+static inline int64_t wpe_decode_most_rows(int64_t queries, int64_t keys) {
+    return (keys < WPE_DECODE_KEYS ? keys : WPE_DECODE_KEYS) + queries;
+}
+
 /* Return the rows of a->relative, in rising delta, that queries read with keys begin..end-1. */
 static inline wpe_range wpe_decode_rows(const wpe_attention *a, int64_t begin, int64_t end) {
     const wpe_relative *p = a->relative;

@@ -227,3 +227,89 @@ def test_per_layer_is_a_tuple(own):
         class Flat(ALiBi):
             name = "flat"
             per_layer = "u"
+
+
+@pytest.mark.parametrize(
+    ("method", "needed"),
+    [
+        ("table", r"Table\(p, first, beyond\), got ndarray"),
+        ("bias", r"Bias\(b, first, beyond\), got ndarray"),
+        ("learned_table", r"Table\(p, first, beyond\), got Parameter"),
+        ("learned_bias", r"Bias\(b, first, beyond\), got Parameter"),
+        ("learned_query", r"Query\(u, v, projection\), got Parameter"),
+    ],
+)
+def test_arrays_without_their_range_are_refused(own, method, needed):
+    torch = pytest.importorskip("torch")
+    from wavepe.nn import Attention
+
+    class Bare(Encoding):
+        name = "bare"
+
+        def parameters(self, head_dim, heads):
+            return {"x": np.ones((heads, head_dim))}
+
+    def wrong(self, *args, **options):
+        given = next((x for x in args if isinstance(x, dict)), {})
+        return given.get("x", np.ones((3, 8)))
+
+    setattr(Bare, method, wrong)
+    Bare.learned = method.startswith("learned")
+    if not Bare.learned:
+        del Bare.parameters
+    register_encoding(Bare)
+    q = torch.zeros(1, 2, 8, 8)
+    with pytest.raises(TypeError, match=rf"'bare': {method}\(\) must return {needed}"):
+        Attention("bare", 8, 2)(q, q, q)
+
+
+def test_tables_of_heads_have_a_first_one(own):
+    pytest.importorskip("torch")
+
+    @register_encoding
+    class Each(Encoding):
+        name = "each"
+        learned = True
+
+        def parameters(self, head_dim, heads):
+            return {"x": np.arange(heads * 3.0 * head_dim).reshape(heads, 3, head_dim)}
+
+        def learned_table(self, length, parameters, *, causal=True):
+            return parameters["x"], 0, "zero"
+
+    p = wavepe.encoding("each").table(3, 2).p
+    np.testing.assert_array_equal(p, [[0, 1], [2, 3], [4, 5]])
+
+
+def test_an_encoding_that_learns_queries_alone_is_one(own):
+    """It adds no term, and is no "none": it may stand beside others, and in layers of its own."""
+
+    @register_encoding
+    class Asked(Encoding):
+        name = "asked"
+        learned = True
+
+        def parameters(self, head_dim, heads):
+            return {"u": np.zeros((heads, head_dim))}
+
+        def learned_query(self, parameters):
+            return Query(u=parameters["u"])
+
+    both = wavepe.encoding("alibi+asked")
+    assert (both.terms, both.learns, both.in_attention) == (("slopes",), ("query",), True)
+    with pytest.raises(ValueError, match=r"'none' is no position encoding.*'asked'"):
+        wavepe.encoding("none+asked")
+    pytest.importorskip("transformers")
+    from wavepe.hf.layers import Choice
+
+    found = Choice("alibi+asked@1:").by_layer([True, True, False, False])
+    assert [str(one) for one in found] == ["alibi", "alibi+asked", "asked", "asked"]
+
+
+@pytest.mark.parametrize("name", ["2d", "_x", "a.b"])
+def test_names_that_cannot_be_parts(own, name):
+    """ "rope+2d" is a list, and torch names no module "a.b"."""
+    register_encoding(type("Named", (ALiBi,), {"name": name}))
+    assert str(wavepe.encoding(name)) == name
+    with pytest.raises(ValueError, match=f"begin with a letter and hold no dot, got '{name}'"):
+        wavepe.encoding({"parts": [{"name": "rope"}, {"name": name}]})

@@ -72,12 +72,6 @@ static wpe_matrix_out out_at(const attention_call *c, int64_t head) {
     return (wpe_matrix_out){(void *)to.data, to.row_stride, to.col_stride};
 }
 
-/* The number of parts that decode cuts the keys into. */
-static int64_t part_count(const attention_call *c) {
-    int64_t parts = (c->common.keys + WPE_DECODE_KEYS - 1) / WPE_DECODE_KEYS;
-    return parts ? parts : 1;
-}
-
 /* Return the sums of a head of the call, over one part of the keys. */
 static void *sums_of(const attention_call *c, int64_t head, int64_t part) {
     size_t item = c->common.storage == WPE_F64 ? 8 : 4;
@@ -88,9 +82,8 @@ static void *sums_of(const attention_call *c, int64_t head, int64_t part) {
 static void decode_part(attention_call *c, int64_t part, int64_t begin, int64_t end) {
     wpe_attention *heads = (wpe_attention *)c->heads;
     packed_table *tables = (packed_table *)c->tables;
-    int64_t key = part * WPE_DECODE_KEYS, end_key = key + WPE_DECODE_KEYS;
+    wpe_range keys = wpe_decode_part(c->common.keys, part);
     int64_t slot = 0; /* of the last table; a key head's tables fill at most all slots once */
-    if (end_key > c->common.keys) end_key = c->common.keys;
     for (int64_t g = 0; g < c->group; g++) tables[g].data = NULL;
     for (int64_t head = begin, next; head < end; head = next) {
         next = (head / c->group + 1) * c->group;
@@ -101,16 +94,16 @@ static void decode_part(attention_call *c, int64_t part, int64_t begin, int64_t 
             if (!c->p) continue;
             if (matrix_at(c->p, c->lead + 1, h).data != tables[slot].data)
                 slot = (slot + 1) % c->group;
-            pack_table(c, h, wpe_decode_rows(a, key, end_key), slot, &tables[slot]);
+            pack_table(c, h, wpe_decode_rows(a, keys.begin, keys.end), slot, &tables[slot]);
             a->relative = tables[slot].zone.rows ? &tables[slot].relative : NULL;
         }
-        c->kernels->decode(heads, next - head, key, end_key, sums_of(c, head - begin, part),
+        c->kernels->decode(heads, next - head, keys.begin, keys.end, sums_of(c, head - begin, part),
                            c->workspace);
     }
 }
 
 static void decode_heads(attention_call *c, int64_t begin, int64_t end) {
-    int64_t parts = part_count(c);
+    int64_t parts = wpe_decode_parts(c->common.keys);
     LOOP_BEGIN
     for (int64_t part = 0; part < parts; part++) decode_part(c, part, begin, end);
     for (int64_t h = begin; h < end; h++) {
@@ -184,8 +177,8 @@ static size_t divide_memory(attention_call *c, int64_t units, char *memory) {
     char **parts[] = {&c->packed, &c->table, &c->workspace, &c->heads, &c->tables, &c->sums};
     int decodes = wpe_decodes(a->queries, a->keys);
     if (c->p) {
-        int64_t rows = c->zone.rows, most = WPE_DECODE_KEYS + WPE_DECODE_QUERIES;
-        if (decodes && rows > most) rows = most; /* a part of the keys reads no more */
+        int64_t rows = c->zone.rows, most = wpe_decode_most_rows(a->queries, a->keys);
+        if (decodes && rows > most) rows = most;
         int64_t size = c->kernels->zone_size(rows, c->zone.rank, a->head_size, WPE_FORWARD);
         c->table_bytes = ((size_t)size * item + 63) / 64 * 64;
     }
@@ -197,7 +190,7 @@ static size_t divide_memory(attention_call *c, int64_t units, char *memory) {
         bytes[2] = (size_t)sizes.workspace * item;
         bytes[3] = group * sizeof(wpe_attention);
         bytes[4] = group * sizeof(packed_table);
-        bytes[5] = (size_t)(c->part_stride * part_count(c)) * item;
+        bytes[5] = (size_t)(c->part_stride * wpe_decode_parts(a->keys)) * item;
     } else {
         wpe_attention_sizes sizes = c->kernels->sizes(a, WPE_FORWARD);
         bytes[0] = (size_t)sizes.packed * item;

@@ -19,14 +19,14 @@ class Decoding {
           any(call.head(0, 0)),
           sizes(call.kernels->decode_sizes(&any, call.group)),
           pairs(call.key_head_count()),
-          parts(std::max<int64_t>(ceil_div(call.keys, WPE_DECODE_KEYS), 1)),
+          parts(wpe_decode_parts(call.keys)),
           part_bytes(ceil_div(call.bytes(call.group * sizes.sums), 64) * 64),
           workspace_bytes(ceil_div(call.bytes(sizes.workspace), 64) * 64),
           sums(product({pairs, parts}), part_bytes),
           done(pairs) {
         if (call.relative.rows)
-            table_bytes = call.table_bytes(
-                std::min(call.keys, int64_t{WPE_DECODE_KEYS}) + call.queries, WPE_FORWARD);
+            table_bytes =
+                call.table_bytes(wpe_decode_most_rows(call.queries, call.keys), WPE_FORWARD);
     }
 
     void run() {
@@ -58,8 +58,7 @@ class Decoding {
     int64_t tables() const { return call.table_per_head() ? call.group : 1; }
 
     void run_part(int64_t part, int64_t begin, int64_t end, char *scratch) {
-        const int64_t key = part * WPE_DECODE_KEYS;
-        const int64_t end_key = std::min(key + WPE_DECODE_KEYS, call.keys);
+        const wpe_range keys = wpe_decode_part(call.keys, part);
         std::vector<PackedTable> packed(tables());
         std::optional<int64_t> packed_for;  // the offset, if all heads share the table
         std::vector<wpe_attention> heads(call.group);
@@ -71,14 +70,14 @@ class Decoding {
                 PackedTable &table = packed[call.table_per_head() ? g : 0];
                 if (call.table_per_head() || packed_for != a.offset)
                     call.pack_table(
-                        table, first + g, wpe_decode_rows(&a, key, end_key),
+                        table, first + g, wpe_decode_rows(&a, keys.begin, keys.end),
                         scratch + workspace_bytes + (call.table_per_head() ? g * table_bytes : 0),
                         WPE_FORWARD);
                 packed_for = a.offset;
                 a.relative = table.relative.rows ? &table.relative : nullptr;
             }
-            call.kernels->decode(heads.data(), call.group, key, end_key, part_sums(pair, part),
-                                 scratch);
+            call.kernels->decode(heads.data(), call.group, keys.begin, keys.end,
+                                 part_sums(pair, part), scratch);
             if (done[pair].fetch_add(1) + 1 < parts) continue;
             for (int64_t g = 0; g < call.group; g++)
                 call.kernels->merge(&heads[g], part_sums(pair, 0) + call.bytes(g * sizes.sums),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -18,6 +19,9 @@ from .options import checked
 from .spec import Value, write_spec
 
 VERSION = 1
+
+# A plus joins parts before a letter only, and torch takes no dot in the name of a module.
+_PART = re.compile(r"[^\W\d_][^.]*")
 
 E = TypeVar("E", bound="Encoding")
 known: dict[str, type[Encoding]] = {}
@@ -202,6 +206,10 @@ class Combination(Encoding):
 
     def __post_init__(self) -> None:
         for index, (one, place) in enumerate(self.placed):
+            if not _PART.fullmatch(one.name):
+                raise ValueError(
+                    f"the name of a part must begin with a letter and hold no dot, got {one.name!r}"
+                )
             if place is not None and one.adds:
                 raise ValueError(
                     f"'{one}' is an absolute encoding: it is added to the token embeddings before "
@@ -343,7 +351,7 @@ def combine(placed: Iterable[tuple[Encoding, str | None]]) -> Encoding:
 def _check_together(one: Encoding, other: Encoding) -> None:
     """Raise ValueError if two encodings cannot act in one layer."""
     for none, beside in ((one, other), (other, one)):
-        if not (none.adds or none.rotates or none.terms):
+        if not (none.adds or none.in_attention):
             raise ValueError(
                 f"'{none}' is no position encoding, and the same layer has '{beside}': leave the "
                 f"layer out of the layers that '{beside}' names after @"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -56,6 +56,11 @@ class Methods:
     def rotates(self) -> bool:
         """Whether q and k are rotated."""
         return self._has("rope_table")
+
+    @property
+    def in_attention(self) -> bool:
+        """Whether attention layers differ from those without positions."""
+        return self.rotates or bool(self.terms or self.learns)
 
     @property
     def learns(self) -> tuple[str, ...]:
@@ -148,7 +153,7 @@ class Methods:
         -------
         p : array (w, head_dim), float32
             The rows of delta = first..first+w-1. There may be fewer rows than distances. A learned
-            encoding returns its initial values.
+            encoding returns its initial values; of tables for each head, that of the first.
         first : int
             The delta of the first row.
         beyond : str
@@ -285,7 +290,10 @@ class Methods:
 
         initial = self.parameters(head_dim, heads)
         given = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
-        found, first, beyond = getattr(self, f"learned_{term}")(length, given, causal=causal)
+        method = f"learned_{term}"
+        rows = getattr(self, method)(length, given, causal=causal)
+        found, first, beyond = with_range(self, method, rows)
+        found = found[0] if term == "table" and found.dim() == 3 else found
         return found.numpy().astype(np.float32 if term == "table" else np.float64), first, beyond
 
     def _does_not_apply(self, method: str) -> NoReturn:
@@ -299,3 +307,11 @@ class Methods:
         raise NotImplementedError(
             f"{method}() does not apply to the encoding '{self}': it learns {learned}"
         )
+
+
+def with_range(encoding: Methods, method: str, found: Any) -> Any:
+    """Return what a method of an encoding returned; TypeError if it has no range."""
+    if isinstance(found, tuple) and len(found) == 3:
+        return found
+    kind = "Bias(b, first, beyond)" if method.endswith("bias") else "Table(p, first, beyond)"
+    raise TypeError(f"'{encoding}': {method}() must return {kind}, got {type(found).__name__}")

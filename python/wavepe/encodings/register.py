@@ -87,9 +87,9 @@ def known_encodings() -> tuple[str, ...]:
 
 
 def _check_class(cls: Any) -> None:
-    if not is_word(getattr(cls, "name", None)):
-        given = getattr(cls, "name", None)
-        raise ValueError(f"{cls.__name__}.name must hold no blank and no : , = + @; got {given!r}")
+    name = getattr(cls, "name", None)
+    if not is_word(name):
+        raise ValueError(f"{cls.__name__}.name must hold no blank and no : , = + @; got {name!r}")
 
     def has(method: str) -> bool:
         return getattr(cls, method) is not getattr(Encoding, method)

@@ -100,7 +100,7 @@ class Choice:
             bare: list[Encoding | None] = [None] * layers
             if naming:
                 named = [combine(naming).at(layer, layers) for layer in range(layers)]
-                bare = [one if one.terms or one.rotates else None for one in named]
+                bare = [one if one.in_attention else None for one in named]
             return [
                 whole.at(layer, layers) if has else bare[layer]
                 for layer, has in enumerate(has_positions)

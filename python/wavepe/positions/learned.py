@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
+from ..encodings.methods import with_range
 from ..ops._common import full_precision
 from ..ops._torch_private import version
 from .tables import capacity_for
@@ -161,9 +162,9 @@ class Learned(nn.Module):
             parameters |= shared[encoding.name].shared or {}
         table = bias = query = None
         if "table" in reads:
-            table = Table(*self._kept(encoding.learned_table, parameters, keys, cache))
+            table = Table(*self._kept("learned_table", parameters, keys, cache))
         if "bias" in reads:
-            bias = Bias(*self._kept(encoding.learned_bias, parameters, keys, cache))
+            bias = Bias(*self._kept("learned_bias", parameters, keys, cache))
         if "query" in reads:
             # Copies, because FSDP2 frees the memory of parameters after this function.
             asked = self._checked(encoding.learned_query(parameters))
@@ -171,9 +172,14 @@ class Learned(nn.Module):
         found[encoding.name] = LearnedTerms(table, bias, query)
         return found
 
-    def _checked(self, query: Query) -> Query:
-        """Return the query; ValueError if a shape is wrong."""
+    def _checked(self, query: Any) -> Query:
+        """Return the query; TypeError or ValueError if it is none, or a shape is wrong."""
         heads, head_dim = self._heads, self._head_dim
+        if not (isinstance(query, tuple) and len(query) == 3):
+            raise TypeError(
+                f"'{self.encoding}': learned_query() must return Query(u, v, projection), got "
+                f"{type(query).__name__}"
+            )
         for name, x in zip(Query._fields, query, strict=True):
             needed = (heads, head_dim) if name != "projection" else (heads, head_dim, head_dim)
             if x is not None and tuple(x.shape) != needed:
@@ -181,21 +187,22 @@ class Learned(nn.Module):
                     f"'{self.encoding}': learned_query must return {name} of shape {needed}, got "
                     f"{tuple(x.shape)}"
                 )
-        return query
+        return Query(*query)
 
     def _kept(
         self,
-        learned: Callable[..., Any],
+        method: str,
         parameters: dict[str, Tensor],
         keys: int,
         cache: LearnedCache | None,
     ) -> Any:
-        """Return a table or bias of these parameters, computed once for many steps."""
+        """Return what a method makes of these parameters, computed once for many steps."""
 
         def compute(keys: int) -> Any:
             # Without autocast, which would round products inside the encoding to bfloat16.
             with full_precision(next(iter(parameters.values())).device.type):
-                rows, first, beyond = learned(keys, parameters, causal=self._causal)
+                found = getattr(self.encoding, method)(keys, parameters, causal=self._causal)
+                rows, first, beyond = with_range(self.encoding, method, found)
             # An encoding may return a parameter, whose memory FSDP2 frees after `forward`.
             return rows.clone(), first, beyond
 
@@ -207,7 +214,7 @@ class Learned(nn.Module):
         assert cache is not None
         capacity = capacity_for(keys)
         current = (capacity, *((x.data_ptr(), version(x)) for x in parameters.values()))
-        key = f"{self.encoding.name} {learned.__name__}"
+        key = f"{self.encoding.name} {method}"
         if key not in cache.found or cache.found[key][0] != current:
             try:
                 cache.found[key] = current, compute(capacity)

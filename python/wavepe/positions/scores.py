@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import ops
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
+from ..encodings.methods import with_range
 from ..ops._common import full_precision, wide
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
@@ -105,10 +106,10 @@ class Scores:
         # Not a buffer of a module, so that casts do not reach it.
         slopes = [part.slopes(heads) for part in constant["slopes"]]
         self._slopes = DeviceConstant(reduce(add, slopes)) if slopes else None
-        for table in self._tables:  # raises where the encoding does not fit
-            table.encoding.table(1, head_dim, causal=causal)
-        if self._bias is not None:
-            self._bias.encoding.bias(1, heads, causal=causal)
+        for part in constant["table"]:  # raises where the encoding does not fit
+            with_range(part, "table", part.table(1, head_dim, causal=causal))
+        for part in constant["bias"]:
+            with_range(part, "bias", part.bias(1, heads, causal=causal))
 
     def arguments(
         self,

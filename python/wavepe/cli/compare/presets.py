@@ -225,6 +225,7 @@ PRESETS: dict[str, Preset] = {
                 "wavelet:scales=6,biases=true,projection=true",
                 "rope+alibi",
                 "rope+wavelet:scales=6",
+                "rope:fraction=0.25",
                 "rope:fraction=0.25+wavelet:scales=6",
                 "rope:fraction=0.25+wavelet:scales=6,biases=true,projection=true",
                 "rope@::2+wavelet:scales=6@1::2",
