@@ -409,6 +409,7 @@ SECTIONS: dict[str, Callable[[Path], str]] = {
     "claims": claims,
     "wavelet": tables_of("wavelet"),
     "protocols": protocols,
+    "combinations": tables_of("combinations"),
     "theta": tables_of("theta"),
     "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking"),
     "kinds": tables_of("kinds"),
@@ -425,13 +426,14 @@ SECTIONS: dict[str, Callable[[Path], str]] = {
 def draw(root: Path) -> None:
     """Draw the pictures of README and the page."""
     (root / PICTURES).mkdir(exist_ok=True)
-    results = kept(root, "wavelet")
-    perplexity_by_length(
-        [run for name in HEADLINE for run in results["runs"] if run["encoding"] == name],
-        root / PICTURES / "wavelet.png",
-        train_length=results["train_length"],
-        title=title(results["train_length"]),
-    )
+    for name, rows in (("wavelet", HEADLINE), ("combinations", COMBINED)):
+        results = kept(root, name)
+        perplexity_by_length(
+            [run for row in rows for run in results["runs"] if run["encoding"] == row],
+            root / PICTURES / f"{name}.png",
+            train_length=results["train_length"],
+            title=title(results["train_length"]),
+        )
     for path in sorted((root / KEPT).glob("tasks-*.json")):
         task = json.loads(path.read_text("utf-8"))
         settings = Settings.from_dict(task["environment"]["settings"])

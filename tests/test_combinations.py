@@ -324,3 +324,19 @@ def test_what_modules_refuse():
 def test_every_kind_is_met():
     met = {name_of(part) for spec in PAIRS for part in spec.split("+")}
     assert met == {name_of(spec) for spec in KINDS}
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_queries_are_rotated_back(interleaved, factor):
+    """Also where cos and sin were rounded, as in bfloat16 models, or have a factor."""
+    torch = pytest.importorskip("torch")
+    from wavepe import ops
+    from wavepe.positions import Rotated
+
+    q = torch.randn(2, 3, 50, 16, dtype=torch.float64)
+    angle = torch.rand(50, 6, dtype=torch.float64) * 6
+    cos, sin = ((f(angle) * factor).bfloat16().double() for f in (torch.cos, torch.sin))
+    rotated = ops.rope(q, cos, sin, interleaved=interleaved)
+    found = Rotated(cos.bfloat16(), sin.bfloat16(), interleaved).undone(rotated)
+    torch.testing.assert_close(found, q, rtol=0, atol=1e-14)
