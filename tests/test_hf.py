@@ -118,7 +118,10 @@ def test_scores_of_bfloat16_are_added_up_in_float32():
     q, k, v = (torch.randn(shape, generator=generator).bfloat16() for _ in range(3))
     q, k, v = 64 * q, k[:, :2], v[:, :2]
     with torch.no_grad():
-        got, _ = wavepe.hf.attention.attention_forward(layer, q, k, v, None, scaling=layer.scaling)
+        call = wavepe.hf.attention.LayerCall()
+        got, _ = wavepe.hf.attention.attention_forward(
+            layer, q, k, v, None, scaling=layer.scaling, wavepe_call=call
+        )
     assert got.dtype == torch.bfloat16
     table = torch.from_numpy(wavepe.encoding(WAVELET).table(LENGTH, layer.head_dim)[0])
     table = table.bfloat16()  # the operator's operands have one dtype

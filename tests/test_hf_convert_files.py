@@ -43,7 +43,8 @@ def test_other_files_come_along(tmp_path):
     done = convert(source, tmp_path / "target", "alibi")
     assert sorted(done.left_out) == sorted(stale)
     same = [*weights, *OTHERS, "generation_config.json"]
-    assert names(tmp_path / "target") == sorted([*same, "config.json"])
+    ours = ["config.json", "modeling_wavepe.py", "README.md"]
+    assert names(tmp_path / "target") == sorted([*same, *ours])
     for name in same:
         assert (tmp_path / "target" / name).read_bytes() == (source / name).read_bytes()
 

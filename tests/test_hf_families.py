@@ -1,6 +1,7 @@
 """Each family: patched, against a float64 reference, and back; attn_implementation="wavepe"."""
 
 import itertools
+import functools
 import sys
 
 import pytest
@@ -373,6 +374,7 @@ def test_terms_beside_a_rotation_read_the_queries_before_it(family, monkeypatch)
     stock = sys.modules[type(families.attentions(decoder(model))[0]).__module__]
     rotate = stock.apply_rotary_pos_emb
 
+    @functools.wraps(rotate)
     def watched(q, *rest, **options):
         before.append(q)
         return rotate(q, *rest, **options)

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
 from wavepe.hf import masks
-from wavepe.hf.attention import attention_forward
+from wavepe.hf.attention import LayerCall, attention_forward
 
 # Of each kind of term in the scores.
 SCORES = ("wavelet:scales=4", "transformer_xl:biases=false", "alibi", "sandwich:dim=16", *LEARNED)
@@ -181,7 +181,9 @@ def test_weights_do_not_lose_digits_under_autocast(spec):
 
     def both():
         given = {"scaling": HEAD**-0.5, "output_attentions": True}
-        return attention_forward(layer, q, k[:, :2], v[:, :2], None, **given)
+        return attention_forward(
+            layer, q, k[:, :2], v[:, :2], None, **given, wavepe_call=LayerCall()
+        )
 
     with torch.no_grad():
         exact = both()
@@ -331,12 +333,12 @@ def test_padding_is_no_packing(spec):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_gaps_begin_no_sequence(spec):
-    """Positions may be drawn at random: distances of score encodings count tokens all the same."""
+    """Positions may be drawn at random; test_hf_counting.py has what they mean."""
     model, positions = patched_tiny(spec), torch.arange(12)[None] ** 2
     got = logits(model, IDS, position_ids=positions)
     mask = torch.ones(2, 12, dtype=torch.long)
     assert torch.equal(logits(model, IDS, position_ids=positions, attention_mask=mask), got)
-    assert close(got, logits(model, IDS), 1e-5) == (spec not in ("rope", "sinusoidal"))
+    assert close(got, logits(model, IDS), 1e-5) == (spec == "none")
 
 
 def test_what_cannot_be_right_is_refused():
@@ -522,7 +524,11 @@ def test_scores_and_caps_do_not_go_there(no_kernel):
     logits(patched_tiny("wavelet:scales=4"), tokens(1, 5))
     layer = patched_tiny("none").model.layers[0].self_attn
     query, key = torch.randn(1, 4, 3, HEAD), torch.randn(1, 2, 3, HEAD)
-    wavepe.hf.attention.attention_forward(layer, query, key, key, None, softcap=2.0)
+    wavepe.hf.attention.attention_forward(
+        layer, query, key, key, None, softcap=2.0, wavepe_call=LayerCall()
+    )
     assert not no_kernel
-    wavepe.hf.attention.attention_forward(layer, query, key, key, None, sliding_window=2)
+    wavepe.hf.attention.attention_forward(
+        layer, query, key, key, None, sliding_window=2, wavepe_call=LayerCall()
+    )
     assert no_kernel == [True]

@@ -165,7 +165,7 @@ import wavepe.hf
 print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
 """
     out = output("-c", script, tmp_path, start=forked)
-    assert "wavepe_llama" in out
+    assert "trust_remote_code=True" in out
     assert "import wavepe.hf, and load with AutoModelForCausalLM" in out
     assert out.endswith("WavePELlamaForCausalLM\n")
 

@@ -25,7 +25,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
 from ..positions import Rotated, Scores, Terms
-from . import families, masks
+from . import families, foreign, masks
+from .counting import POSITIONS, by_positions, span
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
@@ -45,7 +46,6 @@ IGNORED = (
     "shift_labels",  # for the loss
     "token_type_ids",
     "mm_token_type_ids",  # the mask holds their effect
-    "wavepe_offset",  # from `before_attention`
     "seq_idx",  # packed sequences again, for Mamba layers
 )
 # The argument is the number of queries; transformers < 5 takes their positions instead.
@@ -90,11 +90,31 @@ class LayerState:
 STOCK = LayerState(())
 
 
+@dataclass
+class LayerCall:
+    """What the hooks of a layer and the attention function tell each other in one call.
+
+    Attributes
+    ----------
+    offset : int or Tensor (), optional
+        Index of the key at the position of the first query; None: the queries come last.
+    angles : CosSin, optional
+        The angles, if other terms read the queries before the rotation.
+    reached : bool
+        Whether the attention function has run.
+    """
+
+    offset: int | Tensor | None = None
+    angles: CosSin | None = None
+    reached: bool = False
+
+
 def before_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add the offset and the angles to the arguments of an attention layer (forward pre-hook)."""
-    layer = module.wavepe
+    """Add a `LayerCall` and the angles to the arguments of an attention layer (forward pre-hook)."""
+    layer, call = module.wavepe, LayerCall()
+    foreign.note(module)
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
     if not (kwargs.get("cache") is None or is_cache(kwargs["cache"])):
         raise ValueError(
@@ -106,7 +126,7 @@ def before_attention(
     cached: int | Tensor = 0
     if cache is not None:
         cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
-        kwargs["wavepe_offset"] = cached - first
+        call.offset = cached - first
     if layer.rotary is not None:
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
@@ -124,8 +144,16 @@ def before_attention(
             "wavepe.hf.unpatch(model) first"
         )
     if layer.turned:
-        kwargs["wavepe_angles"] = kwargs["position_embeddings"]
-    return (), kwargs
+        call.angles = kwargs["position_embeddings"]
+    return (), kwargs | {"wavepe_call": call}
+
+
+def after_attention(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """Raise ValueError if another program's forward has left the encoding out (forward hook)."""
+    if not kwargs["wavepe_call"].reached:
+        raise foreign.replaced(f"the forward of this {type(module).__name__}", module.config)
 
 
 def before_layer(
@@ -170,7 +198,10 @@ def attention_forward(
         None unless the caller asks for `output_attentions`.
     """
     layer, attention_mask = _layer(module), masks.drop_empty(attention_mask)
-    score = layer.score
+    score, call = layer.score, kwargs.get("wavepe_call") or LayerCall()
+    if layer is not STOCK and "wavepe_call" not in kwargs:
+        raise foreign.replaced(f"what calls this {type(module).__name__}", module.config)
+    call.reached = True
     # transformers asks for weights by the argument or by the configuration.
     weights_wanted = kwargs.get("output_attentions", module.config.output_attentions)
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights")
@@ -186,18 +217,26 @@ def attention_forward(
     if score is not None and query.shape[1] != module.config.num_attention_heads:
         _check_split(score, query.shape[1], module.config.num_attention_heads)
     queries, keys = query.shape[2], key.shape[2]
-    offset = kwargs.get("wavepe_offset", keys - queries)
+    offset = keys - queries if call.offset is None else call.offset
     options: dict[str, Any] = {
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
     }  # fmt: skip
-    position, learned = (NO_ENCODING, {}) if score is None else (score, layer.learned(module, keys))
-    rotated = _rotated(kwargs.get("wavepe_angles"))
+    positions = None if score is None else kwargs.get(POSITIONS)
+    size = keys if positions is None else span(positions)
+    position, learned = (NO_ENCODING, {}) if score is None else (score, layer.learned(module, size))
+    rotated = _rotated(call.angles)
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
-    if weights_wanted or added:
+    if weights_wanted or added or positions is not None:
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
-        given = position.arguments(query, keys, learned, rotated, scaling)
-        out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
+        given = position.arguments(query, size, learned, rotated, scaling)
+        if positions is not None:
+            first = positions.keys.shape[1] - queries - int(offset)
+            options |= by_positions(given, positions, first, keys)
+            given = {}
+        out, weights = attention_with_weights(
+            **{**given, **options}, k=key, v=value, mask=mask
+        )
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in families.FUSED_ON:

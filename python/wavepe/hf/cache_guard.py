@@ -83,11 +83,9 @@ class CacheGuard:
 
     def after(self, call: Call, output: Any) -> None:
         """Note the encoding on a cache that the module has created."""
-        if call.cache is not None or torch.compiler.is_exporting():
-            return
-        values = output.values() if isinstance(output, Mapping) else output
-        for cache in filter(is_cache, values if isinstance(values, Iterable) else ()):
-            setattr(cache, ENCODING, self.encoding(call))
+        if call.cache is None and not torch.compiler.is_exporting():
+            for cache in caches_in(output):
+                setattr(cache, ENCODING, self.encoding(call))
 
 
 class EncodingGuard(CacheGuard):
@@ -152,6 +150,12 @@ def frequency_name(label: str, *frequencies: bytes) -> str:
     """Return a name for messages; equal names mean equal frequencies."""
     digest = hashlib.sha256(b"".join(frequencies)).hexdigest()
     return f"{label} (frequencies {digest[:12]})"
+
+
+def caches_in(output: Any) -> Iterable[Any]:
+    """Return the caches in the output of a base model."""
+    values = output.values() if isinstance(output, Mapping) else output
+    return filter(is_cache, values if isinstance(values, Iterable) else ())
 
 
 def _length(cache: Any) -> Any:

@@ -15,9 +15,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import CONFIG_NAME
 
 from . import rope_config
 from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock
+from .folder import AUTO_CLASSES, auto_map, write_beside
 from .layers import Choice, StoredSpec
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
@@ -32,10 +34,27 @@ CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
 
 
-class OutputsAttentions:
-    """Allow `output_attentions`, which transformers allows for the attention "eager" only."""
+class OwnConfig:
+    """What configurations of wavepe types and of patched models share.
 
+    A folder that they write loads in any program (see folder.py). And they allow
+    `output_attentions`, which transformers allows for the attention "eager" only.
+    """
+
+    auto_map: Any = {}  # noqa: RUF012 - TRL reads it from any configuration
     _output_attentions: bool | None
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: `save_pretrained` writes a module that imports the class."""
+
+    def to_json_file(self, json_file_path: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Write the file, and beside a config.json what makes the folder load anywhere."""
+        super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
+        folder, name = os.path.split(json_file_path)
+        if name == CONFIG_NAME:
+            config: Any = self
+            write_beside(folder, config.to_dict(), base_name(config))
 
     @property
     def output_attentions(self) -> bool | None:
@@ -54,7 +73,7 @@ class OutputsAttentions:
             self._output_attentions = asked
 
 
-class EncodedConfig(OutputsAttentions):
+class EncodedConfig(OwnConfig):
     """Mixin that turns a stock configuration class into that of a type wavepe_<family>."""
 
     stock: Any
@@ -95,7 +114,9 @@ class EncodedConfig(OutputsAttentions):
 
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
-        return {**super().to_dict(), **ON_DISK}  # type: ignore[misc]
+        output = super().to_dict()  # type: ignore[misc]
+        own = auto_map(type(self).model_type, output.get("auto_map"))
+        return {**output, **ON_DISK, "auto_map": own}
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +133,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in for_stock_classes}
 
 
-class PatchedConfig(OutputsAttentions):
+class PatchedConfig(OwnConfig):
     """Mixin that turns a stock configuration class into that of a patched model."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
@@ -132,7 +153,13 @@ class PatchedConfig(OutputsAttentions):
         output = super().to_dict()  # type: ignore[misc]
         names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
         own = TYPE_PREFIX + output["model_type"]
-        return {**output, "model_type": own, **ON_DISK, "architectures": names or None}
+        return {
+            **output,
+            "model_type": own,
+            **ON_DISK,
+            "architectures": names or None,
+            "auto_map": auto_map(own, output.get("auto_map")),
+        }
 
 
 def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedConfig:
@@ -155,12 +182,31 @@ def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedCon
     config.__class__ = globals()[PATCHED_PREFIX + type(stock).__name__]
     config.position_encoding = stored
     config._attn_implementation = ATTENTION
+    config._name_or_path = _patched_name(config._name_or_path)
     return config
+
+
+# A program that loads a model's base once more by its name, such as TRL for its reference model and
+# PEFT for an adapter, would load the stock model of a patched one, and say nothing. So the name of a
+# patched model is no name of a model. The program's error message shows it.
+_PATCHED_NAME = (
+    "{} (patched by wavepe in memory: save it and load that folder, or give the model itself)"
+)
+
+
+def _patched_name(name: str) -> str:
+    return _PATCHED_NAME.format(name) if name else name
+
+
+def base_name(config: Any) -> str:
+    """Return the name of the model that a configuration was loaded from; "" if there is none."""
+    name = str(config._name_or_path or "")
+    return name.removesuffix(_PATCHED_NAME.removeprefix("{}"))
 
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Write later changes of the copy to `stock`, such as a resized vocabulary."""
-    own = ["position_encoding", "_attn_implementation_internal"]
+    own = ["position_encoding", "_attn_implementation_internal", "_name_or_path"]
     if stock._attn_implementation != "eager":  # the only stock attention that returns weights
         own.append("_output_attentions")
     for key, value in vars(config).items():
@@ -238,4 +284,5 @@ def _derived(name: str, bases: tuple[Any, ...], doc: str, **body: Any) -> Any:
 
 for _kind in SUPPORTED:
     CONFIGS[TYPE_PREFIX + _kind] = _config_class(CONFIG_MAPPING[_kind])
+    AUTO_CLASSES[TYPE_PREFIX + _kind] = {"AutoConfig": CONFIGS[TYPE_PREFIX + _kind].__name__}
     _patched_class(CONFIG_MAPPING[_kind])

@@ -24,6 +24,7 @@ from .._files import leading_names, new_folder
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS, ON_DISK
 from .families import SUPPORTED, TYPE_PREFIX
+from .folder import auto_map, is_ours, write_beside
 from .layers import Choice, Spec, StoredSpec
 from .learned import MODULE_NAME
 from .model_types import stored_as_named
@@ -143,6 +144,8 @@ def convert(
         for path in others:
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / path, part / path)
+        read = {**model.config.to_dict(), "architectures": config["architectures"]}
+        write_beside(part, read, str(source))
         _write_weights(source, part, files, dropped, added, link)
     return Conversion(
         folder=Path(target_folder),
@@ -185,7 +188,8 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
         raise ValueError(
             f"{source} is quantised: convert the model before quantisation, and quantise the result"
         )
-    if any("Tokenizer" not in key for key in config.get("auto_map") or ()):
+    present = config.get("auto_map") or {}
+    if any("Tokenizer" not in key and not is_ours(value) for key, value in present.items()):
         raise ValueError(f"{source} has custom code (auto_map): convert cannot convert code")
     if config.get("transformers_weights"):
         raise ValueError(
@@ -208,6 +212,7 @@ def _new_config(source: Path, chosen: Choice) -> dict[str, Any]:
         "architectures": [name],
         "position_encoding": chosen.stored(),
         **ON_DISK,
+        "auto_map": auto_map(own, present),
     }
 
 

@@ -234,16 +234,23 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
     return fused
 
 
-def _sample() -> tuple[Tensor, Tensor, Tensor]:
+def rotates_halves(apply: Callable[..., Any], device: torch.device) -> bool:
+    """Return whether `apply(q, k, cos, sin)` rotates the pairs (i, i + h), as Llama's does."""
+    return _agrees(LAYOUTS[0], apply, device)
+
+
+def _sample(device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), all values distinct."""
-    with torch.device("cpu"), torch.inference_mode(False):
+    with torch.device(device), torch.inference_mode(False):
         q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
         return q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
 
 
 @torch.no_grad()
-def _agrees(layout: _Layout, apply: Callable[..., Any]) -> bool:
-    q, k, angles = _sample()
+def _agrees(
+    layout: _Layout, apply: Callable[..., Any], device: torch.device | str = "cpu"
+) -> bool:
+    q, k, angles = _sample(device)
     cos, sin = angles.cos(), angles.sin()
     expected = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
     try:

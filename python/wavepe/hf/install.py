@@ -15,10 +15,12 @@ from ..encodings import encoding as read_encoding
 from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
 from .absolute import AddAbsolute
-from .attention import LayerState, before_attention, before_layer
-from .cache_guard import EncodingGuard
+from .attention import LayerState, after_attention, before_attention, before_layer
+from .cache_guard import EncodingGuard, caches_in
 from .call import Call
 from .config import EncodedConfig, patched_config, return_changes
+from .counting import add_positions, note_positions
+from .foreign import Watch
 from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
 from .packing import add_packed_mask
@@ -184,7 +186,9 @@ class _PassHooks:
 
     def __init__(self, base: nn.Module, spec: StoredSpec, parts: Parts) -> None:
         self.names = families.argument_names(base)
+        self.watch = Watch(base, families.attentions(base))
         self.absolute = parts.absolute
+        self.counts = any(layer.score is not None for layer in parts.layers)
         self.guard = EncodingGuard(spec, parts.cache_parts)
 
     def attach(self, base: nn.Module) -> list[RemovableHandle]:
@@ -196,6 +200,9 @@ class _PassHooks:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = Call(module, self.names, args, kwargs)
+        self.watch.before()
+        if self.counts:
+            add_positions(call)
         add_packed_mask(call)
         if self.absolute is not None:
             self.absolute.add(call)
@@ -205,7 +212,12 @@ class _PassHooks:
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self.guard.after(Call(module, self.names, args, kwargs), output)
+        self.watch.after()
+        call = Call(module, self.names, args, kwargs)
+        self.guard.after(call, output)
+        if self.counts:
+            cache = call.cache if call.cache is not None else next(iter(caches_in(output)), None)
+            note_positions(module, cache)
 
 
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
@@ -219,8 +231,13 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
             record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
-        record.hooks.append(attention.register_forward_pre_hook(before_attention, with_kwargs=True))
+        record.hooks += _attach_layer(attention)
     base._wavepe = record
+
+
+def _attach_layer(attention: Any) -> list[RemovableHandle]:
+    before = attention.register_forward_pre_hook(before_attention, with_kwargs=True)
+    return [before, attention.register_forward_hook(after_attention, with_kwargs=True)]
 
 
 # ---------------------------------------------------------------- one model
@@ -317,6 +334,8 @@ def replace_config(model: nn.Module, old: PretrainedConfig, new: PretrainedConfi
     for module in model.modules():
         if module.__dict__.get("config") is old:
             module.config = new
+            if "name_or_path" in module.__dict__:
+                module.name_or_path = new._name_or_path
 
 
 # ---------------------------------------------------------------- a layer that stands alone
@@ -339,7 +358,7 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
         size = (builder.head_dim, builder.heads, True)
         attach(attention, None, {attention: Learned(named_as_in(whole, one), *size)})
     spec = choice.stored()
-    hooks = [attention.register_forward_pre_hook(before_attention, with_kwargs=True)]
+    hooks = _attach_layer(attention)
     hooks += EncodingGuard(spec, builder.parts.cache_parts).attach(attention)
     attention._wavepe = Installed(spec, type(attention).__name__, stock, own, hooks)
 

@@ -16,6 +16,7 @@ except ImportError:
 from ..positions import Learned
 from .config import CLASS_PREFIX, CONFIGS, MODELS
 from .families import ATTENTION
+from .folder import AUTO_CLASSES
 from .install import install_own
 from .learned import MODULE_NAME
 from .lengths import check_lengths
@@ -49,6 +50,10 @@ class EncodedModel:
     # transformers may choose these attentions by itself; they would ignore the encoding.
     _supports_flash_attn = False
     _supports_flex_attn = False
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Do nothing, as `OwnConfig.register_for_auto_class`."""
 
     def post_init(self) -> None:
         super().post_init()  # type: ignore[misc] # that of the stock class
@@ -108,6 +113,7 @@ def register() -> None:
             if config.stock in classes:
                 cls = _model_class(classes[config.stock], config)
                 auto.register(config, cls, exist_ok=True)
+                AUTO_CLASSES[kind][auto.__name__] = cls.__name__
                 _copy_conversion(classes[config.stock].__name__, cls.__name__)
         for names in NAMES:
             own = CLASS_PREFIX + str(names.get(config.stock.model_type))

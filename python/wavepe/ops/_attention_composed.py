@@ -48,6 +48,7 @@ def composed(
     bias: Tensor | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
+    delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` of checked arguments, differentiable any number of times.
 
@@ -67,6 +68,8 @@ def composed(
         Not read, because p holds the same values.
     bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), optional
         Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
+    delta : Tensor (B|1, 1, m, n) of int64, optional
+        The distances, if they are not those of `offset`.
 
     Returns
     -------
@@ -77,7 +80,7 @@ def composed(
         The weights after dropout.
     """
     dtype, wide_dtype = q.dtype, wide(q)
-    delta = _delta(q, k, offset)
+    delta = _delta(q, k, offset) if delta is None else delta
     added = None
     if mask is not None and mask.is_floating_point():
         added, mask = mask, None

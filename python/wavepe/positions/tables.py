@@ -99,7 +99,12 @@ def rows_of_all(rows: Tensor, first: int, beyond: str, causal: bool, keys: int) 
     The first row is that of the distance `first`. The result begins at 0 if `causal`, else at
     1 - keys.
     """
-    place = torch.arange(0 if causal else 1 - keys, keys, device=rows.device) - first
+    return rows_at(rows, first, beyond, torch.arange(0 if causal else 1 - keys, keys))
+
+
+def rows_at(rows: Tensor, first: int, beyond: str, deltas: Tensor) -> Tensor:
+    """Return the rows (..., w', d) of these distances (w',) from rows (..., w, d)."""
+    place = deltas.to(rows.device) - first
     count = rows.shape[-2]
     if count == 0:
         return rows.new_zeros((*rows.shape[:-2], len(place), rows.shape[-1]))

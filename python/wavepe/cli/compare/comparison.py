@@ -183,6 +183,8 @@ class Runner:
         self, model: Model, rows: list[Row], listener: Listener, keep: Callable[[Result], None]
     ) -> None:
         """Train the model unless it exists; evaluate `rows`, and pass each result to `keep`."""
+        from ...hf.folder import note_perplexities
+
         listener.stage(0)
         checkpoint, facts = self._trained(model.spec, model.seed, listener)
         for number, row in enumerate(model.rows):
@@ -198,6 +200,8 @@ class Runner:
                 seconds += more["seconds"]
             result = {"encoding": row.name, "seed": model.seed, **result}
             keep({**result, "seconds": round(seconds, 3)})
+            evaluated = tuned if self.settings.finetune else checkpoint
+            note_perplexities(evaluated, str(row.read), result["perplexity"])
             numbers = ", ".join(
                 f"{length}: {value:.2f}" for length, value in result["perplexity"].items()
             )

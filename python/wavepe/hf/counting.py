@@ -1,0 +1,235 @@
+"""Positions that are not counted: trees, gaps, pruned caches.
+
+Terms of the scores count distances in tokens. That is right where each position is one more than
+that of the token before. Elsewhere (siblings of a tree share a position, PoSE leaves gaps) the
+distances come from the positions. That takes tensors of queries x keys.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..ops._common import wide
+from ..ops._relative_table import RelativeTable
+from ..ops._torch_private import assert_async
+from ..positions.tables import rows_at
+from . import masks
+from .call import Call
+from .families import is_cache
+
+NOTE = "_wavepe_positions"  # attribute of a cache: a `_Known`
+POSITIONS = "wavepe_positions"  # argument of a base model: a `KeyPositions`
+# The positions of the passes that run in this thread, by their model.
+_passing = threading.local()
+
+
+class KeyPositions(NamedTuple):
+    """The positions of a pass that are not counted.
+
+    Attributes
+    ----------
+    queries : int64 Tensor (B, m)
+    keys : int64 Tensor (B, tokens so far)
+    """
+
+    queries: Tensor
+    keys: Tensor
+
+
+class _Known(NamedTuple):
+    """The positions of the tokens in a cache: `keys`, or index + `shift` if they are counted."""
+
+    length: int
+    shift: Tensor  # (B|1, 1)
+    keys: Tensor | None = None  # (B, length)
+
+
+def add_positions(call: Call) -> None:
+    """Add `KeyPositions` to the arguments of a base model, if its positions are not counted.
+
+    Where reading values would wait for the device, such positions fail an assertion there.
+
+    Raises
+    ------
+    ValueError
+        Keys were taken out of the cache, so their positions are unknown.
+    """
+    _passing.known = getattr(_passing, "known", {})
+    _passing.known.pop(id(call.module), None)
+    tokens = call.tokens
+    if tokens is not None and tokens.numel() and not torch.compiler.is_compiling():
+        found = _look(call, tokens)
+        if found is not None:
+            _passing.known[id(call.module)] = found
+            if found.keys is not None:
+                positions = found.keys[:, -tokens.shape[1] :]
+                call.kwargs[POSITIONS] = KeyPositions(positions, found.keys)
+
+
+def note_positions(module: nn.Module, cache: Any) -> None:
+    """Note the positions of a pass that has ended on its cache."""
+    if torch.compiler.is_compiling():
+        return
+    found = getattr(_passing, "known", {}).pop(id(module), None)
+    if found is not None and is_cache(cache):
+        setattr(cache, NOTE, found)
+
+
+def _look(call: Call, tokens: Tensor) -> _Known | None:
+    """Return the positions of the tokens in the cache and of these."""
+    positions, cache = call.kwargs.get("position_ids"), call.cache
+    rows, length = tokens.shape[:2]
+    waits = masks.reading_waits(tokens.device)
+    if positions is None and waits:
+        return None
+    cached = int(cache.get_seq_length()) if is_cache(cache) else 0
+    known: _Known | None = getattr(cache, NOTE, None) if cached else None
+    if length == 1 and known is not None and not waits and _is_next(known, cached, positions):
+        return known._replace(length=cached + 1)
+    index = torch.arange(cached, cached + length, device=tokens.device)[None]
+    if positions is None:  # transformers counts from the number of tokens in the cache
+        if known is None or (known.keys is None and not known.shift.any()):
+            return _Known(cached + length, index[:, :1] * 0)
+        positions = index
+    if positions.ndim != 2 or positions.shape[0] not in (1, rows) or positions.shape[1] != length:
+        return None  # the model raises the error
+    positions = positions.to(tokens.device, torch.int64)
+    if known is not None and len(known.shift) not in (1, rows):
+        known = _of_other_rows(known)
+    if known is not None and known.length > cached and not waits:
+        known = _shortened(known, cached, positions)
+    shift, before = positions - index, None
+    if cached:
+        before = shift[:, :1] * 0 if known is None else known.shift
+    good, last = _counted(call.kwargs.get("attention_mask"), positions, shift, before, cached)
+    if waits:
+        assert_async(good.amin(), "wavepe: on this device, positions must rise by 1 with each token")
+    elif not good.all() or (known is not None and known.keys is not None):
+        keys = positions.expand(rows, -1)
+        if before is not None:
+            old = None if known is None else known.keys
+            old = torch.arange(cached, device=keys.device) + before if old is None else old
+            keys = torch.cat([old.expand(rows, -1), keys], 1)
+        return _Known(cached + length, last, keys)
+    return _Known(cached + length, last)
+
+
+def _is_next(known: _Known, cached: int, positions: Tensor | None) -> bool:
+    """Return whether counted positions go on with this one token: a step of a generation."""
+    if known.keys is not None or known.length != cached:
+        return False
+    if positions is None:
+        return not known.shift.any()
+    return positions.ndim == 2 and bool((positions - known.shift == cached).all())
+
+
+def _of_other_rows(known: _Known) -> _Known | None:
+    """Return what is known of a cache whose rows were repeated or chosen."""
+    if known.keys is not None and not (known.keys == known.keys[:1]).all():
+        raise ValueError(
+            f"the cache was filled with {len(known.keys)} rows, whose positions are not counted, and "
+            "has another number of rows now: give all rows from the first token on"
+        )
+    if not (known.shift == known.shift[:1]).all():
+        return None
+    keys = None if known.keys is None else known.keys[:1]
+    return _Known(known.length, known.shift[:1], keys)
+
+
+def _shortened(known: _Known, cached: int, positions: Tensor) -> _Known:
+    """Return what is known of a cache that has lost keys; ValueError if it is unknown which."""
+    first, zero = positions[:, :1], positions[:, :1] * 0
+    if known.keys is None:  # counted positions go on: it was cropped
+        if torch.equal(*torch.broadcast_tensors(first - cached, known.shift)):
+            return _Known(cached, known.shift)
+    elif torch.equal(*torch.broadcast_tensors(first, known.keys[:, cached - 1 : cached] + 1)):
+        return _Known(cached, known.shift, known.keys[:, :cached])
+    if torch.equal(first, zero + cached):  # one path of a tree is left
+        return _Known(cached, zero)
+    raise ValueError(
+        f"the cache holds {cached} of {known.length} keys, and the next position is "
+        f"{int(first[0])}: keys were taken out of it, and this position encoding needs their "
+        f"positions; continue at position {cached}, or pass use_cache=False"
+    )
+
+
+def _counted(
+    mask: Any, positions: Tensor, shift: Tensor, before: Tensor | None, cached: int
+) -> tuple[Tensor, Tensor]:
+    """Return where positions are counted (B, m), and the shift of the last token of each row (B, 1).
+
+    A packed sequence may begin at any token but the first one after a cache. Padding may have any
+    position.
+
+    Parameters
+    ----------
+    positions, shift : int64 Tensor (B|1, m)
+        The positions, and positions - index.
+    before : int64 Tensor (B|1, 1), optional
+        The shift of the last token in the cache.
+    """
+    count = shift.shape[1]
+    if isinstance(mask, dict):  # made in advance, for each type of layer
+        mask = max(mask.values(), key=lambda one: 0 if one is None else one.shape[-1])
+    own = mask is not None and mask.ndim == 4 and mask.shape[1:3] != (1, 1)
+    real = torch.ones_like(shift, dtype=torch.bool)
+    if mask is not None and not own and mask.shape[-1] >= cached + count:
+        real = mask.flatten(1)[:, cached : cached + count].to(shift.device) != 0
+        rows = max(len(real), len(shift))
+        real, shift, positions = (x.expand(rows, -1) for x in (real, shift, positions))
+    place = torch.arange(count, device=shift.device).expand_as(real)
+    latest = torch.where(real, place, -1).cummax(-1).values  # the last real token, or -1
+    first = shift if before is None else before.expand(len(shift), count)
+    of_latest = torch.where(latest >= 0, shift.gather(1, latest.clamp(min=0)), first)
+    latest = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+    previous = torch.cat([first[:, :1], of_latest[:, :-1]], 1)
+    good = (shift == previous) | ~real
+    if not own:  # else no sequences are packed
+        falls = positions <= positions.gather(1, latest.clamp(min=0))
+        good = good | (falls & (latest >= 0))
+    return good, of_latest[:, -1:]
+
+
+def by_positions(
+    given: dict[str, Any], positions: KeyPositions, first: int, keys: int
+) -> dict[str, Any]:
+    """Return arguments of `attention_with_weights` that take distances from positions.
+
+    Parameters
+    ----------
+    given : dict
+        The arguments that an encoding sets, for distances up to `span(positions)`.
+    positions : KeyPositions
+    first, keys : int
+        The layer has the keys first..first+keys-1 of all tokens, or unused room behind them.
+    """
+    q = given["q"]
+    of_keys = positions.keys[:, first : first + keys].to(q.device)
+    of_keys = torch.nn.functional.pad(of_keys, (0, keys - of_keys.shape[1]))
+    delta = positions.queries.to(q.device)[:, :, None] - of_keys[:, None]
+    unique, place = delta.unique(return_inverse=True)
+    given = {**given, "delta": place[:, None], "offset": None}
+    p = given.pop("p", None)
+    if p is not None:
+        where = given.pop("first", 0), given.pop("beyond", "zero")
+        if isinstance(p, RelativeTable):
+            beyond = p.beyond
+            p, low, _ = p.tensors(q.dtype, q.device)
+            where = low, beyond
+        given["p"] = rows_at(p, *where, unique)
+    bias: Any = None
+    if (slopes := given.pop("slopes", None)) is not None:
+        bias = -slopes.to(q.device, wide(q))[:, None] * unique.abs()
+    if (b := given.pop("bias", None)) is not None:
+        rows = rows_at(b[..., None], given.pop("bias_first"), given.pop("bias_beyond"), unique)
+        bias = rows[..., 0] if bias is None else bias + rows[..., 0]
+    return given if bias is None else {**given, "bias": bias}
+
+
+def span(positions: KeyPositions) -> int:
+    """Return how many tokens a table must be for."""
+    return max(int(positions.queries.max() - positions.keys.min()), 0) + 1
