@@ -51,6 +51,18 @@ HEADLINE = (
 # README's table has the rivals that were trained with their encoding and are close.
 RIVALS = (*HEADLINE[1:-1], "shaw", "sandwich")
 ONE_SEED = 0.02  # twice the usual difference between seeds
+# The picture of combinations has these.
+LEARNED = "wavelet:scales=6,biases=true,projection=true"
+COMBINED = (
+    "rope",
+    "rope+alibi",
+    "transformer_xl",
+    "rope+wavelet:scales=6",
+    "rope@::2+wavelet:scales=6@1::2",
+    "wavelet:scales=6",
+    LEARNED,
+    f"rope:fraction=0.25+{LEARNED}",
+)
 W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
 HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
 FIXED_BASES = tuple(f"rope:theta=10000,inference_theta={10000 * n}" for n in (2, 4, 8, 16, 64))
@@ -91,6 +103,18 @@ CLAIMS = (
     Claim("Base 128 times the factor of the length is ahead of 10000 times the best of five fixed "
           "factors at each length (control)", "theta", L_SCALED, FIXED_BASES),
     Claim("Base 128 alone is ahead of 10000 alone", "theta", "rope:theta=128", "rope"),
+    Claim("Wavelets with biases and projection are ahead of plain ones", "combinations", LEARNED,
+          W),
+    Claim("They are ahead of Transformer-XL", "combinations", LEARNED, "transformer_xl"),
+    Claim("With the fastest quarter of RoPE's pairs beside them, they are ahead of themselves "
+          "alone", "combinations", f"rope:fraction=0.25+{LEARNED}", LEARNED),
+    Claim("With that quarter, they are ahead of Transformer-XL", "combinations",
+          f"rope:fraction=0.25+{LEARNED}", "transformer_xl"),
+    Claim("All of RoPE beside wavelets is ahead of wavelets alone", "combinations",
+          "rope+wavelet:scales=6", W),
+    Claim("RoPE and wavelets by turns of layers are ahead of wavelets alone", "combinations",
+          "rope@::2+wavelet:scales=6@1::2", W),
+    Claim("RoPE with ALiBi is ahead of ALiBi", "combinations", "rope+alibi", "alibi"),
 )  # fmt: skip
 
 
