@@ -151,7 +151,7 @@ def test_what_a_combination_does():
 
 def test_with_part_and_trained_as():
     found = encoding("rope:theta=5,inference_theta=9@::2+alibi")
-    changed = found.with_part(found.parts[0], encoding("rope:theta=7"))
+    changed = found.with_parts(lambda part: encoding("rope:theta=7") if part.rotates else part)
     assert str(changed) == "rope:theta=7@::2+alibi"
     assert str(found.trained_as()) == "rope:theta=5@::2+alibi"
 
@@ -340,3 +340,33 @@ def test_queries_are_rotated_back(interleaved, factor):
     rotated = ops.rope(q, cos, sin, interleaved=interleaved)
     found = Rotated(cos.bfloat16(), sin.bfloat16(), interleaved).undone(rotated)
     torch.testing.assert_close(found, q, rtol=0, atol=1e-14)
+
+
+def test_one_of_two_parts_of_one_name_may_learn():
+    for spec in ("wavelet@0+wavelet:learned=true@1", "wavelet:learned=true@1+wavelet@0"):
+        assert encoding(spec).learns == ("table",)
+
+
+def test_dicts_do_not_nest():
+    inner = {"parts": [{"name": "rope", "layers": "0"}, {"name": "alibi"}]}
+    with pytest.raises(ValueError, match="a part is one encoding with a 'name'"):
+        encoding({"parts": [inner, {"name": "kerple"}]})
+
+
+def test_parameters_are_those_of_a_part():
+    with pytest.raises(NotImplementedError, match=r"learned_table\(\) takes .*'shaw\+rope'.parts"):
+        encoding("shaw+rope").learned_table(5, {})
+    with pytest.raises(NotImplementedError, match=r"slopes\(\) does not apply to .*'shaw\+rope'"):
+        encoding("shaw+rope").slopes(2)
+
+
+@pytest.mark.parametrize(
+    "spec", ["kerple", "wavelet:learned=true", "wavelet+shaw", "kerple+t5", "rope"]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_tokens(spec, causal):
+    torch = pytest.importorskip("torch")
+    from wavepe.nn import SelfAttention
+
+    layer = SelfAttention(32, 4, encoding=spec, causal=causal)
+    assert layer(torch.randn(2, 0, 32)).shape == (2, 0, 32)

@@ -44,7 +44,7 @@ def test_own_encoding(own):
     assert known_encodings()[-1] == "even"
     with pytest.raises(ValueError, match="even slope must be a number"):
         wavepe.encoding("even:slope=steep")
-    with pytest.raises(NotImplementedError, match="'even'"):
+    with pytest.raises(NotImplementedError, match="'even:slope=1'"):
         encoding.table(3, 8)
     register_encoding(Even)  # once more is fine
 
@@ -313,3 +313,116 @@ def test_names_that_cannot_be_parts(own, name):
     assert str(wavepe.encoding(name)) == name
     with pytest.raises(ValueError, match=f"begin with a letter and hold no dot, got '{name}'"):
         wavepe.encoding({"parts": [{"name": "rope"}, {"name": name}]})
+
+
+@pytest.mark.parametrize("spec", ["edged", "edged+alibi", "edged+t5", "edged+sandwich"])
+@pytest.mark.parametrize(
+    ("found", "error", "message"),
+    [
+        ((np.zeros((2, 3)), 0, "Edge"), ValueError, "beyond 'zero' or 'edge', got beyond='Edge'"),
+        ((np.zeros((2, 3)), 0.5, "edge"), TypeError, "an integer first, got first=0.5"),
+        ((np.zeros((1, 3)), 0, "edge"), ValueError, r"of shape \(2, w\), got \(1, 3\)"),
+    ],
+)
+def test_wrong_rows_are_refused(own, spec, found, error, message):
+    """Alone and in sums, which would broadcast them."""
+    pytest.importorskip("torch")
+    from wavepe.nn import Attention
+
+    register_encoding(
+        type("Edged", (Encoding,), {"name": "edged", "bias": lambda self, *_, **__: found})
+    )
+    with pytest.raises(error, match=message):
+        Attention(spec, 8, 2)
+
+
+def test_queries_need_what_reads_them(own):
+    torch = pytest.importorskip("torch")
+    from wavepe.nn import Attention
+
+    class Asked(Encoding):
+        name = "asked"
+        learned = True
+
+        def parameters(self, head_dim, heads):
+            return {"v": np.zeros((heads, head_dim))}
+
+        def learned_query(self, parameters):
+            return Query(v=parameters["v"])
+
+    register_encoding(Asked)
+    q = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"'asked': .* queries of a table, and .* has no"):
+        Attention("asked", 8, 2)(q, q, q)
+
+
+def test_names_that_modules_have(own):
+    pytest.importorskip("torch")
+    from wavepe.nn import Attention
+
+    for name, parameter in (("half", "x"), ("plain", "half")):
+
+        class Named(Encoding):
+            learned = True
+            key = parameter
+
+            def parameters(self, head_dim, heads):
+                return {self.key: np.zeros(heads)}
+
+            def learned_bias(self, length, parameters, *, causal=True):
+                return parameters[self.key][:, None], 0, "edge"
+
+        Named.name = name
+        Named.__qualname__ = f"Named_{name}"
+        register_encoding(Named)
+        with pytest.raises(ValueError, match="cannot be called 'half'"):
+            Attention(f"alibi+{name}", 8, 2)
+
+
+def test_an_encoding_of_two_kinds_has_no_module(own):
+    """It would lose one of the two in silence."""
+    pytest.importorskip("torch")
+    from wavepe.nn import AbsoluteEncoding, Attention
+
+    class Both(ALiBi):
+        name = "both"
+
+        def absolute(self, positions, dim, *, length=None, trained_length=None):
+            return np.zeros((*np.shape(positions), dim))
+
+    register_encoding(Both)
+    with pytest.raises(ValueError, match="absolute and nothing else, got 'both'"):
+        AbsoluteEncoding("both", 8)
+    with pytest.raises(ValueError, match="'both' is absolute"):
+        Attention("both", 8, 2)
+
+
+@pytest.mark.parametrize("spec", ["shaw:clip=3", "t5:buckets=8,max_distance=12"])
+def test_sums_have_what_their_parts_have_for_later_keys(own, spec):
+    """A mask of one's own may show later keys to a causal model (a prefix)."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from hf_model import close, logits, patched_tiny, tokens
+
+    class Zeros(Encoding):
+        name = "zeros"
+
+        def table(self, length, head_dim, *, causal=True):
+            return np.zeros((3, head_dim), np.float32), 0, "zero"
+
+        def bias(self, length, heads, *, causal=True):
+            return np.zeros((heads, 1)), 0, "edge"
+
+    register_encoding(Zeros)
+    mask = torch.ones(12, 12, dtype=torch.bool).tril()
+    mask[:5, :5] = True
+    given = {"attention_mask": mask[None, None], "use_cache": False}
+    found = []
+    for one in (spec, f"{spec}+zeros"):
+        model = patched_tiny(one)
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if "position_encoding." in name:
+                    value.copy_(torch.arange(value.numel()).view_as(value).sin())
+        found.append(logits(model, tokens(1, 12), **given))
+    assert close(*found, 1e-5)

@@ -127,9 +127,7 @@ def test_caches_that_lost_keys(spec):
         return cache
 
     def step(cache, position):
-        return logits(
-            model, last, position_ids=torch.tensor([[position]]), past_key_values=cache
-        )
+        return logits(model, last, position_ids=torch.tensor([[position]]), past_key_values=cache)
 
     wanted = [logits(model, torch.cat([ids[:, path], last], 1))[:, -1:] for path in PATHS]
     for path, value in zip(PATHS, wanted, strict=True):  # the tree's usual end

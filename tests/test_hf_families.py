@@ -1,7 +1,7 @@
 """Each family: patched, against a float64 reference, and back; attn_implementation="wavepe"."""
 
-import itertools
 import functools
+import itertools
 import sys
 
 import pytest

@@ -114,7 +114,7 @@ AutoModelForCausalLM.from_pretrained({str(tmp_path / "patched")!r}, trust_remote
 
 def test_nothing_runs_without_trust(tmp_path):
     patched_tiny("alibi").save_pretrained(tmp_path / "patched")
-    load = "from transformers import AutoConfig; import sys; AutoConfig.from_pretrained(sys.argv[1])"
+    load = "import sys, transformers; transformers.AutoConfig.from_pretrained(sys.argv[1])"
     done = forked("-c", load, tmp_path / "patched")
     assert "trust_remote_code=True" in done.stderr
     # wavepe.hf is imported here: its own classes serve, and no file of the folder runs

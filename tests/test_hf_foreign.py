@@ -62,7 +62,7 @@ def test_attention_is_replaced_after_the_patch(spec, how, monkeypatch):
     else:
         layer = model.model.layers[1].self_attn
         layer.forward = types.MethodType(own_attention, layer)
-    with pytest.raises(ValueError, match=rf"the forward of this LlamaAttention.*{spec[:5]}.*unpatch"):
+    with pytest.raises(ValueError, match=rf"forward of this LlamaAttention.*{spec[:5]}.*unpatch"):
         model(IDS)
     monkeypatch.undo()
     vars(model.model.layers[1].self_attn).pop("forward", None)
@@ -157,7 +157,7 @@ def test_the_function_that_rotates(spec, first, monkeypatch):
     model = wavepe.hf.patch(stock, spec) if first else stock
     found = logits(model, IDS)
     monkeypatch.setattr(llama, "apply_rotary_pos_emb", rope_with_its_own_angles)
-    with pytest.raises(ValueError, match="the function apply_rotary_pos_emb of transformers.*llama"):
+    with pytest.raises(ValueError, match=r"function apply_rotary_pos_emb of .*llama"):
         model(IDS)
     monkeypatch.undo()
     assert close(found, logits(model, IDS), 1e-5)

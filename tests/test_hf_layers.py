@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from wavepe.encodings import Bias, Encoding
 from wavepe.hf.layers import Choice
 
+BASE_100 = {"rope_type": "default", "rope_theta": 100.0}
 IDS = tokens(2, 14)
 WAVELET = "wavelet:scales=4"
 HYBRIDS = [
@@ -178,8 +179,10 @@ def test_set_theta_of_a_part():
     for spec, changed in (
         ("rope:theta=100+alibi", "rope:theta=500+alibi"),
         ("alibi@0+rope:theta=100@1", "alibi@0+rope:theta=500@1"),
+        # alike once the model's base is filled in
+        ("rope@0+rope:theta=100@1", "rope:theta=500@0+rope:theta=500@1"),
     ):
-        model = wavepe.hf.patch(tiny(), spec)
+        model = wavepe.hf.patch(tiny(rope_parameters=BASE_100), spec)
         cache = DynamicCache(config=model.config)
         logits(model, IDS, past_key_values=cache)
         wavepe.hf.set_theta(model, 500.0)
@@ -253,3 +256,45 @@ def test_how_it_is_written():
     assert by_layer == [*["rope:theta=100"] * 4, "none", "alibi", "None"]
     config = wavepe.hf.WavePELlamaConfig(position_encoding={0: "wavelet:scales=8"})
     assert config.position_encoding == {"0": "wavelet"}
+
+
+@pytest.mark.parametrize("spec", ["alibi@-1", {"0-1": "alibi"}])
+def test_a_spec_of_layers_is_not_saved_for_others(spec, tmp_path):
+    """`alibi@-1` would be another layer in the file than in the model."""
+    model = wavepe.hf.patch(tiny(num_hidden_layers=4), spec)
+    model.save_pretrained(tmp_path / "whole")
+    model.model.layers = model.model.layers[1:3]
+    model.config.num_hidden_layers = 2
+    with pytest.raises(ValueError, match="names layers of 4, and num_hidden_layers is 2 now"):
+        model.save_pretrained(tmp_path / "part")
+    model = wavepe.hf.patch(tiny(num_hidden_layers=4), "alibi")
+    model.model.layers = model.model.layers[1:3]
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    model.config.num_hidden_layers = 2
+    model.save_pretrained(tmp_path / "part")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "part").eval()
+    assert torch.equal(logits(loaded, IDS), logits(model, IDS))
+
+
+class PackedLinear(torch.nn.Linear):
+    """A layer whose weight is not floating point, as a quantised one has it."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.real = [layer.weight.detach()]
+        self.weight = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x):
+        return x @ self.real[0].T
+
+
+def test_layers_of_a_quantised_model_have_their_own_parameters():
+    spec, model = "wavelet:scales=4,biases=true", tiny()
+    wanted = logits(wavepe.hf.patch(tiny(), spec), IDS)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(layer.self_attn, name, PackedLinear(getattr(layer.self_attn, name)))
+    wavepe.hf.patch(model, spec)
+    assert torch.equal(logits(model, IDS), wanted)
+    assert model.model.layers[0].self_attn.position_encoding.u.dtype == torch.float32

@@ -15,6 +15,7 @@ from encoding_cases import LEARNED, YARN
 from hf_families import FAMILIES, LOCAL_THETA, THETA, build, by_turns, stirred
 from hf_model import (
     EACH_ENTRY,
+    HEAD,
     SPECS,
     close,
     logits,
@@ -466,3 +467,30 @@ def test_pipelines(tmp_path, caplog):
         generator = pipeline("text-generation", model=given, tokenizer=str(tmp_path))
         assert generator("ab", **options)[0]["generated_token_ids"] == wanted[0].tolist()
     assert "not supported" not in caplog.text  # by the pipeline
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ("wavelet:scales=4,learned=true", "wavelet:scales=2,learned=true", False),
+        ("t5:buckets=6", "t5:buckets=6,max_distance=64", False),
+        ("kerple", "kerple:kind=power", False),
+        ("kerple", "kerple", True),
+        ("rope+kerple", "alibi+kerple", True),
+    ],
+)
+@pytest.mark.parametrize("cls", [transformers.AutoModelForCausalLM, WavePELlamaForCausalLM])
+def test_another_encoding_learns_from_its_own_beginning(first, second, kept, cls, tmp_path):
+    """Parameters of two encodings may have the same names and shapes."""
+    model = own_tiny(first)
+    learned = {n: x for n, x in model.named_parameters() if "position_encoding." in n}
+    with torch.no_grad():
+        for value in learned.values():
+            value.add_(1.0)
+    model.save_pretrained(tmp_path)
+    found = dict(cls.from_pretrained(tmp_path, position_encoding=second).named_parameters())
+    for name, value in own_tiny(second).named_parameters():
+        if "position_encoding." in name:
+            initial = wavepe.encoding(second).parameters(HEAD, 4)[name.partition("encoding.")[2]]
+            wanted = learned[name] if kept else torch.from_numpy(initial).to(value.dtype)
+            assert torch.equal(found[name], wanted), name

@@ -436,3 +436,16 @@ def test_absolute_vectors_and_attention_are_a_model():
     compiled = torch.compile(positions, backend="eager", fullgraph=True)
     x = embed(ids).detach()
     assert torch.equal(compiled(x), positions(x))
+
+
+def test_a_shared_encoding_fits():
+    """Layers may share one module; one of another kind would compute something else."""
+    first = Attention("wavelet:scales=4", 8, 2)
+    Attention("shaw", 8, 2).position_encoding = first.position_encoding
+    for other in (
+        Attention("wavelet:scales=4", 8, 2, causal=False),
+        Attention("wavelet:scales=4", 8, 4),
+        Attention("wavelet:scales=4", 12, 2),
+    ):
+        with pytest.raises(ValueError, match=r"shared by layers of one head_dim, heads and causal"):
+            other.position_encoding = first.position_encoding

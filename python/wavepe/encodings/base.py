@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -87,9 +87,9 @@ class Encoding(Methods):
         """The layers of each part, as the spec names them after @; None stands for all layers."""
         return tuple(place for _, place in self.placed)
 
-    def with_part(self, old: Encoding, new: Encoding) -> Encoding:
-        """Return the encoding with the part `new` in place of its part `old`."""
-        return combine([(new if part == old else part, place) for part, place in self.placed])
+    def with_parts(self, change: Callable[[Encoding], Encoding]) -> Encoding:
+        """Return the encoding with change(part) in place of each part."""
+        return combine([(change(part), place) for part, place in self.placed])
 
     def at(self, layer: int, layers: int) -> Encoding:
         """Return the encoding of one layer.
@@ -218,7 +218,7 @@ class Combination(Encoding):
             for other, elsewhere in self.placed[:index]:
                 if place is None or elsewhere is None:
                     _check_together(other, one)
-                elif one.name == other.name and one.learns:
+                elif one.name == other.name and one.learns and other.learns:
                     raise ValueError(
                         f"'{other}' and '{one}' are learned parts of one name, so their parameters "
                         "would have the same names: write one part with all its layers"
@@ -318,6 +318,12 @@ class Combination(Encoding):
             for name, value in one.parameters(head_dim, heads).items()
         }
 
+    def _learns_not(self, method: str, learned: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{method}() takes the parameters of one part: call it on those of '{self}'.parts that "
+            "learn"
+        )
+
     def _of_parts(
         self, method: str, applies: Callable[[Encoding], bool], call: Callable[[Encoding], Any]
     ) -> list[Any]:
@@ -398,6 +404,8 @@ def read_dict(data: Mapping[str, Any]) -> Encoding:
     for part in parts:
         one = dict(part) if isinstance(part, Mapping) else part
         place = one.pop("layers", None) if isinstance(one, dict) else None
+        if isinstance(one, dict) and "parts" in one:
+            raise ValueError("a part is one encoding with a 'name', got one with 'parts'")
         placed.append((read_dict(one), None if place is None else check_layers(place)))
     return combine(placed)
 

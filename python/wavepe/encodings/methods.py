@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
-from .._relative_bias import Bias, Table
+from .._relative_bias import BEYOND, Bias, Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -292,14 +293,14 @@ class Methods:
         given = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
         method = f"learned_{term}"
         rows = getattr(self, method)(length, given, causal=causal)
-        found, first, beyond = with_range(self, method, rows)
+        found, first, beyond = with_range(self, method, rows, heads=heads, head_dim=head_dim)
         found = found[0] if term == "table" and found.dim() == 3 else found
         return found.numpy().astype(np.float32 if term == "table" else np.float64), first, beyond
 
     def _does_not_apply(self, method: str) -> NoReturn:
         own = ["absolute"] * self.adds + ["rope_table"] * self.rotates + [*self.terms]
         raise NotImplementedError(
-            f"{method}() does not apply to the encoding {self.name!r}: it has "
+            f"{method}() does not apply to the encoding '{self}': it has "
             f"{' and '.join(f'{key}()' for key in own) or 'no such method'}"
         )
 
@@ -309,9 +310,26 @@ class Methods:
         )
 
 
-def with_range(encoding: Methods, method: str, found: Any) -> Any:
-    """Return what a method of an encoding returned; TypeError if it has no range."""
-    if isinstance(found, tuple) and len(found) == 3:
-        return found
-    kind = "Bias(b, first, beyond)" if method.endswith("bias") else "Table(p, first, beyond)"
-    raise TypeError(f"'{encoding}': {method}() must return {kind}, got {type(found).__name__}")
+def with_range(
+    encoding: Methods, method: str, found: Any, *, heads: int, head_dim: int
+) -> tuple[Any, int, str]:
+    """Return what a method of an encoding returned; TypeError or ValueError if it is wrong."""
+    is_bias = method.endswith("bias")
+    kind = "Bias(b, first, beyond)" if is_bias else "Table(p, first, beyond)"
+    says = f"'{encoding}': {method}() must return {kind}"
+    if not (isinstance(found, tuple) and len(found) == 3):
+        raise TypeError(f"{says}, got {type(found).__name__}")
+    rows, first, beyond = found
+    if isinstance(first, bool) or not isinstance(first, numbers.Integral):
+        raise TypeError(f"{says} with an integer first, got first={first!r}")
+    if beyond not in BEYOND:
+        raise ValueError(f"{says} with beyond 'zero' or 'edge', got beyond={beyond!r}")
+    shape = tuple(rows.shape)
+    good = len(shape) == 2 and shape[0] == heads
+    if not is_bias:
+        good = len(shape) in (2, 3) and shape[-1] == head_dim
+        good = good and (len(shape) == 2 or shape[0] == heads)
+    if not good:
+        sizes = f"({heads}, w)" if is_bias else f"(w, {head_dim}) or ({heads}, w, {head_dim})"
+        raise ValueError(f"{says} of shape {sizes}, got {shape}")
+    return found

@@ -31,14 +31,15 @@ def chosen_encoding(args: Any) -> Encoding | None:
             continue
         flag = "--" + key.replace("_", "-")
         parts = () if chosen is None else chosen.parts
-        part = next((part for part in parts if part.name == name), None)
-        if chosen is None or part is None:
+        named = [part for part in parts if part.name == name]
+        if chosen is None or not named:
             asked = "no --pos-enc" if spec is None else f"--pos-enc {spec}"
             raise ValueError(f"{flag} {given} needs --pos-enc {name}, got {asked}")
         value = getattr(encoding(f"{name}:{option}={given}"), option)
-        if part.options().get(option, value) != value:
+        if any(part.options().get(option, value) != value for part in named):
             raise ValueError(f"{flag} {given} and --pos-enc {spec} both give {option}: give one")
-        chosen = chosen.with_part(part, dataclasses.replace(part, **{option: value}))
+        new = {part: dataclasses.replace(part, **{option: value}) for part in named}
+        chosen = chosen.with_parts(lambda part, new=new: new.get(part, part))  # type: ignore[misc]
     return chosen
 
 

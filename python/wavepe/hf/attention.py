@@ -112,7 +112,7 @@ class LayerCall:
 def before_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add a `LayerCall` and the angles to the arguments of an attention layer (forward pre-hook)."""
+    """Add a `LayerCall` and the angles to the arguments of a layer (forward pre-hook)."""
     layer, call = module.wavepe, LayerCall()
     foreign.note(module)
     kwargs = dict(zip(layer.names, args, strict=False)) | kwargs
@@ -234,9 +234,7 @@ def attention_forward(
             first = positions.keys.shape[1] - queries - int(offset)
             options |= by_positions(given, positions, first, keys)
             given = {}
-        out, weights = attention_with_weights(
-            **{**given, **options}, k=key, v=value, mask=mask
-        )
+        out, weights = attention_with_weights(**{**given, **options}, k=key, v=value, mask=mask)
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in families.FUSED_ON:

@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME
 from . import rope_config
 from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock
 from .folder import AUTO_CLASSES, auto_map, write_beside
-from .layers import Choice, StoredSpec
+from .layers import Choice, StoredSpec, spec_text
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
@@ -29,6 +29,9 @@ PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a pat
 # transformers < 5 overwrites the first key and keeps the second.
 UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
 ON_DISK = {"attn_implementation": UNKNOWN, "_attn_implementation": UNKNOWN}
+
+LAYERS = "_wavepe_layers"  # attribute: the number of layers when the encoding was installed
+FILE_ENCODING = "_wavepe_file_encoding"  # attribute: the encoding that the file names
 
 CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
@@ -48,8 +51,20 @@ class OwnConfig:
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Do nothing: `save_pretrained` writes a module that imports the class."""
 
+    def _check_layers(self) -> None:
+        """Raise ValueError if a spec that names layers would name others in the saved model."""
+        config: Any = self
+        before = self.__dict__.get(LAYERS, config.num_hidden_layers)
+        if before != config.num_hidden_layers and Choice(config.position_encoding).names_layers:
+            raise ValueError(
+                f"the position encoding {spec_text(config.position_encoding)!r} names layers of "
+                f"{before}, and num_hidden_layers is {config.num_hidden_layers} now: call "
+                "wavepe.hf.unpatch(model), and patch it with the layers that each part has now"
+            )
+
     def to_json_file(self, json_file_path: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Write the file, and beside a config.json what makes the folder load anywhere."""
+        self._check_layers()
         super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
         folder, name = os.path.split(json_file_path)
         if name == CONFIG_NAME:
@@ -83,6 +98,7 @@ class EncodedConfig(OwnConfig):
         # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
         if key == "position_encoding":
             value = Choice(value).stored()
+            self.__dict__.setdefault(FILE_ENCODING, value)
         super().__setattr__(key, value)
 
     if hasattr(PretrainedConfig, "__post_init__"):  # dataclasses, later than transformers 5.0
@@ -115,6 +131,8 @@ class EncodedConfig(OwnConfig):
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
+        for key in (FILE_ENCODING, LAYERS):
+            output.pop(key, None)
         own = auto_map(type(self).model_type, output.get("auto_map"))
         return {**output, **ON_DISK, "auto_map": own}
 
@@ -151,6 +169,7 @@ class PatchedConfig(OwnConfig):
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
+        output.pop(LAYERS, None)
         names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
         own = TYPE_PREFIX + output["model_type"]
         return {
@@ -186,9 +205,9 @@ def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedCon
     return config
 
 
-# A program that loads a model's base once more by its name, such as TRL for its reference model and
-# PEFT for an adapter, would load the stock model of a patched one, and say nothing. So the name of a
-# patched model is no name of a model. The program's error message shows it.
+# TRL loads a reference model by the name of the trained one, and PEFT the base of an adapter. Of a
+# patched model that would be the stock model. So its name is not that of any model, and the
+# program's error message shows it.
 _PATCHED_NAME = (
     "{} (patched by wavepe in memory: save it and load that folder, or give the model itself)"
 )
@@ -206,7 +225,7 @@ def base_name(config: Any) -> str:
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Write later changes of the copy to `stock`, such as a resized vocabulary."""
-    own = ["position_encoding", "_attn_implementation_internal", "_name_or_path"]
+    own = ["position_encoding", "_attn_implementation_internal", "_name_or_path", LAYERS]
     if stock._attn_implementation != "eager":  # the only stock attention that returns weights
         own.append("_output_attentions")
     for key, value in vars(config).items():

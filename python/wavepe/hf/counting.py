@@ -107,7 +107,7 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
         before = shift[:, :1] * 0 if known is None else known.shift
     good, last = _counted(call.kwargs.get("attention_mask"), positions, shift, before, cached)
     if waits:
-        assert_async(good.amin(), "wavepe: on this device, positions must rise by 1 with each token")
+        assert_async(good.amin(), "wavepe: on this device positions must rise by 1 a token")
     elif not good.all() or (known is not None and known.keys is not None):
         keys = positions.expand(rows, -1)
         if before is not None:
@@ -131,8 +131,8 @@ def _of_other_rows(known: _Known) -> _Known | None:
     """Return what is known of a cache whose rows were repeated or chosen."""
     if known.keys is not None and not (known.keys == known.keys[:1]).all():
         raise ValueError(
-            f"the cache was filled with {len(known.keys)} rows, whose positions are not counted, and "
-            "has another number of rows now: give all rows from the first token on"
+            f"the cache was filled with {len(known.keys)} rows, whose positions are not counted, "
+            "and has another number of rows now: give all rows from the first token on"
         )
     if not (known.shift == known.shift[:1]).all():
         return None
@@ -160,7 +160,7 @@ def _shortened(known: _Known, cached: int, positions: Tensor) -> _Known:
 def _counted(
     mask: Any, positions: Tensor, shift: Tensor, before: Tensor | None, cached: int
 ) -> tuple[Tensor, Tensor]:
-    """Return where positions are counted (B, m), and the shift of the last token of each row (B, 1).
+    """Return where positions are counted (B, m), and the last shift of each row (B, 1).
 
     A packed sequence may begin at any token but the first one after a cache. Padding may have any
     position.

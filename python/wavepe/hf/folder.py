@@ -1,7 +1,7 @@
-"""What a checkpoint folder holds beside its weights, so that any program loads it and says what it is.
+"""What a checkpoint folder holds beside its weights, so that any program can load it.
 
-A module of a few lines imports the classes of wavepe, and `auto_map` in config.json names them. So a
-program that does not know wavepe loads the model with ``trust_remote_code=True``. README.md is a
+A module of a few lines imports the classes of wavepe, and `auto_map` in config.json names them. So
+a program that does not know wavepe loads the model with ``trust_remote_code=True``. README.md is a
 model card.
 """
 
@@ -73,7 +73,7 @@ def write_beside(
 
 
 def note_perplexities(folder: Path, spec: str, perplexities: Mapping[str, float]) -> None:
-    """Write the perplexity at each length into the model card, if the folder's encoding is `spec`."""
+    """Write perplexities into the model card, if the folder's encoding is `spec`."""
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if config.get("position_encoding") == spec:
         write_beside(folder, config, perplexities=perplexities)

@@ -1,8 +1,8 @@
-"""Notice what other programs have replaced in a patched model, before it computes without positions.
+"""Notice what other programs have replaced in a patched model.
 
 Unsloth, Liger and others replace the forward of a class or of a module, or the function that
-rotates. A forward that still calls transformers' attention interface is fine; another one leaves the
-encoding out. So a layer checks that the attention "wavepe" has run (attention.py). This module
+rotates. A forward that still calls transformers' attention interface is fine. Another one leaves
+the encoding out. So a layer checks that the attention "wavepe" has run (attention.py). This module
 watches what stands above the layers, and the function that rotates.
 """
 
@@ -28,9 +28,9 @@ def replaced(what: str, config: Any) -> ValueError:
     """Return the error for a model in which a program has replaced something."""
     spec = spec_text(config.position_encoding)
     return ValueError(
-        f"{what} is not that of transformers, and leaves the position encoding {spec!r} out: another "
-        "program (Unsloth, Liger, a kernel of the Hub) has replaced it. Let that program change "
-        "nothing of attention; or call wavepe.hf.unpatch(model) first"
+        f"{what} is not that of transformers, and leaves the position encoding {spec!r} out: "
+        "another program (Unsloth, Liger, a kernel of the Hub) has replaced it. Let that program "
+        "change nothing of attention, or call wavepe.hf.unpatch(model) first"
     )
 
 

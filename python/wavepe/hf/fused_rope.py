@@ -247,9 +247,7 @@ def _sample(device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]
 
 
 @torch.no_grad()
-def _agrees(
-    layout: _Layout, apply: Callable[..., Any], device: torch.device | str = "cpu"
-) -> bool:
+def _agrees(layout: _Layout, apply: Callable[..., Any], device: torch.device | str = "cpu") -> bool:
     q, k, angles = _sample(device)
     cos, sin = angles.cos(), angles.sin()
     expected = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)

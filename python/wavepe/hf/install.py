@@ -18,7 +18,7 @@ from .absolute import AddAbsolute
 from .attention import LayerState, after_attention, before_attention, before_layer
 from .cache_guard import EncodingGuard, caches_in
 from .call import Call
-from .config import EncodedConfig, patched_config, return_changes
+from .config import LAYERS, EncodedConfig, patched_config, return_changes
 from .counting import add_positions, note_positions
 from .foreign import Watch
 from .layers import Choice, StoredSpec, spec_text
@@ -221,9 +221,9 @@ class _PassHooks:
 
 
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
+    attach(base, parts.shared, parts.own)  # first, because it may raise
     for name, rotary in parts.rotaries.items():
         setattr(base, name, rotary)
-    attach(base, parts.shared, parts.own)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.hooks += _PassHooks(base, record.spec, parts).attach(base)
     for whole in base.layers:
@@ -232,6 +232,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
         record.hooks += _attach_layer(attention)
+    record.config.__dict__[LAYERS] = len(parts.layers)
     base._wavepe = record
 
 
@@ -271,8 +272,8 @@ def install_patch(model: nn.Module, choice: Choice) -> None:
     parts = make_parts(choice, base, own)
     for layer in families.attentions(base):
         release_attention(layer)
-    replace_config(model, config, own)
     _attach(base, parts, Installed(choice.stored(), type(model).__name__, config, own))
+    replace_config(model, config, own)
 
 
 def adopt(model: nn.Module) -> None:

@@ -65,11 +65,15 @@ def attach(owner: Any, shared: Learned | None, own: Mapping[Any, Learned]) -> No
     own : mapping of Module to Learned
         What each layer has for itself.
     """
-    for place, learned in [*own.items(), *([] if shared is None else [(owner, shared)])]:
-        first = next(place.parameters())
+    every = [*own.items(), *([] if shared is None else [(owner, shared)])]
+    for place, learned in every:
+        # Weights of a quantised layer may be integers.
+        floating = (x for part in (place, owner) for x in part.parameters())
+        first = next(x for x in floating if x.is_floating_point())
         if not first.is_meta:  # else from_pretrained chooses device and dtype
             learned.to(first.device, first.dtype)
         learned.train(place.training)
+    for place, learned in every:
         setattr(place, MODULE_NAME, learned)
         # Loading initialises what a checkpoint lacks by this method, which knows no `Learned`.
         owner._init_weights = _InitWeights(owner)

@@ -14,10 +14,11 @@ except ImportError:
     conversion_mapping = None
 
 from ..positions import Learned
-from .config import CLASS_PREFIX, CONFIGS, MODELS
+from .config import CLASS_PREFIX, CONFIGS, FILE_ENCODING, MODELS
 from .families import ATTENTION
 from .folder import AUTO_CLASSES
 from .install import install_own
+from .layers import Choice
 from .learned import MODULE_NAME
 from .lengths import check_lengths
 
@@ -55,6 +56,13 @@ class EncodedModel:
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Do nothing, as `OwnConfig.register_for_auto_class`."""
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model as transformers does; see `forget_others`."""
+        found = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        forget_others(found[0] if isinstance(found, tuple) else found)
+        return found
+
     def post_init(self) -> None:
         super().post_init()  # type: ignore[misc] # that of the stock class
         model: Any = self
@@ -78,6 +86,24 @@ class EncodedModel:
                 f"position encoding; got {attn_implementation!r}"
             )
         return ATTENTION
+
+
+def forget_others(model: Any) -> None:
+    """Set learned parameters of a loaded model to their initial values, where its file names
+    another encoding.
+
+    Parameters of two encodings may have the same names and shapes. A part keeps what it has learned
+    if the file names the same part.
+    """
+    config = model.config
+    before = config.__dict__.pop(FILE_ENCODING, None)
+    if before is None or before == config.position_encoding:
+        return
+    kept = {part for one in Choice(before).encodings for part in one.parts}
+    for module in model.modules():
+        # The module of a combination has those of its parts, and nothing itself.
+        if isinstance(module, Learned) and not kept.issuperset(module.encoding.parts):
+            module.reset_own()
 
 
 def _model_class(stock: Any, config: Any) -> Any:

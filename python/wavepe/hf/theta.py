@@ -207,8 +207,8 @@ def _write_theta(rotary: Any, config: Any, theta: float | Mapping[str, float]) -
     base = _new_bases(theta, {ALL_LAYERS: getattr(encoding, key)})[ALL_LAYERS]
     if base != getattr(encoding, key):  # else the spec stays short
         changed = dataclasses.replace(encoding, **{key: base})
-        assert spec.rotary is not None
-        config.position_encoding = str(spec.with_part(spec.rotary, changed))
+        new = spec.with_parts(lambda part: changed if part.rotates else part)
+        config.position_encoding = str(new)
 
 
 def _new_bases(theta: float | Mapping[str, float], present: Bases) -> Bases:

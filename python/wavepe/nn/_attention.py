@@ -111,6 +111,11 @@ class Attention(nn.Module):
         """The position encoding; `str` of it is its spec."""
         return self.position_encoding.encoding
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "position_encoding" and isinstance(value, PositionEncoding):
+            value.check_fits(self.head_dim, self.heads, self.causal)
+        super().__setattr__(name, value)
+
     def forward(
         self,
         q: Tensor,

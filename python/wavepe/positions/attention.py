@@ -68,6 +68,15 @@ class PositionEncoding(Learned):
         """Set the length of the sequences in training, on which frequencies may depend."""
         self._schedule = schedule_of(self.encoding, self._head_dim, length)
 
+    def check_fits(self, head_dim: int, heads: int, causal: bool) -> None:
+        """Raise ValueError if this is not the encoding of a layer of that kind."""
+        own = (self._head_dim, self._heads, self._causal)
+        if own != (head_dim, heads, causal):
+            raise ValueError(
+                "a position_encoding can be shared by layers of one head_dim, heads and causal; "
+                f"got that of {own} for {(head_dim, heads, causal)}"
+            )
+
     @property
     def contiguous(self) -> bool:
         return bool(self.encoding.terms)
@@ -149,7 +158,7 @@ class PositionEncoding(Learned):
         """
         learned: Terms = shared or {}
         if self.has_parameters:
-            own = self(k.shape[2], None if state is None else state.learned, shared)
+            own = self(max(k.shape[2], 1), None if state is None else state.learned, shared)
             learned = {**learned, **own}
         return self._scores.attend(q, k, v, learned, rotated, **options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -79,12 +80,16 @@ class Learned(nn.Module):
                 place: dict[str, Any] = {"layer": layer, "device": device, "dtype": dtype}
                 learned = Learned(part, head_dim, heads, causal, **place)
                 if learned.has_parameters:
+                    if hasattr(self, part.name):
+                        raise ValueError(f"a learned part cannot be called {part.name!r}")
                     self._parts.append(part.name)
                     self.add_module(part.name, learned)
         dtype = dtype or torch.get_default_dtype()
         dtype = torch.float32 if _is_narrow(dtype) else dtype
         initial = self.initial()
         for name, value in initial.items():
+            if hasattr(nn.Module, name) or hasattr(self, name):
+                raise ValueError(f"'{encoding}': a parameter cannot be called {name!r}")
             empty = torch.empty(value.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         self._names = tuple(initial)
@@ -115,7 +120,7 @@ class Learned(nn.Module):
                     f"'{encoding}' names {name} in per_layer, but it has {', '.join(found)}"
                 )
         return {
-            name: torch.from_numpy(value)
+            name: torch.from_numpy(np.ascontiguousarray(value, np.float64))
             for name, value in found.items()
             if self._layer is None or self._layer == (name in encoding.per_layer)
         }
@@ -125,9 +130,13 @@ class Learned(nn.Module):
         for name in self._parts:
             part: Any = getattr(self, name)
             part.reset_parameters()
-        with torch.no_grad():
-            for name, value in self.initial().items():
-                getattr(self, name).copy_(value)
+        self.reset_own()
+
+    @torch.no_grad()
+    def reset_own(self) -> None:
+        """Set the parameters of this module, but not those of its parts."""
+        for name, value in self.initial().items():
+            getattr(self, name).copy_(value)
 
     def forward(
         self, keys: int, cache: LearnedCache | None = None, shared: Terms | None = None
@@ -187,7 +196,13 @@ class Learned(nn.Module):
                     f"'{self.encoding}': learned_query must return {name} of shape {needed}, got "
                     f"{tuple(x.shape)}"
                 )
-        return Query(*query)
+        query = Query(*query)
+        if "table" not in self.encoding.terms and (query.v, query.projection) != (None, None):
+            raise ValueError(
+                f"'{self.encoding}': learned_query() returns v or projection, the queries of a "
+                "table, and the encoding has no table"
+            )
+        return query
 
     def _kept(
         self,
@@ -202,7 +217,8 @@ class Learned(nn.Module):
             # Without autocast, which would round products inside the encoding to bfloat16.
             with full_precision(next(iter(parameters.values())).device.type):
                 found = getattr(self.encoding, method)(keys, parameters, causal=self._causal)
-                rows, first, beyond = with_range(self.encoding, method, found)
+                size = {"heads": self._heads, "head_dim": self._head_dim}
+                rows, first, beyond = with_range(self.encoding, method, found, **size)
             # An encoding may return a parameter, whose memory FSDP2 frees after `forward`.
             return rows.clone(), first, beyond
 

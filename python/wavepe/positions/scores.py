@@ -19,7 +19,7 @@ from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
 from . import compiled
 from .learned import LearnedTerms, Terms
-from .tables import constant_bias, constant_table, name_of, rows_of_all
+from .tables import constant_bias, constant_table, name_of, rows_at
 
 NOTHING = LearnedTerms()
 
@@ -106,10 +106,11 @@ class Scores:
         # Not a buffer of a module, so that casts do not reach it.
         slopes = [part.slopes(heads) for part in constant["slopes"]]
         self._slopes = DeviceConstant(reduce(add, slopes)) if slopes else None
+        size = {"heads": heads, "head_dim": head_dim}
         for part in constant["table"]:  # raises where the encoding does not fit
-            with_range(part, "table", part.table(1, head_dim, causal=causal))
+            with_range(part, "table", part.table(1, head_dim, causal=causal), **size)
         for part in constant["bias"]:
-            with_range(part, "bias", part.bias(1, heads, causal=causal))
+            with_range(part, "bias", part.bias(1, heads, causal=causal), **size)
 
     def arguments(
         self,
@@ -138,6 +139,7 @@ class Scores:
             Give a single constant table by the arguments "name" and "one_sided" of
             `compiled.attention`.
         """
+        keys = max(keys, 1)  # tables of no token have no range
         given: dict[str, Any] = {"q": q}
         found = {name: learned.get(name, NOTHING) for name in self._learning} if learned else {}
         u = [x.query.u for x in found.values() if x.query and x.query.u is not None]
@@ -165,7 +167,7 @@ class Scores:
         elif tables:
             with full_precision(q.device.type):  # autocast would round the products
                 p, more = self._merged(tables, q, keys, scale)
-            given |= {"p": p, "first": self._first(keys)}
+            given |= {"p": p, "first": self._first(keys) - 1, "beyond": "edge"}
             biases += more
             if u or rotated is not None:
                 given["q_rel"] = q if rotated is None else rotated.undone(q)
@@ -229,10 +231,15 @@ class Scores:
         if len(biases) == 1:
             return biases[0]
         rows = [self._all(b[..., None], first, beyond, keys) for b, first, beyond in biases]
-        return Bias(reduce(add, rows)[..., 0], self._first(keys))
+        return Bias(reduce(add, rows)[..., 0], self._first(keys) - 1, "edge")
 
     def _all(self, rows: Tensor, first: int, beyond: str, keys: int) -> Tensor:
-        return rows_of_all(rows, first, beyond, self._causal, keys)
+        """Return the rows of all distances, and one for what lies before them.
+
+        A user's own mask may show later keys to a causal model. Then each part has its own row or
+        zeros there, and so has the sum.
+        """
+        return rows_at(rows, first, beyond, torch.arange(self._first(keys) - 1, keys))
 
     def _merged(
         self, tables: list[tuple[Any, Query | None]], q: Tensor, keys: int, scale: float | None
@@ -254,7 +261,7 @@ class Scores:
             if query is not None and query.v is not None:
                 v = query.v.to(q.device, p.dtype)[..., None]
                 factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-                biases.append(Bias((p @ v)[..., 0] * factor, self._first(keys)))
+                biases.append(Bias((p @ v)[..., 0] * factor, self._first(keys) - 1, "edge"))
             total.append(p)
         return reduce(add, total).to(q.dtype), biases
 

@@ -93,15 +93,6 @@ def constant_bias(
     return Bias(torch.from_numpy(bias).to(device, dtype), first, beyond)
 
 
-def rows_of_all(rows: Tensor, first: int, beyond: str, causal: bool, keys: int) -> Tensor:
-    """Return rows (..., w', d) of all distances among `keys` tokens from rows (..., w, d).
-
-    The first row is that of the distance `first`. The result begins at 0 if `causal`, else at
-    1 - keys.
-    """
-    return rows_at(rows, first, beyond, torch.arange(0 if causal else 1 - keys, keys))
-
-
 def rows_at(rows: Tensor, first: int, beyond: str, deltas: Tensor) -> Tensor:
     """Return the rows (..., w', d) of these distances (w',) from rows (..., w, d)."""
     place = deltas.to(rows.device) - first
@@ -157,7 +148,7 @@ def _constant_rows(
     else:
         table = constant_table(keys, encoding, size, causal)
         (rows, first, _), beyond = table.tensors(dtype, device), table.beyond
-    return rows_of_all(rows, first, beyond, causal, keys)
+    return rows_at(rows, first, beyond, torch.arange(0 if causal else 1 - keys, keys))
 
 
 @_constant_rows.register_fake
