@@ -123,10 +123,14 @@ def test_a_class_registered_anew_compiles(monkeypatch):
         assert torch.equal(compiled(q, q, q), module(q, q, q))
 
 
-def test_export():
-    module, length = made("wavelet:scales=4", F32), torch.export.Dim("length", min=2, max=100)
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "rope", "rope+alibi"])
+def test_export(spec):
+    """The length has no bound of ours."""
+    module, length = made(spec, F32), torch.export.Dim("length", min=2)
     x = tokens(9, dtype=F32)
     program = torch.export.export(module, (x,), dynamic_shapes={"x": {1: length}})
+    (bounds,) = program.range_constraints.values()
+    assert not bounds.upper.is_finite
     longer = tokens(50, dtype=F32)
     assert torch.equal(program.module()(longer), module(longer))
 

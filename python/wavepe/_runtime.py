@@ -27,6 +27,9 @@ def command_for(extras: str) -> str:
     return f'{_pip} ".[{extras}]" {_WHERE}'
 
 
+_VARIANTS = ("portable", "avx2", "avx512")
+
+
 def variants() -> list[str]:
     """Return the instruction sets that this build contains and this CPU supports.
 
@@ -93,8 +96,14 @@ def use_variant(name: str) -> None:
     'portable'
     >>> wavepe.use_variant(before)
     """
-    if not isinstance(name, str) or not _numpy.use_variant(name):
-        _checks.choice("variant", name, variants())
+    if isinstance(name, str) and _numpy.use_variant(name):
+        return
+    if name in _VARIANTS and name not in variants():
+        raise ValueError(
+            f"variant {name!r} cannot run here: this CPU does not have it, or this build does not "
+            f"contain it; use one of {', '.join(variants())}"
+        )
+    _checks.choice("variant", name, variants())
 
 
 def build_info() -> dict:

@@ -23,6 +23,7 @@ from .counting import add_positions, note_positions
 from .foreign import Watch
 from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
+from .live import check_live
 from .packing import add_packed_mask
 from .rope_config import Slot
 from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
@@ -106,6 +107,8 @@ class _Builder:
         if own and rope_config.follows_length(self.config, slot):
             # The family's module cannot tell which frequencies filled a cache; ours can.
             rope, own = read_encoding("rope"), False
+        # An encoding without a base takes that of the model.
+        own_base = rope is not None and getattr(rope, "theta", 0) is None
         key = None if own else "" if rope is None else str(rope)
         found = self.rotations.setdefault(slot, [])
         if key not in found:
@@ -113,6 +116,8 @@ class _Builder:
             dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
             rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
+                if own_base:
+                    check_live(stock, self.config, local=slot.module == "rotary_emb_local")
                 rotation = RopeRotation(self.config, slot, dims, rope)
                 self.parts.cache_parts.append(rotation)
             if slot.module not in self.parts.rotaries:

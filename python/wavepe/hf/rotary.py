@@ -56,6 +56,8 @@ class Rotary(nn.Module):
         self.config = config
         self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
+        # The parameters of slots with a rotation that takes its base from the configuration.
+        self.read: dict[Slot, dict[str, Any]] = {}
 
     def add(self, slot: Slot, rotation: nn.Module) -> None:
         """Add another rotation for layers of this slot."""
@@ -63,6 +65,8 @@ class Rotary(nn.Module):
         if key not in self.rotations:
             self.rotations[key] = nn.ModuleList()
         cast(nn.ModuleList, self.rotations[key]).append(rotation)
+        if isinstance(rotation, RopeRotation) and rotation.reads_config:
+            self.read[slot] = rope_config.parameters(self.config, slot)
         self.train(self.stock.training)  # the model may be in either mode
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
@@ -80,9 +84,22 @@ class Rotary(nn.Module):
                 f"{spec_text(self.spec)!r} to {spec_text(self.config.position_encoding)!r}, which "
                 "has no effect: give it to from_pretrained, or patch a stock model with it"
             )
+        if self.read and not torch.compiler.is_compiling():
+            self._check_parameters()
         rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL_TYPES])
         found = [rotation(x, position_ids) for rotation in rotations]
         return found[0] if len(found) == 1 else tuple(found)
+
+
+    def _check_parameters(self) -> None:
+        for slot, before in self.read.items():
+            now = rope_config.parameters(self.config, slot)
+            if now != before:
+                raise ValueError(
+                    f"the rope parameters of a live model were changed from {before} to {now}, "
+                    "which has no effect: call wavepe.hf.set_theta(model, theta), or unpatch the "
+                    "model and load it with the new configuration"
+                )
 
 
 class StockRotation(nn.Module):
@@ -130,6 +147,7 @@ class RopeRotation(nn.Module):
                 "(i, i + d/2)"
             )
         self.config, self.slot = config, slot
+        self.reads_config = rope.theta is None
         self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
         self.dims = dims
         self.rotation = FrequencySchedule(self.encoding, dims, config.max_position_embeddings)

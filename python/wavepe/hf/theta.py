@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +21,7 @@ from ..encodings import encoding as read_encoding
 from . import rope_config
 from .cache_guard import CacheGuard, frequency_name
 from .layers import spec_text
+from .live import check_live, frequencies, has_only_a_base, rebuilt
 from .rope_config import ALL_LAYERS, Bases
 from .rotary import RopeRotation, Rotary
 
@@ -88,6 +88,10 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
                 f"parameter {name} is on the meta device: call set_theta first, then offload or "
                 "dispatch the model"
             )
+    for place in places:
+        # A base that is only in the configuration, or only in memory, is mended here.
+        if not (isinstance(place.module, RopeRotation) or has_only_a_base(place.module)):
+            check_live(place.module, place.module.config, local=place.local)
     old = places[0].module.config
     copies = _ConfigCopies(model)
     new = copies.of(old)
@@ -266,24 +270,17 @@ class _ConfigCopies:
 def _rebuilt(place: _Place, config: Any) -> Any:
     """Build the rotary module of a model with the configuration `config`."""
     module = place.module
-    if place.local:
-        config = rope_config.of_local_layers(config)
-    given = {
-        key: getattr(module, key)
-        for key in inspect.signature(type(module).__init__).parameters
-        if key not in ("self", "config", "device") and hasattr(module, key)
-    }
     try:
-        with torch.inference_mode(False), torch.device("cpu"):
-            if isinstance(module, RopeRotation):
-                rope: Any = read_encoding(config.position_encoding).rotary
+        if isinstance(module, RopeRotation):
+            rope: Any = read_encoding(config.position_encoding).rotary
+            with torch.inference_mode(False), torch.device("cpu"):
                 rotation = RopeRotation(config, module.slot, module.dims, rope)
                 rotation.fix(module.rotation.length)
                 return rotation
-            built = type(module)(config=config, **given)
+        built = rebuilt(module, config, local=place.local)
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"theta must give finite frequencies: {error}") from error
-    if not all(frequencies.isfinite().all() for frequencies in _frequencies(built)):
+    if not all(x.isfinite().all() for x in _frequencies(built)):
         raise ValueError("theta must give finite frequencies, and this one does not")
     return built
 
@@ -292,8 +289,7 @@ def _frequencies(module: Any) -> list[Tensor]:
     """Return the frequencies that do not depend on the sequence length."""
     if isinstance(module, RopeRotation):
         return [module.rotation.at(1, training).inv_freq for training in (True, False)]
-    named = {**vars(module), **dict(module.named_buffers(recurse=False))}
-    return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
+    return frequencies(module)
 
 
 def _same(place: _Place, built: Any) -> bool:

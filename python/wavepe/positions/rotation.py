@@ -147,8 +147,9 @@ def angles(
     dtype, device = wide(q), q.device
     if positions is None:
         stop = start + q.shape[-2]
-        keep = frequencies.kept and stop <= LARGEST_TABLE and type(q) is Tensor
-        if keep and not torch.compiler.is_compiling():
+        # A compiler is asked first: it would make a bound of the length out of the comparison.
+        keep = not torch.compiler.is_compiling() and frequencies.kept and type(q) is Tensor
+        if keep and stop <= LARGEST_TABLE:
             cos, sin = _first_rows(stop, frequencies, precision, device, dtype)
             return cos[start:stop], sin[start:stop]
         positions = torch.arange(start, stop, device=device)

@@ -1,0 +1,75 @@
+"""Stock rotary modules in memory, beside what their configuration says.
+
+A program may change a configuration after the model was built, or scale the frequencies of a model
+in place. Then the two disagree, and "the model's own rotation" has two meanings.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import rope_config
+
+
+def rebuilt(module: Any, config: Any, *, local: bool = False) -> Any:
+    """Build a stock rotary module anew for `config`; `local`: Gemma 3's second (transformers 4)."""
+    if local:
+        config = rope_config.of_local_layers(config)
+    given = {
+        key: getattr(module, key)
+        for key in inspect.signature(type(module).__init__).parameters
+        if key not in ("self", "config", "device") and hasattr(module, key)
+    }
+    with torch.inference_mode(False), torch.device("cpu"):
+        return type(module)(config=config, **given)
+
+
+def frequencies(module: Any) -> list[Tensor]:
+    """Return the frequencies of a stock module that do not depend on the sequence length."""
+    named = {**vars(module), **dict(module.named_buffers(recurse=False))}
+    return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
+
+
+def has_only_a_base(module: Any) -> bool:
+    """Return whether the frequencies are those of some base, without any scaling."""
+    for live in frequencies(module):
+        x = live.detach().double().cpu()
+        geometric = x[-1:] ** (torch.arange(len(x)) / max(len(x) - 1, 1))
+        if x.isnan().any() or not torch.allclose(x, geometric, 16 * torch.finfo(live.dtype).eps, 0):
+            return False
+    return all(vars(module).get(key) == 1 for key in vars(module) if key.endswith("attention_scaling"))
+
+
+def check_live(module: Any, config: Any, *, local: bool = False) -> None:
+    """Raise ValueError if a stock module does not rotate as its configuration says.
+
+    Dynamic scaling is no difference: the frequencies before it count.
+    """
+    if any(x.is_meta for x in frequencies(module)):
+        return
+    fresh = rebuilt(module, config, local=local)
+    for live, new in zip(frequencies(module), frequencies(fresh), strict=True):
+        live = live.detach().cpu()
+        # Half of an ulp in the narrow dtypes that a model may be cast to.
+        tolerance = 4 * torch.finfo(live.dtype).eps
+        if live.shape == new.shape and torch.allclose(live.double(), new.double(), tolerance, 0):
+            continue
+        raise ValueError(_differ("its slowest pairs turn by", float(live[-1]), float(new[-1])))
+    scalings = {key for key in vars(fresh) if key.endswith("attention_scaling")}
+    for key in sorted(scalings):
+        live, new = getattr(module, key), getattr(fresh, key)
+        if live != new:
+            raise ValueError(_differ(f"{key} is", live, new))
+
+
+def _differ(what: str, live: float, configured: float) -> str:
+    return (
+        f"the rotary embedding of this model is not what its configuration gives: {what} {live:.6g} "
+        f"in memory and {configured:.6g} by the configuration, so its own rotation is not known. "
+        "Change both by wavepe.hf.set_theta(model, theta) right after loading, load the model with "
+        "the configuration that you want, or name the rotation: rope:theta=..."
+    )

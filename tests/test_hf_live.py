@@ -1,0 +1,119 @@
+"""Rotary modules in memory that are not what the configuration gives: refused, never a choice.
+
+People change a configuration after the model was built, or scale frequencies in place.
+"""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import wavepe.hf
+from hf_families import build, by_turns, decoder
+from hf_model import logits, tiny, tokens
+from wavepe.hf.rope_config import bases, write_bases
+
+IDS = tokens(1, 30)
+DIFFER = "the rotary embedding of this model is not what its configuration gives"
+
+
+def with_changed_base(model):
+    write_bases(model.config, {key: 7 * value for key, value in bases(model.config).items()})
+
+
+def with_changed_frequencies(model):
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(0.5)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.endswith("original_inv_freq"):
+                value.mul_(0.5)
+
+
+def with_changed_factor(model):
+    decoder(model).rotary_emb.attention_scaling = 1.5
+
+
+CHANGES = (with_changed_base, with_changed_frequencies, with_changed_factor)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_rotation_of_the_model_itself(change):
+    model = tiny()
+    change(model)
+    stock = logits(model, IDS)
+    for spec in ("rope", "rope:inference_theta=500", "rope+alibi"):
+        with pytest.raises(ValueError, match=DIFFER):
+            wavepe.hf.patch(model, spec)
+    assert torch.equal(logits(model, IDS), stock)  # nothing has changed
+    for spec in ("wavelet:scales=4", "rope:theta=100", {"0": "none"}):
+        wavepe.hf.unpatch(wavepe.hf.patch(model, spec))
+    assert torch.equal(logits(model, IDS), stock)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_set_theta_mends_a_base_alone(change):
+    """It keeps the scaling, so it must know it."""
+    model, wanted = tiny(), wavepe.hf.set_theta(tiny(), 300.0)
+    change(model)
+    if change is with_changed_base:
+        wavepe.hf.set_theta(model, 300.0)
+        assert torch.equal(logits(model, IDS), logits(wanted, IDS))
+        wavepe.hf.patch(model, "rope")
+    else:
+        with pytest.raises(ValueError, match=DIFFER):
+            wavepe.hf.set_theta(model, 300.0)
+
+
+@by_turns()
+def test_models_that_agree(family):
+    """Each family, also cast to a narrow dtype, which rounds the frequencies."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model = build(family).to(dtype)
+        model(IDS)
+        wavepe.hf.patch(model, "rope")
+        wavepe.hf.unpatch(model)
+
+
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_scalings_are_no_difference(kind):
+    """Nor are the frequencies that dynamic scaling leaves after a long sequence."""
+    rope = {"rope_type": kind, "rope_theta": 50.0, **SCALINGS[kind]}
+    model = tiny(rope_parameters=rope)
+    model(tokens(1, 70))
+    wavepe.hf.patch(model, "rope")
+    wavepe.hf.unpatch(model)
+    wavepe.hf.set_theta(model, 90.0)
+    wavepe.hf.patch(model, "rope")
+
+
+@pytest.mark.parametrize("spec", ["rope", "rope+alibi", "rope:inference_theta=500"])
+def test_a_patched_model_whose_configuration_changes(spec, tmp_path):
+    """It would compute on as before, and save another base."""
+    model = wavepe.hf.patch(tiny(), spec)
+    before = logits(model, IDS)
+    old = copy.deepcopy(model.config)
+    with_changed_base(model)
+    with pytest.raises(ValueError, match="rope parameters of a live model were changed from"):
+        model(IDS)
+    write_bases(model.config, bases(old))
+    assert torch.equal(logits(model, IDS), before)
+    other = wavepe.hf.patch(tiny(), "rope:theta=30")
+    with_changed_base(other)
+    other(IDS)  # its base is its own
