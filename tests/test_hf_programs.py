@@ -23,6 +23,9 @@ pytestmark = [
     pytest.mark.filterwarnings(
         r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning",
         "ignore::DeprecationWarning",
+        # PEFT asks the Hub for the base of an adapter, and says that it cannot.
+        "ignore:Could not find a config file:UserWarning",
+        "ignore:The PEFT config's:UserWarning",
     ),
 ]
 

@@ -68,6 +68,14 @@ def test_environment_chooses(name):
     assert output("-c", code, start=forked, WAVEPE_VARIANT=name) == f"{name}\n"
 
 
+def test_a_variant_of_another_cpu_is_known(monkeypatch):
+    """It is no unknown name: the message says that this CPU or build has no such variant."""
+    monkeypatch.setattr("wavepe._numpy.use_variant", lambda name: False)
+    monkeypatch.setattr("wavepe._numpy.variants", lambda: ["portable", "avx2"])
+    with pytest.raises(ValueError, match=r"'avx512' cannot run here.*use one of portable, avx2"):
+        wavepe.use_variant("avx512")
+
+
 def test_bad_environment_is_no_crash_and_not_silent():
     done = forked("-c", "import wavepe; print(wavepe.variant())", WAVEPE_VARIANT="sse9")
     assert done.returncode == 1, "killed by a signal, or nothing was wrong"
