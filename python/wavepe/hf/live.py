@@ -41,7 +41,8 @@ def has_only_a_base(module: Any) -> bool:
         geometric = x[-1:] ** (torch.arange(len(x)) / max(len(x) - 1, 1))
         if x.isnan().any() or not torch.allclose(x, geometric, 16 * torch.finfo(live.dtype).eps, 0):
             return False
-    return all(vars(module).get(key) == 1 for key in vars(module) if key.endswith("attention_scaling"))
+    factors = [value for key, value in vars(module).items() if key.endswith("attention_scaling")]
+    return all(value == 1 for value in factors)
 
 
 def check_live(module: Any, config: Any, *, local: bool = False) -> None:
@@ -68,8 +69,9 @@ def check_live(module: Any, config: Any, *, local: bool = False) -> None:
 
 def _differ(what: str, live: float, configured: float) -> str:
     return (
-        f"the rotary embedding of this model is not what its configuration gives: {what} {live:.6g} "
-        f"in memory and {configured:.6g} by the configuration, so its own rotation is not known. "
+        f"the rotary embedding of this model is not what its configuration gives: {what} "
+        f"{live:.6g} in memory and {configured:.6g} by the configuration, so its own rotation is "
+        "not known. "
         "Change both by wavepe.hf.set_theta(model, theta) right after loading, load the model with "
         "the configuration that you want, or name the rotation: rope:theta=..."
     )

@@ -90,7 +90,6 @@ class Rotary(nn.Module):
         found = [rotation(x, position_ids) for rotation in rotations]
         return found[0] if len(found) == 1 else tuple(found)
 
-
     def _check_parameters(self) -> None:
         for slot, before in self.read.items():
             now = rope_config.parameters(self.config, slot)
