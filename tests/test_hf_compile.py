@@ -195,3 +195,11 @@ def test_a_length_that_is_fixed_later():
         for length in (40, 50, None):
             wavepe.hf.fix_length(model, length)
             assert close(compiled(ids).logits, logits(model, ids), 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit and of transformers
+@pytest.mark.parametrize("spec", ["rope", "alibi", "wavelet:scales=4"])
+def test_jit_traces_are_refused(spec):
+    """They would keep what Python computes for one length."""
+    with pytest.raises(RuntimeError, match=rf"the position encoding '{spec}'.*use torch.export"):
+        torch.jit.trace(patched_tiny(spec), tokens(1, 5), check_trace=False, strict=False)

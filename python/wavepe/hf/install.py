@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions import Learned, Scores, named_as_in
+from ..positions.tables import refuse_trace
 from . import families, rope_config
 from .absolute import AddAbsolute
 from .attention import LayerState, after_attention, before_attention, before_layer
@@ -191,6 +192,7 @@ class _PassHooks:
 
     def __init__(self, base: nn.Module, spec: StoredSpec, parts: Parts) -> None:
         self.names = families.argument_names(base)
+        self.spec = spec_text(spec)
         self.watch = Watch(base, families.attentions(base))
         self.absolute = parts.absolute
         self.counts = any(layer.score is not None for layer in parts.layers)
@@ -204,6 +206,7 @@ class _PassHooks:
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        refuse_trace(self.spec)
         call = Call(module, self.names, args, kwargs)
         self.watch.before()
         if self.counts:

@@ -30,6 +30,7 @@ except ImportError as error:
         "build wavepe again: " + BUILD_AGAIN
     ) from error
 
+from . import _flops
 from ._attention import attention
 from ._merge_attention import merge_attention
 from ._relative_bias import relative_bias
@@ -37,6 +38,8 @@ from ._relative_table import RelativeTable, relative_table
 from ._rope import rope, rope_, rope_qk
 from ._rope_table import rope_table
 from ._wavelet import wavelet_table
+
+_flops.register_cheaply("wavepe")
 
 __all__ = [
     "RelativeTable",

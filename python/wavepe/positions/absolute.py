@@ -8,7 +8,14 @@ from torch import Tensor
 
 from ..encodings import Encoding
 from ..encodings.base import combine
-from .tables import LARGEST_TABLE, build_once, encoding_named, keep_by_length, name_of
+from .tables import (
+    LARGEST_TABLE,
+    build_once,
+    encoding_named,
+    keep_by_length,
+    name_of,
+    refuse_trace,
+)
 
 
 class AbsoluteVectors:
@@ -46,6 +53,7 @@ class AbsoluteVectors:
         `below` says that all positions lie in 0..below-1. Then the values of `positions` need not
         be read from the device, unless the vectors depend on the length.
         """
+        refuse_trace(self.encoding)
         if self._depends_on_length and positions.numel():
             rows = positions.cpu().numpy()
             found = [self._of_row(row, self.length or max(int(row.max()) + 1, 1)) for row in rows]
@@ -59,6 +67,7 @@ class AbsoluteVectors:
 
         The sequence has `stop` tokens.
         """
+        refuse_trace(self.encoding)
         length = (self.length or max(stop, 1)) if self._depends_on_length else None
         given = (start, stop, self.dim, length, self.trained_length, device)
         if torch.compiler.is_compiling():

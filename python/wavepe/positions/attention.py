@@ -11,6 +11,7 @@ from ..encodings import Encoding
 from .learned import Learned, LearnedCache, Terms
 from .rotation import Frequencies, FrequencySchedule, angles
 from .scores import Rotated, Scores
+from .tables import refuse_trace
 
 
 class CacheState:
@@ -156,6 +157,8 @@ class PositionEncoding(Learned):
         shared : mapping of str to LearnedTerms, optional
             What another module learns for several layers.
         """
+        if set(self.encoding.terms) - {"slopes"}:
+            refuse_trace(self.encoding)
         learned: Terms = shared or {}
         if self.has_parameters:
             own = self(max(k.shape[2], 1), None if state is None else state.learned, shared)

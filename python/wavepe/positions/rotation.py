@@ -13,7 +13,7 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
-from .tables import LARGEST_TABLE, keep_by_length
+from .tables import LARGEST_TABLE, keep_by_length, refuse_trace
 
 # A length below and one above every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
@@ -144,6 +144,7 @@ def angles(
     cos, sin : Tensors (L, h) or (1|B, L, h)
         float64 for float64 q, otherwise float32.
     """
+    refuse_trace(frequencies.label)
     dtype, device = wide(q), q.device
     if positions is None:
         stop = start + q.shape[-2]

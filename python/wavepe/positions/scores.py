@@ -14,6 +14,7 @@ from .. import ops
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import with_range
+from ..ops import _flops
 from ..ops._common import full_precision, wide
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
@@ -92,6 +93,8 @@ class Scores:
     def __init__(self, encoding: Encoding, head_dim: int, heads: int, causal: bool) -> None:
         self.encoding = encoding
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
+        for library in ("wavepe", "wavepe_nn"):
+            _flops.register(library)
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
         constant = {

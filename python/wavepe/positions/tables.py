@@ -39,6 +39,15 @@ def capacity_for(length: int) -> int:
     return capacity
 
 
+def refuse_trace(encoding: Any) -> None:
+    """Raise RuntimeError under torch.jit.trace: it would keep the numbers of one length for all."""
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            f"wavepe: torch.jit.trace would keep the position encoding '{encoding}' of this one "
+            "length: use torch.export, which serves every length"
+        )
+
+
 def build_once(build: Callable[..., T], *arguments: Any) -> T:
     """Return ``build(*arguments)``, computed by the first call with equal arguments.
 

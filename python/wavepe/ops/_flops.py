@@ -1,0 +1,98 @@
+"""FLOPs of the operators, for `torch.utils.flop_counter.FlopCounterMode`.
+
+The formulas count what the definition multiplies and adds, as PyTorch's own do: two FLOPs for each
+product, of all queries and keys, whatever a mask hides. Of a table they count the distances that
+queries and keys have. A rotation has six FLOPs a pair. Tables of cosines, sines and wavelets count
+nothing, because PyTorch counts no elementwise functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ._attention_checks import Arguments
+
+
+def _of_pairs(q: Any, k: Any, rows: int | None) -> tuple[int, int]:
+    """Return the FLOPs of q k^T for one element of the head, and those of q p^T."""
+    batch, heads, m, d = q
+    n = k[2]
+    read = min(m + n - 1 if rows is None else rows, max(m + n - 1, 0))
+    return 2 * batch * heads * m * n, 2 * batch * heads * m * read * d
+
+
+def _attention(q: Any, k: Any, v: Any, p: Any = None, *_: Any, **__: Any) -> int:
+    each, relative = _of_pairs(q, k, 0 if p is None else p[-2])
+    return each * (q[-1] + v[-1]) + relative
+
+
+def _attention_backward(
+    grad: Any, grad_lse: Any, out: Any, lse: Any, *given: Any, **__: Any
+) -> int:
+    """Return the FLOPs of the scores, once more, and of all gradients."""
+    q, k, v, p = (*given, None)[:4]
+    each, relative = _of_pairs(q, k, 0 if p is None else p[-2])
+    wants_table = len(given) > len(Arguments._fields) and given[len(Arguments._fields)]
+    return each * (3 * q[-1] + 2 * v[-1]) + (3 if wants_table else 2) * relative
+
+
+def _attention_of_table(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    each, relative = _of_pairs(q, k, None)
+    return each * (q[-1] + v[-1]) + relative
+
+
+def _attention_of_table_backward(
+    grad: Any, grad_lse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any
+) -> int:
+    each, relative = _of_pairs(q, k, None)
+    return each * (3 * q[-1] + 2 * v[-1]) + 2 * relative
+
+
+def _relative_bias(q: Any, p: Any, keys: int, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(q) * min(p[-2], max(q[-2] + keys - 1, 0))
+
+
+def _rope(x: Any, cos: Any, *_: Any, **__: Any) -> int:
+    return 6 * math.prod(x[:-1]) * cos[-1]
+
+
+def _rope_qk(q: Any, k: Any, cos: Any, *_: Any, **__: Any) -> int:
+    return _rope(q, cos) + _rope(k, cos)
+
+
+# wavepe_nn has the operators of wavepe.positions.
+_FORMULAS: dict[str, dict[str, Any]] = {
+    "wavepe": {
+        "attention_forward": _attention,
+        "attention_backward": _attention_backward,
+        "relative_bias": _relative_bias,
+        "rope": _rope,
+        "rope_": _rope,
+        "rope_qk": _rope_qk,
+    },
+    "wavepe_nn": {
+        "attention_forward": _attention_of_table,
+        "attention_backward": _attention_of_table_backward,
+    },
+}
+
+
+@functools.cache
+def register(library: str) -> None:
+    """Register the formulas of a library of operators with torch, once."""
+    from torch.utils.flop_counter import register_flop_formula
+
+    for name, formula in _FORMULAS[library].items():
+        register_flop_formula(getattr(getattr(torch.ops, library), name))(formula)
+
+
+def register_cheaply(library: str) -> None:
+    """Call `register`, unless it would import Triton, which takes a third of a second."""
+    if "triton" in sys.modules or find_spec("triton") is None:
+        register(library)
