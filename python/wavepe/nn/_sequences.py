@@ -108,6 +108,9 @@ def _taken(x: Tensor, before: Tensor) -> Tensor:
 def check_shape(name: str, x: Tensor, *shape: int | str) -> None:
     """Raise RuntimeError unless x is a Tensor of that shape; a word stands for any size."""
     check_tensors(**{name: x})
+    if x.is_nested:  # it has no shape to compare
+        advice = "pad it, and give key_mask="
+        raise RuntimeError(f"wavepe: {name} must be dense, got a nested tensor: {advice}")
     good = x.dim() == len(shape)
     for size, needed in zip(x.shape, shape, strict=False):
         good = good and (isinstance(needed, str) or size == needed)

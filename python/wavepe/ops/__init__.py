@@ -31,6 +31,7 @@ except ImportError as error:
     ) from error
 
 from . import _flops
+from . import _layouts as _layouts
 from ._attention import attention
 from ._merge_attention import merge_attention
 from ._relative_bias import relative_bias

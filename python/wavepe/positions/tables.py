@@ -41,7 +41,7 @@ def capacity_for(length: int) -> int:
 
 def refuse_trace(encoding: Any) -> None:
     """Raise RuntimeError under torch.jit.trace: it would keep the numbers of one length for all."""
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise RuntimeError(
             f"wavepe: torch.jit.trace would keep the position encoding '{encoding}' of this one "
             "length: use torch.export, which serves every length"
