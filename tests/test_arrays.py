@@ -357,3 +357,38 @@ def test_unfit_out(name):
 def test_options_are_keywords_only(name, more):
     with pytest.raises(TypeError, match="positional arguments"):
         getattr(wavepe, name)(*WORKS[name].values(), *more)
+
+
+def test_one_rule_for_dtypes_and_byte_orders():
+    """Every function takes arrays of any byte order, and bfloat16 for queries and tables."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def swapped(x):
+        return x.astype(x.dtype.newbyteorder(">"))
+
+    x = np.arange(32, dtype=np.float32).reshape(4, 8) / 7
+    positions, inv_freq = np.arange(4), wavepe.rope_frequencies(8)[0]
+    cos, sin = wavepe.rope_table(positions, inv_freq)
+    ones = np.ones(8)
+    calls = {
+        "rope": (wavepe.rope, (x, cos, sin), {}),
+        "apply_rope": (wavepe.apply_rope, (x, positions), {}),
+        "rope_table": (wavepe.rope_table, (positions, inv_freq), {"dtype": np.dtype("f4")}),
+        "wavelet_table": (wavepe.wavelet_table, (positions, ones, ones), {"dtype": np.dtype("f8")}),
+        "relative_bias": (wavepe.relative_bias, (x, x, 3), {}),
+        "attention": (wavepe.attention, (x, x, x), {}),
+        "sinusoidal": (wavepe.sinusoidal, (positions, 8), {}),
+    }
+    for name, (function, given, options) in calls.items():
+        wanted = np.asarray(function(*given, **options))
+        other = [swapped(one) if isinstance(one, np.ndarray) else one for one in given]
+        options = {key: value.newbyteorder(">") for key, value in options.items()}
+        got = np.asarray(function(*other, **options))
+        assert got.dtype.isnative, name
+        np.testing.assert_array_equal(got, wanted, err_msg=name)
+    narrow = x.astype(ml_dtypes.bfloat16)
+    rounded = narrow.astype(np.float32)
+    np.testing.assert_array_equal(
+        wavepe.relative_bias(narrow, narrow, 3), wavepe.relative_bias(rounded, rounded, 3)
+    )
+    assert wavepe.rope(narrow, cos, sin).dtype == wavepe.attention(narrow, narrow, narrow).dtype

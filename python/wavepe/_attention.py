@@ -146,9 +146,7 @@ def _real(name: str, value: ArrayLike) -> np.ndarray:
     # Compare the class by name, because importing it needs torch.
     if array.dtype == object and type(value).__name__ == "RelativeTable":
         raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
-    if _checks.is_bfloat16(array.dtype):
-        return array
-    return _checks.real_array(name, array, any_size=True)
+    return _checks.real_array(name, array, any_size=True, bfloat16=True)
 
 
 def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:

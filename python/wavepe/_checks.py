@@ -133,7 +133,12 @@ def new_array(
 
 
 def real_array(
-    name: str, value: ArrayLike, *, integers: bool = True, any_size: bool = False
+    name: str,
+    value: ArrayLike,
+    *,
+    integers: bool = True,
+    any_size: bool = False,
+    bfloat16: bool = False,
 ) -> np.ndarray:
     """Return `value` as an array of real numbers in its own dtype.
 
@@ -143,9 +148,11 @@ def real_array(
         Whether integers are accepted, too.
     any_size : bool
         Whether to accept an array that is too large to be copied.
+    bfloat16 : bool
+        Whether that of ml_dtypes is accepted, too.
     """
     array = array_of(name, value)
-    if array.dtype.kind not in ("fiu" if integers else "f"):
+    if not (bfloat16 and is_bfloat16(array.dtype)) and array.dtype.kind not in ("fiu" if integers else "f"):
         needed = "real numbers" if integers else "floating point numbers"
         raise TypeError(f"{name} must hold {needed}, got dtype {array.dtype}")
     if not any_size:
@@ -153,10 +160,15 @@ def real_array(
     return array
 
 
+def native(array: np.ndarray) -> np.ndarray:
+    """Return the array in the machine's byte order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def float_dtype(value: Any) -> np.dtype:
-    """Return `value` as the dtype of a table: float16, float32 or float64."""
+    """Return `value` as the dtype of a table: float16, float32 or float64, in native byte order."""
     try:
-        dtype = np.dtype(value)
+        dtype = np.dtype(value).newbyteorder("=")
     except (TypeError, ValueError):
         dtype = None
     if dtype not in (np.float16, np.float32, np.float64):

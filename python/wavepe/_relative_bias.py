@@ -96,8 +96,8 @@ def relative_bias(
 
     Parameters
     ----------
-    q : array (..., m, d), float32 or float64
-        Queries, with any strides.
+    q : array (..., m, d), float16, float32, float64 or ml_dtypes.bfloat16
+        Queries, with any strides and in any byte order, as everywhere in wavepe.
     p : array (w, d), or (..., w, d) whose leading axes broadcast with those of q, or Table
         The table. Row r belongs to delta = first + r. A `Table` has its own first and beyond.
     keys : int
@@ -142,7 +142,7 @@ def relative_bias(
            [ 0., 20., 10.]])
     """
     p, first, beyond = ranged("p", p, first, beyond)
-    q, p = (_checks.real_array(n, x, any_size=True) for n, x in (("q", q), ("p", p)))
+    q, p = (_real(name, x) for name, x in (("q", q), ("p", p)))
     if q.ndim < 2 or p.ndim < 2:
         raise ValueError(
             f"q must be (..., m, d) and p (..., w, d), got shapes {q.shape} and {p.shape}"
@@ -213,6 +213,12 @@ def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) 
         begin = min(begin, rows - 1)
         end = max(end, begin + 1)
     return begin, max(begin, end)
+
+
+def _real(name: str, value: ArrayLike) -> np.ndarray:
+    """Return `value` as an array of real numbers; bfloat16 becomes float32, as float16 will."""
+    array = _checks.real_array(name, value, any_size=True, bfloat16=True)
+    return array.astype(np.float32) if _checks.is_bfloat16(array.dtype) else array
 
 
 def _ready(x: np.ndarray, batch: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

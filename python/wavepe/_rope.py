@@ -67,7 +67,7 @@ def rope(
     array([[ 1.   ,  1.   ,  1.   ,  1.   ],
            [-0.301,  0.99 ,  1.382,  1.01 ]], dtype=float32)
     """
-    x = _checks.array_of("x", x)
+    x = _checks.native(_checks.array_of("x", x))
     bfloat16 = _checks.is_bfloat16(x.dtype)
     if not (bfloat16 or x.dtype in (np.float16, np.float32, np.float64)):
         raise TypeError(

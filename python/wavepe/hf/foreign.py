@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import families
 from .fused_rope import APPLY, rotates_halves
 from .layers import spec_text
 
@@ -41,22 +42,17 @@ def note(attention: nn.Module) -> None:
 
 
 class Watch:
-    """Watches one base model.
+    """Watches one base model, whose layers may be removed meanwhile."""
 
-    Attributes
-    ----------
-    base : Module
-    attentions : list of Module
-    """
-
-    def __init__(self, base: Any, attentions: list[Any]) -> None:
-        self.base, self.attentions = base, attentions
+    def __init__(self, base: Any) -> None:
+        self.base = base
 
     def before(self) -> None:
         """Look at a model before a pass; ValueError if its function that rotates is another one."""
         if torch.compiler.is_exporting():
             return
-        _check_rotation(self.attentions[0])
+        for attention in families.attentions(self.base)[:1]:
+            _check_rotation(attention)
         if torch.compiler.is_compiling():
             return
         _passing.ran = None if all(map(_is_stock, (self.base, *self.base.layers))) else set()
@@ -67,7 +63,7 @@ class Watch:
             return
         _passing.ran = None
         compiled = any(module._compiled_call_impl for module in self.base.modules())
-        if not compiled and not ran.issuperset(map(id, self.attentions)):
+        if not compiled and not ran.issuperset(map(id, families.attentions(self.base))):
             raise replaced(f"a forward of this {type(self.base).__name__}", self.base.config)
 
 

@@ -193,7 +193,7 @@ class _PassHooks:
     def __init__(self, base: nn.Module, spec: StoredSpec, parts: Parts) -> None:
         self.names = families.argument_names(base)
         self.spec = spec_text(spec)
-        self.watch = Watch(base, families.attentions(base))
+        self.watch = Watch(base)
         self.absolute = parts.absolute
         self.counts = any(layer.score is not None for layer in parts.layers)
         self.guard = EncodingGuard(spec, parts.cache_parts)
