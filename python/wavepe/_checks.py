@@ -152,7 +152,8 @@ def real_array(
         Whether that of ml_dtypes is accepted, too.
     """
     array = array_of(name, value)
-    if not (bfloat16 and is_bfloat16(array.dtype)) and array.dtype.kind not in ("fiu" if integers else "f"):
+    kinds = "fiu" if integers else "f"
+    if array.dtype.kind not in kinds and not (bfloat16 and is_bfloat16(array.dtype)):
         needed = "real numbers" if integers else "floating point numbers"
         raise TypeError(f"{name} must hold {needed}, got dtype {array.dtype}")
     if not any_size:
