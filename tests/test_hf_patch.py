@@ -537,3 +537,11 @@ def test_a_cache_of_another_patch_is_refused():
     other = wavepe.hf.patch(tiny(), {"1": "alibi"})
     with pytest.raises(ValueError, match="uses 1: alibi"):
         logits(other, IDS[:, 5:], past_key_values=copy.deepcopy(cache))
+
+
+def test_advice_about_arguments_and_configurations():
+    model = patched_tiny("alibi")
+    with pytest.raises(ValueError, match=r"argument 'weights'.*a column of your data, take it out"):
+        model(tokens(1, 5), weights=torch.ones(1))
+    with pytest.raises(ValueError, match="layer has none: build a stock model, and patch it"):
+        LlamaForCausalLM(model.config)(tokens(1, 5))

@@ -26,6 +26,7 @@ from ..encodings import encoding
 from ..ops._attention_composed import attention_with_weights
 from ..positions import Rotated, Scores, Terms
 from . import families, foreign, masks
+from .config import PatchedConfig
 from .counting import POSITIONS, by_positions, span
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
@@ -256,8 +257,9 @@ def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in IGNORED:
             raise ValueError(
-                f"the attention 'wavepe' does not support the argument {name!r} that this model "
-                "passes: load the model with another attn_implementation"
+                f"the attention 'wavepe' got the argument {name!r}, which it does not know: if it is "
+                "a column of your data, take it out of the batch; if this model passes it, the "
+                "model needs another attn_implementation"
             )
     ends = kwargs.get("cu_seq_lens_q")
     if mask is None and ends is not None and ends.numel() > 2:
@@ -312,8 +314,13 @@ def _layer(module: Any) -> LayerState:
     if hasattr(module.config, "position_encoding"):
         raise ValueError(
             f"the configuration of this {type(module).__name__} names the position encoding "
-            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: build the "
-            "model with its Auto class, such as AutoModelForCausalLM.from_config(config)"
+            f"{spec_text(module.config.position_encoding)!r}, but the layer has none: "
+            + (
+                "build a stock model, and patch it"
+                if isinstance(module.config, PatchedConfig)
+                else "build the model with its Auto class, such as "
+                "AutoModelForCausalLM.from_config(config)"
+            )
         )
     return STOCK
 
