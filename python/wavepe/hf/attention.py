@@ -257,8 +257,8 @@ def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in IGNORED:
             raise ValueError(
-                f"the attention 'wavepe' got the argument {name!r}, which it does not know: if it is "
-                "a column of your data, take it out of the batch; if this model passes it, the "
+                f"the attention 'wavepe' got the argument {name!r}, which it does not know: if it "
+                "is a column of your data, take it out of the batch; if this model passes it, the "
                 "model needs another attn_implementation"
             )
     ends = kwargs.get("cu_seq_lens_q")
