@@ -153,7 +153,8 @@ def after_attention(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
     """Raise ValueError if another program's forward has left the encoding out (forward hook)."""
-    if not kwargs["wavepe_call"].reached:
+    call = kwargs.get("wavepe_call")
+    if call is not None and not call.reached:
         raise foreign.replaced(f"the forward of this {type(module).__name__}", module.config)
 
 

@@ -61,7 +61,9 @@ def add_positions(call: Call) -> None:
     _passing.known = getattr(_passing, "known", {})
     _passing.known.pop(id(call.module), None)
     tokens = call.tokens
-    if tokens is not None and tokens.numel() and not torch.compiler.is_compiling():
+    if tokens is None or tokens.ndim < 2 or not tokens.numel():
+        return  # the model raises the error
+    if not torch.compiler.is_compiling():
         found = _look(call, tokens)
         if found is not None:
             _passing.known[id(call.module)] = found
@@ -124,7 +126,9 @@ def _is_next(known: _Known, cached: int, positions: Tensor | None) -> bool:
         return False
     if positions is None:
         return not known.shift.any()
-    return positions.ndim == 2 and bool((positions - known.shift == cached).all())
+    if positions.ndim != 2 or len(known.shift) not in (1, len(positions)):
+        return False
+    return bool((positions - known.shift == cached).all())
 
 
 def _of_other_rows(known: _Known) -> _Known | None:
@@ -174,7 +178,9 @@ def _counted(
     """
     count = shift.shape[1]
     if isinstance(mask, dict):  # made in advance, for each type of layer
-        mask = max(mask.values(), key=lambda one: 0 if one is None else one.shape[-1])
+        made = [one for one in mask.values() if isinstance(one, Tensor)]
+        mask = max(made, key=lambda one: one.shape[-1], default=None)
+    mask = mask if isinstance(mask, Tensor) else None
     own = mask is not None and mask.ndim == 4 and mask.shape[1:3] != (1, 1)
     real = torch.ones_like(shift, dtype=torch.bool)
     if mask is not None and not own and mask.shape[-1] >= cached + count:

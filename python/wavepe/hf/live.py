@@ -55,7 +55,7 @@ def check_live(module: Any, config: Any, *, local: bool = False) -> None:
     fresh = rebuilt(module, config, local=local)
     for live, new in zip(frequencies(module), frequencies(fresh), strict=True):
         live = live.detach().cpu()
-        # Half of an ulp in the narrow dtypes that a model may be cast to.
+        # A model may be cast to a narrow dtype, and its frequencies computed on a device.
         tolerance = 4 * torch.finfo(live.dtype).eps
         if live.shape == new.shape and torch.allclose(live.double(), new.double(), tolerance, 0):
             continue
@@ -71,7 +71,6 @@ def _differ(what: str, live: float, configured: float) -> str:
     return (
         f"the rotary embedding of this model is not what its configuration gives: {what} "
         f"{live:.6g} in memory and {configured:.6g} by the configuration, so its own rotation is "
-        "not known. "
-        "Change both by wavepe.hf.set_theta(model, theta) right after loading, load the model with "
-        "the configuration that you want, or name the rotation: rope:theta=..."
+        "not known. Load the model with the configuration that you want, set a base by "
+        "wavepe.hf.set_theta(model, theta), or name the rotation: rope:theta=..."
     )
