@@ -206,3 +206,27 @@ def test_rotations_and_stock_layers_stay_as_they_are():
     )
     assert decoder(model)._wavepe.spec == "rope:theta=30"
     assert wavepe.hf.encoding_of(model) == "rope:theta=30"
+
+
+@pytest.mark.parametrize("spec", ["alibi", "rope+wavelet:scales=4"])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_rows_of_a_cache_are_repeated_and_chosen(spec, padding):
+    """As beams and several continuations of one prompt do it."""
+    model, ids = patched_tiny(spec), tokens(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[:, :padding] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    given = {"attention_mask": mask[:, :6], "position_ids": positions[:, :6]}
+    logits(model, ids[:, :6], **given, past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    rows = [0, 0, 1, 1]
+    given = {"attention_mask": mask[rows], "position_ids": positions[rows, 6:]}
+    got = logits(model, ids[rows, 6:], **given, past_key_values=cache)
+    wanted = logits(model, ids[:, padding:])[rows, -1:]
+    assert close(got, wanted, 1e-5)
+    cache.crop(-1)
+    cache.batch_select_indices(torch.tensor([3]))
+    given = {"attention_mask": mask[1:], "position_ids": positions[1:, 6:]}
+    got = logits(model, ids[1:, 6:], **given, past_key_values=cache)
+    assert close(got, wanted[3:], 1e-5)
