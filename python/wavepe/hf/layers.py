@@ -58,7 +58,7 @@ class Choice:
         learned = {str(one) for one in self.encodings if one.learns}
         if len(learned) > 1:
             raise ValueError(
-                "a model can have at most one learned encoding, got "
+                "a dict of layer ranges can have at most one learned encoding, got "
                 f"{' and '.join(sorted(learned))}"
             )
 
