@@ -172,6 +172,8 @@ def test_counted_positions_need_no_tensor_of_queries_and_keys(monkeypatch):
     for positions, given in (
         (None, {"attention_mask": mask}),
         ((mask.cumsum(1) - 1).clamp(min=0), {"attention_mask": mask}),
+        (mask.cumsum(1) - 1, {"attention_mask": mask}),
+        ((mask.cumsum(1) - 1).masked_fill(mask == 0, 1), {"attention_mask": mask}),
         (torch.arange(12)[None] + 100, {}),
         (torch.cat([torch.arange(5), torch.arange(7)])[None], {"use_cache": False}),
         (torch.tensor([[0, 1, 2, 3, 0, 0, 0, 1, 2, 0, 1, 2]]), {"use_cache": False}),
@@ -194,7 +196,9 @@ def test_counted_positions_need_no_tensor_of_queries_and_keys(monkeypatch):
     model(ids[:, :9], past_key_values=cache)
     cache.crop(-5)
     model(ids[:, 4:6], position_ids=torch.tensor([[4, 5]]), past_key_values=cache)
-    model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=3, do_sample=False)
+    for options in ({"num_beams": 3}, {"cache_implementation": "static"}):
+        ids[0, :5] = ids[1, 3] = 0  # the padding token, whose keys are zeros
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, **options)
 
 
 def test_rotations_and_stock_layers_stay_as_they_are():
@@ -230,3 +234,33 @@ def test_rows_of_a_cache_are_repeated_and_chosen(spec, padding):
     given = {"attention_mask": mask[1:], "position_ids": positions[1:, 6:]}
     got = logits(model, ids[1:, 6:], **given, past_key_values=cache)
     assert close(got, wanted[3:], 1e-5)
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4"])
+@pytest.mark.parametrize("pads", [-1, 1])
+@pytest.mark.parametrize("how", ["turned", "made anew", "noted late"])
+def test_padded_rows_need_no_note(spec, pads, how):
+    """Rows of a cache in another order, a cache of others' tensors, steps of a compiler."""
+    model, ids = patched_tiny(spec), tokens(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, pads)
+    cache = DynamicCache(config=model.config)
+    part = {"attention_mask": mask[:, :5], "position_ids": positions[:, :5]}
+    logits(model, ids[:, :5], **part, past_key_values=cache)
+    rows = torch.tensor([0, 1])
+    if how == "turned":
+        rows = torch.tensor([1, 0])
+        cache.reorder_cache(rows)
+    if how == "made anew":
+        del cache._wavepe_positions
+    if how == "noted late":
+        note = cache._wavepe_positions
+        part = {"attention_mask": mask[:, :6], "position_ids": positions[:, 5:6]}
+        logits(model, ids[:, 5:6], **part, past_key_values=cache)
+        cache._wavepe_positions = note
+    start = 6 if how == "noted late" else 5
+    part = {"attention_mask": mask[rows], "position_ids": positions[rows, start:]}
+    got = logits(model, ids[rows, start:], **part, past_key_values=cache)
+    given = {"attention_mask": mask[rows], "position_ids": positions[rows]}
+    assert close(got, logits(model, ids[rows], **given, use_cache=False)[:, start:], 1e-5)

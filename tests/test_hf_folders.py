@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -181,7 +182,7 @@ def test_the_name_of_a_patched_model_loads_nothing(tmp_path):
     name = model.config._name_or_path
     assert name == model.name_or_path == model.model.name_or_path
     assert name.startswith(before)
-    with pytest.raises(Exception, match=r"patched by wavepe in memory: save it and load"):
+    with pytest.raises(Exception, match=r"patched by wavepe in memory: give the tokenizer"):
         AutoModelForCausalLM.from_pretrained(name)
     model.save_pretrained(tmp_path / "patched")
     assert "in memory" not in (tmp_path / "patched" / "config.json").read_text()
@@ -190,3 +191,37 @@ def test_the_name_of_a_patched_model_loads_nothing(tmp_path):
     assert own.config._name_or_path == str(tmp_path / "patched")
     wavepe.hf.unpatch(model)
     assert before == model.config._name_or_path == model.name_or_path == model.model.name_or_path
+
+
+def test_cards_that_cannot_be_written_stop_no_save(tmp_path):
+    (tmp_path / CARD).symlink_to(tmp_path / "nowhere" / "else")
+    with pytest.warns(UserWarning, match="could not write the model card"):
+        patched_tiny("alibi").save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_classes_that_others_derive(tmp_path):
+    """Their own code goes with them, and their own type is no type of wavepe."""
+
+    class Config(wavepe.hf.WavePELlamaConfig):
+        model_type = "somebodys_llama"
+
+    config = Config(position_encoding="alibi")
+    assert config.to_dict()["position_encoding"] == "alibi"
+    config.save_pretrained(tmp_path / "config")
+    assert files(tmp_path / "config") == ["config.json"]
+    (tmp_path / "somebodys.py").write_text(
+        "from wavepe.hf import WavePELlamaForCausalLM\n\n\n"
+        "class Mine(WavePELlamaForCausalLM):\n    answer = 42\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from somebodys import Mine
+    finally:
+        sys.path.remove(str(tmp_path))
+    Mine.register_for_auto_class("AutoModelForCausalLM")
+    patched_tiny("alibi").save_pretrained(tmp_path / "patched")
+    Mine.from_pretrained(tmp_path / "patched").save_pretrained(tmp_path / "mine")
+    given = json.loads((tmp_path / "mine" / "config.json").read_text())["auto_map"]
+    assert given["AutoModelForCausalLM"] == "somebodys.Mine"
+    assert "somebodys.py" in files(tmp_path / "mine")

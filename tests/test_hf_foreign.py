@@ -76,8 +76,8 @@ def test_a_decoder_layer_is_replaced_after_the_patch(forward, how, monkeypatch):
     if how == "class":
         monkeypatch.setattr(llama.LlamaDecoderLayer, "forward", forward)
     else:
-        layer = model.model.layers[0]
-        layer.forward = types.MethodType(forward, layer)
+        for layer in model.model.layers:
+            layer.forward = types.MethodType(forward, layer)
     says = {own_layer: "what calls this LlamaAttention", layer_without_attention: "a forward of"}
     with pytest.raises(ValueError, match=rf"{says[forward]}.* is not that of .*'alibi' out"):
         model(IDS)
@@ -162,3 +162,55 @@ def test_the_function_that_rotates(spec, first, monkeypatch):
         model(IDS)
     monkeypatch.undo()
     assert close(found, logits(model, IDS), 1e-5)
+
+
+# ------------------------------------------------------------------ what is right
+
+
+class Hidden(torch.nn.Module):
+    """A wrapper that shows nothing of its layer, as programs that steer a model have it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.block = layer
+
+    def forward(self, *args, **kwargs):
+        return self.block(*args, **kwargs)
+
+
+class Ablated(torch.nn.Module):
+    def forward(self, hidden_states, *args, **kwargs):
+        return hidden_states
+
+
+@pytest.mark.parametrize("spec", ["rope:theta=30", "wavelet:scales=4"])
+def test_layers_that_are_wrapped_or_left_out(spec):
+    """A layer that is left out as a whole has no attention without positions."""
+    model = patched_tiny(spec)
+    before = logits(model, IDS)
+    layers = model.model.layers
+    first, second = layers
+    layers[0] = Hidden(first)
+    assert torch.equal(logits(model, IDS), before)
+    layers[0] = Ablated()
+    found = logits(model, IDS)
+    layers[0] = first
+    first.forward = lambda hidden_states, *args, **kwargs: hidden_states
+    assert torch.equal(logits(model, IDS), found)
+    del first.forward
+    layers[1] = Hidden(second)
+    assert torch.equal(logits(model, IDS), before)
+
+
+@pytest.mark.parametrize("how", ["layer", "forward", "base"])
+def test_parts_that_are_compiled(how):
+    model = patched_tiny("wavelet:scales=4")
+    before = logits(model, IDS)
+    if how == "base":
+        model.model.forward = torch.compile(model.model.forward, backend="eager")
+    for index, layer in enumerate(model.model.layers):
+        if how == "layer":
+            model.model.layers[index] = torch.compile(layer, backend="eager")
+        if how == "forward":
+            layer.forward = torch.compile(layer.forward, backend="eager")
+    assert close(logits(model, IDS), before, 1e-5)

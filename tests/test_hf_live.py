@@ -37,7 +37,17 @@ def with_changed_factor(model):
     decoder(model).rotary_emb.attention_scaling = 1.5
 
 
-CHANGES = (with_changed_base, with_changed_frequencies, with_changed_factor)
+def with_interpolated_positions(model):
+    rotary = decoder(model).rotary_emb
+    rotary.inv_freq = rotary.inv_freq / 4
+
+
+CHANGES = (
+    with_interpolated_positions,
+    with_changed_base,
+    with_changed_frequencies,
+    with_changed_factor,
+)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -95,7 +95,7 @@ def test_peft_finds_no_stock_base(folders):
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(task_type="CAUSAL_LM")
     peft.get_peft_model(live(folders), lora).save_pretrained(folders / "adapter")
-    with pytest.raises(Exception, match="patched by wavepe in memory: save it and load"):
+    with pytest.raises(Exception, match="patched by wavepe in memory: give the tokenizer"):
         peft.AutoPeftModelForCausalLM.from_pretrained(folders / "adapter")
     base = transformers.AutoModelForCausalLM.from_pretrained(folders / "patched")
     peft.get_peft_model(base, lora).save_pretrained(folders / "second")
@@ -133,7 +133,7 @@ def trainer_of(kind, model, folders, **options):
 def test_reference_models_of_trl(kind, folders):
     """Without one given, a trainer loads it by the model's name: the stock model, if patched."""
     needs("trl")
-    with pytest.raises(Exception, match="patched by wavepe in memory: save it and load"):
+    with pytest.raises(Exception, match="patched by wavepe in memory: give the tokenizer"):
         trainer_of(kind, live(folders), folders)
     trainer = trainer_of(kind, str(folders / "patched"), folders)
     assert wavepe.hf.encoding_of(trainer.ref_model) == SPEC

@@ -488,9 +488,16 @@ def test_another_encoding_learns_from_its_own_beginning(first, second, kept, cls
         for value in learned.values():
             value.add_(1.0)
     model.save_pretrained(tmp_path)
-    found = dict(cls.from_pretrained(tmp_path, position_encoding=second).named_parameters())
+    config = tiny_config(WavePELlamaConfig, position_encoding=second)
+    for given in ({"position_encoding": second}, {"config": config}):
+        _check_beginning(cls.from_pretrained(tmp_path, **given), second, learned if kept else None)
+
+
+def _check_beginning(model, second, learned):
+    found = dict(model.named_parameters())
     for name, value in own_tiny(second).named_parameters():
         if "position_encoding." in name:
             initial = wavepe.encoding(second).parameters(HEAD, 4)[name.partition("encoding.")[2]]
-            wanted = learned[name] if kept else torch.from_numpy(initial).to(value.dtype)
+            initial = torch.from_numpy(initial).to(value.dtype)
+            wanted = initial if learned is None else learned[name]
             assert torch.equal(found[name], wanted), name

@@ -31,7 +31,6 @@ UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
 ON_DISK = {"attn_implementation": UNKNOWN, "_attn_implementation": UNKNOWN}
 
 LAYERS = "_wavepe_layers"  # attribute: the number of layers when the encoding was installed
-FILE_ENCODING = "_wavepe_file_encoding"  # attribute: the encoding that the file names
 
 CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
@@ -44,12 +43,18 @@ class OwnConfig:
     `output_attentions`, which transformers allows for the attention "eager" only.
     """
 
-    auto_map: Any = {}  # noqa: RUF012 - TRL reads it from any configuration
     _output_attentions: bool | None
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing: `save_pretrained` writes a module that imports the class."""
+        """Do nothing for a class of wavepe: `save_pretrained` writes a module that imports it."""
+        if not cls._is_of_wavepe():
+            super().register_for_auto_class(auto_class)  # type: ignore[misc]
+
+    @classmethod
+    def _is_of_wavepe(cls) -> bool:
+        """Return whether this is no class that somebody derived."""
+        return cls.__module__ == __name__
 
     def _check_layers(self) -> None:
         """Raise ValueError if a spec that names layers would name others in the saved model."""
@@ -67,7 +72,7 @@ class OwnConfig:
         self._check_layers()
         super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
         folder, name = os.path.split(json_file_path)
-        if name == CONFIG_NAME:
+        if name == CONFIG_NAME and folder and self._is_of_wavepe():
             config: Any = self
             write_beside(folder, config.to_dict(), base_name(config))
 
@@ -98,7 +103,7 @@ class EncodedConfig(OwnConfig):
         # from_pretrained(folder, position_encoding=...) sets the attribute after construction.
         if key == "position_encoding":
             value = Choice(value).stored()
-            self.__dict__.setdefault(FILE_ENCODING, value)
+            self.__dict__.setdefault("auto_map", {})  # TRL reads it from any configuration
         super().__setattr__(key, value)
 
     if hasattr(PretrainedConfig, "__post_init__"):  # dataclasses, later than transformers 5.0
@@ -131,10 +136,10 @@ class EncodedConfig(OwnConfig):
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
-        for key in (FILE_ENCODING, LAYERS):
-            output.pop(key, None)
-        own = auto_map(type(self).model_type, output.get("auto_map"))
-        return {**output, **ON_DISK, "auto_map": own}
+        output.pop(LAYERS, None)
+        if self._is_of_wavepe():
+            output["auto_map"] = auto_map(type(self).model_type, output.get("auto_map"))
+        return {**output, **ON_DISK}
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +214,8 @@ def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedCon
 # patched model that would be the stock model. So its name is not that of any model, and the
 # program's error message shows it.
 _PATCHED_NAME = (
-    "{} (patched by wavepe in memory: save it and load that folder, or give the model itself)"
+    "{} (patched by wavepe in memory: give the tokenizer and any reference model yourself, or save "
+    "the model and load that folder)"
 )
 
 

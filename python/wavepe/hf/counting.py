@@ -88,7 +88,7 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     waits = masks.reading_waits(tokens.device)
     if positions is None and waits:
         return None
-    cached = int(cache.get_seq_length()) if is_cache(cache) else 0
+    cached = _cached_tokens(call)
     known: _Known | None = getattr(cache, NOTE, None) if cached else None
     if length == 1 and known is not None and not waits and _is_next(known, cached, positions):
         return known._replace(length=cached + 1)
@@ -100,24 +100,44 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     if positions.ndim != 2 or positions.shape[0] not in (1, rows) or positions.shape[1] != length:
         return None  # the model raises the error
     positions = positions.to(tokens.device, torch.int64)
+    mask = _padding(call.kwargs.get("attention_mask"), cached + length)
+    usual = _are_usual(mask, positions, cached)
+    if known is not None and known.keys is None and (known.length < cached or usual.all()):
+        known = None  # compiled steps write no note, and rows may be in another order
     if known is not None and len(known.shift) not in (1, rows):
         known = _of_other_rows(known)
     if known is not None and known.length > cached and not waits:
         known = _shortened(known, cached, positions)
-    shift, before = positions - index, None
-    if cached:
-        before = shift[:, :1] * 0 if known is None else known.shift
-    good, last = _counted(call.kwargs.get("attention_mask"), positions, shift, before, cached)
+    shift = positions - index
+    # Nothing is known of a cache that others filled, so its positions are taken for counted.
+    before = known.shift if known is not None else shift[:, :1]
+    good, last = _counted(mask, positions, shift, before, cached)
+    good = good | usual
     if waits:
         assert_async(good.amin(), "wavepe: on this device positions must rise by 1 a token")
     elif not good.all() or (known is not None and known.keys is not None):
         keys = positions.expand(rows, -1)
-        if before is not None:
-            old = None if known is None else known.keys
-            old = torch.arange(cached, device=keys.device) + before if old is None else old
-            keys = torch.cat([old.expand(rows, -1), keys], 1)
+        if cached:
+            keys = torch.cat([_keys_of(known, before, cached).expand(rows, -1), keys], 1)
         return _Known(cached + length, last, keys)
     return _Known(cached + length, last)
+
+
+def _cached_tokens(call: Call) -> int:
+    if not is_cache(call.cache):
+        return 0
+    places = call.kwargs.get("cache_position")
+    if places is not None and len(places):  # static caches of transformers < 5 miscount
+        return int(places[0])
+    return int(call.cache.get_seq_length())
+
+
+def _keys_of(known: _Known | None, before: Tensor, cached: int) -> Tensor:
+    """Return the positions (B|1, cached) of the tokens in a cache."""
+    if known is None or known.keys is None:
+        return torch.arange(cached, device=before.device) + before
+    more = torch.arange(1, cached - known.keys.shape[1] + 1, device=before.device)
+    return torch.cat([known.keys, known.keys[:, -1:] + more], 1)  # compiled steps are not noted
 
 
 def _is_next(known: _Known, cached: int, positions: Tensor | None) -> bool:
@@ -161,8 +181,43 @@ def _shortened(known: _Known, cached: int, positions: Tensor) -> _Known:
     )
 
 
+class _Padding(NamedTuple):
+    """Which tokens are real, and whether a user's own mask of queries x keys says who sees whom."""
+
+    real: Tensor | None = None  # bool (B, tokens so far)
+    own: bool = False
+
+
+def _padding(mask: Any, tokens: int) -> _Padding:
+    if isinstance(mask, dict):  # made in advance, for each type of layer
+        made = [one for one in mask.values() if isinstance(one, Tensor)]
+        mask = max(made, key=lambda one: one.shape[-1], default=None)
+    if not isinstance(mask, Tensor):
+        return _Padding()
+    if mask.ndim == 4 and mask.shape[1:3] != (1, 1):
+        return _Padding(own=True)
+    return _Padding(mask.flatten(1)[:, :tokens] != 0 if mask.shape[-1] >= tokens else None)
+
+
+def _are_usual(mask: _Padding, positions: Tensor, cached: int) -> Tensor:
+    """Return for which rows (B, 1) padding is on the left, and positions count the real tokens.
+
+    That is what `generate` gives. Such rows need no note of what their cache holds.
+    """
+    count = positions.shape[1]
+    if mask.own:
+        return torch.zeros_like(positions[:, :1], dtype=torch.bool)
+    if mask.real is None:
+        places = torch.arange(cached, cached + count, device=positions.device)
+        return (positions == places).all(-1, keepdim=True)
+    real = mask.real.to(positions.device)
+    on_the_left = (real[:, 1:] >= real[:, :-1]).all(-1, keepdim=True)
+    numbers = (real.long().cumsum(-1) - 1)[:, -count:]
+    return on_the_left & ((positions == numbers) | ~real[:, -count:]).all(-1, keepdim=True)
+
+
 def _counted(
-    mask: Any, positions: Tensor, shift: Tensor, before: Tensor | None, cached: int
+    mask: _Padding, positions: Tensor, shift: Tensor, before: Tensor, cached: int
 ) -> tuple[Tensor, Tensor]:
     """Return where positions are counted (B, m), and the last shift of each row (B, 1).
 
@@ -173,28 +228,25 @@ def _counted(
     ----------
     positions, shift : int64 Tensor (B|1, m)
         The positions, and positions - index.
-    before : int64 Tensor (B|1, 1), optional
+    before : int64 Tensor (B|1, 1)
         The shift of the last token in the cache.
     """
     count = shift.shape[1]
-    if isinstance(mask, dict):  # made in advance, for each type of layer
-        made = [one for one in mask.values() if isinstance(one, Tensor)]
-        mask = max(made, key=lambda one: one.shape[-1], default=None)
-    mask = mask if isinstance(mask, Tensor) else None
-    own = mask is not None and mask.ndim == 4 and mask.shape[1:3] != (1, 1)
     real = torch.ones_like(shift, dtype=torch.bool)
-    if mask is not None and not own and mask.shape[-1] >= cached + count:
-        real = mask.flatten(1)[:, cached : cached + count].to(shift.device) != 0
+    if mask.real is not None:
+        real = mask.real[:, -count:].to(shift.device)
         rows = max(len(real), len(shift))
         real, shift, positions = (x.expand(rows, -1) for x in (real, shift, positions))
     place = torch.arange(count, device=shift.device).expand_as(real)
     latest = torch.where(real, place, -1).cummax(-1).values  # the last real token, or -1
-    first = shift if before is None else before.expand(len(shift), count)
+    first = before.expand(len(shift), count)
     of_latest = torch.where(latest >= 0, shift.gather(1, latest.clamp(min=0)), first)
     latest = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
     previous = torch.cat([first[:, :1], of_latest[:, :-1]], 1)
     good = (shift == previous) | ~real
-    if not own:  # else no sequences are packed
+    if not cached:  # the first real token
+        good = good | (latest < 0)
+    if not mask.own:  # else no sequences are packed
         falls = positions <= positions.gather(1, latest.clamp(min=0))
         good = good | (falls & (latest >= 0))
     return good, of_latest[:, -1:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,9 @@ AUTO_CLASSES: dict[str, dict[str, str]] = {}
 
 
 def auto_map(kind: str, present: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the `auto_map` of a config.json: our classes, and a tokenizer's entry if present."""
-    kept = {key: value for key, value in (present or {}).items() if "Tokenizer" in key}
-    ours = AUTO_CLASSES[kind]
-    return kept | {auto: f"{MODULE}.{name}" for auto, name in ours.items()}
+    """Return the `auto_map` of a config.json: our classes, and what others have entered."""
+    ours = {auto: f"{MODULE}.{name}" for auto, name in AUTO_CLASSES[kind].items()}
+    return ours | {key: value for key, value in (present or {}).items() if not is_ours(value)}
 
 
 def is_ours(reference: Any) -> bool:
@@ -68,8 +68,11 @@ def write_beside(
     module = Path(folder) / f"{MODULE}.py"
     module.write_text(_MODULE_TEXT + "".join(f"    {name},\n" for name in names) + ")\n", "utf-8")
     card = Path(folder) / CARD
-    if not card.exists() or OURS in card.read_text("utf-8", "replace"):
-        card.write_text(model_card(config, base, perplexities), "utf-8")
+    try:
+        if not card.exists() or OURS in card.read_text("utf-8", "replace"):
+            card.write_text(model_card(config, base, perplexities), "utf-8")
+    except OSError as error:  # a card is not worth a lost checkpoint
+        warnings.warn(f"wavepe could not write the model card {card}: {error}", stacklevel=2)
 
 
 def note_perplexities(folder: Path, spec: str, perplexities: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ from . import families
 from .fused_rope import APPLY, rotates_halves
 from .layers import spec_text
 
-# Of a pass through a base model whose forward is not transformers': the attention layers that ran.
+# Of a pass through a model that has forwards of others: the attention layers that ran.
 _passing = threading.local()
 _ours: dict[Any, bool] = {}  # a function -> whether it is transformers' or ours
 _rotations: set[Any] = set()  # functions that rotate as families do
@@ -42,33 +42,45 @@ def note(attention: nn.Module) -> None:
 
 
 class Watch:
-    """Watches one base model, whose layers may be removed meanwhile."""
+    """Watches one base model, whose layers may be removed or wrapped meanwhile."""
 
     def __init__(self, base: Any) -> None:
         self.base = base
+        self.attention = type(families.attentions(base)[0])
 
     def before(self) -> None:
         """Look at a model before a pass; ValueError if its function that rotates is another one."""
         if torch.compiler.is_exporting():
             return
-        for attention in families.attentions(self.base)[:1]:
-            _check_rotation(attention)
+        _check_rotation(self.attention, self.base)
         if torch.compiler.is_compiling():
             return
         _passing.ran = None if all(map(_is_stock, (self.base, *self.base.layers))) else set()
 
     def after(self) -> None:
-        """Raise ValueError if a forward that is not transformers' has left attention layers out."""
+        """Raise ValueError if a forward that is not transformers' has left all attention out.
+
+        Single layers may be left out as a whole: then there is no attention without positions.
+        """
         if torch.compiler.is_compiling() or (ran := getattr(_passing, "ran", None)) is None:
             return
         _passing.ran = None
-        compiled = any(module._compiled_call_impl for module in self.base.modules())
-        if not compiled and not ran.issuperset(map(id, families.attentions(self.base))):
+        if not ran and self.base.layers and not any(map(_is_compiled, self.base.modules())):
             raise replaced(f"a forward of this {type(self.base).__name__}", self.base.config)
 
 
 def _is_stock(module: nn.Module) -> bool:
     return _is_of_transformers(type(module).forward) and "forward" not in module.__dict__
+
+
+def _is_compiled(module: Any) -> bool:
+    """Return whether a module is compiled: then `note` does not run."""
+    forward = module.__dict__.get("forward")
+    return bool(
+        module._compiled_call_impl
+        or type(module).__name__ == "OptimizedModule"
+        or hasattr(forward, "_torchdynamo_orig_callable")
+    )
 
 
 def _is_of_transformers(function: Any) -> bool:
@@ -81,15 +93,15 @@ def _is_of_transformers(function: Any) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _check_rotation(attention: Any) -> None:
+def _check_rotation(attention: Any, base: Any) -> None:
     """Raise ValueError if the function that rotates queries and keys ignores angles of wavepe."""
-    forward: Any = inspect.unwrap(type(attention).forward)
+    forward: Any = inspect.unwrap(attention.forward)
     apply = forward.__globals__.get(APPLY)
     if apply is None or _is_of_transformers(apply) or apply in _rotations:
         return
-    device = next(attention.parameters()).device
+    device = next(base.parameters()).device
     if device.type == "meta":
         return
     if not rotates_halves(apply, device):
-        raise replaced(f"the function {APPLY} of {forward.__module__}", attention.config)
+        raise replaced(f"the function {APPLY} of {forward.__module__}", base.config)
     _rotations.add(apply)

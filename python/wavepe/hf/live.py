@@ -30,13 +30,23 @@ def rebuilt(module: Any, config: Any, *, local: bool = False) -> Any:
 
 def frequencies(module: Any) -> list[Tensor]:
     """Return the frequencies of a stock module that do not depend on the sequence length."""
+    return _named(module, "original_inv_freq")
+
+
+def _named(module: Any, end: str) -> list[Tensor]:
     named = {**vars(module), **dict(module.named_buffers(recurse=False))}
-    return [named[key] for key in sorted(named) if key.endswith("original_inv_freq")]
+    return [named[key] for key in sorted(named) if key.endswith(end)]
 
 
-def has_only_a_base(module: Any) -> bool:
+def _in_use(module: Any, config: Any) -> list[Tensor]:
+    """Return all frequencies; those before scaling alone, where scaling follows the length."""
+    end = "original_inv_freq" if rope_config.any_follows_length(config) else "inv_freq"
+    return _named(module, end)
+
+
+def has_only_a_base(module: Any, config: Any) -> bool:
     """Return whether the frequencies are those of some base, without any scaling."""
-    for live in frequencies(module):
+    for live in _in_use(module, config):
         x = live.detach().double().cpu()
         geometric = x[-1:] ** (torch.arange(len(x)) / max(len(x) - 1, 1))
         if x.isnan().any() or not torch.allclose(x, geometric, 16 * torch.finfo(live.dtype).eps, 0):
@@ -50,10 +60,11 @@ def check_live(module: Any, config: Any, *, local: bool = False) -> None:
 
     Dynamic scaling is no difference: the frequencies before it count.
     """
-    if any(x.is_meta for x in frequencies(module)):
+    lives = _in_use(module, config)
+    if any(x.is_meta for x in lives):
         return
     fresh = rebuilt(module, config, local=local)
-    for live, new in zip(frequencies(module), frequencies(fresh), strict=True):
+    for live, new in zip(lives, _in_use(fresh, config), strict=True):
         live = live.detach().cpu()
         # A model may be cast to a narrow dtype, and its frequencies computed on a device.
         tolerance = 4 * torch.finfo(live.dtype).eps

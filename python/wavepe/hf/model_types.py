@@ -14,7 +14,7 @@ except ImportError:
     conversion_mapping = None
 
 from ..positions import Learned
-from .config import CLASS_PREFIX, CONFIGS, FILE_ENCODING, MODELS
+from .config import CLASS_PREFIX, CONFIGS, MODELS
 from .families import ATTENTION
 from .folder import AUTO_CLASSES
 from .install import install_own
@@ -39,6 +39,8 @@ KINDS = (
         transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING,
     ),
 )
+# Arguments of from_pretrained that say where a file is.
+PLACE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "force_download")
 # Tables of transformers, model_type -> class name, that the Auto classes do not fill. Pipelines
 # read them. Trainer does too, to know which models are causal and need shifted labels.
 NAMES = [table for key, table in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")]
@@ -54,13 +56,16 @@ class EncodedModel:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Do nothing, as `OwnConfig.register_for_auto_class`."""
+        """Do nothing for a class of wavepe, as `OwnConfig.register_for_auto_class`."""
+        if cls.__module__ != __name__:
+            super().register_for_auto_class(auto_class)  # type: ignore[misc]
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, folder: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Load a model as transformers does; see `forget_others`."""
-        found = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
-        forget_others(found[0] if isinstance(found, tuple) else found)
+        place = {key: kwargs[key] for key in PLACE if key in kwargs}
+        found = super().from_pretrained(folder, *args, **kwargs)  # type: ignore[misc]
+        forget_others(found[0] if isinstance(found, tuple) else found, folder, place)
         return found
 
     def post_init(self) -> None:
@@ -88,16 +93,20 @@ class EncodedModel:
         return ATTENTION
 
 
-def forget_others(model: Any) -> None:
-    """Set learned parameters of a loaded model to their initial values, where its file names
+def forget_others(model: Any, folder: Any, place: dict[str, Any]) -> None:
+    """Set learned parameters of a loaded model to their initial values, where its folder names
     another encoding.
 
     Parameters of two encodings may have the same names and shapes. A part keeps what it has learned
-    if the file names the same part.
+    if the folder names the same part.
     """
-    config = model.config
-    before = config.__dict__.pop(FILE_ENCODING, None)
-    if before is None or before == config.position_encoding:
+    if folder is None or not any(isinstance(module, Learned) for module in model.modules()):
+        return
+    try:
+        before = type(model.config).get_config_dict(folder, **place)[0].get("position_encoding")
+    except OSError:  # weights without a configuration
+        return
+    if before is None or before == model.config.position_encoding:
         return
     kept = {part for one in Choice(before).encodings for part in one.parts}
     for module in model.modules():

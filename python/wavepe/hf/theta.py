@@ -88,10 +88,10 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
                 f"parameter {name} is on the meta device: call set_theta first, then offload or "
                 "dispatch the model"
             )
-    for place in places:
+    for module, local in ((place.module, place.local) for place in places):
         # A base that is only in the configuration, or only in memory, is mended here.
-        if not (isinstance(place.module, RopeRotation) or has_only_a_base(place.module)):
-            check_live(place.module, place.module.config, local=place.local)
+        if not (isinstance(module, RopeRotation) or has_only_a_base(module, module.config)):
+            check_live(module, module.config, local=local)
     old = places[0].module.config
     copies = _ConfigCopies(model)
     new = copies.of(old)
