@@ -238,7 +238,7 @@ def test_rows_of_a_cache_are_repeated_and_chosen(spec, padding):
 
 @pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4"])
 @pytest.mark.parametrize("pads", [-1, 1])
-@pytest.mark.parametrize("how", ["turned", "made anew", "noted late"])
+@pytest.mark.parametrize("how", ["turned", "turned and cropped", "made anew", "noted late"])
 def test_padded_rows_need_no_note(spec, pads, how):
     """Rows of a cache in another order, a cache of others' tensors, steps of a compiler."""
     model, ids = patched_tiny(spec), tokens(2, 7)
@@ -248,10 +248,11 @@ def test_padded_rows_need_no_note(spec, pads, how):
     cache = DynamicCache(config=model.config)
     part = {"attention_mask": mask[:, :5], "position_ids": positions[:, :5]}
     logits(model, ids[:, :5], **part, past_key_values=cache)
-    rows = torch.tensor([0, 1])
-    if how == "turned":
-        rows = torch.tensor([1, 0])
+    rows = torch.tensor([1, 0] if how.startswith("turned") else [0, 1])
+    if how.startswith("turned"):
         cache.reorder_cache(rows)
+    if how == "turned and cropped":
+        cache.crop(-1)
     if how == "made anew":
         del cache._wavepe_positions
     if how == "noted late":
@@ -259,7 +260,7 @@ def test_padded_rows_need_no_note(spec, pads, how):
         part = {"attention_mask": mask[:, :6], "position_ids": positions[:, 5:6]}
         logits(model, ids[:, 5:6], **part, past_key_values=cache)
         cache._wavepe_positions = note
-    start = 6 if how == "noted late" else 5
+    start = {"turned and cropped": 4, "noted late": 6}.get(how, 5)
     part = {"attention_mask": mask[rows], "position_ids": positions[rows, start:]}
     got = logits(model, ids[rows, start:], **part, past_key_values=cache)
     given = {"attention_mask": mask[rows], "position_ids": positions[rows]}
