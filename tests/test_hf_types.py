@@ -490,7 +490,8 @@ def test_another_encoding_learns_from_its_own_beginning(first, second, kept, cls
     model.save_pretrained(tmp_path)
     config = tiny_config(WavePELlamaConfig, position_encoding=second)
     for given in ({"position_encoding": second}, {"config": config}):
-        _check_beginning(cls.from_pretrained(tmp_path, **given), second, learned if kept else None)
+        model = cls.from_pretrained(pretrained_model_name_or_path=tmp_path, **given)
+        _check_beginning(model, second, learned if kept else None)
 
 
 def _check_beginning(model, second, learned):

@@ -61,10 +61,13 @@ class EncodedModel:
             super().register_for_auto_class(auto_class)  # type: ignore[misc]
 
     @classmethod
-    def from_pretrained(cls, folder: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Load a model as transformers does; see `forget_others`."""
+        folder, parent = pretrained_model_name_or_path, super()
         place = {key: kwargs[key] for key in PLACE if key in kwargs}
-        found = super().from_pretrained(folder, *args, **kwargs)  # type: ignore[misc]
+        found = parent.from_pretrained(folder, *args, **kwargs)  # type: ignore[misc]
         forget_others(found[0] if isinstance(found, tuple) else found, folder, place)
         return found
 
