@@ -65,9 +65,10 @@ class EncodedModel:
         cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Load a model as transformers does; see `forget_others`."""
-        folder, parent = pretrained_model_name_or_path, super()
+        parent: Any = super()
+        folder = pretrained_model_name_or_path
         place = {key: kwargs[key] for key in PLACE if key in kwargs}
-        found = parent.from_pretrained(folder, *args, **kwargs)  # type: ignore[misc]
+        found = parent.from_pretrained(folder, *args, **kwargs)
         forget_others(found[0] if isinstance(found, tuple) else found, folder, place)
         return found
 
