@@ -203,3 +203,20 @@ def test_jit_traces_are_refused(spec):
     """They would keep what Python computes for one length."""
     with pytest.raises(RuntimeError, match=rf"the position encoding '{spec}'.*use torch.export"):
         torch.jit.trace(patched_tiny(spec), tokens(1, 5), check_trace=False, strict=False)
+
+
+def test_positions_that_are_not_counted_fail_in_a_graph():
+    """A compiled model does not read them, and would count tokens."""
+    model, ids = patched_tiny("alibi"), tokens(1, 8)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    given = {"attention_mask": torch.ones(1, 8, dtype=torch.long), "use_cache": False}
+    got = compiled(ids, position_ids=packed, **given).logits.detach()
+    assert close(got, logits(model, ids, position_ids=packed, **given), 1e-5)
+    gap = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 11]])
+    with pytest.raises(RuntimeError, match="in a compiled model positions must rise by 1"):
+        compiled(ids, position_ids=gap, **given)
+    model = patched_tiny("rope:theta=30")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    got = compiled(ids, position_ids=gap, **given).logits.detach()
+    assert close(got, logits(model, ids, position_ids=gap, **given), 1e-5)

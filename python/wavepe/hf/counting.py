@@ -51,25 +51,41 @@ class _Known(NamedTuple):
 def add_positions(call: Call) -> None:
     """Add `KeyPositions` to the arguments of a base model, if its positions are not counted.
 
-    Where reading values would wait for the device, such positions fail an assertion there.
+    Where reading values would wait for the device, and in compiled models without a cache, such
+    positions fail an assertion.
 
     Raises
     ------
     ValueError
         Keys were taken out of the cache, so their positions are unknown.
     """
+    tokens = call.tokens
+    readable = tokens is not None and tokens.ndim > 1 and tokens.numel() > 0
+    if torch.compiler.is_compiling():
+        if readable and call.cache is None and not torch.compiler.is_exporting():
+            _assert_counted(call)
+        return
     _passing.known = getattr(_passing, "known", {})
     _passing.known.pop(id(call.module), None)
-    tokens = call.tokens
-    if tokens is None or tokens.ndim < 2 or not tokens.numel():
+    if tokens is None or not readable:
         return  # the model raises the error
-    if not torch.compiler.is_compiling():
-        found = _look(call, tokens)
-        if found is not None:
-            _passing.known[id(call.module)] = found
-            if found.keys is not None:
-                positions = found.keys[:, -tokens.shape[1] :]
-                call.kwargs[POSITIONS] = KeyPositions(positions, found.keys)
+    found = _look(call, tokens)
+    if found is not None:
+        _passing.known[id(call.module)] = found
+        if found.keys is not None:
+            positions = found.keys[:, -tokens.shape[1] :]
+            call.kwargs[POSITIONS] = KeyPositions(positions, found.keys)
+
+
+def _assert_counted(call: Call) -> None:
+    """Assert in a compiler's graph that positions are counted; no value is read meanwhile."""
+    positions = call.kwargs.get("position_ids")
+    if positions is None or positions.ndim != 2:
+        return
+    mask = _padding(call.kwargs.get("attention_mask"), positions.shape[1])
+    shift = positions - torch.arange(positions.shape[1], device=positions.device)
+    good, _ = _counted(mask, positions, shift, shift[:, :1], 0)
+    assert_async(good.all(), "wavepe: in a compiled model positions must rise by 1 a token")
 
 
 def note_positions(module: nn.Module, cache: Any) -> None:
