@@ -192,6 +192,8 @@ def test_counted_positions_need_no_tensor_of_queries_and_keys(monkeypatch):
     more = torch.cat([mask, mask[:, -2:]], 1)
     given = {"position_ids": positions[:, -1:] + torch.arange(1, 3), "attention_mask": more}
     model(ids[:, :2], **given, past_key_values=made)
+    one = torch.ones(2, 1, dtype=torch.long)
+    model(ids[:, :1], position_ids=one * 0, attention_mask=one)
     cache = DynamicCache(config=model.config)
     model(ids[:, :9], past_key_values=cache)
     cache.crop(-5)

@@ -59,10 +59,10 @@ def test_layers_that_are_not_named_keep_their_own():
     model = tiny(num_hidden_layers=2)
     model.model.rotary_emb.inv_freq *= 0.5
     stock = logits(model, IDS)
-    wavepe.hf.patch(model, {"1": "rope"})
+    wavepe.hf.patch(model, {"1": "rope:theta=10000"})
     one = logits(model, IDS)
     wavepe.hf.unpatch(model)
-    wavepe.hf.patch(model, {"0-1": "rope"})
+    wavepe.hf.patch(model, {"0-1": "rope:theta=10000"})
     both = logits(model, IDS)
     assert not close(one, stock, 1e-3)
     assert not close(both, one, 1e-3)

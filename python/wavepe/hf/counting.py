@@ -102,11 +102,11 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     positions, cache = call.kwargs.get("position_ids"), call.cache
     rows, length = tokens.shape[:2]
     waits = masks.reading_waits(tokens.device)
-    if positions is None and waits:
-        return None
+    if waits and (positions is None or length == 1):
+        return None  # a step of a generation: nothing is worth its time on the device
     cached = _cached_tokens(call)
     known: _Known | None = getattr(cache, NOTE, None) if cached else None
-    if length == 1 and known is not None and not waits and _is_next(known, cached, positions):
+    if length == 1 and known is not None and _is_next(known, cached, positions):
         return known._replace(length=cached + 1)
     index = torch.arange(cached, cached + length, device=tokens.device)[None]
     if positions is None:  # transformers counts from the number of tokens in the cache
@@ -118,11 +118,13 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     positions = positions.to(tokens.device, torch.int64)
     mask = _padding(call.kwargs.get("attention_mask"), cached + length)
     usual = _are_usual(mask, positions, cached)
-    if known is not None and known.keys is None and (known.length < cached or usual.all()):
-        known = None  # compiled steps write no note, and rows may be in another order
+    if known is not None and (waits or (known.keys is None and known.length < cached)):
+        known = None  # compiled steps write no note
+    if known is not None and known.keys is None and usual.all():
+        known = None  # rows may be in another order
     if known is not None and len(known.shift) not in (1, rows):
         known = _of_other_rows(known)
-    if known is not None and known.length > cached and not waits:
+    if known is not None and known.length > cached:
         known = _shortened(known, cached, positions)
     shift = positions - index
     # Nothing is known of a cache that others filled, so its positions are taken for counted.
@@ -131,7 +133,8 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     good = good | usual
     if waits:
         assert_async(good.amin(), "wavepe: on this device positions must rise by 1 a token")
-    elif not good.all() or (known is not None and known.keys is not None):
+        return None
+    if not good.all() or (known is not None and known.keys is not None):
         keys = positions.expand(rows, -1)
         if cached:
             keys = torch.cat([_keys_of(known, before, cached).expand(rows, -1), keys], 1)
@@ -225,11 +228,12 @@ def _are_usual(mask: _Padding, positions: Tensor, cached: int) -> Tensor:
         return torch.zeros_like(positions[:, :1], dtype=torch.bool)
     if mask.real is None:
         places = torch.arange(cached, cached + count, device=positions.device)
-        return (positions == places).all(-1, keepdim=True)
+        return torch.all(positions == places, -1, keepdim=True)
     real = mask.real.to(positions.device)
-    on_the_left = (real[:, 1:] >= real[:, :-1]).all(-1, keepdim=True)
+    on_the_left = torch.all(real[:, 1:] >= real[:, :-1], -1, keepdim=True)
     numbers = (real.long().cumsum(-1) - 1)[:, -count:]
-    return on_the_left & ((positions == numbers) | ~real[:, -count:]).all(-1, keepdim=True)
+    same = (positions == numbers) | ~real[:, -count:]
+    return on_the_left & torch.all(same, -1, keepdim=True)
 
 
 def _counted(
