@@ -14,6 +14,7 @@ from hf_families import build, by_turns, decoder, stirred
 from hf_model import close, logits, patched_tiny, recompute, tokens
 from transformers import DynamicCache, StaticCache
 from wavepe.hf import counting
+from wavepe.hf.call import Call
 
 SPECS = (
     "wavelet:scales=4", "alibi", "sandwich:dim=16", "rope+alibi", "alibi@1", *LEARNED,
@@ -267,3 +268,22 @@ def test_padded_rows_need_no_note(spec, pads, how):
     got = logits(model, ids[rows, start:], **part, past_key_values=cache)
     given = {"attention_mask": mask[rows], "position_ids": positions[rows]}
     assert close(got, logits(model, ids[rows], **given, use_cache=False)[:, start:], 1e-5)
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_a_piece_of_padding_alone(length):
+    """As a prompt in chunks has it; later chunks may come without a mask (windows)."""
+    model, ids = patched_tiny("alibi"), tokens(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    cache = DynamicCache(config=model.config)
+    for start, stop in ((0, 4), (4, length), (length, 9)):
+        if start == stop:
+            continue
+        given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        logits(model, ids[:, start:stop], **given, past_key_values=cache)
+    assert cache._wavepe_positions.keys is None
+    call = Call(model.model, (), (), {"input_ids": ids[:, :2], "past_key_values": cache})
+    call.kwargs["position_ids"] = positions[:, -1:] + torch.arange(1, 3)
+    assert counting._look(call, ids[:, :2]).keys is None

@@ -23,6 +23,7 @@ from .families import is_cache
 
 NOTE = "_wavepe_positions"  # attribute of a cache: a `_Known`
 POSITIONS = "wavepe_positions"  # argument of a base model: a `KeyPositions`
+UNKNOWN = -(1 << 62)  # shift of a row of which no token is known: all were padding, or others' keys
 # The positions of the passes that run in this thread, by their model.
 _passing = threading.local()
 
@@ -44,7 +45,7 @@ class _Known(NamedTuple):
     """The positions of the tokens in a cache: `keys`, or index + `shift` if they are counted."""
 
     length: int
-    shift: Tensor  # (B|1, 1)
+    shift: Tensor  # (B|1, 1); `UNKNOWN` where the cache may hold anything
     keys: Tensor | None = None  # (B, length)
 
 
@@ -84,7 +85,7 @@ def _assert_counted(call: Call) -> None:
         return
     mask = _padding(call.kwargs.get("attention_mask"), positions.shape[1])
     shift = positions - torch.arange(positions.shape[1], device=positions.device)
-    good, _ = _counted(mask, positions, shift, shift[:, :1], 0)
+    good, _ = _counted(mask, positions, shift, torch.full_like(shift[:, :1], UNKNOWN))
     assert_async(good.all(), "wavepe: in a compiled model positions must rise by 1 a token")
 
 
@@ -127,9 +128,8 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     if known is not None and known.length > cached:
         known = _shortened(known, cached, positions)
     shift = positions - index
-    # Nothing is known of a cache that others filled, so its positions are taken for counted.
-    before = known.shift if known is not None else shift[:, :1]
-    good, last = _counted(mask, positions, shift, before, cached)
+    before = torch.full_like(shift[:, :1], UNKNOWN) if known is None else known.shift
+    good, last = _counted(mask, positions, shift, before)
     good = good | usual
     if waits:
         assert_async(good.amin(), "wavepe: on this device positions must rise by 1 a token")
@@ -154,7 +154,8 @@ def _cached_tokens(call: Call) -> int:
 def _keys_of(known: _Known | None, before: Tensor, cached: int) -> Tensor:
     """Return the positions (B|1, cached) of the tokens in a cache."""
     if known is None or known.keys is None:
-        return torch.arange(cached, device=before.device) + before
+        shift = before.masked_fill(before == UNKNOWN, 0)
+        return torch.arange(cached, device=before.device) + shift
     more = torch.arange(1, cached - known.keys.shape[1] + 1, device=before.device)
     return torch.cat([known.keys, known.keys[:, -1:] + more], 1)  # compiled steps are not noted
 
@@ -237,7 +238,7 @@ def _are_usual(mask: _Padding, positions: Tensor, cached: int) -> Tensor:
 
 
 def _counted(
-    mask: _Padding, positions: Tensor, shift: Tensor, before: Tensor, cached: int
+    mask: _Padding, positions: Tensor, shift: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return where positions are counted (B, m), and the last shift of each row (B, 1).
 
@@ -249,7 +250,7 @@ def _counted(
     positions, shift : int64 Tensor (B|1, m)
         The positions, and positions - index.
     before : int64 Tensor (B|1, 1)
-        The shift of the last token in the cache.
+        The shift of the last token in the cache, or `UNKNOWN`.
     """
     count = shift.shape[1]
     real = torch.ones_like(shift, dtype=torch.bool)
@@ -263,9 +264,7 @@ def _counted(
     of_latest = torch.where(latest >= 0, shift.gather(1, latest.clamp(min=0)), first)
     latest = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
     previous = torch.cat([first[:, :1], of_latest[:, :-1]], 1)
-    good = (shift == previous) | ~real
-    if not cached:  # the first real token
-        good = good | (latest < 0)
+    good = (shift == previous) | (previous == UNKNOWN) | ~real
     if not mask.own:  # else no sequences are packed
         falls = positions <= positions.gather(1, latest.clamp(min=0))
         good = good | (falls & (latest >= 0))
