@@ -293,7 +293,7 @@ class Methods:
         given = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
         method = f"learned_{term}"
         rows = getattr(self, method)(length, given, causal=causal)
-        found, first, beyond = with_range(self, method, rows, heads=heads, head_dim=head_dim)
+        found, first, beyond = checked_return(self, method, rows, heads=heads, head_dim=head_dim)
         found = found[0] if term == "table" and found.dim() == 3 else found
         return found.numpy().astype(np.float32 if term == "table" else np.float64), first, beyond
 
@@ -310,7 +310,7 @@ class Methods:
         )
 
 
-def with_range(
+def checked_return(
     encoding: Methods, method: str, found: Any, *, heads: int, head_dim: int
 ) -> tuple[Any, int, str]:
     """Return what a method of an encoding returned; TypeError or ValueError if it is wrong."""

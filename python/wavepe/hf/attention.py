@@ -234,9 +234,8 @@ def attention_forward(
         given = position.arguments(query, size, learned, rotated, scaling)
         if positions is not None:
             first = positions.keys.shape[1] - queries - int(offset)
-            options |= by_positions(given, positions, first, keys)
-            given = {}
-        out, weights = attention_with_weights(**{**given, **options}, k=key, v=value, mask=mask)
+            given = by_positions(given, positions, first, keys)
+        out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in families.FUSED_ON:

@@ -289,7 +289,7 @@ def by_positions(
     of_keys = torch.nn.functional.pad(of_keys, (0, keys - of_keys.shape[1]))
     delta = positions.queries.to(q.device)[:, :, None] - of_keys[:, None]
     unique, place = delta.unique(return_inverse=True)
-    given = {**given, "delta": place[:, None], "offset": None}
+    given = {**given, "delta": place[:, None]}
     p = given.pop("p", None)
     if p is not None:
         where = given.pop("first", 0), given.pop("beyond", "zero")

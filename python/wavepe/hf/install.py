@@ -108,8 +108,6 @@ class _Builder:
         if own and rope_config.follows_length(self.config, slot):
             # The family's module cannot tell which frequencies filled a cache; ours can.
             rope, own = read_encoding("rope"), False
-        # An encoding without a base takes that of the model.
-        own_base = rope is not None and getattr(rope, "theta", 0) is None
         key = None if own else "" if rope is None else str(rope)
         found = self.rotations.setdefault(slot, [])
         if key not in found:
@@ -117,9 +115,9 @@ class _Builder:
             dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
             rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
-                if own_base:
-                    check_live(stock, self.config, local=slot.module == "rotary_emb_local")
                 rotation = RopeRotation(self.config, slot, dims, rope)
+                if rotation.reads_config:
+                    check_live(stock, self.config, local=slot.module == "rotary_emb_local")
                 self.parts.cache_parts.append(rotation)
             if slot.module not in self.parts.rotaries:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)

@@ -64,13 +64,7 @@ def follows_length(config: Any, slot: Slot) -> bool:
 
 def any_follows_length(config: Any) -> bool:
     """Return whether frequencies of some layers depend on the sequence length."""
-    given = getattr(config, "rope_parameters", None) or {}
-    kinds = list(given) if has_layer_types(config) else [None]
-    return any(
-        follows_length(config, Slot(layer_type=kind))
-        for kind in kinds
-        if kind is None or isinstance(given[kind], Mapping)
-    )
+    return any(follows_length(config, Slot(layer_type=kind or None)) for kind in bases(config))
 
 
 def for_init(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:

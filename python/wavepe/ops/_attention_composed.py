@@ -123,8 +123,8 @@ def attention_with_weights(
     """Return ``wavepe.ops.attention`` together with its weights.
 
     The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
-    window. Only `mask` hides keys, as in PyTorch's attention: bool, or floating point, which is
-    added to the scores.
+    window, and `delta` of `composed`. Only `mask` hides keys, as in PyTorch's attention: bool, or
+    floating point, which is added to the scores.
 
     Returns
     -------

@@ -18,13 +18,7 @@ import torch
 
 from ._attention_checks import Arguments
 
-
-def _of_pairs(q: Any, k: Any, rows: int | None) -> tuple[int, int]:
-    """Return the FLOPs of q k^T for one element of the head, and those of q p^T."""
-    batch, heads, m, d = q
-    n = k[2]
-    read = min(m + n - 1 if rows is None else rows, max(m + n - 1, 0))
-    return 2 * batch * heads * m * n, 2 * batch * heads * m * read * d
+_ALL = math.inf  # rows of a table that has one for each distance
 
 
 def _attention(q: Any, k: Any, v: Any, p: Any = None, *_: Any, **__: Any) -> int:
@@ -35,23 +29,36 @@ def _attention(q: Any, k: Any, v: Any, p: Any = None, *_: Any, **__: Any) -> int
 def _attention_backward(
     grad: Any, grad_lse: Any, out: Any, lse: Any, *given: Any, **__: Any
 ) -> int:
-    """Return the FLOPs of the scores, once more, and of all gradients."""
     q, k, v, p = (*given, None)[:4]
-    each, relative = _of_pairs(q, k, 0 if p is None else p[-2])
     wants_table = len(given) > len(Arguments._fields) and given[len(Arguments._fields)]
-    return each * (3 * q[-1] + 2 * v[-1]) + (3 if wants_table else 2) * relative
+    return _gradients(q, k, v, 0 if p is None else p[-2], 3 if wants_table else 2)
 
 
 def _attention_of_table(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    each, relative = _of_pairs(q, k, None)
-    return each * (q[-1] + v[-1]) + relative
+    return _attention(q, k, v, p=(_ALL, q[-1]))
 
 
 def _attention_of_table_backward(
     grad: Any, grad_lse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any
 ) -> int:
-    each, relative = _of_pairs(q, k, None)
-    return each * (3 * q[-1] + 2 * v[-1]) + 2 * relative
+    return _gradients(q, k, v, _ALL, 2)
+
+
+def _gradients(q: Any, k: Any, v: Any, rows: float, relatives: int) -> int:
+    """Return the FLOPs of the scores, once more, and of all gradients.
+
+    `relatives` is how many products have the size of q p^T.
+    """
+    each, relative = _of_pairs(q, k, rows)
+    return each * (3 * q[-1] + 2 * v[-1]) + relatives * relative
+
+
+def _of_pairs(q: Any, k: Any, rows: float) -> tuple[int, int]:
+    """Return the FLOPs of q k^T for one element of the head, and those of q p^T."""
+    batch, heads, m, d = q
+    n = k[2]
+    read = int(min(rows, max(m + n - 1, 0)))
+    return 2 * batch * heads * m * n, 2 * batch * heads * m * read * d
 
 
 def _relative_bias(q: Any, p: Any, keys: int, *_: Any, **__: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -94,21 +96,14 @@ def _vectors(encoding: Encoding, positions: Tensor, dim: int, below: int | None)
     return _first_rows(count, encoding, dim, device)[positions]
 
 
-def _of_range(
-    encoding: Encoding,
-    start: int,
-    stop: int,
-    dim: int,
-    length: int | None,
-    trained_length: int | None,
-    device: torch.device,
-) -> Tensor:
-    """Return the vectors (1, stop - start, dim); `length` is None if they do not depend on it."""
+def _of_range(encoding: Encoding, start: int, stop: int, *sizes: Any) -> Tensor:
+    """Return `_rows` of these arguments, kept where other calls will need the same."""
+    dim, length, _, device = sizes
     if length is None and stop <= LARGEST_TABLE:
         return _first_rows(stop, encoding, dim, device)[None, start:stop]
-    given = (encoding, start, stop, dim, length, trained_length, device)
     # Vectors that follow the length are kept for whole sequences only. Each step of a generation
     # has another length.
+    given = (encoding, start, stop, *sizes)
     return _rows(*given) if start else build_once(_rows, *given)
 
 
@@ -121,6 +116,7 @@ def _rows(
     trained_length: int | None,
     device: torch.device,
 ) -> Tensor:
+    """Return the vectors (1, stop - start, dim); `length` is None if they do not depend on it."""
     options = {} if length is None else {"length": length, "trained_length": trained_length}
     return _to_torch(encoding.absolute(np.arange(start, stop), dim, **options)[None], device)
 
@@ -144,28 +140,16 @@ def _(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
     return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
 
 
-@torch.library.custom_op("wavepe_nn::absolute_range", mutates_args=())
-def _absolute_range(
-    name: str,
-    start: int,
-    stop: int,
-    dim: int,
-    length: int | None,
-    trained_length: int | None,
-    device: torch.device,
-) -> Tensor:
-    given = (start, stop, dim, length, trained_length, device)
+@torch.library.custom_op(
+    "wavepe_nn::absolute_range",
+    mutates_args=(),
+    schema="(str name, SymInt start, SymInt stop, SymInt dim, SymInt? length, "
+    "SymInt? trained_length, Device device) -> Tensor",
+)
+def _absolute_range(name: str, *given: Any) -> Tensor:
     return _of_range(encoding_named(name), *given).clone()  # a compiler may write to the result
 
 
 @_absolute_range.register_fake
-def _(
-    name: str,
-    start: int,
-    stop: int,
-    dim: int,
-    length: int | None,
-    trained_length: int | None,
-    device: torch.device,
-) -> Tensor:
-    return torch.empty((1, stop - start, dim), dtype=torch.float32, device=device)
+def _(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
+    return torch.empty((1, stop - start, dim), dtype=torch.float32, device=given[-1])

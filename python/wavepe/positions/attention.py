@@ -61,6 +61,8 @@ class PositionEncoding(Learned):
     ) -> None:
         check_in_attention(encoding)
         super().__init__(encoding, head_dim, heads, causal, **learned)
+        # Slopes alone are the same numbers at every length.
+        self._depends_on_length = bool(set(encoding.terms) - {"slopes"})
         self._scores = Scores(encoding, head_dim, heads, causal)
         self._schedule: FrequencySchedule | None = None
         self.set_trained_length(trained_length)
@@ -157,7 +159,7 @@ class PositionEncoding(Learned):
         shared : mapping of str to LearnedTerms, optional
             What another module learns for several layers.
         """
-        if set(self.encoding.terms) - {"slopes"}:
+        if self._depends_on_length:
             refuse_trace(self.encoding)
         learned: Terms = shared or {}
         if self.has_parameters:

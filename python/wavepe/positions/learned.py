@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
-from ..encodings.methods import with_range
+from ..encodings.methods import checked_return
 from ..ops._common import full_precision
 from ..ops._torch_private import version
 from .tables import capacity_for
@@ -74,6 +74,7 @@ class Learned(nn.Module):
         super().__init__()
         self.encoding = encoding
         self._head_dim, self._heads, self._causal, self._layer = head_dim, heads, causal, layer
+        self._reads, self._has_table = encoding.learns, "table" in encoding.terms
         self._parts: list[str] = []  # of a combination: those that have parameters here
         if isinstance(encoding, Combination):
             for part in encoding.parts:
@@ -162,7 +163,7 @@ class Learned(nn.Module):
             found |= getattr(self, part)(keys, cache, shared)
         if not self._names:
             return found
-        encoding, reads = self.encoding, self.encoding.learns
+        encoding, reads = self.encoding, self._reads
         parameters = {name: getattr(self, name) for name in self._names}
         if not self._whole and not self._layer:
             copies = {name: x.clone() for name, x in parameters.items()}  # as below
@@ -197,7 +198,8 @@ class Learned(nn.Module):
                     f"{tuple(x.shape)}"
                 )
         query = Query(*query)
-        if "table" not in self.encoding.terms and (query.v, query.projection) != (None, None):
+        asks_table = query.v is not None or query.projection is not None
+        if asks_table and not self._has_table:
             raise ValueError(
                 f"'{self.encoding}': learned_query() returns v or projection, the queries of a "
                 "table, and the encoding has no table"
@@ -218,7 +220,7 @@ class Learned(nn.Module):
             with full_precision(next(iter(parameters.values())).device.type):
                 found = getattr(self.encoding, method)(keys, parameters, causal=self._causal)
                 size = {"heads": self._heads, "head_dim": self._head_dim}
-                rows, first, beyond = with_range(self.encoding, method, found, **size)
+                rows, first, beyond = checked_return(self.encoding, method, found, **size)
             # An encoding may return a parameter, whose memory FSDP2 frees after `forward`.
             return rows.clone(), first, beyond
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import ops
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
-from ..encodings.methods import with_range
+from ..encodings.methods import checked_return
 from ..ops import _flops
 from ..ops._common import full_precision, wide
 from ..ops._device_constant import DeviceConstant
@@ -111,9 +111,9 @@ class Scores:
         self._slopes = DeviceConstant(reduce(add, slopes)) if slopes else None
         size = {"heads": heads, "head_dim": head_dim}
         for part in constant["table"]:  # raises where the encoding does not fit
-            with_range(part, "table", part.table(1, head_dim, causal=causal), **size)
+            checked_return(part, "table", part.table(1, head_dim, causal=causal), **size)
         for part in constant["bias"]:
-            with_range(part, "bias", part.bias(1, heads, causal=causal), **size)
+            checked_return(part, "bias", part.bias(1, heads, causal=causal), **size)
 
     def arguments(
         self,
