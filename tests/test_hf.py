@@ -31,7 +31,7 @@ from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from wavepe.encodings import Encoding
 from wavepe.hf.absolute import AddAbsolute
 from wavepe.hf.families import CACHE_NAMES, argument_names
-from wavepe.positions import tables
+from wavepe.ops import _tables as tables
 
 WAVELET = "wavelet:scales=4"
 EACH = (*EACH_ENTRY, *LEARNED, ASKED, *COMBINED)

@@ -449,7 +449,7 @@ def test_dropout_keeps_the_mean():
 
 
 def test_the_operator_that_is_compiled():
-    """Schema, fake tensors and autograd of wavepe_nn::attention_forward agree."""
+    """Schema, fake tensors and autograd of wavepe::attention_of_encoding agree."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, 6, HEAD, generator=generator)
     k, v = torch.randn(2, 2, 2, 70, HEAD, generator=generator)
@@ -464,7 +464,7 @@ def test_the_operator_that_is_compiled():
     ):
         tensors = [x.clone().requires_grad_() for x in (q, k, v)]
         torch.library.opcheck(
-            torch.ops.wavepe_nn.attention_forward.default,
+            torch.ops.wavepe.attention_of_encoding.default,
             (*tensors, "wavelet:scales=4", True),
             options | more,
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),

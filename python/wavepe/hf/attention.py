@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..encodings import encoding
+from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..positions import Rotated, Scores, Terms
 from . import families, foreign, masks
@@ -347,6 +348,12 @@ def _cached_tokens(
 
 
 def register() -> None:
-    """Register the attention and its mask with transformers."""
+    """Register the attention and its mask with transformers, and what its exporters need."""
     AttentionInterface.register(ATTENTION, attention_forward)
     AttentionMaskInterface.register(ATTENTION, masks.attention_mask)
+    try:
+        from transformers.exporters.utils import register_patch
+    except ImportError:  # transformers < 5.24 has no exporters
+        return
+    for program in ("onnx", "openvino", "executorch"):  # they know no operators of ours
+        register_patch(program, f"{_compiler.__name__}.STANDARD")(lambda _: True)

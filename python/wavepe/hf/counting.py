@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ..ops._common import wide
 from ..ops._relative_table import RelativeTable
+from ..ops._tables import rows_at
 from ..ops._torch_private import assert_async
-from ..positions.tables import rows_at
 from . import masks
 from .call import Call
 from .families import is_cache
 
-NOTE = "_wavepe_positions"  # attribute of a cache: a `_Known`
+NOTE = "_wavepe_positions"  # attribute of a cache: a `_Note`
 POSITIONS = "wavepe_positions"  # argument of a base model: a `KeyPositions`
 UNKNOWN = -(1 << 62)  # shift of a row of which no token is known: all were padding, or others' keys
 # The positions of the passes that run in this thread, by their model.
@@ -47,6 +47,19 @@ class _Known(NamedTuple):
     length: int
     shift: Tensor  # (B|1, 1); `UNKNOWN` where the cache may hold anything
     keys: Tensor | None = None  # (B, length)
+
+
+class _Note:
+    """Hold what is known of a cache.
+
+    transformers' exporters take each tensor in `vars` of what a cache holds for an input of the
+    program. Here `vars` is empty.
+    """
+
+    __slots__ = ("__dict__", "known")
+
+    def __init__(self, known: _Known) -> None:
+        self.known = known
 
 
 def add_positions(call: Call) -> None:
@@ -95,7 +108,7 @@ def note_positions(module: nn.Module, cache: Any) -> None:
         return
     found = getattr(_passing, "known", {}).pop(id(module), None)
     if found is not None and is_cache(cache):
-        setattr(cache, NOTE, found)
+        setattr(cache, NOTE, _Note(found))
 
 
 def _look(call: Call, tokens: Tensor) -> _Known | None:
@@ -106,7 +119,7 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     if waits and (positions is None or length == 1):
         return None  # a step of a generation: nothing is worth its time on the device
     cached = _cached_tokens(call)
-    known: _Known | None = getattr(cache, NOTE, None) if cached else None
+    known: _Known | None = _noted(cache) if cached else None
     if length == 1 and known is not None and _is_next(known, cached, positions):
         return known._replace(length=cached + 1)
     index = torch.arange(cached, cached + length, device=tokens.device)[None]
@@ -140,6 +153,10 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
             keys = torch.cat([_keys_of(known, before, cached).expand(rows, -1), keys], 1)
         return _Known(cached + length, last, keys)
     return _Known(cached + length, last)
+
+
+def _noted(cache: Any) -> _Known | None:
+    return getattr(getattr(cache, NOTE, None), "known", None)
 
 
 def _cached_tokens(call: Call) -> int:

@@ -30,9 +30,12 @@ except ImportError as error:
         "build wavepe again: " + BUILD_AGAIN
     ) from error
 
+from . import _absolute as _absolute  # registers operators of compiled and exported programs
+from . import _attention_of_encoding as _attention_of_encoding
 from . import _flops
 from . import _layouts as _layouts
 from ._attention import attention
+from ._compiler import standard_operators
 from ._merge_attention import merge_attention
 from ._relative_bias import relative_bias
 from ._relative_table import RelativeTable, relative_table
@@ -40,7 +43,7 @@ from ._rope import rope, rope_, rope_qk
 from ._rope_table import rope_table
 from ._wavelet import wavelet_table
 
-_flops.register_cheaply("wavepe")
+_flops.register_cheaply()
 
 __all__ = [
     "RelativeTable",
@@ -52,5 +55,6 @@ __all__ = [
     "rope_",
     "rope_qk",
     "rope_table",
+    "standard_operators",
     "wavelet_table",
 ]

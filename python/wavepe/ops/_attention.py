@@ -28,7 +28,7 @@ from ._common import (
     wide,
     with_range,
 )
-from ._compiler import is_compiling
+from ._compiler import is_compiling, wants_standard
 from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, direct, under_transforms
 
@@ -219,7 +219,8 @@ def attention(
     bias_range = (bias, bias_first, bias_beyond)
     arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *bias_range)
     missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v)
-    if not missing and not under_transforms():
+    standard = compiling and wants_standard()
+    if not (missing or standard or under_transforms()):
         if compiling:
             out, lse = _FORWARD(*arguments)
         else:
@@ -234,10 +235,11 @@ def attention(
         return (out, lse) if return_lse else out
     check_arguments(Arguments(*arguments))
     with full_precision(kind):  # autocast has been applied above
-        if missing:
+        if missing and not standard:
             warn_of_memory(missing)
-            if can_mask(softcap, dropout_p, return_lse) and not under_transforms():
-                return masked(Arguments(*arguments))
+        small = can_mask(softcap, dropout_p, return_lse) and not under_transforms()
+        if (missing or standard) and small:
+            return masked(Arguments(*arguments))
         out, lse, _ = composed(*arguments)
     return (out, lse) if return_lse else out
 

@@ -6,8 +6,9 @@ which takes twice as long as torch itself. So the decorators of this module wait
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +39,48 @@ def constant_result(function: F) -> F:
     """Mark a function that a compiler calls while it traces, to take the result as a constant."""
     add_mark(lambda: torch.compiler.assume_constant_result(function))
     return function
+
+
+STANDARD = False  # set by `standard_operators`, and by transformers' exporters (wavepe.hf)
+
+
+@contextlib.contextmanager
+def standard_operators() -> Iterator[None]:
+    """Let programs that are exported in this context hold operators of torch alone.
+
+    Otherwise they hold operators of wavepe, which are faster, and which only processes with wavepe
+    know. `torch.onnx.export` and the exporters of transformers for ONNX, OpenVINO and ExecuTorch
+    need no such context. Constant tables become constants of the program. They have rows up to the
+    bound of a length that ``torch.export.Dim("length", max=...)`` gives.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wavepe import nn, ops
+    >>> layer, x = nn.SelfAttention(16, 2, encoding="alibi").eval(), torch.randn(2, 5, 16)
+    >>> length = {1: torch.export.Dim("length", max=100)}
+    >>> with ops.standard_operators():
+    ...     program = torch.export.export(layer, (x,), dynamic_shapes=(length,))
+    >>> any("wavepe" in str(node.target) for node in program.graph.nodes)
+    False
+    """
+    global STANDARD
+    before, STANDARD = STANDARD, True
+    try:
+        yield
+    finally:
+        STANDARD = before
+
+
+@constant_result
+def wants_standard() -> bool:
+    """Tell whether the graph of this trace must hold operators of torch alone."""
+    return STANDARD or torch.onnx.is_in_onnx_export()
+
+
+def traced(op: Any, standard: F) -> F:
+    """Return an operator, or where the graph cannot hold it the same in operators of torch."""
+    return standard if wants_standard() else op
 
 
 def disable(reason: str) -> Callable[[F], F]:

@@ -34,11 +34,11 @@ def _attention_backward(
     return _gradients(q, k, v, 0 if p is None else p[-2], 3 if wants_table else 2)
 
 
-def _attention_of_table(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+def _attention_of_encoding(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return _attention(q, k, v, p=(_ALL, q[-1]))
 
 
-def _attention_of_table_backward(
+def _attention_of_encoding_backward(
     grad: Any, grad_lse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any
 ) -> int:
     return _gradients(q, k, v, _ALL, 2)
@@ -73,33 +73,28 @@ def _rope_qk(q: Any, k: Any, cos: Any, *_: Any, **__: Any) -> int:
     return _rope(q, cos) + _rope(k, cos)
 
 
-# wavepe_nn has the operators of wavepe.positions.
-_FORMULAS: dict[str, dict[str, Any]] = {
-    "wavepe": {
-        "attention_forward": _attention,
-        "attention_backward": _attention_backward,
-        "relative_bias": _relative_bias,
-        "rope": _rope,
-        "rope_": _rope,
-        "rope_qk": _rope_qk,
-    },
-    "wavepe_nn": {
-        "attention_forward": _attention_of_table,
-        "attention_backward": _attention_of_table_backward,
-    },
+_FORMULAS: dict[str, Any] = {
+    "attention_forward": _attention,
+    "attention_backward": _attention_backward,
+    "attention_of_encoding": _attention_of_encoding,
+    "attention_of_encoding_backward": _attention_of_encoding_backward,
+    "relative_bias": _relative_bias,
+    "rope": _rope,
+    "rope_": _rope,
+    "rope_qk": _rope_qk,
 }
 
 
 @functools.cache
-def register(library: str) -> None:
-    """Register the formulas of a library of operators with torch, once."""
+def register() -> None:
+    """Register the formulas with torch, once."""
     from torch.utils.flop_counter import register_flop_formula
 
-    for name, formula in _FORMULAS[library].items():
-        register_flop_formula(getattr(getattr(torch.ops, library), name))(formula)
+    for name, formula in _FORMULAS.items():
+        register_flop_formula(getattr(torch.ops.wavepe, name))(formula)
 
 
-def register_cheaply(library: str) -> None:
+def register_cheaply() -> None:
     """Call `register`, unless it would import Triton, which takes a third of a second."""
     if "triton" in sys.modules or find_spec("triton") is None:
-        register(library)
+        register()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._relative_bias import BEYOND, Table
+from ._attention_composed import _along, _clamped
 from ._common import (
     autocast_enabled,
     axis_first,
@@ -23,7 +24,7 @@ from ._common import (
     report_out_of_memory,
     with_range,
 )
-from ._compiler import is_compiling
+from ._compiler import is_compiling, traced
 from ._torch_private import below_autograd, direct, transformed
 
 _ops = torch.ops.wavepe
@@ -107,7 +108,9 @@ def relative_bias(
         q, p = q.float(), p.float()
     if transformed():
         out = _composed(q, p, keys, first, beyond)
-    elif compiling or recorded(q, p):
+    elif compiling:
+        out = traced(_BIAS, _standard)(q, p, keys, first, beyond)
+    elif recorded(q, p):
         out = _BIAS(q, p, keys, first, beyond)
     else:
         with below_autograd():
@@ -221,6 +224,13 @@ register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
 
 def _composed(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
     return _Skew.apply(_product(q, p, keys, beyond), keys, first, beyond)
+
+
+def _standard(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
+    """Return `relative_bias` in operators of torch."""
+    m = q.shape[-2]
+    delta = torch.arange(m)[:, None] + (keys - m) - torch.arange(keys)
+    return _along(_product(q, p, keys, beyond), delta - _clamped(first), beyond)
 
 
 class _Skew(torch.autograd.Function):

@@ -17,8 +17,9 @@ from ._common import (
     library,
     recorded,
     register_autograd,
+    wide,
 )
-from ._compiler import is_compiling
+from ._compiler import is_compiling, traced
 from ._torch_private import (
     CAN_GO_BELOW_AUTOGRAD,
     below_autograd,
@@ -83,7 +84,9 @@ def rope(
     compiling = is_compiling()
     if transformed():
         return _Rope.apply(x, cos, sin, interleaved, inverse)
-    if compiling or recorded(x, cos, sin):
+    if compiling:
+        return traced(_ROPE, _standard)(x, cos, sin, interleaved, inverse)
+    if recorded(x, cos, sin):
         return _ROPE(x, cos, sin, interleaved, inverse)
     with below_autograd():
         return _DIRECT_ROPE(x, cos, sin, interleaved, inverse)
@@ -127,7 +130,7 @@ def rope_(
     if torch.is_grad_enabled():
         _refuse_gradients_in_place(x, cos, sin)
     if compiling:
-        _ops.rope_(x, cos, sin, interleaved, inverse)
+        traced(_ops.rope_.default, _standard_)(x, cos, sin, interleaved, inverse)
         return x
     check(not x.is_neg(), "rope_ cannot write to a negated view; use rope, or x.clone()")
     with below_autograd():
@@ -180,7 +183,9 @@ def rope_qk(
     if transformed():
         check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
         return tuple(_Rope.apply(x, cos, sin, interleaved, inverse) for x in (q, k))
-    if compiling or recorded(q, k, cos, sin):
+    if compiling:
+        return traced(_ROPE_QK, _standard_qk)(q, k, cos, sin, interleaved, inverse)
+    if recorded(q, k, cos, sin):
         return _ROPE_QK(q, k, cos, sin, interleaved, inverse)
     with below_autograd():
         return _DIRECT_ROPE_QK(q, k, cos, sin, interleaved, inverse)
@@ -241,6 +246,36 @@ def _(
     _check_rope("k", k, cos, sin)
     check(q.dtype == k.dtype, f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
     return torch.empty_like(q), torch.empty_like(k)
+
+
+# ---- in operators of torch ----------------------------------------------------------------------
+
+
+def _standard(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False
+) -> Tensor:
+    """Return `rope` in operators of torch."""
+    _check_rope("x", x, cos, sin)
+    pairs, dtype = cos.shape[-1], wide(x)
+    cos, sin = (t.to(dtype) for t in (cos, -sin if inverse else sin))
+    if cos.dim() == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    turned = x[..., : 2 * pairs].to(dtype)
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., :pairs], turned[..., pairs:]
+    both = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    return torch.cat([turned.to(x.dtype), x[..., 2 * pairs :]], -1)
+
+
+def _standard_(x: Tensor, *rest: Any) -> None:
+    x.copy_(_standard(x, *rest))
+
+
+def _standard_qk(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _standard(q, *rest), _standard(k, *rest)
 
 
 # ---- derivatives: a rotation is linear, and its transpose is the rotation back ------------------

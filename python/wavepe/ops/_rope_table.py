@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from ._common import (
     number,
     recorded,
 )
-from ._compiler import is_compiling
+from ._compiler import is_compiling, traced
 from ._torch_private import below_autograd, transformed
 
 _ROPE_TABLE = torch.ops.wavepe.rope_table.default
@@ -94,14 +95,16 @@ def rope_table(
     compiling = is_compiling()
     if transformed():
         return _RopeTable.apply(positions, inv_freq, *options)
-    if compiling or recorded(positions, inv_freq):
+    if compiling:
+        return traced(_ROPE_TABLE, _standard)(positions, inv_freq, *options)
+    if recorded(positions, inv_freq):
         return _ROPE_TABLE(positions, inv_freq, *options)
     with below_autograd():
         return _ROPE_TABLE(positions, inv_freq, *options)
 
 
 @torch.library.register_fake("wavepe::rope_table")
-def _(
+def _fake(
     positions: Tensor,
     inv_freq: Tensor,
     attention_factor: float = 1.0,
@@ -129,6 +132,31 @@ def _(
         )
     cos = positions.new_empty((*leading, inv_freq.shape[0]), dtype=dtype)
     return cos, torch.empty_like(cos)
+
+
+def _standard(
+    positions: Tensor,
+    inv_freq: Tensor,
+    attention_factor: float = 1.0,
+    precision: str = "exact",
+    sections: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Return `rope_table` in operators of torch."""
+    _fake(positions, inv_freq, attention_factor, precision, sections, dtype)  # checks
+    sizes = [inv_freq.shape[0]] if sections is None else sections
+    if sections is None:
+        positions = positions[..., None]
+    coordinates = enumerate(sizes)
+    rows = [positions[..., i : i + 1].expand(*positions.shape[:-1], n) for i, n in coordinates]
+    positions = torch.cat(rows, -1)
+    angles = positions.double() * inv_freq.double()
+    if precision == "hf":
+        angles = (positions.float() * inv_freq.float()).double()
+    if dtype != torch.float64:  # few runtimes have a cosine of float64
+        angles = (angles - 2 * math.pi * torch.round(angles / (2 * math.pi))).float()
+    cos, sin = (f(angles) * attention_factor for f in (torch.cos, torch.sin))
+    return cos.to(dtype), sin.to(dtype)
 
 
 class _RopeTable(torch.autograd.Function):

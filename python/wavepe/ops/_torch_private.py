@@ -17,6 +17,8 @@ torch._C._functorch.get_interpreter_stack, torch.autograd.forward_ad._current_le
 torch._assert_async
     For `assert_async`, which stays in a compiler's graph. If the name is missing, an `if` splits
     the graph.
+torch.SymInt.node
+    For `largest`. If the name is missing, no length in an exported program has a bound.
 torch.Tensor._version
     For `version`. If the name is missing, every tensor counts as changed.
 """
@@ -102,3 +104,15 @@ assert_async: Any = getattr(torch, "_assert_async", _assert_now)
 def version(x: Tensor) -> object:
     """Return an object that changes when the values of `x` change; x is no inference tensor."""
     return getattr(x, "_version", object())
+
+
+def largest(size: int) -> int | None:
+    """Return the bound of a size in an exported program, or the size itself; None: no bound."""
+    if isinstance(size, int):
+        return size
+    try:
+        node: Any = size.node
+        bound = node.shape_env.bound_sympy(node.expr).upper
+    except AttributeError:
+        return None
+    return int(bound) if bound.is_Integer else None  # infinity is no Integer

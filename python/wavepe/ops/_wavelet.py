@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
@@ -23,8 +24,9 @@ from ._common import (
     not_differentiable,
     register_autograd,
     report_out_of_memory,
+    wide,
 )
-from ._compiler import before_marked
+from ._compiler import is_compiling, traced
 from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
@@ -97,11 +99,13 @@ def wavelet_table(
         if not number or offsets < 0 or offsets > 2**53:
             check(False, f"offsets must be an int from 0 to 2^53 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
-    before_marked()
+    compiling = is_compiling()
     sampled = kind not in KINDS
     op: Any = _ops.sampled_wavelet_table if sampled else _ops.wavelet_table
     if transformed():
         op = (_SampledTable if sampled else _Table).apply
+    elif compiling:
+        op = traced(op, _standard)
     return op(offsets, scale, shift, kind, mirrored)
 
 
@@ -123,7 +127,7 @@ def _check_arguments(offsets: Tensor, scale: Tensor, shift: Tensor) -> None:
 
 
 @torch.library.register_fake("wavepe::wavelet_table")
-def _(
+def _fake(
     offsets: Tensor,
     scale: Tensor,
     shift: Tensor,
@@ -150,6 +154,38 @@ def _setup_wavelet(ctx: Any, inputs: tuple, output: Any) -> None:
 def _wavelet_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grads = _ops.wavelet_table_backward(grad, *ctx.saved_tensors, ctx.kind, ctx.mirrored)
     return None, *grads, None, None
+
+
+def _standard(
+    offsets: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    kind: str,
+    mirrored: bool | None,
+) -> Tensor:
+    """Return the table of a kind of the C core in operators of torch, as csrc/kernels/psi.h."""
+    check(
+        kind in KINDS,
+        f"NumPy computes the wavelet {kind!r}, so a program of standard operators cannot hold it "
+        "with scales and shifts that are learned",
+    )
+    _fake(offsets, scale, shift, kind, mirrored)  # checks
+    t = offsets.double()[:, None]
+    distance = (-t if mirrored or (mirrored is None and kind == "haar") else t) - shift.double()
+    u = distance / scale.double()
+    if kind == "haar":
+        u = u if scale.dtype == torch.float64 else u.float()
+        value = torch.where(u < -0.5, -1.0, 1.0)
+        value = torch.where((u >= -1) & (u < 0), value, 0.0)
+    elif kind == "ricker":
+        value = (1 - u) * (1 + u) * torch.exp(-0.5 * u * u)
+    else:
+        value = torch.exp(-u * u)
+    if kind == "morlet":
+        turns = torch.round(distance / (2 * math.pi))
+        value = value * torch.cos((distance - 2 * math.pi * turns).to(wide(scale)))
+    value = torch.where(u.abs() > 38, 0.0, value)
+    return torch.where(scale == 0, math.nan, value).to(scale.dtype)
 
 
 register_autograd("wavelet_table", _wavelet_backward, _setup_wavelet)

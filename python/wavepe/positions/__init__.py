@@ -5,8 +5,6 @@ scores.py       what an encoding adds to the scores of a layer
 learned.py      parameters, and what encodings make of them
 rotation.py     rotary frequencies, fixed or following the length, and angles of positions [R]
 absolute.py     vectors that are added to token embeddings
-tables.py       tensors that NumPy computes once for a length; constant rows in a compiler's graph
-compiled.py     attention with a constant table in a compiler's graph
 """
 
 from .attention import CacheState, PositionEncoding

@@ -14,7 +14,7 @@ from ..encodings.base import Combination
 from ..encodings.methods import checked_return
 from ..ops._common import full_precision
 from ..ops._torch_private import version
-from .tables import capacity_for
+from ..ops._tables import capacity_for
 
 
 class LearnedTerms(NamedTuple):

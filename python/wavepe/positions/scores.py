@@ -15,12 +15,13 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
 from ..ops import _flops
+from ..ops._attention_of_encoding import attention_of_encoding
 from ..ops._common import full_precision, wide
+from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
-from . import compiled
+from ..ops._tables import constant_bias, constant_table, graph_rows, name_of, rows_at
 from .learned import LearnedTerms, Terms
-from .tables import constant_bias, constant_table, name_of, rows_at
 
 NOTHING = LearnedTerms()
 
@@ -93,8 +94,7 @@ class Scores:
     def __init__(self, encoding: Encoding, head_dim: int, heads: int, causal: bool) -> None:
         self.encoding = encoding
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
-        for library in ("wavepe", "wavepe_nn"):
-            _flops.register(library)
+        _flops.register()
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
         constant = {
@@ -140,7 +140,7 @@ class Scores:
             The factor on the products; None is d^-1/2.
         named : bool
             Give a single constant table by the arguments "name" and "one_sided" of
-            `compiled.attention`.
+            `attention_of_encoding`.
         """
         keys = max(keys, 1)  # tables of no token have no range
         given: dict[str, Any] = {"q": q}
@@ -189,11 +189,11 @@ class Scores:
         **options: Any,
     ) -> Tensor:
         """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d)."""
-        named = torch.compiler.is_compiling() and q.device.type == "cpu"
+        named = is_compiling() and q.device.type == "cpu" and not wants_standard()
         scale = options.get("scale")
         given = self.arguments(q, k.shape[2], learned, rotated, scale, named)
         if "name" in given:
-            return compiled.attention(**given, k=k, v=v, **options)
+            return attention_of_encoding(**given, k=k, v=v, **options)
         out: Any = ops.attention(**given, k=k, v=v, **options)
         return out
 
@@ -209,18 +209,18 @@ class Scores:
         """Return a table for queries of `dtype` on the device of `like`."""
         if isinstance(table, Table):
             return table._replace(p=table.p.to(like.device, dtype))
-        if torch.compiler.is_compiling():
+        if is_compiling():
             given = (table.name, "table", self._causal, keys, self._head_dim, dtype, like.device)
-            return Table(torch.ops.wavepe_nn.constant_rows(*given), self._first(keys))
+            return Table(graph_rows(*given), self._first(keys))
         return Table(constant_table(keys, table.encoding, self._head_dim, self._causal))
 
     def _biases(self, q: Tensor, keys: int, found: dict[str, LearnedTerms]) -> list[Bias]:
         biases = []
         if self._bias is not None:
             size = (self._heads, wide(q), q.device)
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 given = (self._bias.name, "bias", self._causal, keys, *size)
-                rows = torch.ops.wavepe_nn.constant_rows(*given)
+                rows = graph_rows(*given)
                 biases.append(Bias(rows.T, self._first(keys)))
             else:
                 biases.append(constant_bias(keys, self._bias.encoding, self._causal, *size))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._attention_checks import Arguments
-from ..ops._common import save_call, saved_call
-from .tables import constant_table, encoding_named
+from ._attention_checks import Arguments
+from ._common import save_call, saved_call
+from ._tables import constant_table, encoding_named
 
 _FORWARD = torch.ops.wavepe.attention_forward.default
 _BACKWARD = torch.ops.wavepe.attention_backward.default
@@ -35,7 +35,7 @@ def _schema() -> str:
     return ", ".join(given[name] for name in _NAMES)
 
 
-def attention(
+def attention_of_encoding(
     q: Tensor, k: Tensor, v: Tensor, name: str, one_sided: bool, **options: Any
 ) -> Tensor:
     """Return `wavepe.ops.attention` with the constant table of the encoding called `name`.
@@ -55,7 +55,7 @@ def attention(
     if options.get("dropout_p", 0.0) > 0:
         options["seed"] = torch.randint(2**62, (), device=q.device)
     rest = [options.get(key, _DEFAULTS[key]) for key in _NAMES[5:]]
-    out, _ = torch.ops.wavepe_nn.attention_forward(q, k, v, name, one_sided, *rest)
+    out, _ = torch.ops.wavepe.attention_of_encoding(q, k, v, name, one_sided, *rest)
     return out
 
 
@@ -69,7 +69,9 @@ def _arguments(*inputs: Any) -> Arguments:
 
 
 @torch.library.custom_op(
-    "wavepe_nn::attention_forward", mutates_args=(), schema=f"({_schema()}) -> (Tensor, Tensor)"
+    "wavepe::attention_of_encoding",
+    mutates_args=(),
+    schema=f"({_schema()}) -> (Tensor, Tensor)",
 )
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     return _FORWARD(*_arguments(*inputs))
@@ -82,7 +84,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 # The gradients of q, k, v, q_rel and bias; empty for a tensor that is not given.
 @torch.library.custom_op(
-    "wavepe_nn::attention_backward",
+    "wavepe::attention_of_encoding_backward",
     mutates_args=(),
     schema=f"(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, {_schema()}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -107,7 +109,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     inputs, (out, lse) = saved_call(ctx)
-    dq, dk, dv, dq_rel, dbias = torch.ops.wavepe_nn.attention_backward(
+    dq, dk, dv, dq_rel, dbias = torch.ops.wavepe.attention_of_encoding_backward(
         grad_out, grad_lse, out, lse, *inputs
     )
     result = [dq, dk, dv, *[None] * (len(inputs) - 3)]

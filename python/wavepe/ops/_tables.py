@@ -1,12 +1,13 @@
 """Arrays of encodings as tensors. NumPy computes them once for a length, and all modules use them.
 
 A compiler must not trace into NumPy. So its graph holds an operator that returns the rows (here, in
-absolute.py and in compiled.py), and one graph serves every length.
+_absolute.py and in _attention_of_encoding.py), and one graph serves every length.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,12 +17,16 @@ from torch import Tensor
 from .._wavelet_registered import registrations
 from ..encodings import Bias, Encoding
 from ..encodings import encoding as read_encoding
-from ..ops._common import in_new_thread
-from ..ops._relative_table import RelativeTable, relative_table
+from ._common import in_new_thread
+from ._compiler import traced
+from ._relative_table import RelativeTable, relative_table
+from ._torch_private import largest
 
 T = TypeVar("T")
 
 FIRST_CAPACITY = 128
+# Rows of a constant in a program of standard operators, if nothing bounds the length.
+OPEN_LENGTH = 1 << 14
 # Tables of more positions are not kept. At head size 128 this is 64 MiB.
 LARGEST_TABLE = 1 << 17
 
@@ -135,9 +140,27 @@ def encoding_named(name: str) -> Encoding:
     return _named[name] if name in _named else read_encoding(name.partition(" ")[0])
 
 
-@torch.library.custom_op("wavepe_nn::constant_rows", mutates_args=())
+def graph_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Tensor:
+    """Return the rows of `rows_of_distances` in a compiler's graph."""
+    op = torch.ops.wavepe.constant_rows.default
+    return traced(op, _standard_rows)(name, term, causal, keys, *given)
+
+
+@torch.library.custom_op("wavepe::constant_rows", mutates_args=())
 def _constant_rows(
     name: str,
+    term: str,
+    causal: bool,
+    keys: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    return rows_of_distances(encoding_named(name), term, causal, keys, size, dtype, device)
+
+
+def rows_of_distances(
+    encoding: Encoding,
     term: str,
     causal: bool,
     keys: int,
@@ -150,7 +173,6 @@ def _constant_rows(
     `term` is "table" or "bias", and `size` the size of a row: the head size for a table, and the
     number of heads for a bias.
     """
-    encoding = encoding_named(name)
     if term == "bias":
         bias, first, beyond = constant_bias(keys, encoding, causal, size, dtype, device)
         rows = bias.T
@@ -171,3 +193,38 @@ def _(
     device: torch.device,
 ) -> Tensor:
     return torch.empty((keys if causal else 2 * keys - 1, size), dtype=dtype, device=device)
+
+
+# ---- constants of a program of standard operators -----------------------------------------------
+
+
+def rows_for(length: int, what: str) -> int:
+    """Return how many positions a constant of this program must have rows for."""
+    most = largest(length)
+    if most is not None:
+        return most
+    warnings.warn(
+        f"wavepe: nothing bounds the length of this program, so {what} has rows for {OPEN_LENGTH} "
+        "tokens, and longer input will fail; to have more or fewer, give the dimension a bound, "
+        "such as torch.export.Dim('length', max=4096)",
+        stacklevel=2,
+    )
+    return OPEN_LENGTH
+
+
+def _standard_rows(
+    name: str,
+    term: str,
+    causal: bool,
+    keys: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    most = rows_for(keys, f"the table of {name!r}")
+    rows = build_once(
+        rows_of_distances, encoding_named(name), term, causal, most, size, dtype, device
+    )
+    place = torch.arange(0 if causal else 1 - keys, keys, device=device)
+    # An index beyond the end is an error.
+    return rows.index_select(0, place if causal else place + (most - 1))
