@@ -283,7 +283,7 @@ def test_a_piece_of_padding_alone(length):
             continue
         given = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
         logits(model, ids[:, start:stop], **given, past_key_values=cache)
-    assert cache._wavepe_positions.keys is None
+    assert cache._wavepe_positions.known.keys is None
     call = Call(model.model, (), (), {"input_ids": ids[:, :2], "past_key_values": cache})
     call.kwargs["position_ids"] = positions[:, -1:] + torch.arange(1, 3)
     assert counting._look(call, ids[:, :2]).keys is None

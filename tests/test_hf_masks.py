@@ -449,7 +449,7 @@ def test_dropout_keeps_the_mean():
 
 
 def test_the_operator_that_is_compiled():
-    """Schema, fake tensors and autograd of wavepe::attention_of_encoding agree."""
+    """Schema, fake tensors and autograd of wavepe::attention_in_graph agree."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, 6, HEAD, generator=generator)
     k, v = torch.randn(2, 2, 2, 70, HEAD, generator=generator)
@@ -461,12 +461,13 @@ def test_the_operator_that_is_compiled():
         {},
         {"dropout_p": 0.5, "seed": torch.tensor(5)},
         {"q_rel": q.clone().requires_grad_(), "bias": bias.requires_grad_()},
+        {"numbers": torch.tensor([0.2, torch.nan, 0.0], dtype=torch.float64)},
     ):
         tensors = [x.clone().requires_grad_() for x in (q, k, v)]
         torch.library.opcheck(
-            torch.ops.wavepe.attention_of_encoding.default,
-            (*tensors, "wavelet:scales=4", True),
-            options | more,
+            torch.ops.wavepe.attention_in_graph.default,
+            tensors,
+            options | more | {"name": "wavelet:scales=4", "one_sided": True},
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
 

@@ -128,6 +128,33 @@ def test_compiles_whole_for_any_length(name, sizes, options):
     assert compiled_once(backend)
 
 
+CHANGING = {"scale": (0.1, 0.7, 0.3, 0.2), "softcap": (1.0, 5.0, 2.0, 3.0)}
+CHANGING |= {"dropout_p": (0.5, 0.25, 0.75, 0.125)}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("backend", soon(["eager", "aot_eager", "inductor"], "eager"))
+def test_a_number_that_changes_compiles_twice(name, backend):
+    """First as a constant, then for all values, with the same results and gradients."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    given = draw(generator("number", name), Shape(2, 4, 2, 5, 6, 8, 8), OPTIONS["edge"])
+
+    def function(number, **arguments):
+        return attention(**arguments | {name: number})
+
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    for number in CHANGING[name]:
+        both = (step(lambda **a: f(number, **a), given) for f in (compiled, function))  # noqa: B023
+        if name != "dropout_p" or backend != "inductor":  # which draws its own seeds
+            for got, want in zip(*both, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        else:
+            next(both)
+    assert counter.frame_count == 2
+
+
 def test_the_composition_is_one_graph():
     """Traced alone: lowering all its operators for a gradient takes half a minute."""
     recording_backend()

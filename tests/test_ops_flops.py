@@ -77,7 +77,7 @@ def test_rotations():
 
 def test_the_operator_of_compiled_modules():
     """It has no table among its arguments, and counts it all the same."""
-    from wavepe.ops import _attention_of_encoding, _tables
+    from wavepe.ops import _attention_in_graph, _tables
 
     name = _tables.name_of(wavepe.encoding("wavelet:scales=4"))
     module = Attention("wavelet:scales=4", D, H, causal=False)
@@ -85,6 +85,6 @@ def test_the_operator_of_compiled_modules():
     scores, relative = product(B, H, M, M, D), product(B, H, M, 2 * M - 1, D)
     for call in (
         lambda: module(q, k, v),
-        lambda: _attention_of_encoding.attention_of_encoding(q, k, v, name, False, causal=False),
+        lambda: _attention_in_graph.attention_of_encoding(q, k, v, name, False, causal=False),
     ):
         assert counted(call) == (2 * scores + relative, 5 * scores + 2 * relative)

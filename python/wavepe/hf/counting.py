@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops._common import wide
+from ..ops._compiler import wants_standard
 from ..ops._relative_table import RelativeTable
 from ..ops._tables import rows_at
 from ..ops._torch_private import assert_async
@@ -76,7 +77,7 @@ def add_positions(call: Call) -> None:
     tokens = call.tokens
     readable = tokens is not None and tokens.ndim > 1 and tokens.numel() > 0
     if torch.compiler.is_compiling():
-        if readable and call.cache is None and not torch.compiler.is_exporting():
+        if readable and call.cache is None and not wants_standard():
             _assert_counted(call)
         return
     _passing.known = getattr(_passing, "known", {})
@@ -279,8 +280,8 @@ def _counted(
     latest = torch.where(real, place, -1).cummax(-1).values  # the last real token, or -1
     first = before.expand(len(shift), count)
     of_latest = torch.where(latest >= 0, shift.gather(1, latest.clamp(min=0)), first)
-    latest = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
-    previous = torch.cat([first[:, :1], of_latest[:, :-1]], 1)
+    latest = masks.of_token_before(latest, -1)
+    previous = masks.of_token_before(of_latest, first)
     good = (shift == previous) | (previous == UNKNOWN) | ~real
     if not mask.own:  # else no sequences are packed
         falls = positions <= positions.gather(1, latest.clamp(min=0))

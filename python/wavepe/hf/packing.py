@@ -102,7 +102,7 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor:
     """
     index = torch.arange(real.shape[1], device=real.device).expand_as(real)
     last = torch.where(real, index, -1).cummax(-1).values
-    before = torch.cat((torch.full_like(last[:, :1], -1), last[:, :-1]), -1)
+    before = masks.of_token_before(last, -1)
     step = positions - positions.gather(-1, before.clamp(min=0))
     return real & (before >= 0) & (step <= 0)
 

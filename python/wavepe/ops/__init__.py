@@ -31,7 +31,6 @@ except ImportError as error:
     ) from error
 
 from . import _absolute as _absolute  # registers operators of compiled and exported programs
-from . import _attention_of_encoding as _attention_of_encoding
 from . import _flops
 from . import _layouts as _layouts
 from ._attention import attention

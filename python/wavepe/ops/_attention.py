@@ -10,6 +10,7 @@ from torch import Tensor
 from .._relative_bias import BEYOND, Bias, Table
 from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
+from ._attention_in_graph import attention_in_graph
 from ._attention_gpu import missing_kernel, warn_of_memory
 from ._attention_masked import can_mask, masked
 from ._common import (
@@ -222,7 +223,7 @@ def attention(
     standard = compiling and wants_standard()
     if not (missing or standard or under_transforms()):
         if compiling:
-            out, lse = _FORWARD(*arguments)
+            out, lse = attention_in_graph(Arguments(*arguments))
         else:
             few = offset is key_mask is segments is mask is seed is bias is None and not zones
             if few and dropout_p == 0:

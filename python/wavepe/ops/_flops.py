@@ -18,6 +18,7 @@ import torch
 
 from ._attention_checks import Arguments
 
+_NAME = len(Arguments._fields)  # place of the name of a table in `attention_in_graph`
 _ALL = math.inf  # rows of a table that has one for each distance
 
 
@@ -34,14 +35,16 @@ def _attention_backward(
     return _gradients(q, k, v, 0 if p is None else p[-2], 3 if wants_table else 2)
 
 
-def _attention_of_encoding(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return _attention(q, k, v, p=(_ALL, q[-1]))
+def _attention_in_graph(q: Any, k: Any, v: Any, p: Any = None, *rest: Any, **_: Any) -> int:
+    return _attention(q, k, v, p=(_ALL, q[-1]) if any(rest[_NAME - 4 :][:1]) else p)
 
 
-def _attention_of_encoding_backward(
-    grad: Any, grad_lse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any
+def _attention_in_graph_backward(
+    grad: Any, grad_lse: Any, out: Any, lse: Any, p_grad: Any, bias_grad: Any, *given: Any, **_: Any
 ) -> int:
-    return _gradients(q, k, v, _ALL, 2)
+    q, k, v, p = (*given, None)[:4]
+    rows = _ALL if any(given[_NAME:][:1]) else 0 if p is None else p[-2]
+    return _gradients(q, k, v, rows, 3 if p_grad else 2)
 
 
 def _gradients(q: Any, k: Any, v: Any, rows: float, relatives: int) -> int:
@@ -76,8 +79,8 @@ def _rope_qk(q: Any, k: Any, cos: Any, *_: Any, **__: Any) -> int:
 _FORMULAS: dict[str, Any] = {
     "attention_forward": _attention,
     "attention_backward": _attention_backward,
-    "attention_of_encoding": _attention_of_encoding,
-    "attention_of_encoding_backward": _attention_of_encoding_backward,
+    "attention_in_graph": _attention_in_graph,
+    "attention_in_graph_backward": _attention_in_graph_backward,
     "relative_bias": _relative_bias,
     "rope": _rope,
     "rope_": _rope,

@@ -1,7 +1,7 @@
 """Arrays of encodings as tensors. NumPy computes them once for a length, and all modules use them.
 
 A compiler must not trace into NumPy. So its graph holds an operator that returns the rows (here, in
-_absolute.py and in _attention_of_encoding.py), and one graph serves every length.
+_absolute.py and in _attention_in_graph.py), and one graph serves every length.
 """
 
 from __future__ import annotations

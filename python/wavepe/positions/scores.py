@@ -15,7 +15,7 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
 from ..ops import _flops
-from ..ops._attention_of_encoding import attention_of_encoding
+from ..ops._attention_in_graph import attention_of_encoding
 from ..ops._common import full_precision, wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant

@@ -1,0 +1,54 @@
+"""Programs of torch's own operators alone: `ops.standard_operators`."""
+
+import pytest
+from attention_cases import OPTIONS, Shape, soon
+from attention_cases import draw as draw_attention
+from cases import generator, load_torch
+from op_cases import F32, F64, OPERATORS, tensors_of
+
+torch, ops = load_torch()
+
+CASES = [(op, form) for op in OPERATORS.values() for form in op.forms]
+CLOSE = {F32: {"rtol": 2e-6, "atol": 2e-6}, F64: {"rtol": 1e-12, "atol": 1e-12}}
+SOON = ("plain", "everything", "dropout, table", "edge from 2, per head", "bias, both sides, edge")
+
+
+class Call(torch.nn.Module):
+    """A call as a module: its tensors are inputs."""
+
+    def __init__(self, function, given):
+        super().__init__()
+        self.function = function
+        self.constant = {name: x for name, x in given.items() if name not in tensors_of(given)}
+
+    def forward(self, tensors):
+        torch.manual_seed(0)  # of dropout
+        return self.function(**tensors, **self.constant)
+
+
+def program_of(module, *args, **options):
+    with ops.standard_operators():
+        program = torch.export.export(module, args, **options)
+    assert not [node for node in program.graph.nodes if "wavepe" in str(node.target)]
+    return program.module()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{op.name}, {form}" for op, form in CASES])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_every_operator(case, dtype):
+    op, form = case
+    given = op.draw(generator("standard", op.name, form), 6, dtype, **op.forms[form])
+    module, tensors = Call(op.function, given), tensors_of(given)
+    got, want = program_of(module, tensors)(tensors), module(tensors)
+    # Angles are products in float64 there, and positions are drawn up to 2^31.
+    close = {"rtol": 0, "atol": 1e-6} if op.name == "rope_table" else CLOSE[dtype]
+    torch.testing.assert_close(got, want, **close, equal_nan=True)
+
+
+@pytest.mark.parametrize("option", soon(list(OPTIONS), *SOON))
+def test_attention(option):
+    given = draw_attention(generator("standard", option), Shape(2, 4, 2, 5, 6, 8, 4), OPTIONS[option])
+    module, tensors = Call(ops.attention, {"return_lse": True} | given), tensors_of(given)
+    got, want = program_of(module, tensors)(tensors), module(tensors)
+    if not given.get("dropout_p"):  # a program draws a seed of its own
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
