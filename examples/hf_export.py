@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 import torch
-import wavepe.hf  # the process that loads the file needs it too, for the operators
+import wavepe.hf  # the process that loads the file needs wavepe.ops, for the operators
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -49,10 +49,9 @@ def local_task(folder):
 
 
 def evaluate(model, tokenizer, folder):
-    # `pretrained` is a model in memory, or the folder of a wavepe_llama. The command `lm_eval` does
-    # not import wavepe.hf, so it does not know that type. The harness pads rows on the right and
-    # gives no mask, so encodings that depend on the length (normalised, theta=length) need
-    # batch_size=1.
+    # `pretrained` is a model in memory, or the folder of a wavepe_llama. The harness pads rows on
+    # the right and gives no mask, so encodings that depend on the length (normalised, theta=length)
+    # need batch_size=1.
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, device="cpu", max_length=128)
     own = TaskManager(include_defaults=False)  # listing the harness's own tasks takes seconds
     return lm_eval.simple_evaluate(

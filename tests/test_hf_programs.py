@@ -6,6 +6,7 @@ Each is tried with a model that was patched in memory, and with the folder that 
 import copy
 import json
 
+import hub
 import pytest
 from cases import needs
 
@@ -70,6 +71,65 @@ print(pipe("the cat", max_new_tokens=9, do_sample=False, return_full_text=False)
     )  # fmt: skip
     wanted = pipe("the cat", max_new_tokens=9, do_sample=False, return_full_text=False)[0]
     assert found.strip().splitlines()[-1] == str(wanted)
+
+
+def test_the_hub(folders):
+    """push_to_hub, and what it wrote in a program that knows transformers alone.
+
+    The hub is a stand-in on this machine, with the interface that huggingface_hub calls.
+    """
+    script = """
+import sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained("me/patched", trust_remote_code=True)
+with torch.no_grad():
+    torch.save(model.eval()(torch.load(sys.argv[1])).logits, sys.argv[2])
+"""
+    push = """
+import sys, transformers, wavepe.hf
+model = transformers.LlamaForCausalLM.from_pretrained(sys.argv[1])
+wavepe.hf.patch(model, sys.argv[2]).push_to_hub("me/patched", token="hf_nobody")
+"""
+    ids, out = folders / "ids.pt", folders / "out.pt"
+    torch.save(tokens(2, 9) % 29, ids)
+    with hub.running() as (address, repositories):
+        online = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folders / "home")}
+        output("-c", push, folders / "stock", SPEC, **online)
+        files = repositories["me/patched"]
+        assert {"modeling_wavepe.py", "config.json", "model.safetensors"} <= set(files)
+        assert json.loads(files["config.json"])["position_encoding"] == SPEC
+        output("-c", script, ids, out, **online)
+    assert torch.equal(torch.load(out), logits(live(folders).eval(), torch.load(ids)))
+
+
+def test_the_command_lm_eval(folders):
+    needs("lm_eval")
+    rows = [{"text": "the c", "choices": ["at", "ow"], "answer": 0}] * 3
+    (folders / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folders / "tasks").mkdir()
+    task = {
+        "task": "local_choice",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folders / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{text}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folders / "tasks/local.yaml").write_text(json.dumps(task))  # which YAML includes
+    model = f"pretrained={folders / 'patched'},trust_remote_code=True,max_length=60"
+    words = ["--model", "hf", "--model_args", model, "--device", "cpu", "--tasks", "local_choice"]
+    words += ["--include_path", folders / "tasks", "--output_path", folders / "found"]
+    output("-m", "lm_eval", "run", *words, "--log_samples")
+    (samples,) = (folders / "found").rglob("samples_*.jsonl")
+    answers = json.loads(samples.read_text().splitlines()[0])["filtered_resps"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "patched")
+    for (got, _), choice in zip(answers, rows[0]["choices"], strict=True):
+        ids = tokenizer(f"{rows[0]['text']} {choice}", return_tensors="pt").input_ids
+        scores = logits(live(folders).eval(), ids).log_softmax(-1)[0, 4:-1]
+        wanted = scores.gather(-1, ids[0, 5:, None]).sum()
+        assert abs(float(got) - float(wanted)) < 1e-3
 
 
 def test_accelerate_loads_a_checkpoint(folders):

@@ -38,14 +38,15 @@ def test_hostile_arguments(side, count):
 def test_every_public_function_is_called():
     """A new function needs a line in hostile_calls.py."""
     text = hostile_calls.NUMPY + hostile_calls.TORCH
-    no_functions = {"wavepe.__version__", "wavepe.Bias", "wavepe.Table"}
-    names = {f"wavepe.{name}" for name in wavepe.__all__} - no_functions
+    without_arguments = {"wavepe.__version__", "wavepe.Bias", "wavepe.Table"}
+    without_arguments |= {"ops.standard_operators"}
+    names = {f"wavepe.{name}" for name in wavepe.__all__}
     names |= {f"analysis.{name}" for name in wavepe.analysis.__all__}
     names |= {f"plots.{name}" for name in wavepe.analysis.plots.__all__}
     if HAS_TORCH:
         names |= {f"ops.{name}" for name in wavepe.ops.__all__}
         names |= {f"nn.{name}" for name in wavepe.nn.__all__}
-    assert not [name for name in sorted(names) if f"{name}(" not in text]
+    assert not [name for name in sorted(names - without_arguments) if f"{name}(" not in text]
 
 
 def test_a_wrong_exception_is_a_failure():

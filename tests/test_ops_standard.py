@@ -47,7 +47,9 @@ def test_every_operator(case, dtype):
 
 @pytest.mark.parametrize("option", soon(list(OPTIONS), *SOON))
 def test_attention(option):
-    given = draw_attention(generator("standard", option), Shape(2, 4, 2, 5, 6, 8, 4), OPTIONS[option])
+    given = draw_attention(
+        generator("standard", option), Shape(2, 4, 2, 5, 6, 8, 4), OPTIONS[option]
+    )
     module, tensors = Call(ops.attention, {"return_lse": True} | given), tensors_of(given)
     got, want = program_of(module, tensors)(tensors), module(tensors)
     if not given.get("dropout_p"):  # a program draws a seed of its own

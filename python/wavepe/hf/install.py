@@ -12,8 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
-from ..positions import Learned, Scores, named_as_in
 from ..ops._tables import refuse_trace
+from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
 from .absolute import AddAbsolute
 from .attention import LayerState, after_attention, before_attention, before_layer

@@ -11,7 +11,14 @@ from torch import Tensor
 from ..encodings import Encoding
 from ._common import check
 from ._compiler import traced
-from ._tables import LARGEST_TABLE, OPEN_LENGTH, build_once, encoding_named, keep_by_length, rows_for
+from ._tables import (
+    LARGEST_TABLE,
+    OPEN_LENGTH,
+    build_once,
+    encoding_named,
+    keep_by_length,
+    rows_for,
+)
 
 
 def vectors(encoding: Encoding, positions: Tensor, dim: int, below: int | None) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 from .._relative_bias import BEYOND, Bias, Table
 from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
-from ._attention_in_graph import attention_in_graph
 from ._attention_gpu import missing_kernel, warn_of_memory
+from ._attention_in_graph import attention_in_graph
 from ._attention_masked import can_mask, masked
 from ._common import (
     autocast_enabled,

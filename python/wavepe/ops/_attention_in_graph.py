@@ -4,12 +4,11 @@
   that, because the shapes depend on the table's values. So the operator takes the encoding's name.
   The zones save up to a third of the time at 4096 tokens.
 - A compiler takes the floats of an operator for constants, and compiles again if one changes. So
-  the operator takes a tensor of them.
+  the operator takes a tensor `numbers`: scale and softcap, if they are not None, and dropout_p.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from ._tables import constant_table, encoding_named
 _FORWARD = torch.ops.wavepe.attention_forward.default
 _BACKWARD = torch.ops.wavepe.attention_backward.default
 _COUNT = len(Arguments._fields)
-_OWN = "str name=\"\", bool one_sided=False, Tensor? numbers=None"
+_OWN = 'str name="", bool one_sided=False, Tensor? numbers=None'
 _DEFAULTS = (None, None, None, *Arguments._field_defaults.values(), "", False, None)
 _P, _ZONES, _BIAS = map(Arguments._fields.index, ("p", "zones", "bias"))
 _DIFFERENTIABLE = [Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias")]
@@ -61,18 +60,16 @@ def attention_in_graph(
     # Most models give the default, and its comparison costs one guard.
     usual = usual and (call.scale is None or call.scale == _default_scale(call.q))
     numbers = None
-    if not (usual or torch.compiler.is_exporting()):
-        numbers = _as_tensor(call.scale, call.softcap, call.dropout_p)
-        call = call._replace(scale=None, softcap=None, dropout_p=0.0)
+    # On a GPU a tensor on the CPU would keep the graph out of a CUDA graph.
+    if not (usual or torch.compiler.is_exporting()) and call.q.device.type == "cpu":
+        one = torch.ones((), dtype=torch.float64)  # only its products keep symbols
+        given = (call.scale, call.softcap, call.dropout_p)
+        numbers = torch.stack([one * x for x in given if x is not None])
+        scale, softcap = (None if x is None else 1.0 for x in given[:2])
+        call = call._replace(scale=scale, softcap=softcap, dropout_p=0.0)
     if numbers is None and not name:
         return _FORWARD(*call)
     return torch.ops.wavepe.attention_in_graph(*call, name, one_sided, numbers)
-
-
-def _as_tensor(*numbers: float | None) -> Tensor:
-    """Return numbers as a tensor, NaN for None. Only products keep a compiler's numbers symbols."""
-    one = torch.ones((), dtype=torch.float64)
-    return torch.stack([one * (math.nan if x is None else x) for x in numbers])
 
 
 def _arguments(inputs: tuple[Any, ...]) -> Arguments:
@@ -80,14 +77,12 @@ def _arguments(inputs: tuple[Any, ...]) -> Arguments:
     inputs = (*inputs, *_DEFAULTS[len(inputs) :])  # torch drops trailing defaults
     call, (name, one_sided, numbers) = Arguments(*inputs[:_COUNT]), inputs[_COUNT:]
     if name:
-        table = constant_table(
-            call.k.shape[2], encoding_named(name), call.q.shape[-1], one_sided
-        )
+        table = constant_table(call.k.shape[2], encoding_named(name), call.q.shape[-1], one_sided)
         p, first, zones = table.tensors(call.q.dtype, call.q.device)
         call = call._replace(p=p, first=first, beyond=table.beyond, zones=zones or None)
     if numbers is not None:
-        given = (None if math.isnan(x) else x for x in numbers.tolist())
-        call = call._replace(**dict(zip(("scale", "softcap", "dropout_p"), given, strict=True)))
+        names = [name for name in ("scale", "softcap") if getattr(call, name) is not None]
+        call = call._replace(**dict(zip([*names, "dropout_p"], numbers.tolist(), strict=True)))
     return call
 
 

@@ -13,8 +13,8 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
 from ..encodings.methods import checked_return
 from ..ops._common import full_precision
-from ..ops._torch_private import version
 from ..ops._tables import capacity_for
+from ..ops._torch_private import version
 
 
 class LearnedTerms(NamedTuple):
