@@ -80,6 +80,7 @@ def test_export_for_every_length(spec):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 def test_a_library_of_aotinductor(tmp_path):
     """A process runs it, and the exported program, that imports torch and wavepe.ops alone."""
     model, ids = patched_tiny(WAVELET, **ONE), tokens(2, 9)
