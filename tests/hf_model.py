@@ -79,6 +79,17 @@ def tokens(rows, length, seed=0):
     return torch.randint(1, VOCABULARY, (rows, length), generator=generator)
 
 
+class Logits(torch.nn.Module):
+    """A model from tokens to logits, without a cache."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
 def logits(model, *args, **kwargs):
     """Return the model's logits, without gradients."""
     with torch.no_grad():

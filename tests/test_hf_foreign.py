@@ -8,6 +8,8 @@ import functools
 import types
 
 import pytest
+from cases import needs
+from processes import output
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -214,3 +216,29 @@ def test_parts_that_are_compiled(how):
         if how == "forward":
             layer.forward = torch.compile(layer.forward, backend="eager")
     assert close(logits(model, IDS), before, 1e-5)
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi"])
+@pytest.mark.parametrize("before", [False, True], ids=["after the patch", "before"])
+def test_ligers_own_rotation(spec, before, tmp_path):
+    """Its kernel, in Triton's interpreter; its other kernels cannot be interpreted."""
+    needs("liger_kernel")
+    model = tiny()
+    torch.save({"model": model, "ids": IDS}, tmp_path / "given.pt")
+    script = """
+import sys, torch, wavepe.hf
+from liger_kernel.transformers import apply_liger_kernel_to_llama
+given, spec, before = torch.load("given.pt", weights_only=False), *sys.argv[1:]
+model, off = given["model"], ("rms_norm", "swiglu", "fused_linear_cross_entropy")
+def liger():
+    apply_liger_kernel_to_llama(model=model, rope=True, **dict.fromkeys(off, False))
+def swap():
+    wavepe.hf.patch(model, spec)
+for step in (liger, swap) if before == "True" else (swap, liger):
+    step()
+with torch.no_grad():
+    torch.save(model(given["ids"]).logits, "out.pt")
+"""
+    output("-c", script, spec, before, cwd=tmp_path)
+    got = torch.load(tmp_path / "out.pt")
+    assert close(got, logits(wavepe.hf.patch(model, spec), IDS), 1e-5)

@@ -11,7 +11,7 @@ pytest.importorskip("transformers.exporters")
 
 import wavepe
 from hf_families import stirred
-from hf_model import close, patched_tiny, tokens
+from hf_model import Logits, close, patched_tiny, tokens
 from transformers.exporters import configs
 
 # Of torch.onnx, of transformers' exporters, and of torchvision, which is not there.
@@ -32,15 +32,6 @@ def each(values, *chosen):
 
 def model_of(spec):
     return stirred(patched_tiny(spec, max_position_embeddings=LONGEST))
-
-
-class Logits(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids):
-        return self.model(input_ids=ids, use_cache=False).logits
 
 
 def session_of(model, file, **bounds):
