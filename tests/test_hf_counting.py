@@ -287,3 +287,21 @@ def test_a_piece_of_padding_alone(length):
     call = Call(model.model, (), (), {"input_ids": ids[:, :2], "past_key_values": cache})
     call.kwargs["position_ids"] = positions[:, -1:] + torch.arange(1, 3)
     assert counting._look(call, ids[:, :2]).keys is None
+
+
+@pytest.mark.parametrize("spec", ["alibi", "wavelet:scales=4"])
+def test_an_exported_program_refuses_gaps(spec):
+    """It counts tokens, so it raises where its input position_ids do not."""
+    model, ids = patched_tiny(spec), tokens(2, 9)
+    positions = torch.arange(9).repeat(2, 1)
+    given = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    length = {1: torch.export.Dim("length", min=2)}
+    shapes = {"input_ids": length, "position_ids": length, "use_cache": None}
+    with torch.no_grad():
+        program = torch.export.export(model, (), given, dynamic_shapes=shapes).module()
+    packed = positions - 5 * (positions >= 5)
+    for good in (positions, packed, positions + 3):
+        got = program(**given | {"position_ids": good}).logits.detach()
+        assert close(got, logits(model, ids, position_ids=good, use_cache=False), 1e-5)
+    with pytest.raises(RuntimeError, match="positions must rise by 1 a token"):
+        program(**given | {"position_ids": positions + 3 * (positions >= 5)})

@@ -135,6 +135,23 @@ def test_export(spec):
     assert torch.equal(program.module()(longer), module(longer))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", ["wavelet:scales=4", "t5", "sandwich", "rope+alibi", "shaw"])
+def test_export_to_operators_of_torch_alone(spec, causal):
+    """The table of every distance is a constant, and ends where the bound says."""
+    if spec == "sandwich" and not causal:
+        pytest.skip("sandwich is causal")
+    module = wavepe.nn.SelfAttention(16, 2, encoding=spec, causal=causal).eval()
+    length = torch.export.Dim("length", min=2, max=60)
+    with ops.standard_operators():
+        shapes = {"x": {1: length}}
+        program = torch.export.export(module, (torch.randn(2, 9, 16),), dynamic_shapes=shapes)
+    assert not [node for node in program.graph.nodes if "wavepe" in str(node.target)]
+    for count in (2, 9, 60):
+        x = torch.randn(2, count, 16)
+        torch.testing.assert_close(program.module()(x), module(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_tables_of_a_tracer_and_of_inference_stay_there(spec):
     from torch._subclasses.fake_tensor import FakeTensorMode

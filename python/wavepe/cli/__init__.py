@@ -27,6 +27,7 @@ _COMMANDS = {
     "heatmap": "draw the attention weights of models, and show how far back each head looks",
     "sweep": "measure perplexity with a changed rotary embedding: fewer pairs, or another theta",
     "convert": "convert a checkpoint folder to another position encoding",
+    "adapt": "swap the position encoding of a trained model, and train it until it has recovered",
     "plot": "draw the encodings themselves, by distance, position, head or scale",
     "bench": "time the operators beside their alternatives",
     "info": "show what is installed, and the commands that install what is missing",
@@ -39,12 +40,14 @@ _MEMORY_ADVICE = {
     "needle": "lower --lengths",
     "heatmap": "lower --length",
     "sweep": "lower --lengths",
+    "adapt": "lower --length or --batch, or give --gradient-checkpointing or --lora",
     "convert": "free memory, or convert on a machine with more of it",
     "plot": "lower --length or --dim",
     "bench": "take --quick, or free memory",
     "info": "free memory",
 }
 _INTERRUPTED = 130
+_RESUMING = ("compare", "adapt")
 
 
 class _Help(argparse.HelpFormatter):
@@ -149,7 +152,7 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
     except CommandError as error:
         return error.code, f"error: {error}"
     except KeyboardInterrupt:
-        resumes = f"; to resume: {shlex.join(['wavepe', *argv])}" if command == "compare" else ""
+        resumes = f"; to resume: {shlex.join(['wavepe', *argv])}" if command in _RESUMING else ""
         return _INTERRUPTED, f"interrupted{resumes}"
     except BrokenPipeError:  # the reader of our output has closed it
         return 1, ""

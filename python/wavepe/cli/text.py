@@ -69,6 +69,13 @@ def tokens_for(
     return Tokens(torch.from_numpy(ids.astype(np.int64)), description)
 
 
+def first_tokens(model: Model, data: str, count: int) -> torch.Tensor:
+    """Return the first `count` tokens of a text, or all of them, int64."""
+    import torch
+
+    return torch.from_numpy(_first(model, _chunks(Path(data)), count).astype(np.int64))
+
+
 def _held_out(
     model: Model, data: str | None, lengths: Sequence[int], own: bool
 ) -> tuple[bytes, str, Sequence[int]] | None:

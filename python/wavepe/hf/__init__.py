@@ -21,6 +21,7 @@ except ImportError as error:
 
 from . import attention as _attention
 from . import model_types as _model_types  # noqa: F401 - it creates the classes
+from .adapting import Adapted, adapt
 from .config import CONFIGS as _CONFIGS
 from .config import MODELS as _MODELS
 from .conversion import convert
@@ -39,6 +40,8 @@ WavePELlamaForCausalLM: _Any
 
 __all__ = [
     *_classes,
+    "Adapted",
+    "adapt",
     "convert",
     "encoding_of",
     "fix_length",

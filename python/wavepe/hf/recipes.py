@@ -1,0 +1,179 @@
+"""How a swapped model is trained: which encoding, how many steps of transfer, which rates.
+
+In a step of transfer each attention layer learns the output of the stock layer, on the input of the
+stock layer. Steps of language follow, on the next token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import encodings
+from ..encodings import Encoding
+from . import families, rope_config
+from .rope_config import Slot
+
+RECIPES = ("auto", "plain", "transfer")
+SHARE = 1 / 3  # of the steps, for transfer
+# A pair of the stock rotation is kept if it turns this often within the length of training. Slower
+# pairs are what fails beyond the trained length.
+TURNS = 6
+
+
+class Recipe(NamedTuple):
+    """What `adapt` does.
+
+    Attributes
+    ----------
+    encoding : Encoding
+        With the parts of the stock rotation that are kept.
+    share : float
+        The share of the steps that are of transfer.
+    why : str
+        One sentence.
+    """
+
+    encoding: Encoding
+    share: float
+    why: str
+
+
+def choose(name: str, spec: Any, base: Any, length: int) -> Recipe:
+    """Return the recipe of that name for a stock model.
+
+    Parameters
+    ----------
+    name : "auto", "plain" or "transfer"
+    spec : str, dict or Encoding
+        The encoding that the user names.
+    base : Module
+        The decoder of the stock model.
+    length : int
+        Tokens of a sequence in training.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    found = encodings.encoding(spec)
+    if name == "plain":
+        return Recipe(found, 0.0, "plain: the encoding as it is given, steps of language alone")
+    if name == "transfer":
+        return Recipe(found, SHARE, "transfer: the encoding as it is given")
+    if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
+        return Recipe(found, SHARE, "auto: the encoding as it is given, because it says what turns")
+    kept = _kept_fraction(base, length)
+    if not kept:
+        return Recipe(found, SHARE, f"auto: no pair turns {TURNS} times within {length} tokens")
+    parts = [_richer(part) for part in found.parts]
+    rope = encodings.encoding(f"rope:fraction={kept:g}")
+    why = (
+        f"auto: keeps the pairs of the stock rotation that turn {TURNS} times within {length} "
+        f"tokens (fraction {kept:g}), and gives wavelets biases and a projection"
+    )
+    return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), SHARE, why)
+
+
+def _richer(part: Encoding) -> Encoding:
+    if part.name != "wavelet" or getattr(part, "learned", False):
+        return part
+    return dataclasses.replace(part, biases=True, projection=True)  # type: ignore[call-arg]
+
+
+def _kept_fraction(base: Any, length: int) -> float:
+    """Return the fraction of pairs that turn often enough, or 0."""
+    size = families.head_dim(base)
+    theta = rope_config.parameters(base.config, Slot()).get("rope_theta")
+    if theta is None or families.family(base.config) in families.PARTIAL:
+        return 0.0
+    periods = [2 * math.pi * theta ** (2 * i / size) for i in range(size // 2)]
+    return sum(TURNS * period <= length for period in periods) / len(periods)
+
+
+# ---- transfer -----------------------------------------------------------------------------------
+
+
+class Teacher:
+    """A frozen stock model whose attention layers are learned."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval().requires_grad_(False)
+
+    def loss(self, student: nn.Module, bare: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Return the mean over layers of the relative squared error of attention outputs.
+
+        Parameters
+        ----------
+        student : nn.Module
+            The patched model as it is trained, wrapped or not.
+        bare : nn.Module
+            The patched model itself.
+        inputs : dict
+            A batch.
+        """
+        given = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": 1}
+        place = next(student.parameters()).device
+        if next(self.model.parameters()).device != place:
+            self.model.to(place)
+        with torch.no_grad(), _recorded(self.model) as wanted, _hidden(self.model) as hidden:
+            self.model(**given)
+        with _recorded(bare) as found, _hidden(bare, hidden), _attention_alone(bare):
+            student(**given)
+        errors = [
+            (got - want).float().pow(2).sum() / want.float().pow(2).sum().clamp(min=1e-20)
+            for got, want in zip(found, wanted, strict=True)
+        ]
+        return torch.stack(errors).mean()
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the output of each attention layer."""
+    found: list[Tensor] = []
+    with ExitStack() as stack:
+        for layer in families.attentions(families.decoder(model)):
+            hook = layer.register_forward_hook(lambda _, __, out: found.append(out[0]))
+            stack.callback(hook.remove)
+        yield found
+
+
+@contextmanager
+def _hidden(model: nn.Module, given: list[Tensor] | None = None) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the input of each decoder layer, or give the layers these inputs."""
+    found: list[Tensor] = []
+    rest = iter(given or ())
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        first, *others = args or (kwargs["hidden_states"],)
+        if given is None:
+            found.append(first)
+            return None
+        return (next(rest), *others), {k: v for k, v in kwargs.items() if k != "hidden_states"}
+
+    with ExitStack() as stack:
+        for layer in families.decoder(model).layers:
+            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield found
+
+
+@contextmanager
+def _attention_alone(model: nn.Module) -> Iterator[None]:
+    """Leave out the MLPs, whose outputs no layer reads here; mixtures of experts still run.
+
+    Recomputing in the backward pass would come after the hooks are gone, so layers keep all.
+    """
+    with ExitStack() as stack:
+        for layer in families.decoder(model).layers:
+            mlp: Any = getattr(layer, "mlp", None)
+            if type(mlp).__name__.endswith("MLP"):
+                mlp.forward = torch.zeros_like
+                stack.callback(delattr, mlp, "forward")
+            if getattr(layer, "gradient_checkpointing", False):
+                layer.gradient_checkpointing = False
+                stack.callback(setattr, layer, "gradient_checkpointing", True)
+        yield

@@ -1,0 +1,104 @@
+"""The command adapt."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")
+pytest.importorskip("accelerate")
+
+from hf_model import tiny
+from transformers import AutoModelForCausalLM
+from wavepe.cli import main
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+SIZES = ["--tokens", "2000", "--length", "40", "--batch", "2"]
+
+
+@pytest.fixture
+def words(tmp_path):
+    """The first words of a command: a model of bytes, a folder to write, an encoding, a text."""
+    tiny(vocab_size=256, max_position_embeddings=64).save_pretrained(tmp_path / "stock")
+    (tmp_path / "text.txt").write_text("It was dark, and nobody spoke.\n" * 900)
+    places = [tmp_path / "stock", tmp_path / "new"]
+    return ["adapt", *map(str, places), "alibi", "--data", str(tmp_path / "text.txt"), *SIZES]
+
+
+def test_adapt(words, tmp_path, capsys):
+    assert main([*words, "--control"]) == 0
+    printed = capsys.readouterr().out
+    for label in ("stock model ", "stock model, trained on", "swapped, not", "swapped and trained"):
+        assert label in printed
+    assert "rope:fraction=0.25+alibi" in printed
+    assert "rope:type=yarn" in printed
+    results = json.loads((tmp_path / "new/results.json").read_text())
+    found = results["perplexity"]
+    assert set(found) == {"stock", "control", "swapped", "adapted"}
+    for name in found:
+        assert f"{found[name]['80']:.2f}" in printed
+    assert found["adapted"]["40"] < found["swapped"]["40"]
+    report = (tmp_path / "new/report.md").read_text()
+    assert "| `swapped and trained` |" in report
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert model.config.position_encoding == "rope:fraction=0.25+alibi"
+    (tmp_path / "new/report.md").unlink()
+    assert main([*words, "--control", "--quiet"]) == 0  # nothing is left to train
+    assert (tmp_path / "new/report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--lr", "0"], "--lr 0.0: needs a number above 0"),
+        (["--tokens", "9"], "tokens must be at least those of one step, 80, got 9"),
+        (["--lengths", "60000"], "data has 27900 tokens; needs 60000 to measure and 40"),
+        (["--lora", "0"], "--lora"),
+    ],
+)
+def test_errors(words, more, message, capsys):
+    assert main([*words, *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_folders(words, tmp_path, capsys):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/notes").touch()
+    assert main(words) == 2
+    assert "is not empty, and holds no adaptation" in capsys.readouterr().err
+    words[2] = str(tmp_path / "text.txt")
+    assert main(words) == 2
+    assert "is a file; needs a folder" in capsys.readouterr().err
+    assert main([*words[:4], "--tokens", "9"]) == 2
+    assert "--data: needs a text file" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_on(words, tmp_path):
+    """The message has the command that goes on, and that ends with the bits of a whole run."""
+    command = [sys.executable, "-m", "wavepe", *words, "--tokens", "16000"]
+    new = tmp_path / "new"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        while running.poll() is None and not list(new.glob("checkpoints/adapted/checkpoint-*")):
+            time.sleep(0.05)
+        os.kill(running.pid, signal.SIGINT)
+        message = running.communicate()[1]
+    assert running.returncode == 130
+    assert "interrupted; to resume: wavepe adapt" in message
+    assert not (new / "model.safetensors").exists()
+    again = [*words, "--tokens", "16000", "--quiet"]
+    assert main(again) == 0
+    again[2] = str(tmp_path / "whole")
+    assert main(again) == 0
+    first, second = (AutoModelForCausalLM.from_pretrained(p) for p in (new, tmp_path / "whole"))
+    state = second.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in first.state_dict().items())

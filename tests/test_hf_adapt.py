@@ -1,0 +1,218 @@
+"""adapt: another encoding for a trained model, and the training after it."""
+
+import copy
+import json
+import random
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import wavepe
+import wavepe.hf
+from hf_families import build
+from hf_model import close, logits, tiny, tokens
+from wavepe.hf import families, recipes
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:`\w*gradient_checkpointing\w*` is deprecated"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+SPEC = "wavelet:scales=4"
+DATA = tokens(1, 3000)[0]
+SIZES = {"tokens": 32 * 2 * 24, "length": 32, "batch_size": 2, "learning_rate": 1e-3}
+
+
+def stock():
+    return tiny(max_position_embeddings=64)
+
+
+def adapt(model, spec=SPEC, **options):
+    given = {**SIZES, **options}
+    return wavepe.hf.adapt(model, spec, given.pop("data", DATA), **given)
+
+
+# ---- recipes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "length", "wanted", "share"),
+    [
+        ("plain", "wavelet", 512, "wavelet", 0),
+        ("transfer", "wavelet", 512, "wavelet", 1 / 3),
+        ("auto", "alibi", 512, "rope:fraction=0.5+alibi", 1 / 3),
+        ("auto", "wavelet", 512, "rope:fraction=0.5+wavelet:biases=true,projection=true", 1 / 3),
+        ("auto", "kerple", 38, "rope:fraction=0.25+kerple", 1 / 3),
+        ("auto", "kerple", 37, "kerple", 1 / 3),
+        ("auto", "none", 512, "none", 1 / 3),
+        ("auto", "rope+alibi", 512, "rope+alibi", 1 / 3),
+        ("auto", "sinusoidal", 512, "sinusoidal", 1 / 3),
+        ("auto", "alibi@1", 512, "alibi@1", 1 / 3),
+    ],
+)
+def test_recipes(name, spec, length, wanted, share):
+    """A pair with 6 turns in `length` tokens stays: two of four turn in 6.3 and 62.8 tokens."""
+    found = recipes.choose(name, spec, families.decoder(stock()), length)
+    assert (found.encoding, found.share) == (wavepe.encoding(wanted), pytest.approx(share))
+    assert found.why.startswith(name)
+
+
+def losses(model, given):
+    teacher = recipes.Teacher(copy.deepcopy(given))
+    return teacher.loss(model, model, {"input_ids": tokens(2, 20)})
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen3", "gemma2"])
+def test_transfer_of_the_same_attention_is_nothing(family):
+    model = build(family)
+    same = wavepe.hf.patch(copy.deepcopy(model), "rope")
+    assert losses(same, model) < 1e-9
+    other = wavepe.hf.patch(copy.deepcopy(model), "alibi")
+    loss = losses(other, model)
+    loss.backward()
+    assert loss > 1e-4
+    assert not {
+        name for name, p in other.named_parameters() if p.grad is not None and "mlp" in name
+    }
+
+
+def test_transfer_leaves_the_model_as_it_was():
+    model, ids = stock(), tokens(2, 20)
+    swapped = wavepe.hf.patch(copy.deepcopy(model), SPEC)
+    before = logits(swapped, ids)
+    losses(swapped, model)
+    assert torch.equal(logits(swapped, ids), before)
+
+
+# ---- the whole way -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
+    """At random places, with the bits of an uninterrupted one; a third time it is only read."""
+    if lora:
+        pytest.importorskip("peft")
+    model, dice = stock(), random.Random(2)
+    options = {"control": True, "lora": lora}
+
+    def progress(what, done, total):
+        if what in ("adapted", "control") and dice.random() < 0.06:
+            raise KeyboardInterrupt
+
+    whole = adapt(copy.deepcopy(model), folder=tmp_path / "whole", **options)
+    interrupted = 0
+    for _ in range(40):
+        try:
+            options["progress"] = progress
+            pieces = adapt(copy.deepcopy(model), folder=tmp_path / "pieces", **options)
+            break
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted > 1
+    again = adapt(copy.deepcopy(model), folder=tmp_path / "pieces", **options)
+    assert whole.perplexity == pieces.perplexity == again.perplexity
+    state = whole.model.state_dict()
+    for found in (pieces.model, again.model):
+        assert all(torch.equal(x, state[name]) for name, x in found.state_dict().items())
+    kept = {path.name for path in (tmp_path / "pieces").iterdir()}
+    assert {"model.safetensors", "modeling_wavepe.py", "README.md", "results.json"} <= kept
+    assert "checkpoints" not in kept
+    card = (tmp_path / "pieces/README.md").read_text()
+    assert f"{whole.perplexity['adapted'][32]:.4g}" in card
+
+
+@pytest.mark.parametrize("recipe", ["plain", "transfer"])
+def test_it_learns(recipe):
+    """From a text with a rule, which a model without positions cannot see."""
+    data = torch.arange(1, 6).repeat(800)
+    model = stock()
+    taught = adapt(model, "rope:theta=30", data=data, recipe="plain", learning_rate=1e-2)
+    model = wavepe.hf.unpatch(taught.model)
+    found = adapt(model, "wavelet", data=data, recipe=recipe, learning_rate=3e-3).perplexity
+    assert found["adapted"][32] < found["swapped"][32]
+    assert set(found) == {"stock", "swapped", "adapted"}
+    assert set(found["stock"]) == {32, 64}
+
+
+def test_kinds_of_data():
+    class Tokenizer:
+        eos_token_id = 7
+
+        def __call__(self, text, **options):
+            return {"input_ids": [ord(letter) % 40 for letter in text]}
+
+    texts = ["some words", "more of them"] * 60
+    found = [
+        adapt(stock(), data=data, tokens=64, recipe="plain", lengths=[8], tokenizer=Tokenizer())
+        for data in (texts, [{"text": text} for text in texts], iter(texts))
+    ]
+    ids = torch.cat([torch.tensor([*(ord(c) % 40 for c in text), 7]) for text in texts])
+    rows = [{"input_ids": row.tolist()} for row in ids.split(50)]
+    found += [adapt(stock(), data=d, tokens=64, recipe="plain", lengths=[8]) for d in (ids, rows)]
+    assert len({json.dumps(one.perplexity) for one in found}) == 1
+
+
+def test_other_arguments_of_training():
+    """Accumulated steps of one row are steps of two; recomputing changes nothing."""
+    for recipe, options in (
+        ("transfer", {"gradient_checkpointing": True}),
+        ("plain", {"batch_size": 1, "gradient_accumulation_steps": 2}),
+    ):
+        wanted = adapt(stock(), recipe=recipe).model.state_dict()
+        found = adapt(stock(), recipe=recipe, **options).model.state_dict()
+        assert all(close(x, wanted[name], 1e-3) for name, x in found.items())
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"spec": "waveled"}, "unknown encoding 'waveled'"),
+        ({"recipe": "quick"}, "unknown recipe 'quick'; known: auto, plain, transfer"),
+        ({"tokens": 63}, "one step, 64, got 63"),
+        (
+            {"data": DATA[:200], "lengths": [180]},
+            "data has 200 tokens; needs 180 to measure and 32",
+        ),
+        ({"data": ["words"]}, "needs the model's tokenizer="),
+        ({"data": [{"words": 1}]}, "rows of data need 'input_ids' or 'text', got .'words'"),
+        ({"data": torch.rand(9)}, "data must be 1-D and of integers"),
+        ({"length": 1}, "length must be at least 2"),
+        ({"lora": 0}, "lora must be at least 1"),
+    ],
+)
+def test_errors(options, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        adapt(stock(), **options)
+
+
+def test_only_stock_models():
+    with pytest.raises(ValueError, match=r"takes a stock model, got one with .* 'alibi'"):
+        adapt(wavepe.hf.patch(stock(), "alibi"))
+
+
+def test_a_folder_of_another_adaptation(tmp_path):
+    adapt(stock(), folder=tmp_path, recipe="plain", tokens=64)
+    with pytest.raises(ValueError, match=r"holds an adaptation with .*'seed': 0.*'seed': 1"):
+        adapt(stock(), folder=tmp_path, recipe="plain", tokens=64, seed=1)
+
+
+def test_a_broken_checkpoint_is_passed_over(tmp_path):
+    """kill -9 may leave one; Trainer writes its state last."""
+    from wavepe.hf.adapting import _last_checkpoint
+
+    for step, state in ((3, {"global_step": 3}), (9, None), (6, {"global_step": 6})):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(json.dumps(state))
+    assert _last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    shutil.rmtree(tmp_path / "checkpoint-6")
+    (tmp_path / "checkpoint-9/trainer_state.json").write_text('{"global_st')
+    assert _last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
