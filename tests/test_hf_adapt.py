@@ -100,12 +100,16 @@ def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
     options = {"control": True, "lora": lora}
 
     def progress(what, done, total):
-        if what in ("adapted", "control") and dice.random() < 0.06:
-            raise KeyboardInterrupt
+        if what in ("adapted", "control"):
+            first.setdefault(what, done)
+            if dice.random() < 0.06:
+                raise KeyboardInterrupt
 
     whole = adapt(copy.deepcopy(model), folder=tmp_path / "whole", **options)
-    interrupted = 0
+    interrupted, begun = 0, []
     for _ in range(40):
+        first = {}
+        begun.append(first)
         try:
             options["progress"] = progress
             pieces = adapt(copy.deepcopy(model), folder=tmp_path / "pieces", **options)
@@ -113,6 +117,7 @@ def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
         except KeyboardInterrupt:
             interrupted += 1
     assert interrupted > 1
+    assert max(first.get("adapted", 0) for first in begun) > 1
     again = adapt(copy.deepcopy(model), folder=tmp_path / "pieces", **options)
     assert whole.perplexity == pieces.perplexity == again.perplexity
     state = whole.model.state_dict()
@@ -136,6 +141,17 @@ def test_it_learns(recipe):
     assert found["adapted"][32] < found["swapped"][32]
     assert set(found) == {"stock", "swapped", "adapted"}
     assert set(found["stock"]) == {32, 64}
+
+
+def test_held_out_tokens_are_not_trained_on():
+    from wavepe.hf.adapting import _order, _split
+
+    for count, length, longest in ((1000, 32, 64), (97, 32, 64), (100_000, 512, 2048)):
+        held_out, rows = _split(torch.arange(count), length, longest)
+        assert rows.max() < held_out.min() == count - len(held_out)
+        assert len(held_out) >= longest
+        order = _order(len(rows), 3 * len(rows) + 1, 0)
+        assert order.bincount().tolist().count(3) == len(rows) - 1
 
 
 def test_kinds_of_data():

@@ -140,6 +140,7 @@ def test_a_number_that_changes_compiles_twice(name, backend):
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
     given = draw(generator("number", name), Shape(2, 4, 2, 5, 6, 8, 8), OPTIONS["edge"])
+    given |= {"scale": 0.4, "softcap": 3.0}  # beside the one that changes
 
     def function(number, **arguments):
         return attention(**arguments | {name: number})
