@@ -15,6 +15,7 @@ import wavepe
 import wavepe.hf
 from hf_families import build
 from hf_model import close, logits, tiny, tokens
+from processes import output
 from wavepe.hf import families, recipes
 
 pytestmark = [
@@ -176,11 +177,36 @@ def test_other_arguments_of_training():
     """Accumulated steps of one row are steps of two; recomputing changes nothing."""
     for recipe, options in (
         ("transfer", {"gradient_checkpointing": True}),
-        ("plain", {"batch_size": 1, "gradient_accumulation_steps": 2}),
+        ("transfer", {"batch_size": 1, "gradient_accumulation_steps": 2}),
     ):
         wanted = adapt(stock(), recipe=recipe).model.state_dict()
         found = adapt(stock(), recipe=recipe, **options).model.state_dict()
         assert all(close(x, wanted[name], 1e-3) for name, x in found.items())
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    """By DistributedDataParallel, as `accelerate launch` starts it: a row each of two."""
+    script = """
+import os, sys, torch, wavepe.hf
+model = torch.load("model.pt", weights_only=False)
+rows = 2 // int(os.environ.get("WORLD_SIZE", "1"))
+options = {"length": 32, "learning_rate": 1e-3, "recipe": "transfer", "use_cpu": True}
+data = torch.load("data.pt")
+wavepe.hf.adapt(
+    model, "wavelet:scales=4", data, tokens=1536, batch_size=rows, folder=sys.argv[1], **options
+)
+"""
+    torch.save(stock(), tmp_path / "model.pt")
+    torch.save(DATA, tmp_path / "data.pt")
+    (tmp_path / "script.py").write_text(script)
+    output("script.py", "one", cwd=tmp_path)
+    output("-m", "torch.distributed.run", "--nproc-per-node", 2, "script.py", "two", cwd=tmp_path)
+    one, two = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
+        for name in ("one", "two")
+    )
+    assert all(close(two[name], x, 1e-3) for name, x in one.items())
 
 
 # ---- errors --------------------------------------------------------------------------------------

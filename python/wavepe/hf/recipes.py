@@ -105,7 +105,7 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
 
     def loss(self, student: nn.Module, bare: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """Return the mean over layers of the relative squared error of attention outputs.
+        """Return the mean relative squared error of attention outputs.
 
         Parameters
         ----------
@@ -123,12 +123,21 @@ class Teacher:
         with torch.no_grad(), _recorded(self.model) as wanted, _hidden(self.model) as hidden:
             self.model(**given)
         with _recorded(bare) as found, _hidden(bare, hidden), _attention_alone(bare):
-            student(**given)
-        errors = [
-            (got - want).float().pow(2).sum() / want.float().pow(2).sum().clamp(min=1e-20)
-            for got, want in zip(found, wanted, strict=True)
-        ]
-        return torch.stack(errors).mean()
+            # As the output of the pass, so that wrappers see which parameters it depends on.
+            hook = bare.register_forward_hook(lambda *_: _error(found, wanted))
+            try:
+                return student(**given)
+            finally:
+                hook.remove()
+
+
+def _error(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    """Return the mean over layers and rows, so that a batch may be cut into parts."""
+    errors = []
+    for got, want in zip(found, wanted, strict=True):
+        error, size = (x.float().flatten(1).pow(2).sum(-1) for x in (got - want, want))
+        errors.append(error / size.clamp(min=1e-20))
+    return torch.stack(errors).mean()
 
 
 @contextmanager
