@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import build, by_turns, decoder
-from hf_model import logits, tiny, tokens
+from hf_model import logits, own_tiny, patched_tiny, tiny, tokens
 from wavepe.hf.rope_config import bases, write_bases
 
 IDS = tokens(1, 30)
@@ -127,3 +127,17 @@ def test_a_patched_model_whose_configuration_changes(spec, tmp_path):
     other = wavepe.hf.patch(tiny(), "rope:theta=30")
     with_changed_base(other)
     other(IDS)  # its base is its own
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["patched", "of a wavepe type"])
+def test_a_changed_encoding_is_not_saved(own, tmp_path):
+    """The folder would be another model. A configuration alone may be changed and saved."""
+    model = own_tiny("alibi") if own else patched_tiny("alibi")
+    config = copy.deepcopy(model.config)
+    model.config.position_encoding = "wavelet:scales=4"
+    with pytest.raises(ValueError, match="live model was changed from 'alibi' to 'wavelet"):
+        model.save_pretrained(tmp_path)
+    model.config.position_encoding = "alibi"
+    model.save_pretrained(tmp_path)
+    config.position_encoding = "none"
+    config.save_pretrained(tmp_path / "config")

@@ -1,5 +1,6 @@
 """Models in ONNX, OpenVINO and ExecuTorch: their programs hold standard operators alone."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -11,8 +12,9 @@ pytest.importorskip("transformers.exporters")
 
 import wavepe
 from hf_families import stirred
-from hf_model import Logits, close, patched_tiny, tokens
+from hf_model import Logits, close, logits, patched_tiny, tokens
 from transformers.exporters import configs
+from wavepe import ops
 
 # Of torch.onnx, of transformers' exporters, and of torchvision, which is not there.
 pytestmark = [
@@ -122,6 +124,44 @@ def test_encodings_that_follow_the_length_are_refused():
         with pytest.raises(Exception, match=r"depend on the length.*fix_length") as error:
             session_of(Logits(model).eval(), None, max=LONGEST)
         assert "wavepe: " in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["normalised", "sinusoidal:reversed=true"])
+def test_a_fixed_length_with_padding(spec):
+    """Positions come from the mask then."""
+    model, ids = wavepe.hf.fix_length(model_of(spec), 40), tokens(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    for standard in (False, True):
+        with ops.standard_operators() if standard else contextlib.nullcontext(), torch.no_grad():
+            program = torch.export.export(model, (), given).module()
+        assert close(program(**given).logits.detach(), logits(model, **given), 1e-5)
+    wavepe.hf.fix_length(model, None)
+    with pytest.raises(Exception, match=r"depend on the length.*fix_length"):
+        torch.export.export(model, (), given)
+
+
+def test_exact_angles_of_long_texts(tmp_path):
+    """ONNX holds Python's numbers as float32, which a turn must not be."""
+    inv_freq = torch.from_numpy(wavepe.rope_frequencies(64)[0])
+
+    class Table(torch.nn.Module):
+        def forward(self, positions):
+            return ops.rope_table(positions, inv_freq)
+
+    with torch.no_grad():
+        shape = {0: torch.export.Dim("length")}
+        program = torch.onnx.export(
+            Table().eval(), (torch.arange(5),), dynamic_shapes=(shape,), dynamo=True, verbose=False
+        )
+    program.save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    positions = 2 ** torch.arange(21)
+    (name,) = (given.name for given in session.get_inputs())
+    found = session.run(None, {name: positions.numpy()})
+    for got, want in zip(found, Table()(positions), strict=True):
+        assert abs(torch.from_numpy(got) - want).max() < 1e-6
 
 
 @pytest.mark.slow

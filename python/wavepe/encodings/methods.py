@@ -320,7 +320,8 @@ def checked_return(
     if not (isinstance(found, tuple) and len(found) == 3):
         raise TypeError(f"{says}, got {type(found).__name__}")
     rows, first, beyond = found
-    if isinstance(first, bool) or not isinstance(first, numbers.Integral):
+    whole = isinstance(first, numbers.Integral) or type(first).__name__ == "SymInt"
+    if isinstance(first, bool) or not whole:
         raise TypeError(f"{says} with an integer first, got first={first!r}")
     if beyond not in BEYOND:
         raise ValueError(f"{says} with beyond 'zero' or 'edge', got beyond={beyond!r}")

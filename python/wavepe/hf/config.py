@@ -11,7 +11,7 @@ import difflib
 import itertools
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -30,10 +30,23 @@ PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a pat
 UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
 ON_DISK = {"attn_implementation": UNKNOWN, "_attn_implementation": UNKNOWN}
 
-LAYERS = "_wavepe_layers"  # attribute: the number of layers when the encoding was installed
+LIVE = "_wavepe_live"  # attribute: a `_Live`
 
 CONFIGS: dict[str, Any] = {}  # wavepe_<family> -> its configuration
 MODELS: dict[str, Any] = {}  # class name -> class; model_types.py fills it
+
+
+class _Live(NamedTuple):
+    """The model of a configuration: what it has, whatever the configuration says later."""
+
+    config: int  # id of the configuration, which its copies do not have
+    layers: int
+    spec: StoredSpec
+
+
+def note_live(config: Any, layers: int) -> None:
+    """Note in the configuration of a model what the model has."""
+    config.__dict__[LIVE] = _Live(id(config), layers, config.position_encoding)
 
 
 class OwnConfig:
@@ -56,10 +69,19 @@ class OwnConfig:
         """Return whether this is no class that somebody derived."""
         return cls.__module__ == __name__
 
-    def _check_layers(self) -> None:
-        """Raise ValueError if a spec that names layers would name others in the saved model."""
+    def _check_live(self) -> None:
+        """Raise ValueError if the saved model would have another encoding than the live one."""
         config: Any = self
-        before = self.__dict__.get(LAYERS, config.num_hidden_layers)
+        live: _Live | None = self.__dict__.get(LIVE)
+        if live is None:
+            return
+        if live.config == id(self) and live.spec != config.position_encoding:
+            raise ValueError(
+                f"config.position_encoding of a live model was changed from "
+                f"{spec_text(live.spec)!r} to {spec_text(config.position_encoding)!r}, which has "
+                "no effect: give it to from_pretrained, or patch a stock model with it"
+            )
+        before = live.layers
         if before != config.num_hidden_layers and Choice(config.position_encoding).names_layers:
             raise ValueError(
                 f"the position encoding {spec_text(config.position_encoding)!r} names layers of "
@@ -69,7 +91,7 @@ class OwnConfig:
 
     def to_json_file(self, json_file_path: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Write the file, and beside a config.json what makes the folder load anywhere."""
-        self._check_layers()
+        self._check_live()
         super().to_json_file(json_file_path, *args, **kwargs)  # type: ignore[misc]
         folder, name = os.path.split(json_file_path)
         if name == CONFIG_NAME and folder and self._is_of_wavepe():
@@ -136,7 +158,7 @@ class EncodedConfig(OwnConfig):
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
-        output.pop(LAYERS, None)
+        output.pop(LIVE, None)
         if self._is_of_wavepe():
             output["auto_map"] = auto_map(type(self).model_type, output.get("auto_map"))
         return {**output, **ON_DISK}
@@ -174,7 +196,7 @@ class PatchedConfig(OwnConfig):
     def to_dict(self) -> dict[str, Any]:
         fill_peft_tables()
         output = super().to_dict()  # type: ignore[misc]
-        output.pop(LAYERS, None)
+        output.pop(LIVE, None)
         names = [CLASS_PREFIX + name for name in output.get("architectures") or ()]
         own = TYPE_PREFIX + output["model_type"]
         return {
@@ -231,7 +253,7 @@ def base_name(config: Any) -> str:
 
 def return_changes(config: PretrainedConfig, stock: PretrainedConfig) -> None:
     """Write later changes of the copy to `stock`, such as a resized vocabulary."""
-    own = ["position_encoding", "_attn_implementation_internal", "_name_or_path", LAYERS]
+    own = ["position_encoding", "_attn_implementation_internal", "_name_or_path", LIVE]
     if stock._attn_implementation != "eager":  # the only stock attention that returns weights
         own.append("_output_attentions")
     for key, value in vars(config).items():

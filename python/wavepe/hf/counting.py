@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..ops._common import wide
 from ..ops._compiler import wants_standard
+from ..ops._exportable import largest_so_far, of_token_before
 from ..ops._relative_table import RelativeTable
 from ..ops._tables import rows_at
 from ..ops._torch_private import assert_async
@@ -274,14 +275,13 @@ def _counted(
     real = torch.ones_like(shift, dtype=torch.bool)
     if mask.real is not None:
         real = mask.real[:, -count:].to(shift.device)
-        rows = max(len(real), len(shift))
-        real, shift, positions = (x.expand(rows, -1) for x in (real, shift, positions))
+        real, shift, positions = torch.broadcast_tensors(real, shift, positions)
     place = torch.arange(count, device=shift.device).expand_as(real)
-    latest = torch.where(real, place, -1).cummax(-1).values  # the last real token, or -1
-    first = before.expand(len(shift), count)
+    latest = largest_so_far(torch.where(real, place, -1))  # the last real token, or -1
+    first = before.expand(shift.shape[0], count)
     of_latest = torch.where(latest >= 0, shift.gather(1, latest.clamp(min=0)), first)
-    latest = masks.of_token_before(latest, -1)
-    previous = masks.of_token_before(of_latest, first)
+    latest = of_token_before(latest, -1)
+    previous = of_token_before(of_latest, first)
     good = (shift == previous) | (previous == UNKNOWN) | ~real
     if not mask.own:  # else no sequences are packed
         falls = positions <= positions.gather(1, latest.clamp(min=0))

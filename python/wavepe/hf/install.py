@@ -19,7 +19,7 @@ from .absolute import AddAbsolute
 from .attention import LayerState, after_attention, before_attention, before_layer
 from .cache_guard import EncodingGuard, caches_in
 from .call import Call
-from .config import LAYERS, EncodedConfig, patched_config, return_changes
+from .config import EncodedConfig, note_live, patched_config, return_changes
 from .counting import add_positions, note_positions
 from .foreign import Watch
 from .layers import Choice, StoredSpec, spec_text
@@ -238,7 +238,7 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
         record.hooks += _attach_layer(attention)
-    record.config.__dict__[LAYERS] = len(parts.layers)
+    note_live(record.config, len(parts.layers))
     base._wavepe = record
 
 

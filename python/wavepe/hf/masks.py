@@ -169,14 +169,6 @@ def _packed(function: Any, batch: int, keys: int, device: torch.device) -> Tenso
     return segment_mask(~joined.expand(batch, -1), None, not torch.compiler.is_compiling())
 
 
-def of_token_before(x: Tensor, first: Tensor | int) -> Tensor:
-    """Return (B, n): the value of the token before each one, and `first` before the first.
-
-    To slice n - 1 tokens would tell an exporter that n is not 2.
-    """
-    return torch.where(torch.arange(x.shape[1], device=x.device) == 0, first, x.roll(1, -1))
-
-
 def segment_mask(begins: Tensor, padding: Tensor | None, read: bool) -> Tensor | None:
     """Return the mask of packed sequences: the number of each token's sequence, 0 for padding.
 

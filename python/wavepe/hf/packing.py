@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._exportable import largest_so_far, of_token_before
 from . import masks
 from .cache_guard import PACKED
 from .call import Call
@@ -73,7 +74,7 @@ def _begins(call: Call, tokens: Tensor, mask: Tensor | None, read: bool) -> Tens
             return None
         if kwargs.get("position_ids") is None:
             index = torch.arange(length, device=tokens.device)
-            start = torch.where(begins[0], index, 0).cummax(0).values
+            start = largest_so_far(torch.where(begins[0], index, 0))
             kwargs["position_ids"] = (index - start)[None]
         return begins
     positions = kwargs.get("position_ids")
@@ -101,8 +102,8 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor:
     random, or tokens may be left out.
     """
     index = torch.arange(real.shape[1], device=real.device).expand_as(real)
-    last = torch.where(real, index, -1).cummax(-1).values
-    before = masks.of_token_before(last, -1)
+    last = largest_so_far(torch.where(real, index, -1))
+    before = of_token_before(last, -1)
     step = positions - positions.gather(-1, before.clamp(min=0))
     return real & (before >= 0) & (step <= 0)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops._common import INTEGERS, check_tensors
+from ..ops._exportable import largest_so_far, of_token_before
 from ..ops._torch_private import assert_async
 from ._cache import CachedTokens
 
@@ -79,16 +80,16 @@ def check_order(
     n = positions.shape[1]
     if n < 2 or positions.device.type != "cpu":
         return
-    here = torch.arange(1, n, device=positions.device)
-    before = (here - 1)[None]
-    if key_mask is not None:  # the index of the last visible token before, or -1
-        before = torch.where(key_mask[:, :-1], before, -1).cummax(1).values
-    step = positions[:, 1:] - _taken(positions, before)
+    here = torch.arange(n, device=positions.device)[None]
+    seen = here if key_mask is None else largest_so_far(torch.where(key_mask, here, -1))
+    before = of_token_before(seen, -1)  # the index of the last visible token before, or -1
+    step = positions - _taken(positions, before)
     good = step == here - before if contiguous else step > 0
+    good = good | (before < 0)
     if key_mask is not None:
-        good = good | ~key_mask[:, 1:] | (before < 0)
+        good = good | ~key_mask
     if segments is not None:
-        good = good | (segments[:, 1:] != _taken(segments, before))
+        good = good | (segments != _taken(segments, before))
     by_one = "must go up by 1, because this encoding counts distances in tokens"
     message = (
         f"wavepe: the positions of a row {by_one if contiguous else 'must rise'}; pass segments= "

@@ -21,8 +21,15 @@ from ._tables import (
 )
 
 
-def vectors(encoding: Encoding, positions: Tensor, dim: int, below: int | None) -> Tensor:
-    """Return the vectors (..., dim) for an encoding that does not depend on the length."""
+def vectors(
+    encoding: Encoding,
+    positions: Tensor,
+    dim: int,
+    below: int | None,
+    length: int | None = None,
+    trained_length: int | None = None,
+) -> Tensor:
+    """Return the vectors (..., dim); `length` is None if they do not depend on it."""
     device = positions.device
     if positions.numel() == 0:
         return torch.empty((*positions.shape, dim), device=device)
@@ -30,8 +37,9 @@ def vectors(encoding: Encoding, positions: Tensor, dim: int, below: int | None) 
     if count is None:
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         count = highest + 1
-    if lowest < 0 or count > LARGEST_TABLE:
-        return to_torch(encoding.absolute(positions.cpu().numpy(), dim), device)
+    if lowest < 0 or count > LARGEST_TABLE or length is not None:
+        options = _options(length, trained_length)
+        return to_torch(encoding.absolute(positions.cpu().numpy(), dim, **options), device)
     return _first_rows(count, encoding, dim, device)[positions]
 
 
@@ -56,8 +64,12 @@ def _rows(
     device: torch.device,
 ) -> Tensor:
     """Return the vectors (1, stop - start, dim); `length` is None if they do not depend on it."""
-    options = {} if length is None else {"length": length, "trained_length": trained_length}
+    options = _options(length, trained_length)
     return to_torch(encoding.absolute(np.arange(start, stop), dim, **options)[None], device)
+
+
+def _options(length: int | None, trained_length: int | None) -> dict[str, Any]:
+    return {} if length is None else {"length": length, "trained_length": trained_length}
 
 
 @keep_by_length
@@ -70,12 +82,19 @@ def to_torch(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 @torch.library.custom_op("wavepe::absolute_vectors", mutates_args=())
-def _absolute_vectors(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
-    return vectors(encoding_named(name), positions, dim, below)
+def _absolute_vectors(
+    name: str,
+    positions: Tensor,
+    dim: int,
+    below: int | None,
+    length: int | None = None,
+    trained_length: int | None = None,
+) -> Tensor:
+    return vectors(encoding_named(name), positions, dim, below, length, trained_length)
 
 
 @_absolute_vectors.register_fake
-def _(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
+def _(name: str, positions: Tensor, dim: int, *_: int | None) -> Tensor:
     return positions.new_empty((*positions.shape, dim), dtype=torch.float32)
 
 
@@ -97,10 +116,10 @@ def _(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
 # ---- in a compiler's graph ----------------------------------------------------------------------
 
 
-def graph_vectors(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
+def graph_vectors(name: str, positions: Tensor, *sizes: int | None) -> Tensor:
     """Return `vectors` of the encoding of that name."""
     op = torch.ops.wavepe.absolute_vectors.default
-    return traced(op, _standard_vectors)(name, positions, dim, below)
+    return traced(op, _standard_vectors)(name, positions, *sizes)
 
 
 def graph_range(name: str, *given: Any) -> Tensor:
@@ -112,11 +131,18 @@ def _constant(name: str, count: int, *sizes: Any) -> Tensor:
     return build_once(_rows, encoding_named(name), 0, count, *sizes)[0]
 
 
-def _standard_vectors(name: str, positions: Tensor, dim: int, below: int | None) -> Tensor:
+def _standard_vectors(
+    name: str,
+    positions: Tensor,
+    dim: int,
+    below: int | None,
+    length: int | None = None,
+    trained_length: int | None = None,
+) -> Tensor:
     most = OPEN_LENGTH if below is None else rows_for(below, f"the vectors of {name!r}")
     # A negative index would take a row from the end. One beyond the end is an error.
     place = torch.where(positions < 0, most, positions).flatten()
-    rows = _constant(name, most, dim, None, None, positions.device)
+    rows = _constant(name, most, dim, length, trained_length, positions.device)
     return rows.index_select(0, place).unflatten(0, positions.shape)
 
 
@@ -132,7 +158,8 @@ def _standard_range(
     check(
         length is None or isinstance(length, int),
         f"the vectors of {name!r} depend on the length, so a program of standard operators cannot "
-        "hold those of every length: call wavepe.hf.fix_length(model, length) before exporting",
+        "hold those of every length: fix the length before exporting, for a model of transformers "
+        "by wavepe.hf.fix_length(model, length)",
     )
     most = rows_for(stop, f"the vectors of {name!r}")
     rows = _constant(name, most, dim, length, trained_length, device)

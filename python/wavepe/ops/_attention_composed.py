@@ -191,20 +191,17 @@ def _visible(
 # ---- scores -------------------------------------------------------------------------------------
 
 
-def _grouped(x: Tensor, heads: int) -> Tensor:
-    """Return x (B, H, m, c) as (B, heads, H/heads * m, c).
-
-    So the query heads of one key head are rows of one matrix product.
-    """
+def _times(x: Tensor, y: Tensor) -> Tensor:
+    """Return the products (B, H, m, n) of x (B, H, m, c) and y (B, Hk, c, n)."""
+    heads = y.shape[1]
     if x.shape[1] == heads:
-        return x
-    return x.reshape(x.shape[0], heads, x.shape[1] // heads * x.shape[2], x.shape[3])
+        return x @ y
+    return (x.unflatten(1, (heads, x.shape[1] // heads)) @ y[:, :, None]).flatten(1, 2)
 
 
 def _product(q: Tensor, k: Tensor) -> Tensor:
     """Return q k^T (B, H, m, n) of the finite values."""
-    product = _grouped(_finite(q), k.shape[1]) @ _finite(k).mT
-    return product.reshape(*q.shape[:-1], k.shape[-2])
+    return _times(_finite(q), _finite(k).mT)
 
 
 def _relative(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
@@ -284,17 +281,14 @@ def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _weighted(weights: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
     """Return the products of weights and values, (B, H, m, dv)."""
-    shape = (*weights.shape[:-1], v.shape[-1])
-    heads = v.shape[1]
     if visible is None:
-        return (_grouped(weights, heads) @ v).reshape(shape)
-    out = (_grouped(weights, heads) @ _finite(v)).reshape(shape)
+        return _times(weights, v)
+    out = _times(weights, _finite(v))
     # NaN counts as both infinities: their sum is NaN.
     fixed, nan = v.detach(), torch.isnan(v)
     bad = torch.cat([nan | (fixed == math.inf), nan | (fixed == -math.inf)], -1)
     sees = visible.expand(weights.shape).to(v.dtype)
-    reached = (_grouped(sees, heads) @ bad.to(v.dtype)) > 0
-    plus, minus = reached.reshape(*shape[:-1], 2 * shape[-1]).chunk(2, -1)
+    plus, minus = (_times(sees, bad.to(v.dtype)) > 0).chunk(2, -1)
     zero = torch.zeros_like(out)
     return out + zero.masked_fill(plus, math.inf) + zero.masked_fill(minus, -math.inf)
 

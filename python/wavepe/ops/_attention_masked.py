@@ -57,6 +57,6 @@ def masked(call: Arguments) -> Tensor:
         term = term.to(q.dtype)
         term = term if visible is None else torch.where(visible, term, -math.inf)
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=term, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=term, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1])
     )
     return out if blind is None else out.masked_fill(blind, 0.0)

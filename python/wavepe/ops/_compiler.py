@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -41,7 +42,8 @@ def constant_result(function: F) -> F:
     return function
 
 
-STANDARD = False  # set by `standard_operators`, and by transformers' exporters (wavepe.hf)
+STANDARD = False  # transformers' exporters set it meanwhile (wavepe.hf)
+_exporting = threading.local()
 
 
 @contextlib.contextmanager
@@ -64,18 +66,19 @@ def standard_operators() -> Iterator[None]:
     >>> any("wavepe" in str(node.target) for node in program.graph.nodes)
     False
     """
-    global STANDARD
-    before, STANDARD = STANDARD, True
+    before = getattr(_exporting, "standard", False)
+    _exporting.standard = True
     try:
         yield
     finally:
-        STANDARD = before
+        _exporting.standard = before
 
 
 @constant_result
 def wants_standard() -> bool:
-    """Tell whether the graph of this trace must hold operators of torch alone."""
-    return STANDARD or torch.onnx.is_in_onnx_export()
+    """Tell whether this is the trace of a program that must hold operators of torch alone."""
+    wanted = STANDARD or getattr(_exporting, "standard", False) or torch.onnx.is_in_onnx_export()
+    return wanted and torch.compiler.is_exporting()
 
 
 def traced(op: Any, standard: F) -> F:

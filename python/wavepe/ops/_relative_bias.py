@@ -133,7 +133,8 @@ def _check(q: Tensor, p: Tensor, keys: int, beyond: str) -> None:
         p.dim() == 2 or p.shape[0] == (q.shape[-3] if q.dim() > 2 else 1),
         f"q and p have different numbers of heads: {shapes}",
     )
-    check(keys >= 0, f"keys must not be negative, got {keys}")
+    if keys < 0:  # with the message, a compiler would fix a traced size
+        check(False, f"keys must not be negative, got {keys}")
     if beyond == "edge":
         check(p.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
 

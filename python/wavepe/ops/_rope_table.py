@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ from ._common import (
     recorded,
 )
 from ._compiler import is_compiling, traced
+from ._exportable import within_a_turn
 from ._torch_private import below_autograd, transformed
 
 _ROPE_TABLE = torch.ops.wavepe.rope_table.default
@@ -153,8 +153,8 @@ def _standard(
     angles = positions.double() * inv_freq.double()
     if precision == "hf":
         angles = (positions.float() * inv_freq.float()).double()
-    if dtype != torch.float64:  # few runtimes have a cosine of float64
-        angles = (angles - 2 * math.pi * torch.round(angles / (2 * math.pi))).float()
+    if dtype != torch.float64:
+        angles = within_a_turn(angles).float()
     cos, sin = (f(angles) * attention_factor for f in (torch.cos, torch.sin))
     return cos.to(dtype), sin.to(dtype)
 

@@ -200,6 +200,11 @@ def _(
 
 def rows_for(length: int, what: str) -> int:
     """Return how many positions a constant of this program must have rows for."""
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError(
+            f"wavepe: {what} becomes a constant of the program, which Dynamo cannot make: call "
+            "torch.export.export with strict=False"
+        )
     most = largest(length)
     if most is not None:
         return most

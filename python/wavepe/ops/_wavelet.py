@@ -27,6 +27,7 @@ from ._common import (
     wide,
 )
 from ._compiler import is_compiling, traced
+from ._exportable import within_a_turn
 from ._torch_private import transformed
 
 _ops = torch.ops.wavepe
@@ -182,8 +183,7 @@ def _standard(
     else:
         value = torch.exp(-u * u)
     if kind == "morlet":
-        turns = torch.round(distance / (2 * math.pi))
-        value = value * torch.cos((distance - 2 * math.pi * turns).to(wide(scale)))
+        value = value * torch.cos(within_a_turn(distance).to(wide(scale)))
     value = torch.where(u.abs() > 38, 0.0, value)
     return torch.where(scale == 0, math.nan, value).to(scale.dtype)
 

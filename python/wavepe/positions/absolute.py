@@ -48,13 +48,22 @@ class AbsoluteVectors:
         be read from the device, unless the vectors depend on the length.
         """
         refuse_trace(self.encoding)
-        if self._depends_on_length and positions.numel():
+        if self.follows_length and torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"wavepe: the vectors of '{self.encoding}' depend on the length, so an exported "
+                "program cannot compute them from positions: fix the length before exporting, for "
+                "a model of transformers by wavepe.hf.fix_length(model, length)"
+            )
+        if self.follows_length and positions.numel():
             rows = positions.cpu().numpy()
-            found = [self._of_row(row, self.length or max(int(row.max()) + 1, 1)) for row in rows]
+            found = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]
             return to_torch(np.stack(found), positions.device)
+        sizes = (self.dim, below)
+        if self._depends_on_length:
+            sizes += (self.length, self.trained_length)
         if torch.compiler.is_compiling():
-            return graph_vectors(self._name, positions, self.dim, below)
-        return vectors(self.encoding, positions, self.dim, below)
+            return graph_vectors(self._name, positions, *sizes)
+        return vectors(self.encoding, positions, *sizes)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Return the vectors (1, stop - start, dim), float32, of the last positions of a sequence.

@@ -115,8 +115,8 @@ class FrequencySchedule:
         if torch.compiler.is_exporting():
             raise RuntimeError(
                 f"wavepe: the frequencies of {self._label} depend on the length, so an exported "
-                "program cannot compute them: call wavepe.hf.fix_length(model, length) before "
-                "exporting"
+                "program cannot compute them: fix the length before exporting, for a model of "
+                "transformers by wavepe.hf.fix_length(model, length)"
             )
         if positions is not None:
             length = int(positions.to(torch.int64).max()) + 1 if positions.numel() else 1
