@@ -356,7 +356,8 @@ def _trainer(
         "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
         "per_device_train_batch_size": plan.batch_size, "report_to": "none", "disable_tqdm": True,
         "save_steps": max(1, plan.steps // 20), "save_total_limit": 2, "logging_steps": 10,
-        "ddp_find_unused_parameters": plan.transfer > 0, **plan.training,
+        "ddp_find_unused_parameters": plan.transfer > 0,
+        "dataloader_pin_memory": torch.cuda.is_available(), **plan.training,
     }  # fmt: skip
     items = [{"input_ids": row, "labels": row} for row in rows]
     arguments = transformers.TrainingArguments(**given)

@@ -116,10 +116,10 @@ def _(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
 # ---- in a compiler's graph ----------------------------------------------------------------------
 
 
-def graph_vectors(name: str, positions: Tensor, *sizes: int | None) -> Tensor:
+def graph_vectors(name: str, positions: Tensor, dim: int, *sizes: int | None) -> Tensor:
     """Return `vectors` of the encoding of that name."""
     op = torch.ops.wavepe.absolute_vectors.default
-    return traced(op, _standard_vectors)(name, positions, *sizes)
+    return traced(op, _standard_vectors)(name, positions, dim, *sizes)
 
 
 def graph_range(name: str, *given: Any) -> Tensor:

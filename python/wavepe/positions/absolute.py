@@ -58,12 +58,10 @@ class AbsoluteVectors:
             rows = positions.cpu().numpy()
             found = [self._of_row(row, max(int(row.max()) + 1, 1)) for row in rows]
             return to_torch(np.stack(found), positions.device)
-        sizes = (self.dim, below)
-        if self._depends_on_length:
-            sizes += (self.length, self.trained_length)
+        lengths = (self.length, self.trained_length) if self._depends_on_length else (None, None)
         if torch.compiler.is_compiling():
-            return graph_vectors(self._name, positions, *sizes)
-        return vectors(self.encoding, positions, *sizes)
+            return graph_vectors(self._name, positions, self.dim, below, *lengths)
+        return vectors(self.encoding, positions, self.dim, below, *lengths)
 
     def of_range(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Return the vectors (1, stop - start, dim), float32, of the last positions of a sequence.
