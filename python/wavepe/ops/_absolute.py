@@ -13,7 +13,6 @@ from ._common import check
 from ._compiler import traced
 from ._tables import (
     LARGEST_TABLE,
-    OPEN_LENGTH,
     build_once,
     encoding_named,
     keep_by_length,
@@ -139,7 +138,7 @@ def _standard_vectors(
     length: int | None = None,
     trained_length: int | None = None,
 ) -> Tensor:
-    most = OPEN_LENGTH if below is None else rows_for(below, f"the vectors of {name!r}")
+    most = rows_for(below, f"the vectors of {name!r}")
     # A negative index would take a row from the end. One beyond the end is an error.
     place = torch.where(positions < 0, most, positions).flatten()
     rows = _constant(name, most, dim, length, trained_length, positions.device)

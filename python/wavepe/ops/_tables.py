@@ -198,14 +198,17 @@ def _(
 # ---- constants of a program of standard operators -----------------------------------------------
 
 
-def rows_for(length: int, what: str) -> int:
-    """Return how many positions a constant of this program must have rows for."""
+def rows_for(length: int | None, what: str) -> int:
+    """Return how many positions a constant of this program must have rows for.
+
+    `length` is None if only values of the program tell it.
+    """
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
             f"wavepe: {what} becomes a constant of the program, which Dynamo cannot make: call "
             "torch.export.export with strict=False"
         )
-    most = largest(length)
+    most = None if length is None else largest(length)
     if most is not None:
         return most
     warnings.warn(
