@@ -222,6 +222,7 @@ wavepe.hf.adapt(
             {"data": DATA[:200], "lengths": [180]},
             "data has 200 tokens; needs 180 to measure and 32",
         ),
+        ({"data": DATA + 12}, "data has ids 13..61, and the model has 50 tokens"),
         ({"data": ["words"]}, "needs the model's tokenizer="),
         ({"data": [{"words": 1}]}, "rows of data need 'input_ids' or 'text', got .'words'"),
         ({"data": torch.rand(9)}, "data must be 1-D and of integers"),
@@ -241,8 +242,13 @@ def test_only_stock_models():
 
 def test_a_folder_of_another_adaptation(tmp_path):
     adapt(stock(), folder=tmp_path, recipe="plain", tokens=64)
+    given = {"folder": tmp_path, "recipe": "plain", "tokens": 64}
     with pytest.raises(ValueError, match=r"holds an adaptation with .*'seed': 0.*'seed': 1"):
-        adapt(stock(), folder=tmp_path, recipe="plain", tokens=64, seed=1)
+        adapt(stock(), seed=1, **given)
+    with pytest.raises(ValueError, match=r"holds an adaptation with {'data'"):
+        adapt(stock(), data=DATA.flip(0), **given)
+    with pytest.raises(ValueError, match=r"holds an adaptation with {'training'.*max_grad_norm"):
+        adapt(stock(), max_grad_norm=2.0, **given)
 
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -173,12 +174,18 @@ def adapt(
         )
     lengths = [_checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
     chosen = recipes.choose(recipe, encoding, base, length)
-    held_out, rows = _split(_token_ids(data, tokenizer), length, max(lengths))
+    ids = _token_ids(data, tokenizer)
+    size = base.get_input_embeddings().num_embeddings
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+        raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {size} tokens")
+    held_out, rows = _split(ids, length, max(lengths))
     order = _order(len(rows), steps * rows_of_step, seed)
     settings = {
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
-        "lengths": lengths, "rows": len(rows),
+        "lengths": lengths, "model": str(model.config._name_or_path),
+        "data": hashlib.sha256(ids.numpy()).hexdigest(),
+        "training": sorted(map(str, training.items())),
     }  # fmt: skip
     with _Run.opened(folder, settings) as run:
         if run.finished:
@@ -203,7 +210,7 @@ def adapt(
             model = trained.merge_and_unload()
         run.measure("adapted", model, held_out, lengths, progress)
         run.finish(model, tokenizer)
-        return Adapted(model, **run.facts, why=chosen.why)
+        return Adapted(model.eval(), **run.facts, why=chosen.why)
 
 
 def _need_accelerate() -> None:
