@@ -184,7 +184,7 @@ def adapt(
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
         "lengths": lengths, "model": str(model.config._name_or_path),
-        "data": hashlib.sha256(ids.numpy()).hexdigest(),
+        "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
     with _Run.opened(folder, settings) as run:
