@@ -150,6 +150,24 @@ with torch.no_grad():
     assert torch.equal(torch.load(out), logits(live(folders).eval(), torch.load(ids)))
 
 
+@pytest.mark.parametrize("spec", [SPEC, "kerple", "sinusoidal"])
+def test_a_batch_of_several_adapters(spec):
+    """Each row of a batch has its own adapter of PEFT, or none."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(wavepe.hf.patch(tiny(), spec), config, adapter_name="one")
+    model.add_adapter("two", config)
+    model.eval()
+    ids = tokens(3, 9)
+    mixed = logits(model, input_ids=ids, adapter_names=["two", "__base__", "one"])
+    model.set_adapter("two")
+    assert torch.allclose(mixed[:1], logits(model, input_ids=ids[:1]), atol=1e-4)
+    model.set_adapter("one")
+    assert torch.allclose(mixed[2:], logits(model, input_ids=ids[2:]), atol=1e-4)
+    with model.disable_adapter():
+        assert torch.allclose(mixed[1:2], logits(model, input_ids=ids[1:2]), atol=1e-4)
+
+
 def test_peft_finds_no_stock_base(folders):
     """The base of an adapter that was trained on a model patched in memory is not the stock one."""
     peft = pytest.importorskip("peft")
