@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops
 from .._rope_frequencies import rope_frequencies
 from ..ops._common import wide
 from ..ops._device_constant import device_constant
+from ..ops._rope_table import rope_table
 
 
 def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def sine_waves(first: int, last: int, dim: int, like: Tensor) -> Tensor:
     """
     positions = torch.arange(first, last, device=like.device)
     inv_freq = device_constant(_frequencies, dim)
-    cos, sin = ops.rope_table(positions, inv_freq.on(like), dtype=wide(like))
+    cos, sin = rope_table(positions, inv_freq.on(like), dtype=wide(like))
     return torch.stack((sin, cos), dim=-1).flatten(-2).to(like.dtype)
 
 

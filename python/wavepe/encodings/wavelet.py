@@ -229,10 +229,10 @@ class Wavelet(Encoding):
             return super().learned_table(length, parameters, causal=causal)
         import torch
 
-        from .. import ops
+        from ..ops._wavelet import wavelet_table
 
         scale, shift = parameters["scale"], parameters["shift"]
         first = 0 if causal else 1 - length
         offsets = torch.arange(first, length, device=scale.device)
-        p = ops.wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
+        p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return Table(p, first)

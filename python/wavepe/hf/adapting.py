@@ -24,7 +24,7 @@ from transformers.utils import CONFIG_NAME
 from .. import _checks
 from .._files import new_file
 from .._runtime import command_for
-from ..analysis import perplexity
+from ..analysis._perplexity import perplexity
 from ..positions import Learned
 from . import families, recipes
 from .folder import note_perplexities
