@@ -229,10 +229,10 @@ class Wavelet(Encoding):
             return super().learned_table(length, parameters, causal=causal)
         import torch
 
-        from ..ops._wavelet import wavelet_table
+        from ..ops._wavelet import wavelet_table as table_of_tensors
 
         scale, shift = parameters["scale"], parameters["shift"]
         first = 0 if causal else 1 - length
         offsets = torch.arange(first, length, device=scale.device)
-        p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
+        p = table_of_tensors(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return Table(p, first)
