@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME
 
 from .. import _checks
-from .._files import new_file
+from .._files import new_file, writing
 from .._runtime import command_for
 from ..analysis._perplexity import perplexity
 from ..positions import Learned
@@ -453,7 +453,8 @@ class _Run:
         if _is_first_process():
             folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
+        with writing(self.folder):  # a full disk has its name
+            trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.write()
 
@@ -461,9 +462,10 @@ class _Run:
         """Write the model, and remove the checkpoints."""
         if not (self.kept and _is_first_process()):
             return
-        model.save_pretrained(self.folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(self.folder)
+        with writing(self.folder):
+            model.save_pretrained(self.folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(self.folder)
         found = {str(n): x for n, x in self.perplexity["adapted"].items()}
         note_perplexities(self.folder, self.settings["encoding"], found)
         shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
