@@ -25,10 +25,9 @@ from .. import _checks
 from .._files import new_file, writing
 from .._runtime import command_for
 from ..analysis._perplexity import perplexity
-from ..positions import Learned
 from . import families, recipes
 from .folder import note_perplexities
-from .learned import MODULE_NAME
+from .learned import MODULE_NAME, learned_ids
 from .patching import encoding_of, patch
 
 RESULTS = "results.json"
@@ -179,7 +178,7 @@ def adapt(
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {size} tokens")
     held_out, rows = _split(ids, length, max(lengths))
-    order = _order(len(rows), steps * rows_of_step, seed)
+    rows = rows[_order(len(rows), steps * rows_of_step, seed)]
     settings = {
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
@@ -187,6 +186,8 @@ def adapt(
         "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
+    shared = int(steps * chosen.share)
+    plan = _Plan(steps, shared, learning_rate, batch_size, seed, training)
     with _Run.opened(folder, settings) as run:
         if run.finished:
             model = AutoModelForCausalLM.from_pretrained(folder)
@@ -194,18 +195,16 @@ def adapt(
         run.measure("stock", model, held_out, lengths, progress)
         if control:
             stock = copy.deepcopy(model)
-            plan = _Plan(steps, 0, learning_rate / 2, batch_size, seed, training)
-            run.train("control", stock, None, rows[order], plan, progress)
+            other = dataclasses.replace(plan, transfer=0, rate=learning_rate / 2)
+            run.train("control", stock, None, rows, other, progress)
             run.measure("control", stock, held_out, lengths, progress)
             del stock
-        shared = int(steps * chosen.share)
         teacher = recipes.Teacher(copy.deepcopy(model)) if shared else None
         torch.manual_seed(seed)
         patch(model, chosen.encoding)
         run.measure("swapped", model, held_out, lengths, progress)
         trained = model if lora is None else _with_adapters(model, lora)
-        plan = _Plan(steps, shared, learning_rate, batch_size, seed, training)
-        run.train("adapted", trained, teacher, rows[order], plan, progress)
+        run.train("adapted", trained, teacher, rows, plan, progress)
         if lora is not None:
             model = trained.merge_and_unload()
         run.measure("adapted", model, held_out, lengths, progress)
@@ -306,7 +305,7 @@ class _Plan:
 
 def _optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """Return AdamW without decay; what encodings learn has its own rate."""
-    learned = {id(p) for m in model.modules() if isinstance(m, Learned) for p in m.parameters()}
+    learned = learned_ids(model)
     groups: dict[bool, list[Any]] = {True: [], False: []}
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME
 from . import rope_config
 from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock
 from .folder import AUTO_CLASSES, auto_map, write_beside
-from .layers import Choice, StoredSpec, spec_text
+from .layers import Choice, StoredSpec, changed_encoding, spec_text
 
 CLASS_PREFIX = "WavePE"  # WavePELlamaForCausalLM is LlamaForCausalLM with an encoding
 PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a patched Mistral
@@ -76,11 +76,7 @@ class OwnConfig:
         if live is None:
             return
         if live.config == id(self) and live.spec != config.position_encoding:
-            raise ValueError(
-                f"config.position_encoding of a live model was changed from "
-                f"{spec_text(live.spec)!r} to {spec_text(config.position_encoding)!r}, which has "
-                "no effect: give it to from_pretrained, or patch a stock model with it"
-            )
+            raise changed_encoding(live.spec, config.position_encoding)
         before = live.layers
         if before != config.num_hidden_layers and Choice(config.position_encoding).names_layers:
             raise ValueError(

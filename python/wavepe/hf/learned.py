@@ -113,6 +113,12 @@ class _InitWeights:
             one.owner = self.owner
 
 
+def learned_ids(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that encodings learn."""
+    parts = [module for module in model.modules() if isinstance(module, Learned)]
+    return {id(parameter) for part in parts for parameter in part.parameters()}
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two parameter groups for an optimizer, one with weight decay and one without.
 
@@ -142,12 +148,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     >>> model = wavepe.hf.patch(model, "shaw:clip=4")
     >>> optimizer = torch.optim.AdamW(wavepe.hf.parameter_groups(model, weight_decay=0.1), lr=1e-3)
     """
-    learned = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, Learned)
-        for parameter in module.parameters()
-    }
+    learned = learned_ids(model)
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in model.parameters():

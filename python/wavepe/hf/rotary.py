@@ -18,7 +18,7 @@ from ..positions.rotation import LONG, SHORT, FrequencySchedule
 from . import families, rope_config
 from .cache_guard import frequency_name
 from .families import ATTENTION
-from .layers import StoredSpec, spec_text
+from .layers import StoredSpec, changed_encoding, spec_text
 from .rope_config import Slot
 
 ALL_TYPES = "all"
@@ -79,11 +79,7 @@ class Rotary(nn.Module):
                 "first"
             )
         if self.config.position_encoding != self.spec:
-            raise ValueError(
-                f"config.position_encoding of a live model was changed from "
-                f"{spec_text(self.spec)!r} to {spec_text(self.config.position_encoding)!r}, which "
-                "has no effect: give it to from_pretrained, or patch a stock model with it"
-            )
+            raise changed_encoding(self.spec, self.config.position_encoding)
         if self.read and not torch.compiler.is_compiling():
             self._check_parameters()
         rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL_TYPES])

@@ -12,6 +12,7 @@ from ..encodings import Encoding
 from ._common import check
 from ._compiler import traced
 from ._tables import (
+    FIX_LENGTH,
     LARGEST_TABLE,
     build_once,
     encoding_named,
@@ -21,14 +22,13 @@ from ._tables import (
 
 
 def vectors(
-    encoding: Encoding,
-    positions: Tensor,
-    dim: int,
-    below: int | None,
-    length: int | None = None,
-    trained_length: int | None = None,
+    encoding: Encoding, positions: Tensor, dim: int, below: int | None, *lengths: int | None
 ) -> Tensor:
-    """Return the vectors (..., dim); `length` is None if they do not depend on it."""
+    """Return the vectors (..., dim).
+
+    `lengths` are that of the sequence and that of training, or None if the vectors do not depend
+    on them.
+    """
     device = positions.device
     if positions.numel() == 0:
         return torch.empty((*positions.shape, dim), device=device)
@@ -36,8 +36,8 @@ def vectors(
     if count is None:
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         count = highest + 1
-    if lowest < 0 or count > LARGEST_TABLE or length is not None:
-        options = _options(length, trained_length)
+    if lowest < 0 or count > LARGEST_TABLE or lengths[0] is not None:
+        options = _options(*lengths)
         return to_torch(encoding.absolute(positions.cpu().numpy(), dim, **options), device)
     return _first_rows(count, encoding, dim, device)[positions]
 
@@ -80,16 +80,14 @@ def to_torch(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(device)
 
 
-@torch.library.custom_op("wavepe::absolute_vectors", mutates_args=())
-def _absolute_vectors(
-    name: str,
-    positions: Tensor,
-    dim: int,
-    below: int | None,
-    length: int | None = None,
-    trained_length: int | None = None,
-) -> Tensor:
-    return vectors(encoding_named(name), positions, dim, below, length, trained_length)
+@torch.library.custom_op(
+    "wavepe::absolute_vectors",
+    mutates_args=(),
+    schema="(str name, Tensor positions, SymInt dim, SymInt? below, SymInt? length, "
+    "SymInt? trained_length) -> Tensor",
+)
+def _absolute_vectors(name: str, *given: Any) -> Tensor:
+    return vectors(encoding_named(name), *given)
 
 
 @_absolute_vectors.register_fake
@@ -115,10 +113,9 @@ def _(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
 # ---- in a compiler's graph ----------------------------------------------------------------------
 
 
-def graph_vectors(name: str, positions: Tensor, dim: int, *sizes: int | None) -> Tensor:
+def graph_vectors(name: str, *given: Any) -> Tensor:
     """Return `vectors` of the encoding of that name."""
-    op = torch.ops.wavepe.absolute_vectors.default
-    return traced(op, _standard_vectors)(name, positions, dim, *sizes)
+    return traced(torch.ops.wavepe.absolute_vectors.default, _standard_vectors)(name, *given)
 
 
 def graph_range(name: str, *given: Any) -> Tensor:
@@ -131,35 +128,21 @@ def _constant(name: str, count: int, *sizes: Any) -> Tensor:
 
 
 def _standard_vectors(
-    name: str,
-    positions: Tensor,
-    dim: int,
-    below: int | None,
-    length: int | None = None,
-    trained_length: int | None = None,
+    name: str, positions: Tensor, dim: int, below: int | None, *lengths: int | None
 ) -> Tensor:
     most = rows_for(below, f"the vectors of {name!r}")
     # A negative index would take a row from the end. One beyond the end is an error.
     place = torch.where(positions < 0, most, positions).flatten()
-    rows = _constant(name, most, dim, length, trained_length, positions.device)
+    rows = _constant(name, most, dim, *lengths, positions.device)
     return rows.index_select(0, place).unflatten(0, positions.shape)
 
 
-def _standard_range(
-    name: str,
-    start: int,
-    stop: int,
-    dim: int,
-    length: int | None,
-    trained_length: int | None,
-    device: torch.device,
-) -> Tensor:
+def _standard_range(name: str, start: int, stop: int, dim: int, *given: Any) -> Tensor:
+    length = given[0]
     check(
         length is None or isinstance(length, int),
         f"the vectors of {name!r} depend on the length, so a program of standard operators cannot "
-        "hold those of every length: fix the length before exporting, for a model of transformers "
-        "by wavepe.hf.fix_length(model, length)",
+        f"hold those of every length: {FIX_LENGTH}",
     )
-    most = rows_for(stop, f"the vectors of {name!r}")
-    rows = _constant(name, most, dim, length, trained_length, device)
-    return rows.index_select(0, torch.arange(start, stop, device=device))[None]
+    rows = _constant(name, rows_for(stop, f"the vectors of {name!r}"), dim, *given)
+    return rows.index_select(0, torch.arange(start, stop, device=rows.device))[None]

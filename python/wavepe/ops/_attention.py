@@ -11,7 +11,7 @@ from .._relative_bias import BEYOND, Bias, Table
 from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory
-from ._attention_in_graph import attention_in_graph
+from ._attention_in_graph import attention_in_graph, by_input, save_attention, saved_attention
 from ._attention_masked import can_mask, masked
 from ._common import (
     autocast_enabled,
@@ -24,8 +24,6 @@ from ._common import (
     number,
     recorded,
     register_autograd,
-    save_call,
-    saved_call,
     wide,
     with_range,
 )
@@ -34,11 +32,8 @@ from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
-_Q, _K, _V, _P, _Q_REL, _ZONES, _BIAS = map(
-    Arguments._fields.index, ("q", "k", "v", "p", "q_rel", "zones", "bias")
-)
+_Q, _K, _V, _P, _Q_REL, _BIAS = map(Arguments._fields.index, ("q", "k", "v", "p", "q_rel", "bias"))
 _COUNT = len(Arguments._fields)
-_DIFFERENTIABLE = (_Q, _K, _V, _P, _Q_REL, _BIAS)
 _DEFAULTS = (None, None, None, *Arguments._field_defaults.values())
 # The arguments that most calls give. The others are left out if they have their defaults, because
 # torch takes 0.07 microseconds to check each one.
@@ -289,20 +284,11 @@ def _(
     )
 
 
-def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    arguments = list(inputs)
-    zones = arguments.pop(_ZONES) if len(inputs) > _ZONES else None
-    ctx.zones = None if zones is None else len(zones)
-    save_call(ctx, arguments, *(zones or ()), *output)
-
-
 def _gradients(
     ctx: Any, grad_out: Tensor, grad_lse: Tensor | None, p_grad: bool, bias_grad: bool
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, p, q_rel and bias."""
-    inputs, (*zones, out, lse) = saved_call(ctx)
-    if len(inputs) > _FEW:
-        inputs.insert(_ZONES, zones or None)
+    inputs, out, lse = saved_attention(ctx)
     arguments = [grad_out, grad_lse, out, lse, *inputs]
     if p_grad or bias_grad:
         arguments += (*_DEFAULTS[len(inputs) :], p_grad, bias_grad)
@@ -318,16 +304,10 @@ def _gradients(
 def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     # needs_input_grad ends early: torch drops trailing arguments that have their defaults
     p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
-    result: list[Any] = [None] * _COUNT
-    grads = _gradients(ctx, grad_out, grad_lse, p_grad, bias_grad)
-    for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
-        result[i] = grad
-    if ctx.zones is not None:  # torch.library expects a list of gradients for a list
-        result[_ZONES] = [None] * ctx.zones
-    return tuple(result[: len(ctx.needs_input_grad)])
+    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, p_grad, bias_grad))
 
 
-register_autograd("attention_forward", _registered_backward, _setup)
+register_autograd("attention_forward", _registered_backward, save_attention)
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
@@ -351,7 +331,7 @@ class _Attention(torch.autograd.Function):
         with below_autograd():
             output = _DIRECT_FORWARD(*arguments)
         ctx.set_materialize_grads(False)
-        _setup(ctx, arguments, output)
+        save_attention(ctx, arguments, output)
         return output
 
     @staticmethod

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -119,30 +120,44 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
-    inputs, (*zones, out, lse) = saved_call(ctx)
-    if ctx.zones is not None:
-        inputs[_ZONES] = zones
-    needed = ctx.needs_input_grad
-    flags = [any(needed[i : i + 1]) for i in (_P, _BIAS)]
+    inputs, out, lse = saved_attention(ctx)
+    flags = [any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS)]
     grads = torch.ops.wavepe.attention_in_graph_backward(
         grad_out, grad_lse, out, lse, *flags, *inputs
     )
-    result: list[Any] = [None] * len(_DEFAULTS)
-    for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
-        if i < len(inputs) and inputs[i] is not None:
-            result[i] = grad
-    if ctx.zones is not None:  # torch.library expects a list of gradients for a list
-        result[_ZONES] = [None] * ctx.zones
-    return tuple(result[: len(needed)])
+    given = [i < len(inputs) and inputs[i] is not None for i in _DIFFERENTIABLE]
+    return by_input(
+        ctx, [x if is_given else None for x, is_given in zip(grads, given, strict=True)]
+    )
 
 
-def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+# ---- what autograd keeps, for `attention_forward`, too ------------------------------------------
+
+
+def save_attention(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+    """Save the call of an operator whose first arguments are those of `_FORWARD`."""
     arguments = list(inputs)
-    zones = arguments[_ZONES] if len(inputs) > _ZONES else None
+    zones = arguments.pop(_ZONES) if len(arguments) > _ZONES else None
     ctx.zones = None if zones is None else len(zones)
-    if zones is not None:
-        arguments[_ZONES] = None
     save_call(ctx, arguments, *(zones or ()), *output)
 
 
-_forward.register_autograd(_gradient, setup_context=_setup)
+def saved_attention(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
+    """Return the arguments, out and lse of the call that `save_attention` saved."""
+    inputs, (*zones, out, lse) = saved_call(ctx)
+    if len(inputs) >= _ZONES:
+        inputs.insert(_ZONES, zones or None)
+    return inputs, out, lse
+
+
+def by_input(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Return the gradients of q, k, v, p, q_rel and bias at the places of these arguments."""
+    result: list[Any] = [None] * len(_DEFAULTS)
+    for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
+        result[i] = grad
+    if ctx.zones is not None:  # torch.library expects a list of gradients for a list
+        result[_ZONES] = [None] * ctx.zones
+    return tuple(result[: len(ctx.needs_input_grad)])
+
+
+_forward.register_autograd(_gradient, setup_context=save_attention)

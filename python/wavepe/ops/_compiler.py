@@ -77,8 +77,9 @@ def standard_operators() -> Iterator[None]:
 @constant_result
 def wants_standard() -> bool:
     """Tell whether this is the trace of a program that must hold operators of torch alone."""
-    wanted = STANDARD or getattr(_exporting, "standard", False) or torch.onnx.is_in_onnx_export()
-    return wanted and torch.compiler.is_exporting()
+    return torch.compiler.is_exporting() and (
+        STANDARD or getattr(_exporting, "standard", False) or torch.onnx.is_in_onnx_export()
+    )
 
 
 def traced(op: Any, standard: F) -> F:

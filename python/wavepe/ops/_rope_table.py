@@ -134,16 +134,10 @@ def _fake(
     return cos, torch.empty_like(cos)
 
 
-def _standard(
-    positions: Tensor,
-    inv_freq: Tensor,
-    attention_factor: float = 1.0,
-    precision: str = "exact",
-    sections: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
+def _standard(positions: Tensor, inv_freq: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """Return `rope_table` in operators of torch."""
-    _fake(positions, inv_freq, attention_factor, precision, sections, dtype)  # checks
+    _fake(positions, inv_freq, *options)  # checks
+    attention_factor, precision, sections, dtype = options
     sizes = [inv_freq.shape[0]] if sections is None else sections
     if sections is None:
         positions = positions[..., None]

@@ -27,6 +27,11 @@ T = TypeVar("T")
 FIRST_CAPACITY = 128
 # Rows of a constant in a program of standard operators, if nothing bounds the length.
 OPEN_LENGTH = 1 << 14
+# The advice where an encoding follows the length, and a program cannot.
+FIX_LENGTH = (
+    "fix the length before exporting, for a model of transformers by "
+    "wavepe.hf.fix_length(model, length)"
+)
 # Tables of more positions are not kept. At head size 128 this is 64 MiB.
 LARGEST_TABLE = 1 << 17
 
@@ -146,17 +151,14 @@ def graph_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Te
     return traced(op, _standard_rows)(name, term, causal, keys, *given)
 
 
-@torch.library.custom_op("wavepe::constant_rows", mutates_args=())
-def _constant_rows(
-    name: str,
-    term: str,
-    causal: bool,
-    keys: int,
-    size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    return rows_of_distances(encoding_named(name), term, causal, keys, size, dtype, device)
+@torch.library.custom_op(
+    "wavepe::constant_rows",
+    mutates_args=(),
+    schema="(str name, str term, bool causal, SymInt keys, SymInt size, ScalarType dtype, "
+    "Device device) -> Tensor",
+)
+def _constant_rows(name: str, *given: Any) -> Tensor:
+    return rows_of_distances(encoding_named(name), *given)
 
 
 def rows_of_distances(
@@ -183,15 +185,8 @@ def rows_of_distances(
 
 
 @_constant_rows.register_fake
-def _(
-    name: str,
-    term: str,
-    causal: bool,
-    keys: int,
-    size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
+def _(name: str, term: str, causal: bool, keys: int, size: int, *place: Any) -> Tensor:
+    dtype, device = place
     return torch.empty((keys if causal else 2 * keys - 1, size), dtype=dtype, device=device)
 
 
@@ -220,19 +215,9 @@ def rows_for(length: int | None, what: str) -> int:
     return OPEN_LENGTH
 
 
-def _standard_rows(
-    name: str,
-    term: str,
-    causal: bool,
-    keys: int,
-    size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
+def _standard_rows(name: str, term: str, causal: bool, keys: int, *given: Any) -> Tensor:
     most = rows_for(keys, f"the table of {name!r}")
-    rows = build_once(
-        rows_of_distances, encoding_named(name), term, causal, most, size, dtype, device
-    )
-    place = torch.arange(0 if causal else 1 - keys, keys, device=device)
+    rows = build_once(rows_of_distances, encoding_named(name), term, causal, most, *given)
+    place = torch.arange(0 if causal else 1 - keys, keys, device=rows.device)
     # An index beyond the end is an error.
     return rows.index_select(0, place if causal else place + (most - 1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..encodings import Encoding
 from ..encodings.base import combine
 from ..ops._absolute import graph_range, graph_vectors, range_of, to_torch, vectors
-from ..ops._tables import name_of, refuse_trace
+from ..ops._tables import FIX_LENGTH, name_of, refuse_trace
 
 
 class AbsoluteVectors:
@@ -51,8 +51,7 @@ class AbsoluteVectors:
         if self.follows_length and torch.compiler.is_exporting():
             raise RuntimeError(
                 f"wavepe: the vectors of '{self.encoding}' depend on the length, so an exported "
-                "program cannot compute them from positions: fix the length before exporting, for "
-                "a model of transformers by wavepe.hf.fix_length(model, length)"
+                f"program cannot compute them from positions: {FIX_LENGTH}"
             )
         if self.follows_length and positions.numel():
             rows = positions.cpu().numpy()

@@ -13,7 +13,7 @@ from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..ops._compiler import disable
 from ..ops._device_constant import DeviceConstant
-from ..ops._tables import LARGEST_TABLE, keep_by_length, refuse_trace
+from ..ops._tables import FIX_LENGTH, LARGEST_TABLE, keep_by_length, refuse_trace
 
 # A length below and one above every threshold that a scaling type may have.
 SHORT, LONG = 1, 1 << 40
@@ -115,8 +115,7 @@ class FrequencySchedule:
         if torch.compiler.is_exporting():
             raise RuntimeError(
                 f"wavepe: the frequencies of {self._label} depend on the length, so an exported "
-                "program cannot compute them: fix the length before exporting, for a model of "
-                "transformers by wavepe.hf.fix_length(model, length)"
+                f"program cannot compute them: {FIX_LENGTH}"
             )
         if positions is not None:
             length = int(positions.to(torch.int64).max()) + 1 if positions.numel() else 1
