@@ -192,6 +192,8 @@ def adapt(
         if run.finished:
             model = AutoModelForCausalLM.from_pretrained(folder)
             return Adapted(model, **run.facts, why=chosen.why)
+        if not hasattr(model, "hf_device_map"):  # else it has its places already
+            model.to(_arguments(plan, run.folder).device)
         run.measure("stock", model, held_out, lengths, progress)
         if control:
             stock = copy.deepcopy(model)
@@ -348,7 +350,8 @@ def _trainer(
                 return super().compute_loss(model, inputs, *args, **options)
             bare = self.accelerator.unwrap_model(model)
             bare = bare.get_base_model() if hasattr(bare, "get_base_model") else bare  # PEFT
-            loss = teacher.loss(model, bare, inputs)
+            with self.accelerator.autocast():  # else the teacher computes in float32
+                loss = teacher.loss(model, bare, inputs)
             if self.model_accepts_loss_kwargs:  # else Trainer divides it
                 loss = loss / self.current_gradient_accumulation_steps
             return (loss, None) if options.get("return_outputs") else loss
@@ -358,6 +361,17 @@ def _trainer(
             if progress is not None:
                 progress(name, state.global_step, plan.steps)
 
+    items = [{"input_ids": row, "labels": row} for row in rows]
+    arguments = _arguments(plan, folder)
+    trainer = AdaptTrainer(model, arguments, train_dataset=items, callbacks=[Report()])
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def _arguments(plan: _Plan, folder: Path) -> Any:
+    """Return the TrainingArguments, which also know the device."""
+    from transformers import TrainingArguments
+
     given = {
         "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
         "per_device_train_batch_size": plan.batch_size, "report_to": "none", "disable_tqdm": True,
@@ -365,11 +379,7 @@ def _trainer(
         "ddp_find_unused_parameters": plan.transfer > 0,
         "dataloader_pin_memory": torch.cuda.is_available(), **plan.training,
     }  # fmt: skip
-    items = [{"input_ids": row, "labels": row} for row in rows]
-    arguments = transformers.TrainingArguments(**given)
-    trainer = AdaptTrainer(model, arguments, train_dataset=items, callbacks=[Report()])
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
+    return TrainingArguments(**given)
 
 
 # ---- the folder ---------------------------------------------------------------------------------

@@ -236,7 +236,8 @@ class Chunk:
 
     def tuning(self, role: str) -> dict[str, int]:
         """Return the options for launching a kernel of this role."""
-        return launches.tuning(role, self.q, launches.width(max(self.d, self.dv)))
+        tiles = self.hidden.mask is not None or self.terms.bias is not None
+        return launches.tuning(role, self.q, launches.width(max(self.d, self.dv)), tiles)
 
     def compute_products(self) -> None:
         """Compute the products of the queries with the table, which the tiles read."""

@@ -221,9 +221,10 @@ def attention_backward_keys(
         if _LEVELS[phase] != _FAR or terms.basis is not None:
             # One loop over heads and blocks, because nested loops would need more registers.
             blocks = bounds[phase + 1] - bounds[phase]
+            each = tl.maximum(blocks, 1)  # a pipelined loop divides before its first step, if any
             for step in range(group * blocks):
-                h = key_head * group + step // blocks
-                i = tl.arange(0, ROWS) + (bounds[phase] + step % blocks) * ROWS
+                h = key_head * group + step // each
+                i = tl.arange(0, ROWS) + (bounds[phase] + step % each) * ROWS
                 queries, x = _queries(
                     q, r, b, h, i, m, heads, offset, terms, config,
                     _LEVELS[phase] == _FULL,

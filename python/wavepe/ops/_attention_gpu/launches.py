@@ -23,9 +23,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 # spills (docs/internals/attention-gpu.md).
 _TUNING = {
     9: {
-        "forward": {64: (128, 8, 2), 128: (128, 8, 2), 256: (32, 8, 2)},
-        "queries": {64: (64, 8, 3), 128: (64, 8, 2), 256: (64, 8, 1)},
-        "keys": {64: (64, 8, 2), 128: (32, 8, 3), 256: (32, 8, 2)},
+        "forward": {64: (128, 8, 4), 128: (128, 8, 3), 256: (32, 8, 2)},
+        "queries": {64: (64, 4, 1), 128: (64, 4, 3), 256: (64, 8, 1)},
+        "keys": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 8, 2)},
     },
     10: {
         "forward": {64: (128, 8, 2), 128: (128, 8, 2), 256: (32, 8, 2)},
@@ -48,12 +48,17 @@ def capability(device: torch.device) -> int:
     return major if major in _TUNING else 8
 
 
-def tuning(role: str, q: Tensor, width: int) -> dict[str, int]:
-    """Return the options for launching a kernel of this role; `width` is that of a tile."""
+def tuning(role: str, q: Tensor, width: int, tiles: bool) -> dict[str, int]:
+    """Return the options for launching a kernel of this role.
+
+    `width` is that of a tile. `tiles` says that a mask or a bias is loaded for each score: more
+    than two stages of them do not fit into shared memory.
+    """
     size = max(64, width)
     full = q.dtype == torch.float32
     if role in ("forward", "queries", "keys"):
         rows, warps, stages = (_FLOAT32 if full else _TUNING[capability(q.device)][role])[size]
+        stages = min(stages, 2) if tiles else stages
         return {"ROWS": rows, "num_warps": warps, "num_stages": stages}
     options = {"num_warps": 4 if size == 64 else 8, "num_stages": 1}
     return options if role == "bias" else {"ROWS": 16 if full or size == 256 else 64, **options}
