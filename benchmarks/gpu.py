@@ -64,6 +64,8 @@ def print_row(row: dict[str, Any], interpreted: bool) -> bool:
         where = " (not a GPU)" if of_the_cpu else " (interpreted, not a GPU)"
     if not row.get("checks"):
         print(f"  {row['name']}{where}: {row['wall']:.0f} s")
+    if "ended" in row:
+        print(f"  {row['name']} gave its results, and then {row['ended']}")
     right = True
     for found in row.get("checks", ()):
         ok = found["error"] <= 1

@@ -18,7 +18,7 @@ from .command import RESULTS, page_command
 from .readme import replaced, wrapped
 
 PAGE = Path("docs", "guides", "gpu.md")
-NOTHING = "No result of this page comes from a GPU yet."
+NOTHING = "There is no result of a GPU."
 PHASES = ("forward", "forward and backward")
 OURS = "wavepe"
 
@@ -136,7 +136,11 @@ def _left(rows: list[dict]) -> list[str]:
         f"`wavepe compare --device cuda --steps {row['steps']}`: {row['seconds']:.0f} s."
         for row in _of(rows, "compare")
     ]
-    lines = [f"- {row['name']}: {_why(row)}" for row in rows if _why(row)]
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if _why(row):
+            names.setdefault(_why(row), []).append(row["name"])
+    lines = [f"- {', '.join(found)}: {why}" for why, found in names.items()]
     lines += [
         f"- {row['name']}, {way}: {error}"
         for row in _of(rows, "times")

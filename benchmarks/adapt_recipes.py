@@ -1,0 +1,166 @@
+"""Compare ways to swap the encoding of small models that were trained with RoPE.
+
+FOLDER is what `wavepe compare --encodings rope --seeds 3 --out FOLDER` wrote. Each of its models is
+adapted by `wavepe.hf.adapt`, once for each arm. `--json FILE` keeps a row for each arm and seed;
+rows that are there are not measured again.
+
+python -m benchmarks.adapt_recipes FOLDER --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from .command import add_json, keep, new_parser
+from .machine import surroundings
+
+RICH = "wavelet:biases=true,projection=true"
+RATE = 1e-3
+STEPS = 300
+BATCH_TOKENS = 2048  # tokens of a step
+TRAINING_TOKENS = 3_000_000
+LENGTHS = (1, 2, 4, 8, 16)  # times the trained length
+
+
+class Arm(NamedTuple):
+    """What is trained, and how; without a spec it is the stock model (the control)."""
+
+    spec: str | None
+    recipe: str = "plain"
+    steps: int = STEPS
+    share: float | None = None  # of the steps, for transfer, if it is not the default
+    lora: int | None = None
+
+    @property
+    def label(self) -> str:
+        share = "" if self.share is None else f" {self.share:g}"
+        lora = "" if self.lora is None else f", LoRA {self.lora}"
+        return f"{self.spec or 'stock, trained on'} | {self.recipe}{share}{lora} | {self.steps}"
+
+
+def arms() -> Iterator[Arm]:
+    """Yield the arms, the most important first."""
+    kept = f"rope:fraction={1 / 6:.6f}+"
+    for steps in (STEPS, 100, 1000):
+        yield Arm(None, steps=steps)
+        for recipe in ("plain", "transfer"):
+            yield Arm(kept + RICH, recipe, steps)
+    for share in (0.1, 0.6):
+        yield Arm(kept + RICH, "transfer", share=share)
+    for fraction in (1 / 12, 1 / 3, 1 / 2):
+        yield Arm(f"rope:fraction={fraction:.6f}+{RICH}", "plain")
+    for fraction in (1 / 6, 1 / 3):  # without wavelets
+        yield Arm(f"rope:fraction={fraction:.6f}")
+    for spec in (RICH, "wavelet", "none", "alibi"):
+        yield Arm(spec)
+    yield Arm(RICH, "transfer")
+    others = ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl")
+    for spec in others:
+        yield Arm(kept + spec)
+    yield Arm(kept + RICH, "transfer", lora=16)
+
+
+def stock_model(folder: Path) -> Any:
+    """Return transformers' Llama with the weights of a checkpoint of `wavepe compare`."""
+    import wavepe.hf  # noqa: F401 (it knows models of compare)
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    other = {"position_encoding", "auto_map", "model_type", "architectures"}
+    given = {k: v for k, v in model.config.to_dict().items() if k not in other and "attn" not in k}
+    stock = LlamaForCausalLM(LlamaConfig(**given))
+    stock.load_state_dict(model.state_dict())
+    return stock
+
+
+def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> dict[str, Any]:
+    """Return the row of an arm."""
+    import wavepe.hf
+    from wavepe.hf import recipes
+
+    share = recipes.SHARE if arm.share is None else arm.share
+    with mock.patch.object(recipes, "SHARE", share):
+        done = wavepe.hf.adapt(
+            copy.deepcopy(stock),
+            arm.spec or "none",
+            ids,
+            # the control has half the rate, and the swapped model takes no part
+            tokens=arm.steps * BATCH_TOKENS,
+            length=length,
+            batch_size=BATCH_TOKENS // length,
+            learning_rate=RATE,
+            recipe=arm.recipe,
+            lora=arm.lora,
+            seed=seed,
+            control=arm.spec is None,
+            lengths=[n * length for n in LENGTHS],
+            use_cpu=True,
+            save_strategy="no",
+        )
+    name = "control" if arm.spec is None else "adapted"
+    found: dict[str, Any] = {"perplexity": done.perplexity[name], "stock": done.perplexity["stock"]}
+    if arm.spec is None:
+        return found
+    return found | {"swapped": done.perplexity["swapped"], "seconds": done.seconds}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the means over seeds as text."""
+    by_arm: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_arm.setdefault(row["arm"], []).append(row)
+    lines = []
+    for arm, found in by_arm.items():
+        means = [
+            statistics.mean(row["perplexity"][n] for row in found) for n in found[0]["perplexity"]
+        ]
+        lines.append(f"{arm:76} {len(found)}  " + " ".join(f"{x:6.2f}" for x in means))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0."""
+    parser = new_parser(__doc__)
+    parser.add_argument("folder", type=Path, help="the folder that wavepe compare wrote")
+    parser.add_argument("--data", metavar="PATH", help="the text that the models were trained on")
+    parser.add_argument("--arms", type=int, metavar="N", help="only the first N arms")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    from wavepe.cli.compare.data import load_text
+
+    about = json.loads((args.folder / "results.json").read_text("utf-8"))
+    given, length = about["environment"]["settings"], about["train_length"]
+    results: dict[str, Any] = {"length": length, "layers": given["layers"], **surroundings("torch", "transformers")}
+    results["rows"] = []
+    if args.json and args.json.exists():
+        results["rows"] = json.loads(args.json.read_text("utf-8"))["rows"]
+    text = load_text(args.data, max(LENGTHS) * length, length)
+    ids = torch.cat([torch.tensor(bytes_) for bytes_ in (text.train[-TRAINING_TOKENS:], text.held_out[:16384])])
+    there = {(row["arm"], row["seed"]) for row in results["rows"]}
+    for arm in list(arms())[: args.arms]:
+        for seed, folder in enumerate(sorted((args.folder / "checkpoints").glob("rope*-seed*"))):
+            if (arm.label, seed) in there:
+                continue
+            row = measure(arm, stock_model(folder), ids.long(), length, seed)
+            results["rows"].append({"arm": arm.label, **arm._asdict(), "seed": seed, **row})
+            keep(results, args.json)
+        print(table([row for row in results["rows"] if row["arm"] == arm.label]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
