@@ -5,6 +5,7 @@ error.
 """
 
 import copy
+import warnings
 
 import pytest
 
@@ -42,6 +43,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 from wavepe.hf.families import argument_names
+from wavepe.hf.layers import Choice
+from wavepe.hf.patching import warn_of_scales
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
 WAVELET = "wavelet:scales=4"
@@ -545,3 +548,20 @@ def test_advice_about_arguments_and_configurations():
         model(tokens(1, 5), weights=torch.ones(1))
     with pytest.raises(ValueError, match="layer has none: build a stock model, and patch it"):
         LlamaForCausalLM(model.config)(tokens(1, 5))
+
+
+def test_wide_wavelets_get_a_hint(tmp_path):
+    """A scale may be a quarter of the trained length, which patch and convert read, and adapt is told."""
+    hint = r"^rope\+wavelet:scales=4: the largest scale is 8, above a quarter of the trained length \(7"
+    with pytest.warns(UserWarning, match=hint):
+        wavepe.hf.patch(tiny(max_position_embeddings=31), "rope+wavelet:scales=4")
+    tiny(max_position_embeddings=31).save_pretrained(tmp_path / "stock")
+    with pytest.warns(UserWarning, match=hint):
+        wavepe.hf.convert(tmp_path / "stock", tmp_path / "new", {"1": "rope+wavelet:scales=4"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = wavepe.hf.patch(tiny(max_position_embeddings=32), "wavelet:scales=4")
+        warn_of_scales(model, Choice("wavelet:scales=4"), 32)
+        warn_of_scales(wavepe.hf.unpatch(model), Choice("wavelet"), 32)  # patch has said it
+    with pytest.warns(UserWarning, match="above a quarter"):
+        warn_of_scales(model, Choice("wavelet:scales=4"), 31)

@@ -236,3 +236,19 @@ class Wavelet(Encoding):
         offsets = torch.arange(first, length, device=scale.device)
         p = table_of_tensors(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return Table(p, first)
+
+
+def scale_hint(encoding: Encoding, head_dim: int, length: float) -> str:
+    """Return a warning if the wavelets of an encoding are wide for a training of this length, or "".
+
+    The largest scale should be at most a quarter of the trained length [W].
+    """
+    for part in encoding.parts:
+        if isinstance(part, Wavelet) and not is_family(part.kind):
+            largest = part.grid(head_dim)[0].max()
+            if largest > length / 4:
+                return (
+                    f"the largest scale is {largest:g}, above a quarter of the trained length "
+                    f"({length / 4:g}): training sees only a part of its wavelets"
+                )
+    return ""

@@ -27,8 +27,9 @@ from .._runtime import command_for
 from ..analysis._perplexity import perplexity
 from . import families, recipes
 from .folder import note_perplexities
+from .layers import Choice
 from .learned import MODULE_NAME, learned_ids
-from .patching import encoding_of, patch
+from .patching import encoding_of, patch, warn_of_scales
 
 RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"
@@ -204,6 +205,7 @@ def adapt(
         teacher = recipes.Teacher(copy.deepcopy(model)) if shared else None
         torch.manual_seed(seed)
         patch(model, chosen.encoding)
+        warn_of_scales(model, Choice(chosen.encoding), length)
         run.measure("swapped", model, held_out, lengths, progress)
         trained = model if lora is None else _with_adapters(model, lora)
         run.train("adapted", trained, teacher, rows, plan, progress)

@@ -28,6 +28,7 @@ from .folder import auto_map, is_ours, write_beside
 from .layers import Choice, Spec, StoredSpec
 from .learned import MODULE_NAME
 from .model_types import stored_as_named
+from .patching import warn_of_scales
 
 # from_pretrained looks for these names in this order, each as one file or as an index of shards.
 WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME)
@@ -135,6 +136,7 @@ def convert(
     files = _read_weights(source)
     stored = {name: x for held in files.values() for name, x in held.items()}
     dropped = {name for name in stored if MODULE_NAME in name.split(".") or name.endswith(UNREAD)}
+    warn_of_scales(model, chosen)
     added = _initial_parameters(model)
     tensors = {name: x for name, x in stored.items() if name not in dropped} | added
     _check_fit(source, model, tensors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,6 +18,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaPreTrainedModel,
 )
 
+from ..encodings.wavelet import scale_hint
 from . import families
 from .cache_guard import mark_stock_caches
 from .config import EncodedConfig
@@ -101,7 +104,22 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     install_patch(model, chosen)
     check_lengths(model)
     mark_stock_caches()
+    warn_of_scales(model, chosen)
     return model
+
+
+def warn_of_scales(model: nn.Module, chosen: Choice, length: int | None = None) -> None:
+    """Warn of wavelets that are wide for the trained length: `length`, or else that of the model.
+
+    With `length`, nothing is said that was said for the model.
+    """
+    base = families.decoder(model)
+    size = families.head_dim(base)
+    longest = getattr(base.config, "max_position_embeddings", None) or math.inf
+    for encoding in chosen.encodings:
+        hint = scale_hint(encoding, size, length or longest)
+        if hint and not (length and scale_hint(encoding, size, longest)):
+            warnings.warn(f"{encoding}: {hint}", stacklevel=3)
 
 
 def _is_sharded(parameter: nn.Parameter) -> bool:

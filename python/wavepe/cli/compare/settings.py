@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from wavepe._wavelet_pywt import is_family
-from wavepe.encodings import Encoding, Wavelet
+from wavepe.encodings import Encoding
+from wavepe.encodings.wavelet import scale_hint
 
 from ..errors import UsageError
 from ..numbers import integer, integers
@@ -156,21 +156,10 @@ def settings_from(
 
 
 def hints(settings: Settings) -> list[str]:
-    """Return warnings that the user should read before the training.
-
-    The largest scale of a wavelet should be at most a quarter of the trained length [W].
-    """
-    found = []
-    for row in settings.rows:
-        if not isinstance(row.read, Wavelet) or is_family(row.read.kind):
-            continue
-        largest = row.read.grid(settings.head_dim)[0].max()
-        if largest > settings.train_length / 4:
-            found.append(
-                f"{row.name}: the largest scale is {largest:g}, above a quarter of the trained "
-                f"length ({settings.train_length / 4:g}): training sees only a part of its wavelets"
-            )
-    return found
+    """Return warnings that the user should read before the training."""
+    sizes = settings.head_dim, settings.train_length
+    found = ((row.name, scale_hint(row.read, *sizes)) for row in settings.rows)
+    return [f"{name}: {hint}" for name, hint in found if hint]
 
 
 def digest(manifest: dict[str, Any]) -> str:
