@@ -29,6 +29,7 @@ RATE = 1e-3
 STEPS = 300
 BATCH_TOKENS = 2048  # tokens of a step
 TRAINING_TOKENS = 3_000_000
+HELD_OUT = 16384  # bytes, which adapt measures on
 LENGTHS = (1, 2, 4, 8, 16)  # times the trained length
 
 
@@ -48,24 +49,24 @@ class Arm(NamedTuple):
         return f"{self.spec or 'stock, trained on'} | {self.recipe}{share}{lora} | {self.steps}"
 
 
-def arms() -> Iterator[Arm]:
-    """Yield the arms, the most important first."""
-    kept = f"rope:fraction={1 / 6:.6f}+"
+def arms(rope: str) -> Iterator[Arm]:
+    """Yield the arms, the most important first; `rope` is what `auto` keeps of the rotation."""
+    kept = f"{rope}+"
     for steps in (STEPS, 100, 1000):
         yield Arm(None, steps=steps)
         for recipe in ("plain", "transfer"):
             yield Arm(kept + RICH, recipe, steps)
     for share in (0.1, 0.6):
         yield Arm(kept + RICH, "transfer", share=share)
-    for fraction in (1 / 12, 1 / 3, 1 / 2):
-        yield Arm(f"rope:fraction={fraction:.6f}+{RICH}", "plain")
-    for fraction in (1 / 6, 1 / 3):  # without wavelets
-        yield Arm(f"rope:fraction={fraction:.6f}")
+    others = [f"rope:fraction={x:g}" for x in (1 / 12, 1 / 6, 1 / 3, 1 / 2)]
+    for other in others:
+        if other != rope:
+            yield Arm(f"{other}+{RICH}")
+    yield Arm(rope)  # without wavelets
     for spec in (RICH, "wavelet", "none", "alibi"):
         yield Arm(spec)
     yield Arm(RICH, "transfer")
-    others = ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl")
-    for spec in others:
+    for spec in ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl"):
         yield Arm(kept + spec)
     yield Arm(kept + RICH, "transfer", lora=16)
 
@@ -94,7 +95,6 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
             copy.deepcopy(stock),
             arm.spec or "none",
             ids,
-            # the control has half the rate, and the swapped model takes no part
             tokens=arm.steps * BATCH_TOKENS,
             length=length,
             batch_size=BATCH_TOKENS // length,
@@ -141,21 +141,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from wavepe.cli.compare.data import load_text
+    from wavepe.hf import families, recipes
 
     about = json.loads((args.folder / "results.json").read_text("utf-8"))
     given, length = about["environment"]["settings"], about["train_length"]
-    results: dict[str, Any] = {"length": length, "layers": given["layers"], **surroundings("torch", "transformers")}
+    results: dict[str, Any] = {
+        "length": length,
+        "layers": given["layers"],
+        **surroundings("torch", "transformers"),
+    }
     results["rows"] = []
     if args.json and args.json.exists():
         results["rows"] = json.loads(args.json.read_text("utf-8"))["rows"]
     text = load_text(args.data, max(LENGTHS) * length, length)
-    ids = torch.cat([torch.tensor(bytes_) for bytes_ in (text.train[-TRAINING_TOKENS:], text.held_out[:16384])])
+    parts = text.train[-TRAINING_TOKENS:], text.held_out[:HELD_OUT]
+    ids = torch.cat([torch.tensor(part) for part in parts])
     there = {(row["arm"], row["seed"]) for row in results["rows"]}
-    for arm in list(arms())[: args.arms]:
-        for seed, folder in enumerate(sorted((args.folder / "checkpoints").glob("rope*-seed*"))):
+    folders = sorted((args.folder / "checkpoints").glob("rope*-seed*"))
+    stocks = [stock_model(folder) for folder in folders]
+    kept = recipes.choose("auto", RICH, families.decoder(stocks[0]), length).encoding.rotary
+    for arm in list(arms(str(kept)))[: args.arms]:
+        for seed, stock in enumerate(stocks):
             if (arm.label, seed) in there:
                 continue
-            row = measure(arm, stock_model(folder), ids.long(), length, seed)
+            row = measure(arm, stock, ids.long(), length, seed)
             results["rows"].append({"arm": arm.label, **arm._asdict(), "seed": seed, **row})
             keep(results, args.json)
         print(table([row for row in results["rows"] if row["arm"] == arm.label]), flush=True)

@@ -33,7 +33,7 @@ from benchmarks import (
 )
 
 WRITERS = (rope_accuracy, rope_roofline)
-PAGES = ("attention_page", "compare_page", "fairseq_page", "gpu_page", "hf_page")
+PAGES = ("adapt_page", "attention_page", "compare_page", "fairseq_page", "gpu_page", "hf_page")
 PAGES += ("multiscale_rope", "readme", "rope_accuracy", "rope_images_page", "rope_roofline")
 
 

@@ -1,0 +1,112 @@
+"""Write the tables of docs/results/adapt.md from kept figures.
+
+benchmarks/results/real-model-*.json come from benchmarks.real_model, adapt-*.json from
+benchmarks.adapt_recipes.
+
+python -m benchmarks.adapt_page --write | --check
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .attention_page import commit_of
+from .command import RESULTS, page_command
+from .readme import Missing, replaced, wrapped
+
+PAGE = Path("docs", "results", "adapt.md")
+STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, trained on"}
+
+
+def updated(text: str, root: Path) -> str:
+    """Return docs/results/adapt.md with the tables of the kept figures."""
+    text = replaced(text, "real", "\n\n".join(map(real, _kept(root, "real-model"))), PAGE)
+    return replaced(text, "small", "\n\n".join(map(small, _kept(root, "adapt"))), PAGE)
+
+
+def _kept(root: Path, name: str) -> list[dict[str, Any]]:
+    paths = sorted((root / RESULTS).glob(f"{name}-*.json"))
+    if not paths:
+        raise Missing(f"no {name}-*.json in {RESULTS}")
+    return [json.loads(path.read_text("utf-8")) for path in paths]
+
+
+# ---- a real model --------------------------------------------------------------------------------
+
+
+def real(run: dict[str, Any]) -> str:
+    """Return the table of a run of benchmarks.real_model."""
+    rows, about, given = run["rows"], run["environment"], run["settings"]
+    rows = sorted(rows, key=lambda row: row["arm"] not in STOCK)
+    lengths = list(rows[0]["perplexity"])
+    lines = [f"| | recipe | {' | '.join(f'{n} tokens' for n in lengths)} | training |"]
+    lines.append("|---|---|" + "---:|" * (len(lengths) + 1))
+    for row in rows:
+        named = STOCK.get(row["arm"]) or f"`{row['encoding']}`"
+        cells = [f"{row['perplexity'][n]:.2f}" for n in lengths]
+        took = f"{row['seconds']:.0f} s" if "seconds" in row else ""
+        lines.append(f"| {named} | {row.get('recipe', '')} | {' | '.join(cells)} | {took} |")
+    steps = given["tokens"] // (given["length"] * given["batch"])
+    words = (
+        f"{run['model']}: {given['tokens']:,} tokens of training in {steps} steps of "
+        f"{given['batch']} x {given['length']} tokens, rate {given['lr']:g}"
+        f"{', bfloat16' if given['bf16'] else ''}. {about.get('gpu') or about['cpu']}, torch "
+        f"{about['torch']}, transformers {about['transformers']}; {about['date'][:10]}, "
+        f"{commit_of(about)}."
+    )
+    return "\n".join([*lines, "", wrapped(words)])
+
+
+# ---- small models --------------------------------------------------------------------------------
+
+
+def small(run: dict[str, Any]) -> str:
+    """Return the table of a run of benchmarks.adapt_recipes, means over seeds."""
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for row in run["rows"]:
+        arms.setdefault(row["arm"], []).append(row)
+    lengths = list(run["rows"][0]["perplexity"])
+    lines = [f"| encoding | recipe | steps | {' | '.join(lengths)} |"]
+    lines.append("|---|---|---:|" + "---:|" * len(lengths))
+    stock = {row["seed"]: row["stock"] for row in run["rows"]}
+    lines.append(f"| stock model | | | {_means(list(stock.values()), lengths)} |")
+    by_steps = sorted(arms.values(), key=lambda found: -found[0]["steps"])
+    for found in by_steps:
+        first = found[0]
+        named = f"`{_short(first['spec'])}`" if first["spec"] else STOCK["control"]
+        recipe = first["recipe"] if first["spec"] else ""
+        recipe += "" if first["share"] is None else f", {first['share']:g} of the steps"
+        recipe += f", LoRA {first['lora']}" if first["lora"] else ""
+        figures = _means([row["perplexity"] for row in found], lengths)
+        lines.append(f"| {named} | {recipe} | {first['steps']} | {figures} |")
+    seeds = len(stock)
+    words = (
+        f"Perplexity by length in bytes, means of {seeds} seeds, of models with {run['layers']} "
+        f"layers that were trained with RoPE at {run['length']} bytes, 1200 steps. A step has 2048 "
+        f"tokens. {run['cpu']}, one thread, torch {run['torch']}, {run['date'][:10]}."
+    )
+    return "\n".join([f"### {run['length']} bytes, {run['layers']} layers", "", *lines, "",
+                      wrapped(words)])  # fmt: skip
+
+
+def _short(spec: str) -> str:
+    """Return a spec with fewer digits."""
+    return spec.replace("0.166667", "1/6").replace("0.333333", "1/3").replace("0.083333", "1/12")
+
+
+def _means(found: list[dict[str, float]], lengths: list[str]) -> str:
+    return " | ".join(f"{statistics.fmean(each[n] for each in found):.2f}" for n in lengths)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
+    return page_command(__doc__, PAGE, updated, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

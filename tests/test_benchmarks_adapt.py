@@ -1,0 +1,89 @@
+"""The benchmarks that adapt models, on tiny ones, and the page of their figures."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytest.importorskip("matplotlib")
+tokenizers = pytest.importorskip("tokenizers")
+
+from compare_cases import compare
+from hf_model import tiny
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks import adapt_page, adapt_recipes, real_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+
+
+def test_recipes(tmp_path, monkeypatch, capsys):
+    """The rows of arms and seeds are kept, and not measured again."""
+    given = ["--seeds", "2", "--train-length", "40", "--lengths", "40", "--head-dim", "8"]
+    compare(tmp_path / "small", *given, specs=["rope"], data=text(tmp_path))
+    monkeypatch.setattr(adapt_recipes, "LENGTHS", (1, 2))
+    monkeypatch.setattr(adapt_recipes, "BATCH_TOKENS", 80)
+    monkeypatch.setattr(adapt_recipes, "STEPS", 3)
+    words = [str(tmp_path / "small"), "--data", str(tmp_path / "text.txt"), "--arms", "3"]
+    words += ["--json", str(tmp_path / "adapt-40.json")]
+    assert adapt_recipes.main(words) == 0
+    kept = json.loads((tmp_path / "adapt-40.json").read_text())
+    assert [row["recipe"] for row in kept["rows"]] == ["plain"] * 4 + ["transfer"] * 2
+    control, adapted = kept["rows"][0], kept["rows"][4]
+    assert control["spec"] is None
+    assert set(control["perplexity"]) == {"40", "80"}
+    assert adapted["perplexity"] != adapted["swapped"]
+    capsys.readouterr()
+    with monkeypatch.context() as none:
+        none.setattr(adapt_recipes, "measure", None)
+        assert adapt_recipes.main(words) == 0
+    table = adapt_page.small(kept)
+    assert "| stock, trained on |  | 3 |" in table
+    assert f"| `{adapted['spec']}` | transfer | 3 |" in table
+
+
+def text(folder):
+    path = folder / "text.txt"
+    path.write_text("".join(f"The {n}th word of {n * n} is not the last.\n" for n in range(3000)))
+    return path
+
+
+def test_a_real_model(tmp_path, capsys):
+    """All arms of a tiny stock model; then nothing is left to do."""
+    stock, out = tmp_path / "stock", tmp_path / "real-model-tiny.json"
+    tiny(vocab_size=256, head_dim=8, max_position_embeddings=64).save_pretrained(stock)
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "The": 1, "is": 2}, "?"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?").save_pretrained(stock)
+    words = [str(tmp_path / "out"), "--stock", str(stock), "--text", str(text(tmp_path))]
+    words += ["--json", str(out), "--tokens", "200", "--length", "40", "--lengths", "40", "80"]
+    assert real_model.main([*words, "--batch", "1"]) == 0
+    kept = json.loads(out.read_text())
+    arms = [arm.name for arm in real_model.ARMS]
+    assert [row["arm"] for row in kept["rows"]] == ["stock", "control", *arms, "yarn"]
+    assert (tmp_path / "out" / "plain" / "config.json").exists()
+    said = capsys.readouterr().out
+    assert real_model.main(words) == 0
+    assert said
+    assert not capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        real_model.main([*words, "--lr", "1"])
+    assert "has figures of" in capsys.readouterr().err
+    table = adapt_page.real(kept)
+    assert "| stock, YaRN |  |" in table
+    assert "| `none` | plain |" in table
+
+
+def test_documents(tmp_path):
+    page = "<html><head><title>x</title></head><p>It is&nbsp;so.<pre>code</pre><br>And more.</html>"
+    assert real_model.text_of(page) == "It is\xa0so.\nAnd more."
+    (tmp_path / "a.html").write_text(page + "<p>" + "word " * 500)
+    (tmp_path / "b.de.html").write_text(page + "<p>" + "Wort " * 500)
+    (tmp_path / "c.txt").write_text("short")
+    (one,) = real_model.documents(tmp_path)
+    assert one.startswith("It is")
