@@ -239,7 +239,7 @@ class Wavelet(Encoding):
 
 
 def scale_hint(encoding: Encoding, head_dim: int, length: float) -> str:
-    """Return a warning if the wavelets of an encoding are wide for a training of this length, or "".
+    """Return a warning if wavelets are wide for a training of this length, or "".
 
     The largest scale should be at most a quarter of the trained length [W].
     """

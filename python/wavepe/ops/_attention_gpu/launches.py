@@ -18,8 +18,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 # Queries, warps and stages of a program, by compute capability and width of a tile. Other
-# capabilities use those of 8. Those of 9 up to a width of 128 were the fastest of 52 on an H200. The
-# others were chosen so that few registers spill (docs/internals/attention-gpu.md).
+# capabilities use those of 8. Those of 9 up to a width of 128 were the fastest of 52 on an H200.
+# The others were chosen so that few registers spill (docs/internals/attention-gpu.md).
 _TUNING = {
     9: {
         "forward": {64: (128, 8, 4), 128: (128, 8, 3), 256: (32, 8, 2)},
