@@ -71,19 +71,19 @@ def small(run: dict[str, Any]) -> str:
     for row in run["rows"]:
         arms.setdefault(row["arm"], []).append(row)
     lengths = list(run["rows"][0]["perplexity"])
-    lines = [f"| encoding | recipe | steps | {' | '.join(lengths)} |"]
-    lines.append("|---|---|---:|" + "---:|" * len(lengths))
+    lines = [f"| encoding | steps | of transfer | {' | '.join(lengths)} |"]
+    lines.append("|---|---:|---:|" + "---:|" * len(lengths))
     stock = {row["seed"]: row["stock"] for row in run["rows"]}
     lines.append(f"| stock model | | | {_means(list(stock.values()), lengths)} |")
     by_steps = sorted(arms.values(), key=lambda found: -found[0]["steps"])
     for found in by_steps:
         first = found[0]
         named = f"`{_short(first['spec'])}`" if first["spec"] else STOCK["control"]
-        recipe = first["recipe"] if first["spec"] else ""
-        recipe += "" if first["share"] is None else f", {first['share']:g} of the steps"
-        recipe += f", LoRA {first['lora']}" if first["lora"] else ""
+        lora = f", LoRA of rank {first['lora']}" if first["lora"] else ""
         figures = _means([row["perplexity"] for row in found], lengths)
-        lines.append(f"| {named} | {recipe} | {first['steps']} | {figures} |")
+        lines.append(
+            f"| {named}{lora} | {first['steps']} | {first['transfer'] or '-'} | {figures} |"
+        )
     seeds = len(stock)
     words = (
         f"Perplexity by length in bytes, means of {seeds} seeds, of models with {run['layers']} "

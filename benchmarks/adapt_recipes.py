@@ -37,38 +37,37 @@ class Arm(NamedTuple):
     """What is trained, and how; without a spec it is the stock model (the control)."""
 
     spec: str | None
-    recipe: str = "plain"
+    transfer: int = 0  # the first steps, which are of transfer
     steps: int = STEPS
-    share: float | None = None  # of the steps, for transfer, if it is not the default
     lora: int | None = None
 
     @property
     def label(self) -> str:
-        share = "" if self.share is None else f" {self.share:g}"
-        lora = "" if self.lora is None else f", LoRA {self.lora}"
-        return f"{self.spec or 'stock, trained on'} | {self.recipe}{share}{lora} | {self.steps}"
+        return " | ".join(map(str, self))
 
 
 def arms(rope: str) -> Iterator[Arm]:
     """Yield the arms, the most important first; `rope` is what `auto` keeps of the rotation."""
-    kept = f"{rope}+"
-    for steps in (STEPS, 100, 1000):
-        yield Arm(None, steps=steps)
-        for recipe in ("plain", "transfer"):
-            yield Arm(kept + RICH, recipe, steps)
-    for share in (0.1, 0.6):
-        yield Arm(kept + RICH, "transfer", share=share)
-    others = [f"rope:fraction={x:g}" for x in (1 / 12, 1 / 6, 1 / 3, 1 / 2)]
-    for other in others:
+    chosen = f"{rope}+{RICH}"
+    yield Arm(None)
+    for transfer in (0, 30, 100):
+        yield Arm(chosen, transfer)
+    yield Arm(None, steps=100)
+    for transfer in (0, 30):
+        yield Arm(chosen, transfer, steps=100)
+    yield Arm(rope)  # without wavelets
+    for other in (f"rope:fraction={x:g}" for x in (1 / 12, 1 / 6, 1 / 3, 1 / 2)):
         if other != rope:
             yield Arm(f"{other}+{RICH}")
-    yield Arm(rope)  # without wavelets
     for spec in (RICH, "wavelet", "none", "alibi"):
         yield Arm(spec)
-    yield Arm(RICH, "transfer")
-    for spec in ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl"):
-        yield Arm(kept + spec)
-    yield Arm(kept + RICH, "transfer", lora=16)
+    for other in ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl"):
+        yield Arm(f"{rope}+{other}")
+    yield Arm(RICH, 30)
+    yield Arm(chosen, 30, lora=16)
+    yield Arm(None, steps=1000)
+    for transfer in (0, 30, 300):
+        yield Arm(chosen, transfer, steps=1000)
 
 
 def stock_model(folder: Path) -> Any:
@@ -89,8 +88,7 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
     import wavepe.hf
     from wavepe.hf import recipes
 
-    share = recipes.SHARE if arm.share is None else arm.share
-    with mock.patch.object(recipes, "SHARE", share):
+    with mock.patch.multiple(recipes, SHARE=1, MOST=arm.transfer):
         done = wavepe.hf.adapt(
             copy.deepcopy(stock),
             arm.spec or "none",
@@ -99,7 +97,7 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
             length=length,
             batch_size=BATCH_TOKENS // length,
             learning_rate=RATE,
-            recipe=arm.recipe,
+            recipe="transfer" if arm.transfer else "plain",
             lora=arm.lora,
             seed=seed,
             control=arm.spec is None,

@@ -175,6 +175,7 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
             tokens=args.tokens,
             length=args.length,
             lengths=args.lengths,
+            held_out=args.held_out,
             recipe=arm.recipe,
             batch_size=args.batch,
             learning_rate=args.lr,
@@ -196,9 +197,9 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
             perplexity=found["adapted"],
         )
     if "yarn" not in known and not args.arms:
-        held_out, _ = adapting._split(ids, args.length, max(args.lengths))
         with wavepe.hf.patched(stock, YARN):
-            found = {n: wavepe.analysis.perplexity(stock, held_out, n) for n in args.lengths}
+            test = ids[-args.held_out :]
+            found = {n: wavepe.analysis.perplexity(stock, test, n) for n in args.lengths}
         note("yarn", encoding=YARN, perplexity=found)
 
 
@@ -214,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tokens", type=int, default=40_960, metavar="N", help="(default: %(default)s)")
     add("--length", type=int, default=512, metavar="N", help="(default: %(default)s)")
     add("--lengths", type=int, nargs="+", default=[512, 2048], metavar="N")
+    add("--held-out", type=int, default=16384, metavar="N", help="(default: %(default)s)")
     add("--batch", type=int, default=1, metavar="N", help="(default: %(default)s)")
     add("--lr", type=float, default=1e-4, metavar="RATE", help="(default: %(default)s)")
     add("--bf16", action="store_true", help="compute in bfloat16")
@@ -223,7 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.fetch:
         print(stock_folder(args.folder), *books(args.folder), sep="\n")
         return 0
-    settings = {key: getattr(args, key) for key in ("tokens", "length", "batch", "lr", "bf16")}
+    settings = {
+        key: getattr(args, key) for key in ("tokens", "length", "batch", "lr", "bf16", "held_out")
+    }
     results: dict[str, Any] = {"model": MODEL if args.stock is None else str(args.stock)}
     results |= {"settings": settings, "environment": surroundings("torch", "transformers")}
     results["rows"] = []

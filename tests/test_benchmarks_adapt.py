@@ -28,13 +28,20 @@ def test_recipes(tmp_path, monkeypatch, capsys):
     compare(tmp_path / "small", *given, specs=["rope"], data=text(tmp_path))
     monkeypatch.setattr(adapt_recipes, "LENGTHS", (1, 2))
     monkeypatch.setattr(adapt_recipes, "BATCH_TOKENS", 80)
-    monkeypatch.setattr(adapt_recipes, "STEPS", 3)
-    words = [str(tmp_path / "small"), "--data", str(tmp_path / "text.txt"), "--arms", "3"]
+    first = [adapt_recipes.Arm(None, steps=3)]
+    first.append(adapt_recipes.Arm("rope:fraction=0.25+wavelet:biases=true", 2, steps=3))
+    monkeypatch.setattr(adapt_recipes, "arms", lambda rope: first)
+    words = [str(tmp_path / "small"), "--data", str(tmp_path / "text.txt")]
     words += ["--json", str(tmp_path / "adapt-40.json")]
     assert adapt_recipes.main(words) == 0
     kept = json.loads((tmp_path / "adapt-40.json").read_text())
-    assert [row["recipe"] for row in kept["rows"]] == ["plain"] * 4 + ["transfer"] * 2
-    control, adapted = kept["rows"][0], kept["rows"][4]
+    assert [(row["transfer"], row["seed"]) for row in kept["rows"]] == [
+        (0, 0),
+        (0, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    control, adapted = kept["rows"][0], kept["rows"][2]
     assert control["spec"] is None
     assert set(control["perplexity"]) == {"40", "80"}
     assert adapted["perplexity"] != adapted["swapped"]
@@ -43,8 +50,8 @@ def test_recipes(tmp_path, monkeypatch, capsys):
         none.setattr(adapt_recipes, "measure", None)
         assert adapt_recipes.main(words) == 0
     table = adapt_page.small(kept)
-    assert "| stock, trained on |  | 3 |" in table
-    assert f"| `{adapted['spec']}` | transfer | 3 |" in table
+    assert "| stock, trained on | 3 | - |" in table
+    assert f"| `{adapted['spec']}` | 3 | - |" in table
 
 
 def text(folder):

@@ -41,24 +41,25 @@ def adapt(model, spec=SPEC, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "length", "wanted", "share"),
+    ("name", "spec", "length", "wanted", "transfers"),
     [
-        ("plain", "wavelet", 512, "wavelet", 0),
-        ("transfer", "wavelet", 512, "wavelet", 1 / 3),
-        ("auto", "alibi", 512, "rope:fraction=0.5+alibi", 1 / 3),
-        ("auto", "wavelet", 512, "rope:fraction=0.5+wavelet:biases=true,projection=true", 1 / 3),
-        ("auto", "kerple", 38, "rope:fraction=0.25+kerple", 1 / 3),
-        ("auto", "kerple", 37, "kerple", 1 / 3),
-        ("auto", "none", 512, "none", 1 / 3),
-        ("auto", "rope+alibi", 512, "rope+alibi", 1 / 3),
-        ("auto", "sinusoidal", 512, "sinusoidal", 1 / 3),
-        ("auto", "alibi@1", 512, "alibi@1", 1 / 3),
+        ("plain", "wavelet", 512, "wavelet", False),
+        ("transfer", "wavelet", 512, "wavelet", True),
+        ("auto", "alibi", 512, "rope:fraction=0.5+alibi", True),
+        ("auto", "wavelet", 512, "rope:fraction=0.5+wavelet:biases=true,projection=true", True),
+        ("auto", "kerple", 38, "rope:fraction=0.25+kerple", True),
+        ("auto", "kerple", 37, "kerple", True),
+        ("auto", "none", 512, "none", True),
+        ("auto", "rope+alibi", 512, "rope+alibi", True),
+        ("auto", "sinusoidal", 512, "sinusoidal", True),
+        ("auto", "alibi@1", 512, "alibi@1", True),
     ],
 )
-def test_recipes(name, spec, length, wanted, share):
+def test_recipes(name, spec, length, wanted, transfers):
     """A pair with 6 turns in `length` tokens stays: two of four turn in 6.3 and 62.8 tokens."""
     found = recipes.choose(name, spec, families.decoder(stock()), length)
-    assert (found.encoding, found.share) == (wavepe.encoding(wanted), pytest.approx(share))
+    assert (found.encoding, found.transfers) == (wavepe.encoding(wanted), transfers)
+    assert [found.transfer(n) for n in (10, 1000)] == ([3, 30] if transfers else [0, 0])
     assert found.why.startswith(name)
 
 
@@ -147,10 +148,10 @@ def test_it_learns(recipe):
 def test_held_out_tokens_are_not_trained_on():
     from wavepe.hf.adapting import _order, _split
 
-    for count, length, longest in ((1000, 32, 64), (97, 32, 64), (100_000, 512, 2048)):
-        held_out, rows = _split(torch.arange(count), length, longest)
-        assert rows.max() < held_out.min() == count - len(held_out)
-        assert len(held_out) >= longest
+    for count, length, held in ((1000, 32, 250), (97, 32, 64), (100_000, 512, 16384)):
+        held_out, rows = _split(torch.arange(count), length, held)
+        assert rows.max() < held_out.min() == count - held
+        assert len(held_out) == held
         order = _order(len(rows), 3 * len(rows) + 1, 0)
         assert order.bincount().tolist().count(3) == len(rows) - 1
 

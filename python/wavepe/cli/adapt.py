@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of a sequence in training (default: %(default)s)")  # fmt: skip
     add("--lengths", nargs="+", metavar="N",
         help="lengths of the perplexities (default: --length and twice that)")  # fmt: skip
+    add("--held-out", type=int, metavar="N",
+        help="tokens at the end of the text that are not trained on, and give the perplexities "
+        "(default: 16384, or a quarter of the text)")  # fmt: skip
     add("--recipe", choices=("auto", "plain", "transfer"), default="auto",
         help="plain: train on the next token. transfer: each attention layer first learns the "
         "output of the stock layer. auto: transfer, and where ENCODING rotates nothing, keep the "
@@ -69,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--control", action="store_true",
         help="train a copy of the stock model on the same tokens, at half the rate")  # fmt: skip
     add("--seed", type=int, metavar="N", default=0, help="(default: %(default)s)")
+    add("--resume", action="store_true", help="go on with what TARGET holds; this is the default")
     add("--bf16", action="store_true", help="compute in bfloat16; weights stay as they are")
     add("--gradient-checkpointing", action="store_true", help="less memory, a third more time")
 
@@ -86,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         name: integer(f"--{name}", getattr(args, name), least)
         for name, least in (("tokens", 1), ("length", 2), ("batch", 1), ("seed", 0))
     }
+    held_out = None if args.held_out is None else integer("--held-out", args.held_out, 2)
     lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
     training = {name: True for name in ("bf16", "gradient_checkpointing") if getattr(args, name)}
     lora = None if args.lora is None else integer("--lora", args.lora, 1)
@@ -98,17 +103,18 @@ def run(args: argparse.Namespace) -> int:
     check_data(args.data)
     logging.disable_progress_bar()
     with models.opened(args, args.model) as loaded:
-        held_out = max(HELD_OUT, *(lengths or (2 * sizes["length"],)))
-        ids = first_tokens(loaded, args.data, sizes["tokens"] + held_out)
+        last = max(held_out or HELD_OUT, *(lengths or (2 * sizes["length"],)))
+        ids = first_tokens(loaded, args.data, sizes["tokens"] + last)
         with bar(quiet=args.quiet) as begin:
             progress = _progress(begin)
             try:
                 done = adapt(
                     loaded.model, args.encoding, ids, tokens=sizes["tokens"],
                     length=sizes["length"], recipe=args.recipe, folder=target,
-                    tokenizer=loaded.tokenizer, lengths=lengths, batch_size=sizes["batch"],
-                    learning_rate=args.lr, lora=lora, control=args.control, seed=sizes["seed"],
-                    progress=progress, use_cpu=args.device == "cpu", **training,
+                    tokenizer=loaded.tokenizer, lengths=lengths, held_out=held_out,
+                    batch_size=sizes["batch"], learning_rate=args.lr, lora=lora,
+                    control=args.control, seed=sizes["seed"], progress=progress,
+                    use_cpu=args.device == "cpu", **training,
                 )  # fmt: skip
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from error

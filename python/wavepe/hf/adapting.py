@@ -33,7 +33,7 @@ from .patching import encoding_of, patch, warn_of_scales
 
 RESULTS = "results.json"
 CHECKPOINTS = "checkpoints"
-HELD_OUT = 16384  # tokens at the end of the data, for perplexities
+HELD_OUT = 16384  # tokens, if the data has four times as many
 LEARNED_FACTOR = 10  # rate of what an encoding learns, relative to that of the weights
 TRANSFER_FACTOR = 3  # rate of a step of transfer, likewise
 WARM_UP = 0.05  # of the steps of each kind
@@ -81,6 +81,7 @@ def adapt(
     folder: Any = None,
     tokenizer: Any = None,
     lengths: Sequence[int] | None = None,
+    held_out: int | None = None,
     batch_size: int = 1,
     learning_rate: float = 1e-4,
     lora: int | None = None,
@@ -98,8 +99,7 @@ def adapt(
     encoding : str or Encoding
         The new encoding.
     data : iterable of str, datasets.Dataset, or integer Tensor (n,)
-        Texts, rows with "text" or "input_ids", or token ids. The last ones are held out, and give
-        the perplexities.
+        Texts, rows with "text" or "input_ids", or token ids.
     tokens : int
         The number of tokens to train on. Data with fewer tokens is read again, in another order.
     length : int
@@ -107,9 +107,9 @@ def adapt(
         time allow it.
     recipe : "auto", "plain" or "transfer"
         "plain" trains on the next token. "transfer" lets each attention layer first learn the
-        output of the stock layer, in a third of the steps. "auto" does so too. If `encoding`
-        rotates nothing, it also keeps the fast pairs of the stock rotation, and gives wavelets
-        biases and a projection.
+        output of the stock layer, in a third of the steps, but no more than 30. "auto" does so too.
+        If `encoding` rotates nothing, it also keeps the fast pairs of the stock rotation, and gives
+        wavelets biases and a projection.
     folder : path, optional
         Where the model, its tokenizer and results are written, and checkpoints meanwhile. The same
         call with the same folder goes on where an interrupted one stopped.
@@ -117,6 +117,9 @@ def adapt(
         Needed for texts.
     lengths : sequence of int, optional
         Lengths of the perplexities; `length` and twice `length` if not given.
+    held_out : int, optional
+        Tokens at the end of the data that are not trained on, and give the perplexities: 16384 if
+        not given, or a quarter of the data if that is less, but at least the largest of `lengths`.
     batch_size : int
         Sequences of a step, in each process.
     learning_rate : float
@@ -178,40 +181,43 @@ def adapt(
     size = base.get_input_embeddings().num_embeddings
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise ValueError(f"data has ids {ids.min()}..{ids.max()}, and the model has {size} tokens")
-    held_out, rows = _split(ids, length, max(lengths))
+    if held_out is None:
+        held_out = max(*lengths, min(HELD_OUT, len(ids) // 4))
+    count = _checks.integer("held_out", held_out, max(lengths))
+    test, rows = _split(ids, length, count)
     rows = rows[_order(len(rows), steps * rows_of_step, seed)]
     settings = {
         "encoding": str(chosen.encoding), "recipe": recipe, "tokens": tokens, "length": length,
         "batch_size": batch_size, "learning_rate": learning_rate, "lora": lora, "seed": seed,
-        "lengths": lengths, "model": str(model.config._name_or_path),
+        "lengths": lengths, "held_out": len(test), "model": str(model.config._name_or_path),
         "data": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
         "training": sorted(map(str, training.items())),
     }  # fmt: skip
-    shared = int(steps * chosen.share)
-    plan = _Plan(steps, shared, learning_rate, batch_size, seed, training)
+    transfer = chosen.transfer(steps)
+    plan = _Plan(steps, transfer, learning_rate, batch_size, seed, training)
     with _Run.opened(folder, settings) as run:
         if run.finished:
             model = AutoModelForCausalLM.from_pretrained(folder)
             return Adapted(model, **run.facts, why=chosen.why)
         if not hasattr(model, "hf_device_map"):  # else it has its places already
             model.to(_arguments(plan, run.folder).device)
-        run.measure("stock", model, held_out, lengths, progress)
+        run.measure("stock", model, test, lengths, progress)
         if control:
             stock = copy.deepcopy(model)
             other = dataclasses.replace(plan, transfer=0, rate=learning_rate / 2)
             run.train("control", stock, None, rows, other, progress)
-            run.measure("control", stock, held_out, lengths, progress)
+            run.measure("control", stock, test, lengths, progress)
             del stock
-        teacher = recipes.Teacher(copy.deepcopy(model)) if shared else None
+        teacher = recipes.Teacher(copy.deepcopy(model)) if transfer else None
         torch.manual_seed(seed)
         patch(model, chosen.encoding)
         warn_of_scales(model, Choice(chosen.encoding), length)
-        run.measure("swapped", model, held_out, lengths, progress)
+        run.measure("swapped", model, test, lengths, progress)
         trained = model if lora is None else _with_adapters(model, lora)
         run.train("adapted", trained, teacher, rows, plan, progress)
         if lora is not None:
             model = trained.merge_and_unload()
-        run.measure("adapted", model, held_out, lengths, progress)
+        run.measure("adapted", model, test, lengths, progress)
         run.finish(model, tokenizer)
         return Adapted(model.eval(), **run.facts, why=chosen.why)
 
@@ -247,9 +253,8 @@ def _token_ids(data: Any, tokenizer: Any) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 
-def _split(ids: Tensor, length: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Return the held-out tokens (n,), and rows of `length` tokens to train on."""
-    count = max(longest, min(HELD_OUT, len(ids) // 4))
+def _split(ids: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the last `count` tokens (count,), and rows of `length` tokens to train on."""
     if len(ids) < count + length:
         raise ValueError(
             f"data has {len(ids)} tokens; needs {count} to measure and {length} to train on"

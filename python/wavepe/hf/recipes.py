@@ -21,7 +21,8 @@ from . import families, rope_config
 from .rope_config import Slot
 
 RECIPES = ("auto", "plain", "transfer")
-SHARE = 1 / 3  # of the steps, for transfer
+# Steps of transfer: a third of all, but no more than 30, which is as good as more of them.
+SHARE, MOST = 1 / 3, 30
 # A pair of the stock rotation is kept if it turns this often within the length of training. Slower
 # pairs are what fails beyond the trained length.
 TURNS = 6
@@ -34,15 +35,19 @@ class Recipe(NamedTuple):
     ----------
     encoding : Encoding
         With the parts of the stock rotation that are kept.
-    share : float
-        The share of the steps that are of transfer.
+    transfers : bool
+        Whether the first steps are of transfer.
     why : str
         One sentence.
     """
 
     encoding: Encoding
-    share: float
+    transfers: bool
     why: str
+
+    def transfer(self, steps: int) -> int:
+        """Return how many of the steps are of transfer."""
+        return min(int(steps * SHARE), MOST) if self.transfers else 0
 
 
 def choose(name: str, spec: Any, base: Any, length: int) -> Recipe:
@@ -62,21 +67,21 @@ def choose(name: str, spec: Any, base: Any, length: int) -> Recipe:
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
     found = encodings.encoding(spec)
     if name == "plain":
-        return Recipe(found, 0.0, "plain: the encoding as it is given, steps of language alone")
+        return Recipe(found, False, "plain: the encoding as it is given, steps of language alone")
     if name == "transfer":
-        return Recipe(found, SHARE, "transfer: the encoding as it is given")
+        return Recipe(found, True, "transfer: the encoding as it is given")
     if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
-        return Recipe(found, SHARE, "auto: the encoding as it is given, because it says what turns")
+        return Recipe(found, True, "auto: the encoding as it is given, because it says what turns")
     kept = _kept_fraction(base, length)
     if not kept:
-        return Recipe(found, SHARE, f"auto: no pair turns {TURNS} times within {length} tokens")
+        return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
     parts = [_richer(part) for part in found.parts]
     rope = encodings.encoding(f"rope:fraction={kept:g}")
     why = (
         f"auto: keeps the pairs of the stock rotation that turn {TURNS} times within {length} "
         f"tokens (fraction {kept:g}), and gives wavelets biases and a projection"
     )
-    return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), SHARE, why)
+    return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
 
 
 def _richer(part: Encoding) -> Encoding:
