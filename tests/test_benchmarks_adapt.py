@@ -51,7 +51,7 @@ def test_recipes(tmp_path, monkeypatch, capsys):
         assert adapt_recipes.main(words) == 0
     table = adapt_page.small(kept)
     assert "| stock, trained on | 3 | - |" in table
-    assert f"| `{adapted['spec']}` | 3 | - |" in table
+    assert f"| `{adapted['spec']}` | 3 | 2 |" in table
 
 
 def text(folder):
