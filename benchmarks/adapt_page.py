@@ -20,6 +20,7 @@ from .command import RESULTS, page_command
 from .readme import Missing, replaced, wrapped
 
 PAGE = Path("docs", "results", "adapt.md")
+TRAINED_LENGTH = 8192  # of SmolLM2
 STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, trained on"}
 
 
@@ -27,6 +28,22 @@ def updated(text: str, root: Path) -> str:
     """Return docs/results/adapt.md with the tables of the kept figures."""
     text = replaced(text, "real", "\n\n".join(map(real, _kept(root, "real-model"))), PAGE)
     return replaced(text, "small", "\n\n".join(map(small, _kept(root, "adapt"))), PAGE)
+
+
+def readme_sentence(root: Path) -> str:
+    """Return README's sentence on a real model."""
+    run = max(_kept(root, "real-model"), key=lambda run: run["settings"]["tokens"])
+    rows = {row["arm"]: row["perplexity"] for row in run["rows"]}
+    given, near, far = run["settings"], str(run["settings"]["length"]), str(2 * TRAINED_LENGTH)
+    cells = {name: f"{rows[name][near]:.2f} and {rows[name][far]:.2f}" for name in rows}
+    return wrapped(
+        f"**A real model**: the trained length of {run['model']} is {TRAINED_LENGTH} tokens. "
+        "`wavepe.hf.adapt` gave it wavelets in the place of RoPE's slow pairs, and "
+        f"{given['tokens']:,} tokens of training. Its perplexity at {near} and {far} tokens is "
+        f"then {cells['plain']}. The stock model, trained on the same tokens, has "
+        f"{cells['control']}; with YaRN and no training it has {cells['yarn']}. "
+        "[More](docs/results/adapt.md)"
+    )
 
 
 def _kept(root: Path, name: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ bench      the headline rows of each operator, from the newest file in benchmark
            the operator (one thread before several), and the rows where a rival is faster
 results    `compare_page.standings`
 swap       `hf_page.swap_sentence`
+adapt      `adapt_page.readme_sentence`
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 def updated(text: str, root: Path) -> tuple[str, list[str]]:
     """Return README's text with the tables of the committed figures, and what is missing."""
+    from .adapt_page import readme_sentence
     from .compare_page import standings
     from .hf_page import swap_sentence
 
@@ -89,6 +91,7 @@ def updated(text: str, root: Path) -> tuple[str, list[str]]:
         "bench": lambda: bench_section(root / "benchmarks" / "results"),
         "results": lambda: standings(root),
         "swap": lambda: swap_sentence(root),
+        "adapt": lambda: readme_sentence(root),
     }
     problems = []
     for name, section in sections.items():
