@@ -14,8 +14,9 @@ pytest.importorskip("accelerate")
 import wavepe
 import wavepe.hf
 from hf_families import build
-from hf_model import close, logits, tiny, tokens
+from hf_model import close, logits, own_tiny, patched_tiny, tiny, tokens
 from processes import output
+from transformers import AutoModelForCausalLM
 from wavepe.hf import families, recipes
 
 pytestmark = [
@@ -236,9 +237,22 @@ def test_errors(options, words):
         adapt(stock(), **options)
 
 
-def test_only_stock_models():
-    with pytest.raises(ValueError, match=r"takes a stock model, got one with .* 'alibi'"):
-        adapt(wavepe.hf.patch(stock(), "alibi"))
+@pytest.mark.parametrize("make", [own_tiny, patched_tiny])
+def test_models_with_another_encoding(make, tmp_path):
+    """Only RoPE has pairs to keep; the encoding that a model has already goes on as it is."""
+    model = make("rope", max_position_embeddings=64)
+    sizes = {"tokens": 240, "length": 40}
+    first = adapt(model, "alibi", folder=tmp_path, **sizes)
+    assert first.encoding == "rope:fraction=0.25+alibi"
+    of_stock = adapt(stock(), "alibi", **sizes).perplexity["stock"]
+    assert first.perplexity["stock"] == pytest.approx(of_stock, rel=1e-5)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    more = adapt(again, first.encoding, **sizes)
+    assert more.perplexity["stock"] == more.perplexity["swapped"] == first.perplexity["adapted"]
+    assert more.model is again
+    found = adapt(make("kerple", max_position_embeddings=64), "wavelet:scales=2", **sizes)
+    assert found.encoding == wavepe.hf.encoding_of(found.model) == "wavelet:scales=2"
+    assert found.why == "auto: the encoding as it is given, because kerple is replaced"
 
 
 def test_a_folder_of_another_adaptation(tmp_path):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 DATA_HELP = "a text file, or a folder of text files; its end is held out, for the perplexities"
 ROWS = {
-    "stock": "stock model",
-    "control": "stock model, trained on",
+    "stock": "{} model",
+    "control": "{} model, trained on",
     "swapped": "swapped, not trained",
     "adapted": "swapped and trained",
 }
@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     lora = None if args.lora is None else integer("--lora", args.lora, 1)
     from transformers.utils import logging
 
+    from ..hf import encoding_of
     from ..hf.adapting import HELD_OUT, adapt
     from .bar import bar
     from .text import check_data, first_tokens
@@ -103,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     check_data(args.data)
     logging.disable_progress_bar()
     with models.opened(args, args.model) as loaded:
+        word = "stock" if encoding_of(loaded.model) is None else "source"
+        labels = {name: label.format(word) for name, label in ROWS.items()}
         last = max(held_out or HELD_OUT, *(lengths or (2 * sizes["length"],)))
         ids = first_tokens(loaded, args.data, sizes["tokens"] + last)
         with bar(quiet=args.quiet) as begin:
@@ -118,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
                 )  # fmt: skip
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from error
-        _report(done, args, target, loaded)
+        _report(done, args, target, loaded, labels)
     return 0
 
 
@@ -145,7 +148,13 @@ def _progress(begin: Any) -> Any:
     return progress
 
 
-def _report(done: Adapted, args: argparse.Namespace, target: Path, loaded: models.Model) -> None:
+def _report(
+    done: Adapted,
+    args: argparse.Namespace,
+    target: Path,
+    loaded: models.Model,
+    labels: dict[str, str],
+) -> None:
     from .tables import markdown_rows, print_rows
     from .terminal import wrapped
 
@@ -153,7 +162,7 @@ def _report(done: Adapted, args: argparse.Namespace, target: Path, loaded: model
     lengths = list(map(str, done.settings["lengths"]))
     rows = [
         (label, [f"{done.perplexity[name][n]:.2f}" for n in done.settings["lengths"]])
-        for name, label in ROWS.items()
+        for name, label in labels.items()
         if name in done.perplexity
     ]
     trained = f"Trained on {done.settings['tokens']} tokens in {done.seconds:.0f} s."
@@ -171,16 +180,16 @@ def _report(done: Adapted, args: argparse.Namespace, target: Path, loaded: model
             markdown_rows("model", lengths, rows),
         ]
         part.write_text("\n\n".join([*text, *lines]) + "\n", "utf-8")
-    _draw(done, target, title, loaded.unit)
+    _draw(done, target, title, loaded.unit, labels)
 
 
-def _draw(done: Adapted, target: Path, title: str, unit: str) -> None:
+def _draw(done: Adapted, target: Path, title: str, unit: str, labels: dict[str, str]) -> None:
     try:
         from ..analysis.plots import perplexity_by_length
     except ImportError:
         return
     runs = [
-        {"encoding": ROWS[name], "seed": 0, "perplexity": found}
+        {"encoding": labels[name], "seed": 0, "perplexity": found}
         for name, found in done.perplexity.items()
     ]
     with new_file(target / "perplexity.png") as part:

@@ -25,7 +25,9 @@ from .. import _checks
 from .._files import new_file, writing
 from .._runtime import command_for
 from ..analysis._perplexity import perplexity
+from ..encodings import Encoding
 from . import families, recipes
+from .conversion import convert
 from .folder import note_perplexities
 from .layers import Choice
 from .learned import MODULE_NAME, learned_ids
@@ -95,7 +97,8 @@ def adapt(
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        A stock causal model of a family that `patch` takes. It is changed in place.
+        A causal model of a family that `patch` takes, stock or with another encoding. A stock model
+        is changed in place.
     encoding : str or Encoding
         The new encoding.
     data : iterable of str, datasets.Dataset, or integer Tensor (n,)
@@ -160,10 +163,7 @@ def adapt(
     Transfer: Zhang et al., "LoLCATs", 2024, arXiv 2410.10254.
     """
     _need_accelerate()
-    if encoding_of(model) is not None:
-        raise ValueError(
-            f"adapt takes a stock model, got one with the position encoding {encoding_of(model)!r}"
-        )
+    source = encoding_of(model)
     base = families.decoder(model)
     length = _checks.integer("length", length, 2)
     batch_size = _checks.integer("batch_size", batch_size, 1)
@@ -176,7 +176,7 @@ def adapt(
             f"tokens must be at least those of one step, {length * rows_of_step}, got {tokens}"
         )
     lengths = [_checks.integer("lengths", n, 2) for n in lengths or (length, 2 * length)]
-    chosen = recipes.choose(recipe, encoding, base, length)
+    chosen = recipes.choose(recipe, encoding, base, length, source)
     ids = _token_ids(data, tokenizer)
     size = base.get_input_embeddings().num_embeddings
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
@@ -210,7 +210,7 @@ def adapt(
             del stock
         teacher = recipes.Teacher(copy.deepcopy(model)) if transfer else None
         torch.manual_seed(seed)
-        patch(model, chosen.encoding)
+        model = _swapped(model, chosen.encoding)
         warn_of_scales(model, Choice(chosen.encoding), length)
         run.measure("swapped", model, test, lengths, progress)
         trained = model if lora is None else _with_adapters(model, lora)
@@ -220,6 +220,21 @@ def adapt(
         run.measure("adapted", model, test, lengths, progress)
         run.finish(model, tokenizer)
         return Adapted(model.eval(), **run.facts, why=chosen.why)
+
+
+def _swapped(model: Any, encoding: Encoding) -> Any:
+    """Return the model with another encoding; only a stock model can change in place."""
+    before = encoding_of(model)
+    if before is None:
+        return patch(model, encoding)
+    if before == str(encoding):
+        return model
+    with tempfile.TemporaryDirectory() as place:
+        model.save_pretrained(f"{place}/before")
+        convert(f"{place}/before", f"{place}/after", encoding)
+        found = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)
+    found.config._name_or_path = model.config._name_or_path
+    return found.to(model.device)
 
 
 def _need_accelerate() -> None:

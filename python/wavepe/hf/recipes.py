@@ -50,8 +50,8 @@ class Recipe(NamedTuple):
         return min(int(steps * SHARE), MOST) if self.transfers else 0
 
 
-def choose(name: str, spec: Any, base: Any, length: int) -> Recipe:
-    """Return the recipe of that name for a stock model.
+def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> Recipe:
+    """Return the recipe of that name for a model.
 
     Parameters
     ----------
@@ -59,9 +59,11 @@ def choose(name: str, spec: Any, base: Any, length: int) -> Recipe:
     spec : str, dict or Encoding
         The encoding that the user names.
     base : Module
-        The decoder of the stock model.
+        The decoder of the model.
     length : int
         Tokens of a sequence in training.
+    source : str or dict, optional
+        The encoding that the model has; None is the stock rotation.
     """
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
@@ -72,6 +74,10 @@ def choose(name: str, spec: Any, base: Any, length: int) -> Recipe:
         return Recipe(found, True, "transfer: the encoding as it is given")
     if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
         return Recipe(found, True, "auto: the encoding as it is given, because it says what turns")
+    if source not in (None, "rope"):
+        return Recipe(
+            found, True, f"auto: the encoding as it is given, because {source} is replaced"
+        )
     kept = _kept_fraction(base, length)
     if not kept:
         return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
