@@ -112,8 +112,10 @@ def small(run: dict[str, Any]) -> str:
 
 
 def _short(spec: str) -> str:
-    """Return a spec with fewer digits."""
-    return spec.replace("0.166667", "1/6").replace("0.333333", "1/3").replace("0.083333", "1/12")
+    """Return a spec with fractions instead of digits."""
+    for n in (12, 6, 3):
+        spec = spec.replace(f"{1 / n:g}", f"1/{n}")
+    return spec
 
 
 def _means(found: list[dict[str, float]], lengths: list[str]) -> str:

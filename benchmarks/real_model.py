@@ -110,7 +110,8 @@ def books(folder: Path) -> list[Path]:
             continue
         found[-1].parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as place:
-            subprocess.run(["apt-get", "--quiet", "download", name], cwd=place, check=True)
+            quiet = ["-qq", "-o", "APT::Sandbox::User=root"]  # root may not be able to write here
+            subprocess.run(["apt-get", *quiet, "download", name], cwd=place, check=True)
             (package,) = Path(place).glob("*.deb")
             subprocess.run(["dpkg-deb", "-x", package, place], check=True)
             found[-1].write_text("\f".join(documents(Path(place))), "utf-8")
