@@ -186,26 +186,48 @@ def test_other_arguments_of_training():
         assert all(close(x, wanted[name], 1e-3) for name, x in found.items())
 
 
-@pytest.mark.slow
-def test_two_processes(tmp_path):
-    """By DistributedDataParallel, as `accelerate launch` starts it: a row each of two."""
-    script = """
+# accelerate shards on GPUs only, so SHARD tells it to. Its own checkpoints fail then.
+ADAPT = """
 import os, sys, torch, wavepe.hf
 model = torch.load("model.pt", weights_only=False)
 rows = 2 // int(os.environ.get("WORLD_SIZE", "1"))
 options = {"length": 32, "learning_rate": 1e-3, "recipe": "transfer", "use_cpu": True}
 data = torch.load("data.pt")
-wavepe.hf.adapt(
-    model, "wavelet:scales=4", data, tokens=1536, batch_size=rows, folder=sys.argv[1], **options
+done = wavepe.hf.adapt(
+    model, "wavelet:scales=4", data, tokens=1536, batch_size=rows, folder=sys.argv[1],
+    save_strategy="no", **options
 )
+print([hasattr(x, "full_tensor") for x in done.model.parameters()].count(True), "sharded")
 """
+SHARD = """
+import os
+from accelerate import state
+os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+os.environ |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+os.environ |= {"FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer"}
+begin = state.AcceleratorState.__init__
+def shard(self, *args, fsdp_plugin=None, **options):
+    begin(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    if fsdp_plugin is not None:
+        self.distributed_type, self.fsdp_plugin = state.DistributedType.FSDP, fsdp_plugin
+state.AcceleratorState.__init__ = shard
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", SHARD], ids=["DDP", "FSDP2"])
+def test_two_processes(before, tmp_path):
+    """As `accelerate launch` starts them: a row each of two."""
     torch.save(stock(), tmp_path / "model.pt")
     torch.save(DATA, tmp_path / "data.pt")
-    (tmp_path / "script.py").write_text(script)
-    output("script.py", "one", cwd=tmp_path)
-    output("-m", "torch.distributed.run", "--nproc-per-node", 2, "script.py", "two", cwd=tmp_path)
+    (tmp_path / "one.py").write_text(ADAPT)
+    (tmp_path / "two.py").write_text(before + ADAPT)
+    output("one.py", "one", cwd=tmp_path)
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", 2]
+    said = output(*launch, "two.py", "two", cwd=tmp_path)
+    assert ("0 sharded" in said) == (before == "")
     one, two = (
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
+        AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
         for name in ("one", "two")
     )
     assert all(close(two[name], x, 1e-3) for name, x in one.items())

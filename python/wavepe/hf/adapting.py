@@ -491,15 +491,22 @@ class _Run:
 
     def finish(self, model: Any, tokenizer: Any) -> None:
         """Write the model, and remove the checkpoints."""
+        state = {}
+        if self.kept:  # FSDP2 shards parameters: all processes must gather them
+            state = {name: _whole(x) for name, x in model.state_dict().items()}
         if not (self.kept and _is_first_process()):
             return
         with writing(self.folder):
-            model.save_pretrained(self.folder)
+            model.save_pretrained(self.folder, state_dict=state)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.folder)
         found = {str(n): x for n, x in self.perplexity["adapted"].items()}
         note_perplexities(self.folder, self.settings["encoding"], found)
         shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def _is_first_process() -> bool:

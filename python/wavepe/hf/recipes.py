@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -131,11 +131,24 @@ class Teacher:
         place = next(student.parameters()).device
         if next(self.model.parameters()).device != place:
             self.model.to(place)
-        with torch.no_grad(), _recorded(self.model) as wanted, _hidden(self.model) as hidden:
+        with (
+            torch.no_grad(),
+            _recorded(_attentions(self.model)) as wanted,
+            _hidden(self.model) as hidden,
+        ):
             self.model(**given)
-        with _recorded(bare) as found, _hidden(bare, hidden), _attention_alone(bare):
-            # As the output of the pass, so that wrappers see which parameters it depends on.
-            hook = bare.register_forward_hook(lambda *_: _error(found, wanted))
+        layers = families.decoder(bare).layers
+        with (
+            _recorded(_attentions(bare)) as found,
+            _recorded(layers) as outputs,
+            _hidden(bare, hidden),
+            _attention_alone(bare),
+        ):
+            # As the output of the pass, so that wrappers see which parameters it depends on. FSDP2
+            # gathers those of a layer when the gradient of the layer's output arrives.
+            hook = bare.register_forward_hook(
+                lambda *_: _error(found, wanted) + 0 * sum(x.sum() for x in outputs)
+            )
             try:
                 return student(**given)
             finally:
@@ -151,14 +164,21 @@ def _error(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
     return torch.stack(errors).mean()
 
 
+def _attentions(model: nn.Module) -> list[Any]:
+    return families.attentions(families.decoder(model))
+
+
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the output of each attention layer."""
+def _recorded(modules: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the output of each module."""
     found: list[Tensor] = []
+
+    def hook(module: nn.Module, args: Any, out: Any) -> None:
+        found.append(out[0] if isinstance(out, tuple) else out)
+
     with ExitStack() as stack:
-        for layer in families.attentions(families.decoder(model)):
-            hook = layer.register_forward_hook(lambda _, __, out: found.append(out[0]))
-            stack.callback(hook.remove)
+        for module in modules:
+            stack.callback(module.register_forward_hook(hook).remove)
         yield found
 
 
