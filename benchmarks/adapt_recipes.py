@@ -107,9 +107,9 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
         )
     name = "control" if arm.spec is None else "adapted"
     found: dict[str, Any] = {"perplexity": done.perplexity[name], "stock": done.perplexity["stock"]}
-    if arm.spec is None:
-        return found
-    return found | {"swapped": done.perplexity["swapped"], "seconds": done.seconds}
+    if arm.spec is not None:
+        found |= {"swapped": done.perplexity["swapped"], "seconds": done.seconds}
+    return json.loads(json.dumps(found))  # lengths are texts, as in the rows that are read
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
