@@ -152,8 +152,7 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
 
     source = args.stock or stock_folder(args.folder)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    given = texts([args.text] if args.text else books(args.folder))
-    ids = adapting._token_ids(given, tokenizer)
+    ids = adapting.token_ids(texts([args.text] if args.text else books(args.folder)), tokenizer)
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     base = families.decoder(stock)
     kept = recipes.choose("auto", RICH, base, args.length).encoding.rotary

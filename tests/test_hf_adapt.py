@@ -290,7 +290,7 @@ def test_a_folder_of_another_adaptation(tmp_path):
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):
     """kill -9 may leave one; Trainer writes its state last."""
-    from wavepe.hf.adapting import _last_checkpoint
+    from wavepe.hf.adapt_run import _last_checkpoint
 
     for step, state in ((3, {"global_step": 3}), (9, None), (6, {"global_step": 6})):
         folder = tmp_path / f"checkpoint-{step}"

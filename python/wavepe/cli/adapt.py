@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _target(given: str) -> Path:
     """Return the folder; UsageError if it holds something else than an adaptation."""
-    from ..hf.adapting import RESULTS
+    from ..hf.adapt_run import RESULTS
 
     target = Path(given)
     if target.is_file():

@@ -1,0 +1,270 @@
+"""The training of `adapt`, and the folder that keeps what is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import CONFIG_NAME
+
+from .._files import new_file, writing
+from .._runtime import command_for
+from ..analysis._perplexity import perplexity
+from .folder import note_perplexities
+from .learned import MODULE_NAME, learned_ids
+
+RESULTS = "results.json"
+CHECKPOINTS = "checkpoints"
+LEARNED_FACTOR = 10  # rate of what an encoding learns, relative to that of the weights
+TRANSFER_FACTOR = 3  # rate of a step of transfer, likewise
+WARM_UP = 0.05  # of the steps of each kind
+
+Progress = Callable[[str, int, int], None]
+
+
+def with_adapters(model: Any, rank: int) -> Any:
+    """Return PEFT's model with LoRA adapters; what an encoding learns is trained as it is."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ImportError("adapt(lora=...) needs PEFT: " + command_for("examples")) from error
+    learned = any(MODULE_NAME in name for name, _ in model.named_parameters())
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules="all-linear",
+        modules_to_save=[MODULE_NAME] if learned else None,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one model is trained: `transfer` of the `steps` are of transfer."""
+
+    steps: int
+    transfer: int
+    rate: float
+    batch_size: int
+    seed: int
+    training: dict[str, Any]
+
+    def factor(self, step: int) -> float:
+        """Return the factor on the rates at a step: warm-up, then constant or a cosine."""
+        if step < self.transfer:
+            return TRANSFER_FACTOR * self._warm(step, self.transfer)
+        step, steps = step - self.transfer, self.steps - self.transfer
+        return self._warm(step, steps) * (1 + math.cos(math.pi * step / steps)) / 2
+
+    @staticmethod
+    def _warm(step: int, steps: int) -> float:
+        return min(1.0, (step + 1) / max(1, round(WARM_UP * steps)))
+
+
+def _optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return AdamW without decay; what encodings learn has its own rate."""
+    learned = learned_ids(model)
+    groups: dict[bool, list[Any]] = {True: [], False: []}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups[id(parameter) in learned].append(parameter)
+    given: list[dict[str, Any]] = [
+        {"params": groups[False]},
+        {"params": groups[True], "lr": rate * LEARNED_FACTOR},
+    ]
+    return torch.optim.AdamW(given, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def _trainer(
+    name: str, model: Any, teacher: Any, rows: Tensor, plan: Plan, folder: Path, progress: Any
+) -> Any:
+    import transformers
+    from torch.utils.data import SequentialSampler
+
+    class AdaptTrainer(transformers.Trainer):
+        """The rows are in their order already, and the loss follows the step."""
+
+        optimizer: Any  # for type checkers
+        lr_scheduler: Any
+
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return SequentialSampler(rows)
+
+        def create_optimizer(self, *_: Any) -> Any:
+            if self.optimizer is None:
+                self.optimizer = _optimizer(self.model, plan.rate)
+            return self.optimizer
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            if self.lr_scheduler is None:
+                made = torch.optim.lr_scheduler.LambdaLR
+                self.lr_scheduler = made(self.optimizer, plan.factor)
+            return self.lr_scheduler
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            if self.state.global_step >= plan.transfer:
+                return super().compute_loss(model, inputs, *args, **options)
+            bare = self.accelerator.unwrap_model(model)
+            bare = bare.get_base_model() if hasattr(bare, "get_base_model") else bare  # PEFT
+            with self.accelerator.autocast():  # else the teacher computes in float32
+                loss = teacher.loss(model, bare, inputs)
+            if self.model_accepts_loss_kwargs:  # else Trainer divides it
+                loss = loss / self.current_gradient_accumulation_steps
+            return (loss, None) if options.get("return_outputs") else loss
+
+    class Report(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if progress is not None:
+                progress(name, state.global_step, plan.steps)
+
+    items = [{"input_ids": row, "labels": row} for row in rows]
+    given = training_arguments(plan, folder)
+    trainer = AdaptTrainer(model, given, train_dataset=items, callbacks=[Report()])
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def training_arguments(plan: Plan, folder: Path) -> Any:
+    """Return the TrainingArguments, which also know the device."""
+    from transformers import TrainingArguments
+
+    given = {
+        "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
+        "per_device_train_batch_size": plan.batch_size, "report_to": "none", "disable_tqdm": True,
+        "save_steps": max(1, plan.steps // 20), "save_total_limit": 2, "logging_steps": 10,
+        "ddp_find_unused_parameters": plan.transfer > 0,
+        "dataloader_pin_memory": torch.cuda.is_available(), **plan.training,
+    }  # fmt: skip
+    return TrainingArguments(**given)
+
+
+# ---- the folder ---------------------------------------------------------------------------------
+
+
+class Run:
+    """The folder of an adaptation: what is done is not done again."""
+
+    def __init__(self, folder: Path, kept: bool, settings: dict[str, Any]) -> None:
+        self.folder, self.kept, self.settings = folder, kept, settings
+        self.perplexity: dict[str, dict[int, float]] = {}
+        self.seconds: dict[str, float] = {}
+        file = folder / RESULTS
+        if not file.exists():
+            return
+        found = json.loads(file.read_text("utf-8"))
+        other = {key: value for key, value in found["settings"].items() if settings[key] != value}
+        if other:
+            raise ValueError(
+                f"{folder} holds an adaptation with {other}, and this call has "
+                f"{ {key: settings[key] for key in other} }: give another folder"
+            )
+        numbers = found["perplexity"].items()
+        self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
+        self.seconds = found["seconds"]
+
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Any, settings: dict[str, Any]) -> Iterator[Run]:
+        """Yield the run, in a temporary folder if none is given."""
+        if folder is None:
+            with tempfile.TemporaryDirectory() as temporary:
+                yield cls(Path(temporary), False, settings)
+        else:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            yield cls(Path(folder), True, settings)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return attributes of `Adapted`."""
+        given = {"perplexity": self.perplexity, "settings": self.settings}
+        return given | {"encoding": self.settings["encoding"], "seconds": self.seconds["adapted"]}
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / CONFIG_NAME).exists() and not (self.folder / CHECKPOINTS).exists()
+
+    def write(self) -> None:
+        if not (self.kept and _is_first_process()):
+            return
+        content = {
+            "settings": self.settings,
+            "perplexity": self.perplexity,
+            "seconds": self.seconds,
+        }
+        with new_file(self.folder / RESULTS) as part:
+            part.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+    def measure(
+        self, name: str, model: Any, ids: Tensor, lengths: list[int], progress: Progress | None
+    ) -> None:
+        """Measure the perplexities of a model, unless they are known."""
+        if name in self.perplexity:
+            return
+        self.perplexity[name] = {}
+        for length in lengths:
+            report = None
+            if progress is not None:
+                what = f"{name}, {length} tokens"
+                report = lambda done, total, what=what: progress(what, done, total)  # noqa: E731
+            self.perplexity[name][length] = perplexity(model, ids, length, progress=report)
+        self.write()
+
+    def train(
+        self, name: str, model: Any, teacher: Any, rows: Tensor, plan: Plan, progress: Any
+    ) -> None:
+        """Train a model, from its last whole checkpoint if there is one."""
+        folder = self.folder / CHECKPOINTS / name
+        trainer = _trainer(name, model, teacher, rows, plan, folder, progress)
+        if _is_first_process():
+            folder.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        with writing(self.folder):  # a full disk has its name
+            trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.write()
+
+    def finish(self, model: Any, tokenizer: Any) -> None:
+        """Write the model, and remove the checkpoints."""
+        state = {}
+        if self.kept:  # FSDP2 shards parameters: all processes must gather them
+            state = {name: _whole(x) for name, x in model.state_dict().items()}
+        if not (self.kept and _is_first_process()):
+            return
+        with writing(self.folder):
+            model.save_pretrained(self.folder, state_dict=state)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(self.folder)
+        found = {str(n): x for n, x in self.perplexity["adapted"].items()}
+        note_perplexities(self.folder, self.settings["encoding"], found)
+        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """Return the last checkpoint that is whole: Trainer writes its state last."""
+    found = []
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        try:
+            found.append((json.loads(state.read_text("utf-8"))["global_step"], state.parent))
+        except (ValueError, KeyError):
+            continue
+    return str(max(found)[1]) if found else None
