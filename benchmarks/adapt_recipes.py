@@ -63,6 +63,8 @@ def arms(rope: str) -> Iterator[Arm]:
         yield Arm(spec)
     for other in ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl"):
         yield Arm(f"{rope}+{other}")
+    yield Arm(f"{chosen},shared=true", 30)
+    yield Arm(f"rope@::2+{RICH}@1::2", 30)  # by layer
     yield Arm(RICH, 30)
     yield Arm(chosen, 30, lora=16)
     yield Arm(None, steps=1000)

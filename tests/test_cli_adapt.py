@@ -35,7 +35,8 @@ def words(tmp_path):
 
 
 def test_adapt(words, tmp_path, capsys):
-    assert main([*words, "--control"]) == 0
+    words += ["--control", "--held-out", "300"]
+    assert main(words) == 0
     printed = capsys.readouterr().out
     for label in ("stock model ", "stock model, trained on", "swapped, not", "swapped and trained"):
         assert label in printed
@@ -52,7 +53,8 @@ def test_adapt(words, tmp_path, capsys):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     assert model.config.position_encoding == "rope:fraction=0.25+alibi"
     (tmp_path / "new/report.md").unlink()
-    assert main([*words, "--control", "--quiet"]) == 0  # nothing is left to train
+    assert results["settings"]["held_out"] == 300
+    assert main([*words, "--resume", "--quiet"]) == 0  # nothing is left to train
     assert (tmp_path / "new/report.md").exists()
 
 
@@ -63,6 +65,7 @@ def test_adapt(words, tmp_path, capsys):
         (["--tokens", "9"], "tokens must be at least those of one step, 80, got 9"),
         (["--lengths", "60000"], "data has 27900 tokens; needs 60000 to measure and 40"),
         (["--lora", "0"], "--lora"),
+        (["--held-out", "70"], "held_out must be at least 80, got 70"),
     ],
 )
 def test_errors(words, more, message, capsys):
