@@ -16,7 +16,9 @@ pytest.importorskip("accelerate")
 
 from hf_model import tiny
 from transformers import AutoModelForCausalLM
+from wavepe.cli import adapt as command
 from wavepe.cli import main
+from wavepe.hf import adapting
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
@@ -71,6 +73,23 @@ def test_adapt(words, tmp_path, capsys):
 def test_errors(words, more, message, capsys):
     assert main([*words, *more]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [50, 80_000])
+def test_the_end_of_the_text_is_held_out(words, tmp_path, count, monkeypatch):
+    """However many tokens are trained on; a text that is not long is taken whole."""
+    seen = []
+    monkeypatch.setattr(adapting, "adapt", lambda *args, **options: seen.append((args, options)))
+    monkeypatch.setattr(command, "_report", lambda *args: None)
+    text = "".join(f"{n:03d}," for n in range(count))
+    (tmp_path / "text.txt").write_text(text)
+    for tokens in ("100", "200"):
+        given = [*words, "--tokens", tokens, "--lengths", "40", "--held-out", "60"]
+        assert main(given) == 0
+    for ((_, _, ids), options), tokens in zip(seen, (100, 200), strict=True):
+        assert options["held_out"] == 60
+        found = bytes(ids.tolist()).decode()
+        assert found == (text if count == 50 else text[:tokens] + text[-60:])
 
 
 def test_wrong_folders(words, tmp_path, capsys):

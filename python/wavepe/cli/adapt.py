@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     from ..hf import encoding_of
     from ..hf.adapting import HELD_OUT, adapt
     from .bar import bar
-    from .text import check_data, first_tokens
+    from .text import check_data, first_and_last_tokens
 
     check_data(args.data)
     logging.disable_progress_bar()
@@ -107,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
         word = "stock" if encoding_of(loaded.model) is None else "source"
         labels = {name: label.format(word) for name, label in ROWS.items()}
         last = max(held_out or HELD_OUT, *(lengths or (2 * sizes["length"],)))
-        ids = first_tokens(loaded, args.data, sizes["tokens"] + last)
+        ids = first_and_last_tokens(loaded, args.data, sizes["tokens"], last)
+        if held_out is None and len(ids) >= sizes["tokens"] + last:
+            held_out = last  # of a shorter text adapt takes a quarter
         with bar(quiet=args.quiet) as begin:
             progress = _progress(begin)
             try:

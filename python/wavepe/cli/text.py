@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TOKENS = 65536
 _CHUNK = 1 << 18
+_BYTES_A_TOKEN = 16  # more than a token of any text has on average
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,28 @@ def tokens_for(
     return Tokens(torch.from_numpy(ids.astype(np.int64)), description)
 
 
-def first_tokens(model: Model, data: str, count: int) -> torch.Tensor:
-    """Return the first `count` tokens of a text, or all of them, int64."""
+def first_and_last_tokens(model: Model, data: str, first: int, last: int) -> torch.Tensor:
+    """Return the first and the last tokens of a text, or all of a text that is not long, int64."""
     import torch
 
-    return torch.from_numpy(_first(model, _chunks(Path(data)), count).astype(np.int64))
+    begun: list[bytes] = []
+
+    def noted() -> Iterator[bytes]:
+        for chunk in _chunks(Path(data)):
+            begun.append(chunk)
+            yield chunk
+
+    most = _BYTES_A_TOKEN * last
+    chunks = noted()
+    ids = _first(model, chunks, first)
+    read, rest, size = b"".join(begun), b"", 0
+    for chunk in chunks:
+        rest, size = (rest + chunk)[-most:], size + len(chunk)
+    if size < most:  # the whole text, which may have no more tokens than are wanted
+        ids = _first(model, iter([read, rest]), len(read) + size)
+    else:
+        ids = np.concatenate([ids, _first(model, iter([rest]), most)[-last:]])
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def _held_out(

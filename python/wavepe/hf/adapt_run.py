@@ -164,11 +164,15 @@ class Run:
         if not file.exists():
             return
         found = json.loads(file.read_text("utf-8"))
-        other = {key: value for key, value in found["settings"].items() if settings[key] != value}
+        kept = found["settings"]
+        other = [key for key, value in kept.items() if settings[key] != value]
         if other:
+            there, here = (
+                ", ".join(f"{k}={given[k]}" for k in other) for given in (kept, settings)
+            )
             raise ValueError(
-                f"{folder} holds an adaptation with {other}, and this call has "
-                f"{ {key: settings[key] for key in other} }: give another folder"
+                f"{folder} holds an adaptation with {there}, and this call has {here}: give "
+                "another folder"
             )
         numbers = found["perplexity"].items()
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
