@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def words(tmp_path):
 def test_adapt(words, tmp_path, capsys):
     words += ["--control", "--held-out", "300"]
     assert main(words) == 0
-    printed = capsys.readouterr().out
+    printed, log = capsys.readouterr()
+    assert re.search(r"^swapped and trained: training: \d+ of 25, 0:00:\d\d left$", log, re.M)
     for label in ("stock model ", "stock model, trained on", "swapped, not", "swapped and trained"):
         assert label in printed
     assert "rope:fraction=0.25+alibi" in printed

@@ -110,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
         ids = first_and_last_tokens(loaded, args.data, sizes["tokens"], last)
         if held_out is None and len(ids) >= sizes["tokens"] + last:
             held_out = last  # of a shorter text adapt takes a quarter
-        with bar(quiet=args.quiet) as begin:
-            progress = _progress(begin)
+        with bar(quiet=args.quiet, lines=True) as begin:
+            progress = _progress(begin, labels)
             try:
                 done = adapt(
                     loaded.model, args.encoding, ids, tokens=sizes["tokens"],
@@ -139,12 +139,14 @@ def _target(given: str) -> Path:
     return target
 
 
-def _progress(begin: Any) -> Any:
+def _progress(begin: Any, labels: dict[str, str]) -> Any:
     steps: dict[str, Any] = {}
 
     def progress(what: str, done: int, total: int) -> None:
         if what not in steps:
-            steps[what] = begin(what)
+            name, _, length = what.partition(", ")
+            doing = f"measuring at {length}" if length else "training"
+            steps[what] = begin(f"{labels[name]}: {doing}")
         steps[what](done, total)
 
     return progress

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,10 +12,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 @contextmanager
-def bar(*, quiet: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def bar(
+    *, quiet: bool, lines: bool = False
+) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """Give a function begin(title) that starts a bar on stderr.
 
-    begin returns the bar's progress(done, total). The bar is shown in terminals only.
+    begin returns the bar's progress(done, total). The bar is shown in terminals only. With `lines`
+    other outputs get a line at each quarter.
     """
     console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
     shown = console.is_terminal and not console.is_dumb_terminal and not quiet
@@ -26,9 +31,20 @@ def bar(*, quiet: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]
 
         def begin(title: str) -> Callable[[int, int], None]:
             progress.reset(task, description=title, visible=True)
+            begun: tuple[int, float] | None = None
+            quarter = 0
 
             def step(done: int, total: int) -> None:
+                nonlocal begun, quarter
                 progress.update(task, completed=done, total=total)
+                if begun is None:  # what is resumed begins in the middle
+                    begun, quarter = (done, time.monotonic()), 4 * done // total
+                if shown or not lines or 4 * done // total == quarter:
+                    return
+                quarter = 4 * done // total
+                each = (time.monotonic() - begun[1]) / (done - begun[0])
+                left = datetime.timedelta(seconds=round((total - done) * each))
+                console.print(f"{title}: {done} of {total}, {left} left", markup=False)
 
             return step
 
