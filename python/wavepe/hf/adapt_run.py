@@ -164,11 +164,11 @@ class Run:
         if not file.exists():
             return
         found = json.loads(file.read_text("utf-8"))
-        kept = found["settings"]
-        other = [key for key, value in kept.items() if settings[key] != value]
+        before = found["settings"]
+        other = [key for key, value in before.items() if settings[key] != value]
         if other:
             there, here = (
-                ", ".join(f"{k}={given[k]}" for k in other) for given in (kept, settings)
+                ", ".join(f"{k}={given[k]}" for k in other) for given in (before, settings)
             )
             raise ValueError(
                 f"{folder} holds an adaptation with {there}, and this call has {here}: give "
