@@ -381,9 +381,8 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
 
 # ------------------------------------------------------------------ README's tables
 
-MARKERS = "".join(
-    f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in ("address", "results", "swap")
-)
+SECTIONS = ("address", "results", "swap", "adapt")
+MARKERS = "".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in SECTIONS)
 PAGE = f"# x\n{MARKERS}between\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
 KEPT = {
     "train_length": 128,
@@ -454,6 +453,7 @@ def repository(tmp_path):
     (folder / "compare" / "wavelet.json").write_text(json.dumps(KEPT))
     (tmp_path / "docs" / "results" / "fairseq-demo.json").write_text(json.dumps(FAIRSEQ))
     (tmp_path / "docs" / "results" / "hf-swap.json").write_text(json.dumps(SWAP))
+    shutil.copy(ROOT / "benchmarks" / "results" / "real-model-h200.json", folder)
     files = {
         "z-old": results_of("2026-01-01T10:00:00+00:00", ratio=1.0),
         "a-new": results_of("2026-01-02T10:00:00+00:00", ratio=5.0),
