@@ -91,13 +91,13 @@ def small(run: dict[str, Any]) -> str:
     lines = [f"| encoding | steps | of transfer | {' | '.join(lengths)} |"]
     lines.append("|---|---:|---:|" + "---:|" * len(lengths))
     stock = {row["seed"]: row["stock"] for row in run["rows"]}
-    lines.append(f"| stock model | | | {_means(list(stock.values()), lengths)} |")
+    lines.append(f"| stock model | | | {means(list(stock.values()))} |")
     by_steps = sorted(arms.values(), key=lambda found: -found[0]["steps"])
     for found in by_steps:
         first = found[0]
         named = f"`{_short(first['spec'])}`" if first["spec"] else STOCK["control"]
         lora = f", LoRA of rank {first['lora']}" if first["lora"] else ""
-        figures = _means([row["perplexity"] for row in found], lengths)
+        figures = means([row["perplexity"] for row in found])
         lines.append(
             f"| {named}{lora} | {first['steps']} | {first['transfer'] or '-'} | {figures} |"
         )
@@ -118,8 +118,9 @@ def _short(spec: str) -> str:
     return spec
 
 
-def _means(found: list[dict[str, float]], lengths: list[str]) -> str:
-    return " | ".join(f"{statistics.fmean(each[n] for each in found):.2f}" for n in lengths)
+def means(found: list[dict[str, float]]) -> str:
+    """Return the mean of each length, as cells."""
+    return " | ".join(f"{statistics.fmean(each[n] for each in found):.2f}" for n in found[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

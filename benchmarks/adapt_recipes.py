@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from unittest import mock
 
 import torch
 
+from .adapt_page import means
 from .command import add_json, keep, new_parser
 from .machine import surroundings
 
@@ -114,20 +114,6 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
     return json.loads(json.dumps(found))  # lengths are texts, as in the rows that are read
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the means over seeds as text."""
-    by_arm: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_arm.setdefault(row["arm"], []).append(row)
-    lines = []
-    for arm, found in by_arm.items():
-        means = [
-            statistics.mean(row["perplexity"][n] for row in found) for n in found[0]["perplexity"]
-        ]
-        lines.append(f"{arm:76} {len(found)}  " + " ".join(f"{x:6.2f}" for x in means))
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
@@ -167,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
             row = measure(arm, stock, ids.long(), length, seed)
             results["rows"].append({"arm": arm.label, **arm._asdict(), "seed": seed, **row})
             keep(results, args.json)
-        print(table([row for row in results["rows"] if row["arm"] == arm.label]), flush=True)
+        found = [row["perplexity"] for row in results["rows"] if row["arm"] == arm.label]
+        print(f"{arm.label}: {means(found)}", flush=True)
     return 0
 
 

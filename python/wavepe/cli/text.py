@@ -74,16 +74,16 @@ def first_and_last_tokens(model: Model, data: str, first: int, last: int) -> tor
     """Return the first and the last tokens of a text, or all of a text that is not long, int64."""
     import torch
 
+    chunks = _chunks(Path(data))
     begun: list[bytes] = []
 
     def noted() -> Iterator[bytes]:
-        for chunk in _chunks(Path(data)):
+        for chunk in chunks:
             begun.append(chunk)
             yield chunk
 
     most = _BYTES_A_TOKEN * last
-    chunks = noted()
-    ids = _first(model, chunks, first)
+    ids = _first(model, noted(), first)
     read, rest, size = b"".join(begun), b"", 0
     for chunk in chunks:
         rest, size = (rest + chunk)[-most:], size + len(chunk)

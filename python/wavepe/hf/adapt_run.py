@@ -241,10 +241,11 @@ class Run:
 
     def finish(self, model: Any, tokenizer: Any) -> None:
         """Write the model, and remove the checkpoints."""
-        state = {}
-        if self.kept:  # FSDP2 shards parameters: all processes must gather them
-            state = {name: _whole(x) for name, x in model.state_dict().items()}
-        if not (self.kept and _is_first_process()):
+        if not self.kept:
+            return
+        # FSDP2 shards parameters: all processes must gather them
+        state = {name: _whole(x) for name, x in model.state_dict().items()}
+        if not _is_first_process():
             return
         with writing(self.folder):
             model.save_pretrained(self.folder, state_dict=state)
