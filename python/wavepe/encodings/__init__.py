@@ -14,6 +14,7 @@ from .._relative_bias import Bias, Table
 from .alibi import ALiBi
 from .base import Combination, Encoding, build, combine, read_dict
 from .binary import Binary
+from .fox import FoX
 from .integer import Integer
 from .kerple import Kerple
 from .layers import check_layers
@@ -21,15 +22,21 @@ from .methods import Query
 from .none import NoPE
 from .normalised import Normalised
 from .options import option
+from .pope import PoPE
 from .register import known_encodings, register_encoding
+from .relative import Relative
 from .rope import RoPE
 from .sandwich import Sandwich
 from .shaw import Shaw
+from .sink import Sink
 from .sinusoidal import Sinusoidal
 from .spec import read_spec, split_spec
 from .t5 import T5
+from .temperature import Temperature
 from .transformer_xl import TransformerXL
 from .wavelet import Wavelet
+from .window import Window
+from .xpos import XPos
 
 __all__ = [
     "T5",
@@ -37,18 +44,25 @@ __all__ = [
     "Bias",
     "Binary",
     "Encoding",
+    "FoX",
     "Integer",
     "Kerple",
     "NoPE",
     "Normalised",
+    "PoPE",
     "Query",
+    "Relative",
     "RoPE",
     "Sandwich",
     "Shaw",
+    "Sink",
     "Sinusoidal",
     "Table",
+    "Temperature",
     "TransformerXL",
     "Wavelet",
+    "Window",
+    "XPos",
     "encoding",
     "known_encodings",
     "option",

@@ -6,6 +6,8 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import mul
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import ArrayLike
 from .. import _checks
 from .._relative_bias import Bias, Table, rows_at
 from .layers import check_layers, layers_of
-from .methods import TERMS, Methods
+from .methods import TERMS, Methods, initial_parameters
 from .options import checked
 from .spec import Value, write_spec
 
@@ -257,6 +259,19 @@ class Combination(Encoding):
         return any(one.rotates for one in self.parts)
 
     @property
+    def has_temperature(self) -> bool:
+        return any(one.has_temperature for one in self.parts)
+
+    @property
+    def has_vectors(self) -> bool:
+        return any(one.has_vectors for one in self.parts)
+
+    @property
+    def window(self) -> int | None:
+        given = [one.window for one in self.parts if one.window is not None]
+        return min(given, default=None)
+
+    @property
     def learned(self) -> bool:  # type: ignore[override]
         return bool(self.learns)
 
@@ -292,6 +307,12 @@ class Combination(Encoding):
             lambda one: "table" in one.terms,
             lambda one: one.table(length, head_dim, causal=causal),
         )
+        sizes = [p.shape[-1] for p, _, _ in found]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"the tables of '{self}' have {' and '.join(map(str, sizes))} columns, because "
+                "other queries read them: call table() of the parts"
+            )
         return Table(*_summed(found, length, causal, axis=-2))
 
     def slopes(self, heads: int) -> np.ndarray:
@@ -308,14 +329,22 @@ class Combination(Encoding):
         )
         return Bias(*_summed(found, length, causal, axis=-1))
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def temperature(self, positions: ArrayLike) -> np.ndarray:
+        found = self._of_parts(
+            "temperature", lambda one: one.has_temperature, lambda one: one.temperature(positions)
+        )
+        return reduce(mul, found)
+
+    def parameters(
+        self, head_dim: int, heads: int, dim: int | None = None
+    ) -> dict[str, np.ndarray]:
         if not self.learned:
             return super().parameters(head_dim, heads)
         return {
             f"{one.name}.{name}": value
             for one in self.parts
             if one.learns
-            for name, value in one.parameters(head_dim, heads).items()
+            for name, value in initial_parameters(one, head_dim, heads, dim).items()
         }
 
     def _learns_not(self, method: str, learned: str) -> NoReturn:
@@ -362,7 +391,7 @@ def _check_together(one: Encoding, other: Encoding) -> None:
                 f"'{none}' is no position encoding, and the same layer has '{beside}': leave the "
                 f"layer out of the layers that '{beside}' names after @"
             )
-    if one.rotates and other.rotates:
+    if all(part.rotates or part.has_vectors for part in (one, other)):
         raise ValueError(f"at most one part can rotate, got '{one}' and '{other}'")
     if one.name == other.name:
         raise ValueError(f"a name can stand once in a combination, got '{one}' and '{other}'")

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 # What an encoding can add to the scores. A method has the name of its term; a learned term has a
 # method learned_<term>, too.
 TERMS = ("table", "slopes", "bias")
+# What a model can train, and the method that uses the parameters.
+LEARNED = {
+    "table": "learned_table",
+    "bias": "learned_bias",
+    "query": "learned_query",
+    "sinks": "learned_sinks",
+    "vectors": "score_vectors",
+    "input_query": "input_query",
+    "input_decay": "input_decay",
+}
 
 
 class Query(NamedTuple):
@@ -27,8 +37,8 @@ class Query(NamedTuple):
     ----------
     u, v : Tensor (heads, head_dim), optional
         What is added to the queries of the keys and of the table. None adds nothing.
-    projection : Tensor (heads, head_dim, head_dim), optional
-        The matrix W of each head. None is the identity.
+    projection : Tensor (heads, head_dim, columns), optional
+        The matrix W of each head, for a table of so many columns. None is the identity.
 
     Examples
     --------
@@ -61,14 +71,40 @@ class Methods:
     @property
     def in_attention(self) -> bool:
         """Whether attention layers differ from those without positions."""
-        return self.rotates or bool(self.terms or self.learns)
+        return self.rotates or self.in_scores
+
+    @property
+    def in_scores(self) -> bool:
+        """Whether the scores are other than the products of q and k, rotated or not."""
+        changed = self.terms or self.learns or self.has_temperature or self.window is not None
+        return bool(changed) or self.has_vectors
 
     @property
     def learns(self) -> tuple[str, ...]:
-        """What a model trains: a selection of "table", "bias" and "query"."""
+        """What a model trains: a selection of the keys of `LEARNED`."""
         if not self.learned:
             return ()
-        return tuple(key for key in ("table", "bias", "query") if self._has(f"learned_{key}"))
+        return tuple(key for key, method in LEARNED.items() if self._has(method))
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether the encoding reads the input of the attention layer."""
+        return not {"input_query", "input_decay"}.isdisjoint(self.learns)
+
+    @property
+    def has_temperature(self) -> bool:
+        """Whether queries get a factor that depends on their position."""
+        return self._has("temperature")
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether `score_vectors` makes other vectors of q and k."""
+        return self._has("score_vectors")
+
+    @property
+    def window(self) -> int | None:
+        """The distance at which keys are hidden, and beyond it; None hides none."""
+        return None
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -162,6 +198,13 @@ class Methods:
         """
         return Table(*self._initial_term("table", length, causal, head_dim=head_dim))
 
+    def table_columns(self, head_dim: int) -> int:
+        """Return the number of columns of the table: the head size, if the query itself reads it.
+
+        Another number needs `learned_query` with a projection, or `input_query`.
+        """
+        return head_dim
+
     def slopes(self, heads: int) -> np.ndarray:
         """Return the slope of each head; the score loses slope * abs(delta).
 
@@ -199,6 +242,22 @@ class Methods:
         """
         return Bias(*self._initial_term("bias", length, causal, heads=heads))
 
+    def temperature(self, positions: ArrayLike) -> np.ndarray:
+        """Return the factor on the query of each position.
+
+        It multiplies the products with keys and tables, but no slope and no bias.
+
+        Parameters
+        ----------
+        positions : array or Tensor (...)
+            Positions of the queries, counted from 0.
+
+        Returns
+        -------
+        factors : array or Tensor (...), float64
+        """
+        self._does_not_apply("temperature")
+
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the names and initial values of what a learned encoding learns.
 
@@ -210,6 +269,8 @@ class Methods:
             Head size.
         heads : int
             Number of query heads.
+        dim : int
+            Size of a token's vector. Only encodings that read the layer's input take it.
 
         Returns
         -------
@@ -279,6 +340,86 @@ class Methods:
         """
         self._learns_not("learned_query", "nothing for the queries")
 
+    def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return a number for each head that takes part in the softmax as a score without a value.
+
+        Parameters
+        ----------
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+
+        Returns
+        -------
+        sinks : Tensor (heads,)
+        """
+        self._learns_not("learned_sinks", "no sinks")
+
+    def score_vectors(
+        self,
+        q: Tensor,
+        k: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        parameters: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the vectors whose products are the scores. It needs torch.
+
+        The vectors are made when they are needed: a cache holds k itself. The factor on the
+        products stays that of q's own size.
+
+        Parameters
+        ----------
+        q : Tensor (B, heads, m, d)
+            The queries, rotated if the encoding rotates.
+        k : Tensor (B, key heads, n, d)
+            The keys, likewise.
+        queries, keys : int64 Tensor (B|1, m) and (B|1, n)
+            Their places. Only differences of places matter.
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`; empty if nothing is learned.
+
+        Returns
+        -------
+        q, k : Tensors of the same dtype, with any number of columns
+        """
+        self._does_not_apply("score_vectors")
+
+    def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the queries of the table, which come from the layer's input. It needs torch.
+
+        Their products with the table are added to the score, and not scaled.
+
+        Parameters
+        ----------
+        x : Tensor (B, m, dim)
+            The input of the attention layer, of the tokens of the queries.
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+
+        Returns
+        -------
+        r : Tensor (B, heads, m, columns)
+        """
+        self._learns_not("input_query", "no queries from the input")
+
+    def input_decay(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return what each token adds to the scores of all earlier keys. It needs torch.
+
+        The score of query i and key j gets the sum over the tokens j+1..i. It is not scaled.
+
+        Parameters
+        ----------
+        x : Tensor (B, n, dim)
+            The input of the attention layer.
+        parameters : mapping of str to Tensor
+            Tensors with the names and shapes of `parameters`.
+
+        Returns
+        -------
+        decay : Tensor (B, heads, n), float32 (float64 for float64 parameters)
+        """
+        self._learns_not("input_decay", "no decay from the input")
+
     def _initial_term(
         self, term: str, length: int, causal: bool, head_dim: int = 2, heads: int = 1
     ) -> tuple[np.ndarray, int, str]:
@@ -289,7 +430,7 @@ class Methods:
         causal = _checks.flag("causal", causal)
         import torch
 
-        initial = self.parameters(head_dim, heads)
+        initial = initial_parameters(self, head_dim, heads, 1)
         given = {key: torch.from_numpy(np.asarray(value)) for key, value in initial.items()}
         method = f"learned_{term}"
         rows = getattr(self, method)(length, given, causal=causal)
@@ -299,6 +440,7 @@ class Methods:
 
     def _does_not_apply(self, method: str) -> NoReturn:
         own = ["absolute"] * self.adds + ["rope_table"] * self.rotates + [*self.terms]
+        own += ["temperature"] * self.has_temperature
         raise NotImplementedError(
             f"{method}() does not apply to the encoding '{self}': it has "
             f"{' and '.join(f'{key}()' for key in own) or 'no such method'}"
@@ -308,6 +450,20 @@ class Methods:
         raise NotImplementedError(
             f"{method}() does not apply to the encoding '{self}': it learns {learned}"
         )
+
+
+def initial_parameters(
+    encoding: Methods, head_dim: int, heads: int, dim: int | None
+) -> dict[str, np.ndarray]:
+    """Return `encoding.parameters`; ValueError if it needs the size of the layer's input."""
+    if not encoding.reads_input:
+        return encoding.parameters(head_dim, heads)
+    if dim is None:
+        raise ValueError(
+            f"'{encoding}' reads the input of the attention layer and needs its size: give dim="
+        )
+    found: Any = encoding.parameters
+    return dict(found(head_dim, heads, dim=dim))
 
 
 def checked_return(
@@ -325,12 +481,12 @@ def checked_return(
         raise TypeError(f"{says} with an integer first, got first={first!r}")
     if beyond not in BEYOND:
         raise ValueError(f"{says} with beyond 'zero' or 'edge', got beyond={beyond!r}")
-    shape = tuple(rows.shape)
+    shape, columns = tuple(rows.shape), 0 if is_bias else encoding.table_columns(head_dim)
     good = len(shape) == 2 and shape[0] == heads
     if not is_bias:
-        good = len(shape) in (2, 3) and shape[-1] == head_dim
+        good = len(shape) in (2, 3) and shape[-1] == columns
         good = good and (len(shape) == 2 or shape[0] == heads)
     if not good:
-        sizes = f"({heads}, w)" if is_bias else f"(w, {head_dim}) or ({heads}, w, {head_dim})"
+        sizes = f"({heads}, w)" if is_bias else f"(w, {columns}) or ({heads}, w, {columns})"
         raise ValueError(f"{says} of shape {sizes}, got {shape}")
     return found

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 from .. import _wavelet_registered
 from .base import Encoding, known
+from .methods import LEARNED, TERMS
 from .spec import is_word
 
 E = TypeVar("E", bound=Encoding)
 
-_METHODS = ("absolute", "rope_table", "table", "slopes", "bias")
-_LEARNED = ("learned_table", "learned_bias", "learned_query")
+_METHODS = ("absolute", "rope_table", *TERMS, "temperature", "score_vectors", "window")
+_LEARNED = tuple(LEARNED.values())
 
 
 def register_encoding(cls: type[E]) -> type[E]:
@@ -26,7 +27,8 @@ def register_encoding(cls: type[E]) -> type[E]:
     cls : type
         A class derived from `Encoding` or from a known encoding. It has a `name` and the methods
         that say what it does: one or several of `absolute`, `table`, `slopes`, `bias`,
-        `learned_table`, `learned_bias` and `learned_query`. A rotary class derives from `RoPE` and
+        `temperature`, `score_vectors`, `learned_table`, `learned_bias`, `learned_query`,
+        `learned_sinks`, `input_query` and `input_decay`. A rotary class derives from `RoPE` and
         overrides `frequencies`. The annotated attributes of the class are its options. Each needs
         a default, and values must have its type; `option` declares another check. The class
         becomes a frozen dataclass. A class that is defined a second time replaces the first.
@@ -96,14 +98,15 @@ def _check_class(cls: Any) -> None:
 
     learned = [method for method in _LEARNED if has(method)]
     if not learned and not any(map(has, _METHODS)):
-        raise TypeError(f"{cls.__name__} needs one of the methods {', '.join(_METHODS + _LEARNED)}")
+        listed = ", ".join(dict.fromkeys(_METHODS + _LEARNED))
+        raise TypeError(f"{cls.__name__} needs one of the methods {listed}")
     if has("rope_table") and not (hasattr(cls, "frequencies") and hasattr(cls, "interleaved")):
         raise TypeError(f"{cls.__name__} is rotary: derive it from RoPE, override frequencies()")
     fields = dataclasses.fields(cls)
     asked = cls.learned is not False or any(field.name == "learned" for field in fields)
-    if (learned or has("parameters")) and not (asked or has("learns")):
-        given = (learned or ["parameters"])[0]
-        raise TypeError(f"{cls.__name__} has {given}() and needs learned = True")
+    given = [key for key in (*_LEARNED, "parameters") if has(key) and key not in _METHODS]
+    if given and not (asked or has("learns")):
+        raise TypeError(f"{cls.__name__} has {given[0]}() and needs learned = True")
     if asked and not (learned and has("parameters")):
         raise TypeError(
             f"{cls.__name__} is learned and needs parameters() and one of {', '.join(_LEARNED)}"

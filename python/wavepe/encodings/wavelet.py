@@ -17,7 +17,7 @@ from .._wavelet_pywt import check_levels, is_family
 from .._wavelet_registered import registered
 from .base import Encoding
 from .methods import Query
-from .options import flag, items, option, positive
+from .options import flag, integer, items, option, positive
 from .register import register_encoding
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ class Wavelet(Encoding):
     projection : bool
         Train a matrix W (head size, head size) for each head, which begins as the identity: the
         query of the table is q_m W, or (q_m + v) W with biases. The table stays constant.
+    rank : int, optional
+        The number of columns of the table, if it is not the head size. They are read through a
+        projection W (head size, rank).
     shared : bool
         All layers share u, v and W. Without it each layer has its own.
 
@@ -101,6 +104,7 @@ class Wavelet(Encoding):
     learned: bool = False
     biases: bool = False
     projection: bool = False
+    rank: int | None = option(None, integer(1))
     shared: bool = False
 
     def __post_init__(self) -> None:
@@ -112,18 +116,22 @@ class Wavelet(Encoding):
             raise ValueError(
                 f"wavelet learned=true needs a gradient, but kind={self.kind} {reason}"
             )
-        if self.shared and not (self.biases or self.projection):
+        if self.shared and not (self.biases or self._projects):
             raise ValueError("wavelet shared=true needs biases=true or projection=true")
 
     @property
+    def _projects(self) -> bool:
+        return self.projection or self.rank is not None
+
+    @property
     def learns(self) -> tuple[str, ...]:
-        return ("table",) * self.learned + ("query",) * (self.biases or self.projection)
+        return ("table",) * self.learned + ("query",) * (self.biases or self._projects)
 
     @property
     def per_layer(self) -> tuple[str, ...]:  # type: ignore[override]
         if self.shared:
             return ()
-        return ("u", "v") * self.biases + ("projection",) * self.projection
+        return ("u", "v") * self.biases + ("projection",) * self._projects
 
     def _check_scales(self) -> None:
         if isinstance(self.scales, tuple):
@@ -167,6 +175,9 @@ class Wavelet(Encoding):
             )
         return None
 
+    def table_columns(self, head_dim: int) -> int:
+        return head_dim if self.rank is None else self.rank
+
     def grid(self, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the scale and the shift of each column, both float64 (head_dim,).
 
@@ -175,20 +186,21 @@ class Wavelet(Encoding):
         Raises
         ------
         ValueError
-            If the head size is not divisible by the number of scales.
+            If the head size, or the rank, is not divisible by the number of scales.
         """
         scales: Any = self.scales
         count = len(scales) if isinstance(scales, tuple) else scales
-        head_dim = _checks.integer("wavelet head_dim", head_dim, 1)
-        if head_dim % count:
-            fitting = next(n for n in range(min(count, head_dim), 0, -1) if head_dim % n == 0)
+        columns = self.table_columns(_checks.integer("wavelet head_dim", head_dim, 1))
+        if columns % count:
+            fitting = next(n for n in range(min(count, columns), 0, -1) if columns % n == 0)
+            size = "head size" if self.rank is None else "rank"
             raise ValueError(
-                f"head size {head_dim} is not divisible by {count} scales: choose scales, e.g. "
+                f"{size} {columns} is not divisible by {count} scales: choose scales, e.g. "
                 f"wavelet:scales={fitting}"
             )
         if is_family(self.kind) and not isinstance(scales, tuple):
             scales = range(1, scales + 1)
-        return wavelet_grid(head_dim, scales, self.min_scale, fixed_scale=self.fixed_scale)
+        return wavelet_grid(columns, scales, self.min_scale, fixed_scale=self.fixed_scale)
 
     def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
         length = _checks.integer("wavelet length", length, 1)
@@ -201,8 +213,9 @@ class Wavelet(Encoding):
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial values of what the options let a model learn, float64.
 
-        "scale" and "shift" (head_dim,) are those of `grid`. "u" and "v" (heads, head_dim) are
-        zeros, and "projection" (heads, head_dim, head_dim) holds identities.
+        "scale" and "shift" (columns,) are those of `grid`. "u" and "v" (heads, head_dim) are
+        zeros, and "projection" (heads, head_dim, columns) holds identities. With a rank, column c
+        takes element c * head_dim / rank of the query, rounded down.
         """
         if not self.learns:
             return super().parameters(head_dim, heads)
@@ -211,10 +224,11 @@ class Wavelet(Encoding):
         found = {"scale": scale, "shift": shift} if self.learned else {}
         if self.biases:
             found |= {key: _checks.new_array((heads, head_dim), make=np.zeros) for key in "uv"}
-        if self.projection:
-            identity = _checks.new_array((heads, head_dim, head_dim), make=np.zeros)
-            identity[:] = np.eye(head_dim)
-            found["projection"] = identity
+        if self._projects:
+            columns = len(scale)
+            matrix = _checks.new_array((heads, head_dim, columns), make=np.zeros)
+            matrix[:, np.arange(columns) * head_dim // columns, np.arange(columns)] = 1
+            found["projection"] = matrix
         return found
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:

@@ -69,17 +69,20 @@ class CausalSelfAttention(MultiheadAttention):
             projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        encoding = self.position_encoding
+        encoding, positions, cached = self.position_encoding, None, {}
         if incremental_state is None:
-            padding = key_padding_mask
-            positions = None if padding is None else token_positions(~padding.bool())
-            q, k, rotated = encoding.rotate(q, k, positions, None)
+            if key_padding_mask is not None:
+                positions = token_positions(~key_padding_mask.bool())
         else:
             cached = self._get_input_buffer(incremental_state)
-            before = cached.get("prev_key")
-            seen = 0 if before is None else before.shape[2]
-            state = encoding.cache_state(seen) if seen else None
-            q, k, rotated = encoding.rotate(q, k, None, state)
+        before = cached.get("prev_key")
+        seen = 0 if before is None else before.shape[2]
+        shared = self.positions[0].attention(seen + k.shape[2])
+        learned = encoding.learn(seen + k.shape[2], shared=shared, x=query.transpose(0, 1))
+        state = encoding.cache_state(seen) if seen else None
+        q, k, rotated = encoding.rotate(q, k, positions, state)
+        k = encoding.with_decay(k, learned)
+        if incremental_state is not None:
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
         dropout = self.dropout_module
@@ -87,8 +90,9 @@ class CausalSelfAttention(MultiheadAttention):
             q,
             k,
             v,
-            rotated=rotated,
-            shared=self.positions[0].attention(k.shape[2]),
+            learned,
+            rotated,
+            positions=positions,
             key_mask=None if key_padding_mask is None else ~key_padding_mask.bool(),
             dropout_p=dropout.p if self.training or dropout.apply_during_inference else 0.0,
         )

@@ -44,7 +44,7 @@ class DecoderPositions(nn.Module):
         super().__init__()
         self.encoding = encoding
         self._sizes, self._layers = (head_dim, heads, dim), layers
-        self.attention = Learned(encoding, head_dim, heads, True, layer=False)
+        self.attention = Learned(encoding, head_dim, heads, True, layer=False, dim=dim)
         acting = [(part, place) for part, place in encoding.placed if not part.adds]
         self._acting = combine(acting) if acting else read_encoding("none")
         # In a tuple, so that they are children of their layers only.
@@ -56,10 +56,10 @@ class DecoderPositions(nn.Module):
     def of_next_layer(self) -> PositionEncoding:
         """Return the encoding of the next layer, with the parameters of its own."""
         one = self._acting.at(len(self._in_layers), self._layers)
-        head_dim, heads, _ = self._sizes
+        head_dim, heads, dim = self._sizes
         built = PositionEncoding(
             named_as_in(self.encoding, one), head_dim, heads, causal=True,
-            trained_length=self.trained_length, layer=True,
+            trained_length=self.trained_length, layer=True, dim=dim,
         )  # fmt: skip
         self._in_layers += (built,)
         return built

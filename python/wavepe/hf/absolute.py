@@ -61,9 +61,25 @@ class AddAbsolute(AbsoluteVectors):
         if kwargs.get("position_ids") is not None:
             return self(kwargs["position_ids"])
         queries, mask = embeds.shape[1], kwargs.get("attention_mask")
-        if mask is not None and mask.ndim == 2 and mask.shape[1] == cached + queries:
-            positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -queries:]
+        if (positions := by_mask(mask, queries, cached)) is not None:
             return self(positions, below=mask.shape[1])
         if isinstance(cached, Tensor):  # a static cache counts on the device
             return self(torch.arange(queries, device=embeds.device)[None] + cached)
         return self.of_range(cached, cached + queries, embeds.device)
+
+
+def add_absolute_positions(call: Call) -> None:
+    """Let a mask say the positions in a call without position_ids."""
+    tokens, kwargs = call.tokens, call.kwargs
+    if tokens is None or tokens.ndim < 2 or kwargs.get("position_ids") is not None:
+        return
+    cached = 0 if call.cache is None else call.cache.get_seq_length()
+    kwargs["position_ids"] = by_mask(kwargs.get("attention_mask"), tokens.shape[1], cached)
+
+
+def by_mask(mask: Any, queries: int, cached: int | Tensor) -> Tensor | None:
+    """Return the positions (B, q) of the last tokens, where a mask (B, cached + q) counts them."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != cached + queries:
+        return None
+    positions: Tensor = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -queries:]
+    return positions

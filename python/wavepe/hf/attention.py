@@ -14,6 +14,7 @@ padding.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..encodings import encoding
 from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
-from ..positions import Rotated, Scores, Terms
+from ..positions import Places, Rotated, Scores, Terms
 from . import families, foreign, masks
 from .config import PatchedConfig
 from .counting import POSITIONS, by_positions, span
@@ -82,11 +83,11 @@ class LayerState:
     rotation: int | None = None
     rotary: Rotary | None = None
 
-    def learned(self, module: Any, keys: int) -> Terms:
-        """Return what the encoding of this layer, the attention `module`, has learned."""
+    def learned(self, module: Any, keys: int, x: Tensor | None) -> Terms:
+        """Return what the encoding of this layer, the attention `module` of x, has learned."""
         shared: Terms = {} if self.shared is None else self.shared(keys)
         own = module._modules.get(MODULE_NAME)
-        return shared if own is None else {**shared, **own(keys, None, shared)}
+        return shared if own is None else {**shared, **own(keys, None, shared, x)}
 
 
 STOCK = LayerState(())
@@ -102,13 +103,33 @@ class LayerCall:
         Index of the key at the position of the first query; None: the queries come last.
     angles : CosSin, optional
         The angles, if other terms read the queries before the rotation.
+    hidden : Tensor (B, m, dim), optional
+        The input of the layer.
+    positions : Tensor (B|1, m), optional
+        The positions of its tokens.
     reached : bool
         Whether the attention function has run.
     """
 
     offset: int | Tensor | None = None
     angles: CosSin | None = None
+    hidden: Tensor | None = None
+    positions: Tensor | None = None
     reached: bool = False
+
+
+class CacheWithDecay:
+    """A layer's view of its cache, which keeps with the keys what the input says of each token."""
+
+    def __init__(self, cache: Any, add: Callable[[Tensor], Tensor]) -> None:
+        self._cache, self._add = cache, add
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Add keys and values to the cache, and return all of them."""
+        return self._cache.update(self._add(keys), *args, **kwargs)
 
 
 def before_attention(
@@ -147,6 +168,11 @@ def before_attention(
         )
     if layer.turned:
         call.angles = kwargs["position_embeddings"]
+    call.hidden, call.positions = hidden, kwargs.get("position_ids")
+    if cache is not None and layer.score is not None and layer.score.has_decay:
+        score, learned = layer.score, layer.learned(module, 1, hidden)
+        name = next(name for name in families.CACHE_NAMES if kwargs.get(name) is cache)
+        kwargs[name] = CacheWithDecay(cache, lambda keys: score.with_decay(keys, learned))
     return (), kwargs | {"wavepe_call": call}
 
 
@@ -226,17 +252,23 @@ def attention_forward(
     }  # fmt: skip
     positions = None if score is None else kwargs.get(POSITIONS)
     size = keys if positions is None else span(positions)
-    position, learned = (NO_ENCODING, {}) if score is None else (score, layer.learned(module, size))
+    position, learned = NO_ENCODING, {}
+    if score is not None:
+        position, learned = score, layer.learned(module, size, call.hidden)
+        if score.has_decay and key.shape[-1] == query.shape[-1]:  # there is no cache
+            key = score.with_decay(key, learned)
     rotated = _rotated(call.angles)
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
     if weights_wanted or added or positions is not None:
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
-        given = position.arguments(query, size, learned, rotated, scaling)
+        places = Places(offset, call.positions, parts.key_mask)
+        given = position.arguments(query, key, learned, rotated, scaling, places, size)
+        given["window"] = position.encoding.window
         if positions is not None:
             first = positions.keys.shape[1] - queries - int(offset)
             given = by_positions(given, positions, first, keys)
-        out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
+        out, weights = attention_with_weights(v=value, mask=mask, **{**options, **given})
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     if score is None and softcap is None and query.device.type not in families.FUSED_ON:
@@ -247,8 +279,9 @@ def attention_forward(
     if parts.segments is not None and parts.segments.shape[1] < keys:
         # A static cache has unused room behind the packed sequences.
         key, value = (x[:, :, : parts.segments.shape[1]] for x in (key, value))
+    # A user's own mask alone decides, but for the window of the encoding.
     window = sliding_window if parts.causal else None
-    options |= {**parts._asdict(), "window": window}
+    options |= {**parts._asdict(), "window": window, "positions": call.positions}
     out = position.attend(query, key, value, learned, rotated, **options)
     return out.transpose(1, 2).contiguous(), None
 

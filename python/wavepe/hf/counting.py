@@ -308,6 +308,8 @@ def by_positions(
     delta = positions.queries.to(q.device)[:, :, None] - of_keys[:, None]
     unique, place = delta.unique(return_inverse=True)
     given = {**given, "delta": place[:, None]}
+    if given["window"] is not None:
+        given["window"] = int((unique < given["window"]).sum())
     p = given.pop("p", None)
     if p is not None:
         where = given.pop("first", 0), given.pop("beyond", "zero")

@@ -15,7 +15,7 @@ from ..encodings import encoding as read_encoding
 from ..ops._tables import refuse_trace
 from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
-from .absolute import AddAbsolute
+from .absolute import AddAbsolute, add_absolute_positions
 from .attention import LayerState, after_attention, before_attention, before_layer
 from .cache_guard import EncodingGuard, caches_in
 from .call import Call
@@ -100,7 +100,7 @@ class _Builder:
         rope = None
         if encoding is not None:
             rope = encoding.rotary
-            if encoding.terms or encoding.learns:
+            if encoding.in_scores:
                 layer.score = self.score(encoding)
                 layer.turned = rope is not None
         own = encoding is None and slot is not None
@@ -142,8 +142,8 @@ class _Builder:
         """Build the parameters that layers share, and those of each layer."""
         if whole is None:
             return
-        size = (self.head_dim, self.heads, True)
-        shared = Learned(whole, *size, layer=False)
+        size, dim = (self.head_dim, self.heads, True), self.config.hidden_size
+        shared = Learned(whole, *size, layer=False, dim=dim)
         if shared.has_parameters:
             self.parts.shared = shared
         for attention, layer in zip(attentions, self.parts.layers, strict=True):
@@ -151,7 +151,7 @@ class _Builder:
                 continue
             if self.parts.shared is not None:
                 layer.shared = SharedLearned(whole, self.owner)
-            own = Learned(named_as_in(whole, layer.score.encoding), *size, layer=True)
+            own = Learned(named_as_in(whole, layer.score.encoding), *size, layer=True, dim=dim)
             if own.has_parameters:
                 self.parts.own[attention] = own
 
@@ -193,7 +193,9 @@ class _PassHooks:
         self.spec = spec_text(spec)
         self.watch = Watch(base)
         self.absolute = parts.absolute
-        self.counts = any(layer.score is not None for layer in parts.layers)
+        scores = [layer.score for layer in parts.layers if layer.score is not None]
+        self.counts = bool(scores)
+        self.has_temperature = any(score.encoding.has_temperature for score in scores)
         self.guard = EncodingGuard(spec, parts.cache_parts)
 
     def attach(self, base: nn.Module) -> list[RemovableHandle]:
@@ -207,6 +209,8 @@ class _PassHooks:
         refuse_trace(self.spec)
         call = Call(module, self.names, args, kwargs)
         self.watch.before()
+        if self.has_temperature:
+            add_absolute_positions(call)
         if self.counts:
             add_positions(call)
         add_packed_mask(call)
@@ -363,7 +367,8 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     attention.wavepe = layer
     if one.learns:
         size = (builder.head_dim, builder.heads, True)
-        attach(attention, None, {attention: Learned(named_as_in(whole, one), *size)})
+        learned = Learned(named_as_in(whole, one), *size, dim=own.hidden_size)
+        attach(attention, None, {attention: learned})
     spec = choice.stored()
     hooks = _attach_layer(attention)
     hooks += EncodingGuard(spec, builder.parts.cache_parts).attach(attention)

@@ -108,7 +108,7 @@ def drop_empty(mask: Tensor | None) -> Tensor | None:
 @torch.compiler.assume_constant_result  # so that a compiler does not trace the parser of specs
 def _in_scores(spec: str) -> bool:
     """Return whether the encoding changes the attention scores."""
-    return bool(encoding(spec).terms)
+    return encoding(spec).in_scores
 
 
 def _queries(given: dict[str, Any]) -> int:

@@ -46,6 +46,8 @@ class Attention(nn.Module):
         Probability that an attention weight is dropped in training mode.
     trained_length : int, optional
         Length of the sequences in training, for the rope types that need it.
+    dim : int, optional
+        Size of x, the input of the layer, for encodings that read it (relative, fox).
     device : torch.device or str, optional
         The device of the parameters.
     dtype : torch.dtype, optional
@@ -83,6 +85,7 @@ class Attention(nn.Module):
         causal: bool = True,
         dropout: float = 0.0,
         trained_length: int | None = None,
+        dim: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class Attention(nn.Module):
         self.kv_heads = self.heads if kv_heads is None else _checks.integer("kv_heads", kv_heads, 1)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
+        self.dim = None if dim is None else _checks.integer("dim", dim, 1)
         self.causal = _checks.flag("causal", causal)
         self.dropout = _checks.zero_to_one("dropout", dropout)
         if trained_length is not None:
@@ -102,6 +106,7 @@ class Attention(nn.Module):
             self.heads,
             causal=self.causal,
             trained_length=trained_length,
+            dim=self.dim,
             device=device,
             dtype=dtype,
         )
@@ -128,6 +133,7 @@ class Attention(nn.Module):
         segments: Tensor | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        x: Tensor | None = None,
     ) -> Tensor:
         """Return attention of the queries to the keys, and to the keys in the cache.
 
@@ -159,6 +165,8 @@ class Attention(nn.Module):
             Hide keys at a distance of `window` tokens or more before the query.
         softcap : float, optional
             A bound for the scores: they become softcap * tanh(score / softcap).
+        x : Tensor (B, n, dim), optional
+            The input of the layer, of all n tokens, for encodings that read it.
 
         Returns
         -------
@@ -171,7 +179,7 @@ class Attention(nn.Module):
             If a shape or dtype is wrong, if positions start again without segments, or if the
             cache does not fit.
         """
-        self._check(q, k, v, cache)
+        self._check(q, k, v, cache, x)
         batch, count = k.shape[0], k.shape[2]
         cached = None if cache is None else self._cached_tokens(cache, segments, count)
         start = 0 if cached is None else cached.length
@@ -182,15 +190,19 @@ class Attention(nn.Module):
         if positions is not None:
             check_order(positions, key_mask, segments, self.position_encoding.contiguous)
         new = None if positions is None else positions[:, start:]
-        q, k, rotated = self.position_encoding.rotate(q, k, new, cached)
+        encoding, queries = self.position_encoding, q.shape[2]
+        learned = encoding.learn(start + count, cached, x=x)
+        q, k, rotated = encoding.rotate(q, k, new, cached)
+        k = encoding.with_decay(k, learned)
         if cached is not None:
             k, v = cached.extended(k, v)
-        out = self.position_encoding.attend(
+        out = encoding.attend(
             q,
             k,
             v,
-            cached,
+            learned,
             rotated,
+            positions=None if positions is None else positions[:, positions.shape[1] - queries :],
             causal=self.causal,
             window=window,
             softcap=softcap,
@@ -202,12 +214,16 @@ class Attention(nn.Module):
             cached.commit(count, key_mask, positions)
         return out
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None) -> None:
+    def _check(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, x: Tensor | None
+    ) -> None:
         """Raise if the tensors do not fit this module; `ops.attention` checks the rest."""
         check_shape("q", q, "B", self.heads, "tokens", self.head_dim)
         check_shape("k", k, "B", self.kv_heads, "tokens", self.head_dim)
         check_shape("v", v, "B", self.kv_heads, "tokens", "dv")
         queries, keys = q.shape[2], k.shape[2]
+        if self.encoding.reads_input:
+            check_shape("x, the input of the layer,", x, k.shape[0], keys, self.dim)
         if queries > keys or (cache is not None and queries != keys):
             needed = "m = n with a cache" if cache is not None else "m <= n"
             raise RuntimeError(

@@ -90,10 +90,11 @@ class SelfAttention(Attention):
             causal=causal,
             dropout=dropout,
             trained_length=trained_length,
+            dim=dim,
             device=device,
             dtype=dtype,
         )
-        self.dim = dim
+        self.dim: int = dim
         self.window = None if window is None else _checks.integer("window", window, 0)
         bias = _checks.flag("bias", bias)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -145,6 +146,7 @@ class SelfAttention(Attention):
             key_mask=key_mask,
             segments=segments,
             window=self.window,
+            x=x,
         )
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

@@ -122,9 +122,9 @@ def attention_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` together with its weights.
 
-    The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
-    window, and `delta` of `composed`. Only `mask` hides keys, as in PyTorch's attention: bool, or
-    floating point, which is added to the scores.
+    The arguments are those of ``wavepe.ops.attention`` without key_mask, segments and causal, and
+    `delta` of `composed`. Only `mask` and `window` hide keys. `mask` is as in PyTorch's attention:
+    bool, or floating point, which is added to the scores.
 
     Returns
     -------

@@ -172,8 +172,8 @@ def rows_of_distances(
 ) -> Tensor:
     """Return a row for each distance: 0..keys-1 if `causal`, else 1-keys..keys-1.
 
-    `term` is "table" or "bias", and `size` the size of a row: the head size for a table, and the
-    number of heads for a bias.
+    `term` is "table" or "bias", and `size` the head size for a table, and the number of heads for a
+    bias.
     """
     if term == "bias":
         bias, first, beyond = constant_bias(keys, encoding, causal, size, dtype, device)
@@ -187,6 +187,8 @@ def rows_of_distances(
 @_constant_rows.register_fake
 def _(name: str, term: str, causal: bool, keys: int, size: int, *place: Any) -> Tensor:
     dtype, device = place
+    if term == "table":
+        size = encoding_named(name).table_columns(size)
     return torch.empty((keys if causal else 2 * keys - 1, size), dtype=dtype, device=device)
 
 

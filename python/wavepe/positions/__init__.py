@@ -10,13 +10,14 @@ absolute.py     vectors that are added to token embeddings
 from .attention import CacheState, PositionEncoding
 from .learned import Learned, LearnedTerms, Terms, named_as_in
 from .rotation import FrequencySchedule
-from .scores import Rotated, Scores
+from .scores import Places, Rotated, Scores
 
 __all__ = [
     "CacheState",
     "FrequencySchedule",
     "Learned",
     "LearnedTerms",
+    "Places",
     "PositionEncoding",
     "Rotated",
     "Scores",

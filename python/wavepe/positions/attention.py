@@ -62,7 +62,7 @@ class PositionEncoding(Learned):
         check_in_attention(encoding)
         super().__init__(encoding, head_dim, heads, causal, **learned)
         # Slopes alone are the same numbers at every length.
-        self._depends_on_length = bool(set(encoding.terms) - {"slopes"})
+        self._depends_on_length = encoding.in_scores and encoding.terms != ("slopes",)
         self._scores = Scores(encoding, head_dim, heads, causal)
         self._schedule: FrequencySchedule | None = None
         self.set_trained_length(trained_length)
@@ -82,7 +82,7 @@ class PositionEncoding(Learned):
 
     @property
     def contiguous(self) -> bool:
-        return bool(self.encoding.terms)
+        return self.encoding.in_scores
 
     def rotate(
         self, q: Tensor, k: Tensor, positions: Tensor | None, state: CacheState | None
@@ -136,14 +136,44 @@ class PositionEncoding(Learned):
             state.frequencies = self._schedule.needed(length, None, self.training)
         return state
 
+    def learn(
+        self,
+        tokens: int,
+        state: CacheState | None = None,
+        shared: Terms | None = None,
+        x: Tensor | None = None,
+    ) -> Terms:
+        """Return what the encoding has learned, for `attend`.
+
+        Parameters
+        ----------
+        tokens : int
+            The number of tokens, with those in the cache.
+        state : CacheState, optional
+            The state of the cache.
+        shared : mapping of str to LearnedTerms, optional
+            What another module learns for several layers.
+        x : Tensor (B, L, dim), optional
+            The input of the layer, of the new tokens.
+        """
+        if self._depends_on_length:
+            refuse_trace(self.encoding)
+        if not self.has_parameters:
+            return shared or {}
+        cache = None if state is None else state.learned
+        return {**(shared or {}), **self(max(tokens, 1), cache, shared, x)}
+
+    def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
+        """Return the keys as a cache must hold them, with what the input says of each token."""
+        return self._scores.with_decay(k, learned) if self._scores.has_decay else k
+
     def attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        state: CacheState | None = None,
+        learned: Terms,
         rotated: Rotated | None = None,
-        shared: Terms | None = None,
         **options: Any,
     ) -> Tensor:
         """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
@@ -152,19 +182,13 @@ class PositionEncoding(Learned):
         ----------
         q : Tensor
             The queries that `rotate` returned.
-        state : CacheState, optional
-            The state of the cache.
+        k : Tensor
+            The keys that `with_decay` returned, with those in the cache.
+        learned : mapping of str to LearnedTerms
+            What `learn` returned.
         rotated : Rotated, optional
             What `rotate` returned.
-        shared : mapping of str to LearnedTerms, optional
-            What another module learns for several layers.
         """
-        if self._depends_on_length:
-            refuse_trace(self.encoding)
-        learned: Terms = shared or {}
-        if self.has_parameters:
-            own = self(max(k.shape[2], 1), None if state is None else state.learned, shared)
-            learned = {**learned, **own}
         return self._scores.attend(q, k, v, learned, rotated, **options)
 
     def extra_repr(self) -> str:

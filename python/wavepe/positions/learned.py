@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import Combination
-from ..encodings.methods import checked_return
+from ..encodings.methods import checked_return, initial_parameters
 from ..ops._common import full_precision
 from ..ops._tables import capacity_for
 from ..ops._torch_private import version
@@ -21,13 +21,18 @@ class LearnedTerms(NamedTuple):
     """What one part of an encoding makes of its parameters; None for what it does not learn.
 
     Where a layer has some of the parameters for itself, `shared` holds the others, and the layer
-    makes the terms.
+    makes the terms. The last two come from the input of the layer: the queries of the table, and
+    the decay of each token. `parameters` are for `Encoding.score_vectors`.
     """
 
     table: Table | None = None
     bias: Bias | None = None
     query: Query | None = None
     shared: dict[str, Tensor] | None = None
+    sinks: Tensor | None = None
+    parameters: dict[str, Tensor] | None = None
+    input_query: Tensor | None = None
+    input_decay: Tensor | None = None
 
 
 Terms = Mapping[str, LearnedTerms]  # the name of a part -> what it has learned
@@ -56,6 +61,8 @@ class Learned(nn.Module):
     layer : bool, optional
         True: the parameters that each layer has for itself. False: those that layers share. None:
         all of them.
+    dim : int, optional
+        Size of the layer's input, for encodings that read it.
     device, dtype : optional
         Of the parameters.
     """
@@ -68,18 +75,20 @@ class Learned(nn.Module):
         causal: bool,
         *,
         layer: bool | None = None,
+        dim: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.encoding = encoding
         self._head_dim, self._heads, self._causal, self._layer = head_dim, heads, causal, layer
+        self._dim = dim
         self._reads, self._has_table = encoding.learns, "table" in encoding.terms
         self._parts: list[str] = []  # of a combination: those that have parameters here
         if isinstance(encoding, Combination):
             for part in encoding.parts:
-                place: dict[str, Any] = {"layer": layer, "device": device, "dtype": dtype}
-                learned = Learned(part, head_dim, heads, causal, **place)
+                place: dict[str, Any] = {"dim": dim, "device": device, "dtype": dtype}
+                learned = Learned(part, head_dim, heads, causal, layer=layer, **place)
                 if learned.has_parameters:
                     if hasattr(self, part.name):
                         raise ValueError(f"a learned part cannot be called {part.name!r}")
@@ -94,7 +103,7 @@ class Learned(nn.Module):
             empty = torch.empty(value.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         self._names = tuple(initial)
-        self._whole = bool(initial) and len(initial) == len(encoding.parameters(head_dim, heads))
+        self._whole = bool(initial) and len(initial) == len(self._all_initial())
         self.reset_parameters()
 
     @property
@@ -114,7 +123,7 @@ class Learned(nn.Module):
         encoding = self.encoding
         if isinstance(encoding, Combination) or not encoding.learns:
             return {}
-        found = encoding.parameters(self._head_dim, self._heads)
+        found = self._all_initial()
         for name in encoding.per_layer:
             if name not in found:
                 raise ValueError(
@@ -125,6 +134,9 @@ class Learned(nn.Module):
             for name, value in found.items()
             if self._layer is None or self._layer == (name in encoding.per_layer)
         }
+
+    def _all_initial(self) -> dict[str, np.ndarray]:
+        return initial_parameters(self.encoding, self._head_dim, self._heads, self._dim)
 
     def reset_parameters(self) -> None:
         """Set the parameters, if any, to their initial values."""
@@ -140,7 +152,11 @@ class Learned(nn.Module):
             getattr(self, name).copy_(value)
 
     def forward(
-        self, keys: int, cache: LearnedCache | None = None, shared: Terms | None = None
+        self,
+        keys: int,
+        cache: LearnedCache | None = None,
+        shared: Terms | None = None,
+        x: Tensor | None = None,
     ) -> dict[str, LearnedTerms]:
         """Return what the parts make of the parameters here, for `keys` tokens.
 
@@ -157,10 +173,12 @@ class Learned(nn.Module):
             Of a generation.
         shared : mapping of str to LearnedTerms, optional
             For the parameters of a layer: what the module of those that layers share has returned.
+        x : Tensor (B, m, dim), optional
+            The input of the layer, for encodings that read it. Layers do not share their module.
         """
         found: dict[str, LearnedTerms] = {}
         for part in self._parts:
-            found |= getattr(self, part)(keys, cache, shared)
+            found |= getattr(self, part)(keys, cache, shared, x)
         if not self._names:
             return found
         encoding, reads = self.encoding, self._reads
@@ -178,8 +196,48 @@ class Learned(nn.Module):
         if "query" in reads:
             # Copies, because FSDP2 frees the memory of parameters after this function.
             asked = self._checked(encoding.learned_query(parameters))
-            query = Query(*(x if x is None else x.clone() for x in asked))
-        found[encoding.name] = LearnedTerms(table, bias, query)
+            query = Query(*(y if y is None else y.clone() for y in asked))
+        more: dict[str, Any] = {}
+        if "sinks" in reads:
+            more["sinks"] = self._sinks(encoding.learned_sinks(parameters)).clone()
+        if "vectors" in reads:
+            more["parameters"] = {name: y.clone() for name, y in parameters.items()}
+        if encoding.reads_input:
+            more |= self._from_input(x, parameters)
+        found[encoding.name] = LearnedTerms(table, bias, query, **more)
+        return found
+
+    def _sinks(self, sinks: Tensor) -> Tensor:
+        if tuple(sinks.shape) != (self._heads,):
+            raise ValueError(
+                f"'{self.encoding}': learned_sinks must return ({self._heads},), got "
+                f"{tuple(sinks.shape)}"
+            )
+        return sinks
+
+    def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the parameters make of the layer's input."""
+        if x is None or x.dim() != 3 or x.shape[-1] != self._dim:
+            given = "none" if x is None else str(tuple(x.shape))
+            raise ValueError(
+                f"'{self.encoding}' reads the input of the attention layer: give x of shape "
+                f"(B, tokens, {self._dim}), got {given}"
+            )
+        found, encoding, heads = {}, self.encoding, self._heads
+        batch, tokens, _ = x.shape
+        columns = encoding.table_columns(self._head_dim)
+        needed = {
+            "input_query": (batch, heads, tokens, columns),
+            "input_decay": (batch, heads, tokens),
+        }
+        for name in needed.keys() & self._reads:
+            with full_precision(x.device.type):
+                found[name] = getattr(encoding, name)(x, parameters)
+            if tuple(found[name].shape) != needed[name]:
+                raise ValueError(
+                    f"'{encoding}': {name} must return {needed[name]}, got "
+                    f"{tuple(found[name].shape)}"
+                )
         return found
 
     def _checked(self, query: Any) -> Query:
@@ -191,7 +249,9 @@ class Learned(nn.Module):
                 f"{type(query).__name__}"
             )
         for name, x in zip(Query._fields, query, strict=True):
-            needed = (heads, head_dim) if name != "projection" else (heads, head_dim, head_dim)
+            needed = (heads, head_dim)
+            if name == "projection":
+                needed = (heads, head_dim, self.encoding.table_columns(head_dim))
             if x is not None and tuple(x.shape) != needed:
                 raise ValueError(
                     f"'{self.encoding}': learned_query must return {name} of shape {needed}, got "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +14,14 @@ from ..encodings import Bias, Encoding, Query, Table
 from ..encodings.base import combine
 from ..encodings.methods import checked_return
 from ..ops import _flops
+from ..ops._attention_composed import _default_scale
 from ..ops._attention_in_graph import attention_of_encoding
 from ..ops._common import full_precision, wide
 from ..ops._compiler import is_compiling, wants_standard
 from ..ops._device_constant import DeviceConstant
 from ..ops._relative_table import RelativeTable
 from ..ops._tables import constant_bias, constant_table, graph_rows, name_of, rows_at
+from .decay import as_columns, from_columns, with_sums
 from .learned import LearnedTerms, Terms
 
 NOTHING = LearnedTerms()
@@ -56,6 +57,34 @@ class Rotated(NamedTuple):
         cos, sin = (x.to(wide(q)) for x in (self.cos, self.sin))
         size = cos * cos + sin * sin  # not 1 with an attention factor, and after rounding
         return ops.rope(q, cos / size, sin / size, interleaved=self.interleaved, inverse=True)
+
+
+class Places(NamedTuple):
+    """Where queries and keys stand.
+
+    Attributes
+    ----------
+    offset : int or Tensor () or (B,), optional
+        The index of the key at the place of the first query; None: the queries come last.
+    positions : integer Tensor (m,) or (B|1, m), optional
+        The positions of the queries; None: their places.
+    key_mask : bool Tensor (B|1, n), optional
+        False for tokens that no query sees.
+    """
+
+    offset: int | Tensor | None = None
+    positions: Tensor | None = None
+    key_mask: Tensor | None = None
+
+    def queries(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
+        first: Any = k.shape[2] - q.shape[2] if self.offset is None else self.offset
+        if isinstance(first, Tensor):
+            first = first.to(q.device).reshape(-1, 1)
+        return torch.arange(q.shape[2], device=q.device)[None] + first
+
+
+AT_THE_END = Places()
 
 
 class _Constant(NamedTuple):
@@ -97,6 +126,11 @@ class Scores:
         _flops.register()
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
+        self._vectors = next((part for part in parts if part.has_vectors), None)
+        decays = sum("input_decay" in part.learns for part in parts)
+        if decays > 1:
+            raise ValueError(f"'{encoding}': one part at most can have a decay from the input")
+        self.has_decay = bool(decays)
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
@@ -118,32 +152,38 @@ class Scores:
     def arguments(
         self,
         q: Tensor,
-        keys: int,
+        k: Tensor,
         learned: Terms,
         rotated: Rotated | None = None,
         scale: float | None = None,
+        places: Places = AT_THE_END,
+        size: int | None = None,
         named: bool = False,
     ) -> dict[str, Any]:
-        """Return the arguments of `ops.attention` that the encoding sets, queries included.
+        """Return the arguments of `ops.attention` that the encoding sets, with queries and keys.
 
         Parameters
         ----------
         q : Tensor (B, H, m, d)
             The queries, rotated if `rotated` is given.
-        keys : int
-            The number of keys n.
+        k : Tensor (B, Hk, n, d)
+            The keys, rotated likewise. With a decay from the input, `with_decay` has added columns.
         learned : mapping of str to LearnedTerms
             What the parts learn.
         rotated : Rotated, optional
             How the queries were rotated.
         scale : float, optional
             The factor on the products; None is d^-1/2.
+        places : Places, optional
+            Where queries and keys stand.
+        size : int, optional
+            The number of tokens among which tables have all distances; None is n.
         named : bool
             Give a single constant table by the arguments "name" and "one_sided" of
             `attention_of_encoding`.
         """
-        keys = max(keys, 1)  # tables of no token have no range
-        given: dict[str, Any] = {"q": q}
+        keys = max(k.shape[2] if size is None else size, 1)  # tables of no token have no range
+        given: dict[str, Any] = {"q": q, "k": k}
         found = {name: learned.get(name, NOTHING) for name in self._learning} if learned else {}
         u = [x.query.u for x in found.values() if x.query and x.query.u is not None]
         if u:
@@ -152,15 +192,20 @@ class Scores:
         if self._slopes is not None:
             given["slopes"] = self._slopes.on(q, wide(q))
         biases = self._biases(q, keys, found)
+        factor = _default_scale(q) if scale is None else scale
         tables: list[tuple[Any, Query | None]] = []
         for table in self._tables:
             tables.append((table, found[table.query].query if table.query else None))
+        read = []  # tables that the input reads, with their queries
         for terms in found.values():
-            if terms.table is not None:
+            if terms.input_query is not None:
+                r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
+                read.append((terms.table, r.to(q.device, q.dtype) / factor))
+            elif terms.table is not None:
                 tables.append((terms.table, terms.query))
         if len(tables) == 1:
             table, query = tables[0]
-            if named and isinstance(table, _Constant):
+            if named and not read and isinstance(table, _Constant):
                 given |= {"name": table.name, "one_sided": self._causal}
             else:
                 p, first, beyond = self._ready(table, q.dtype, q, keys)
@@ -169,14 +214,21 @@ class Scores:
                 given["q_rel"] = _asked(q if rotated is None else rotated.undone(q), query)
         elif tables:
             with full_precision(q.device.type):  # autocast would round the products
-                p, more = self._merged(tables, q, keys, scale)
+                p, more = self._merged(tables, q, keys, factor)
             given |= {"p": p, "first": self._first(keys) - 1, "beyond": "edge"}
             biases += more
             if u or rotated is not None:
                 given["q_rel"] = q if rotated is None else rotated.undone(q)
+        if read:
+            self._join(given, read, q, keys)
         if biases:
             b, first, beyond = self._summed(biases, keys)
             given |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
+        sinks = [x.sinks for x in found.values() if x.sinks is not None]
+        if sinks:
+            given["sinks"] = reduce(torch.logaddexp, sinks)
+        if self._vectors is not None or self.has_decay or self.encoding.has_temperature:
+            self._change_vectors(given, found, factor, places)
         return given
 
     def attend(
@@ -186,16 +238,92 @@ class Scores:
         v: Tensor,
         learned: Terms,
         rotated: Rotated | None = None,
+        positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d)."""
+        """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
+
+        `positions` (m,) or (B|1, m) are those of the queries, if they are not their places.
+        """
         named = is_compiling() and q.device.type == "cpu" and not wants_standard()
-        scale = options.get("scale")
-        given = self.arguments(q, k.shape[2], learned, rotated, scale, named)
+        named = named and self._vectors is None and not self.has_decay
+        scale = options.pop("scale", None)
+        places = Places(options.get("offset"), positions, options.get("key_mask"))
+        given = self.arguments(q, k, learned, rotated, scale, places, named=named)
+        options["window"] = self.window(options.get("window"))
+        options = {"scale": scale, **options, **given}
         if "name" in given:
-            return attention_of_encoding(**given, k=k, v=v, **options)
-        out: Any = ops.attention(**given, k=k, v=v, **options)
+            return attention_of_encoding(v=v, **options)
+        out: Any = ops.attention(v=v, **options)
         return out
+
+    def window(self, window: int | None) -> int | None:
+        """Return the smaller one of a layer's window and the encoding's."""
+        own = self.encoding.window
+        return own if window is None else window if own is None else min(window, own)
+
+    # ---- queries and keys that are not what the model gave ----
+
+    def with_decay(self, k: Tensor, learned: Terms) -> Tensor:
+        """Return the keys with more columns, which hold each token's decay in a cache."""
+        (decay,) = (x.input_decay for x in learned.values() if x.input_decay is not None)
+        return torch.cat([k, as_columns(decay, k)], -1)
+
+    def _change_vectors(
+        self,
+        given: dict[str, Any],
+        found: dict[str, LearnedTerms],
+        factor: float,
+        places: Places,
+    ) -> None:
+        """Replace q and k by vectors whose products are the scores of the encoding."""
+        q, k = given["q"], given["k"]
+        k, columns = k[..., : q.shape[-1]], k[..., q.shape[-1] :]
+        given["scale"] = factor
+        queries = places.queries(q, k)
+        if "p" in given:
+            given.setdefault("q_rel", q)
+        if self._vectors is not None:
+            keys = torch.arange(k.shape[2], device=k.device)[None]
+            terms = found.get(self._vectors.name, NOTHING)
+            q, k = self._vectors.score_vectors(q, k, queries, keys, terms.parameters or {})
+        if self.encoding.has_temperature:
+            positions = queries if places.positions is None else places.positions.to(q.device)
+            t: Any = self.encoding.temperature(positions)
+            t = t.reshape(-1, 1, q.shape[2], 1).to(wide(q))
+            q = (q * t).to(q.dtype)
+            if "q_rel" in given:
+                given["q_rel"] = (given["q_rel"] * t).to(q.dtype)
+        if self.has_decay:
+            decay = from_columns(columns, k, self._heads)
+            if places.key_mask is not None:
+                decay = decay.masked_fill(~places.key_mask.to(k.device)[:, None], 0)
+            q, k = with_sums(q, k, decay, queries, factor)
+        given |= {"q": q, "k": k}
+
+    def _join(
+        self,
+        given: dict[str, Any],
+        read: list[tuple[Table | None, Tensor]],
+        q: Tensor,
+        keys: int,
+    ) -> None:
+        """Add tables that the input reads: as more columns, if there is a table already."""
+        queries = [r for _, r in read]
+        tables = [self._ready(cast(Table, table), q.dtype, q, keys) for table, _ in read]
+        if "p" in given:
+            queries.insert(0, given.get("q_rel", q))
+            p, first, beyond = (given[key] for key in ("p", "first", "beyond"))
+            tables.insert(0, Table(p, first, beyond))
+        if len(tables) > 1:
+            rows = [self._every_row(table, q, keys) for table in tables]
+            per_head = [x if x.dim() == 3 else x.expand(self._heads, -1, -1) for x in rows]
+            shared = all(x.dim() == 2 for x in rows)
+            p = torch.cat(rows if shared else per_head, -1).to(q.dtype)
+            tables = [Table(p, self._first(keys) - 1, "edge")]
+        p, first, beyond = tables[0]
+        q_rel = torch.cat(queries, -1) if len(queries) > 1 else queries[0]
+        given |= {"p": p, "first": first, "beyond": beyond, "q_rel": q_rel}
 
     # ---- tables and biases of a call ----
 
@@ -208,6 +336,8 @@ class Scores:
     ) -> Table:
         """Return a table for queries of `dtype` on the device of `like`."""
         if isinstance(table, Table):
+            if isinstance(table.p, RelativeTable):
+                return table
             return table._replace(p=table.p.to(like.device, dtype))
         if is_compiling():
             given = (table.name, "table", self._causal, keys, self._head_dim, dtype, like.device)
@@ -244,8 +374,16 @@ class Scores:
         """
         return rows_at(rows, first, beyond, torch.arange(self._first(keys) - 1, keys))
 
+    def _every_row(self, table: Any, q: Tensor, keys: int) -> Tensor:
+        """Return a row of q's compute type for each distance, as `_all`."""
+        p, first, beyond = self._ready(table, wide(q), q, keys)
+        if isinstance(p, RelativeTable):
+            beyond = p.beyond
+            p, first, _ = p.tensors(wide(q), q.device)
+        return self._all(p, first, beyond, keys)
+
     def _merged(
-        self, tables: list[tuple[Any, Query | None]], q: Tensor, keys: int, scale: float | None
+        self, tables: list[tuple[Any, Query | None]], q: Tensor, keys: int, factor: float
     ) -> tuple[Tensor, list[Bias]]:
         """Return one table for q itself, and biases, that add what several tables add.
 
@@ -254,16 +392,11 @@ class Scores:
         """
         total, biases = [], []
         for table, query in tables:
-            p, first, beyond = self._ready(table, wide(q), q, keys)
-            if isinstance(p, RelativeTable):
-                beyond = p.beyond
-                p, first, _ = p.tensors(wide(q), q.device)
-            p = self._all(p, first, beyond, keys)
+            p = self._every_row(table, q, keys)
             if query is not None and query.projection is not None:
                 p = p @ query.projection.to(q.device, p.dtype).mT
             if query is not None and query.v is not None:
                 v = query.v.to(q.device, p.dtype)[..., None]
-                factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
                 biases.append(Bias((p @ v)[..., 0] * factor, self._first(keys) - 1, "edge"))
             total.append(p)
         return reduce(add, total).to(q.dtype), biases

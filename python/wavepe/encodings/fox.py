@@ -1,0 +1,64 @@
+"""The forget gate of the Forgetting Transformer [F]: a decay that the layer's input decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _checks
+from .base import Encoding
+from .register import register_encoding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register_encoding
+@dataclasses.dataclass(frozen=True)
+class FoX(Encoding):
+    """Let each token decide how much of what came before is forgotten: FoX.
+
+    score(m, n) = q_m.k_n / sqrt(d) + sum over the tokens l = n+1..m of log f_l, with the forget
+    gate f_l = sigmoid(x_l w_h + b_h) of head h. x is the input of the attention layer. Each layer
+    has its own w and b.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It has no options.
+
+    References
+    ----------
+    Lin et al., "Forgetting transformer: softmax attention with a forget gate", ICLR 2025,
+    arXiv 2503.02130.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> fox = wavepe.encoding("fox")
+    >>> {name: x.shape for name, x in fox.parameters(head_dim=8, heads=2, dim=16).items()}
+    {'f_proj': (2, 16), 'f_bias': (2,)}
+    """
+
+    name = "fox"
+    learned = True
+    per_layer = ("f_proj", "f_bias")
+
+    def parameters(self, head_dim: int, heads: int, dim: int = 1) -> dict[str, np.ndarray]:
+        """Return the initial "f_proj" (heads, dim) and "f_bias" (heads,): zeros, float64.
+
+        So all gates begin at 1/2, the middle of the authors' initial values.
+        """
+        heads = _checks.integer("fox heads", heads, 1)
+        dim = _checks.integer("fox dim", dim, 1)
+        sizes = {"f_proj": (heads, dim), "f_bias": (heads,)}
+        return {key: _checks.new_array(size, make=np.zeros) for key, size in sizes.items()}
+
+    def input_decay(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        from torch.nn.functional import linear, logsigmoid
+
+        weight, bias = (parameters[key].to(x.device) for key in ("f_proj", "f_bias"))
+        return logsigmoid(linear(x.to(weight.dtype), weight, bias)).mT

@@ -1,0 +1,65 @@
+"""Attention sinks [O]: a learned logit of each head that takes part in the softmax."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _checks
+from .base import Encoding
+from .options import number, option
+from .register import register_encoding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register_encoding
+@dataclasses.dataclass(frozen=True)
+class Sink(Encoding):
+    """Let a head attend to nothing: a learned score without a value takes part in the softmax.
+
+    weight(m, n) = exp(score(m, n)) / (exp(sink_h) + sum over n of exp(score(m, n))). It is a part to
+    combine with others, such as "rope+sink". Each layer has its own sinks.
+
+    Parameters
+    ----------
+    initial : float
+        What the sinks begin with. A trained model changes least with a negative number, such as
+        -8.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, arXiv 2508.10925; Xiao et al., "Efficient
+    streaming language models with attention sinks", ICLR 2024, arXiv 2309.17453.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> wavepe.encoding("sink").parameters(head_dim=8, heads=2)
+    {'sinks': array([0., 0.])}
+    """
+
+    name = "sink"
+    learned = True
+    per_layer = ("sinks",)
+
+    initial: float = option(0.0, number)
+
+    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+        """Return the initial "sinks", float64 (heads,)."""
+        heads = _checks.integer("sink heads", heads, 1)
+        return {"sinks": _checks.new_array((heads,), make=np.zeros) + self.initial}
+
+    def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        return parameters["sinks"]

@@ -1,0 +1,94 @@
+"""xPos [Z]: RoPE whose products shrink with the distance, each pair at its own rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .options import option, positive
+from .register import register_encoding
+from .rope import RoPE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# exp(x) and exp(-x) are far from overflow for x up to these numbers.
+_LARGEST = {"torch.float16": 8.0, "torch.float64": 600.0}
+
+
+@register_encoding
+@dataclasses.dataclass(frozen=True, repr=False)
+class XPos(RoPE):
+    """Rotate as RoPE, and multiply the product of pair i by zeta_i^(delta / scale_base): xPos.
+
+    zeta_i = (2i/d + gamma) / (1 + gamma) for i = 0..d/2-1. Slow pairs keep their products over long
+    distances, and fast ones lose them.
+
+    Parameters
+    ----------
+    theta, fraction, interleaved, inference_theta, partial_rotary_factor
+        As in `RoPE`; there are no other types.
+    scale_base : float
+        The distance over which a product shrinks by zeta.
+    gamma : float
+        How much the slowest shrinking differs from the fastest.
+
+    Raises
+    ------
+    TypeError
+        If an option has a wrong type.
+    ValueError
+        If an option has a wrong value.
+
+    References
+    ----------
+    Sun et al., "A length-extrapolatable transformer", ACL 2023, arXiv 2212.10554.
+
+    Examples
+    --------
+    >>> import wavepe
+    >>> str(wavepe.encoding("xpos:scale_base=256"))
+    'xpos:scale_base=256'
+    """
+
+    name = "xpos"
+
+    scale_base: float = option(512.0, positive())
+    gamma: float = option(0.4, positive())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.type is not None:
+            raise ValueError(f"xpos takes no other types of rope, got type={self.type}")
+
+    def score_vectors(
+        self,
+        q: Tensor,
+        k: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        parameters: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        import torch
+
+        from ..ops._common import wide
+
+        d, tokens = q.shape[-1], keys.shape[-1]
+        pairs = torch.arange(d // 2, device=q.device, dtype=torch.float64)
+        rate = torch.log((2 * pairs / d + self.gamma) / (1 + self.gamma)) / self.scale_base
+        rate = rate.repeat_interleave(2) if self.interleaved else rate.repeat(2)
+        most = _LARGEST.get(str(q.dtype), 80.0)
+        longest = -2 * most * self.scale_base / math.log(self.gamma / (1 + self.gamma))
+        if tokens > longest:
+            raise ValueError(
+                f"xpos in {q.dtype} has factors for at most {int(longest)} tokens, got {tokens}: "
+                "give a larger scale_base, or a wider dtype"
+            )
+        middle = keys[..., tokens // 2 : tokens // 2 + 1]
+        q_factor, k_factor = (
+            torch.exp(sign * (places - middle)[..., None] * rate).unsqueeze(-3).to(wide(q))
+            for sign, places in ((1, queries), (-1, keys))
+        )
+        return (q * q_factor).to(q.dtype), (k * k_factor).to(k.dtype)
