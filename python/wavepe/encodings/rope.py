@@ -21,11 +21,15 @@ from .._rope_frequencies import (
     rotated_part,
 )
 from .base import Encoding, sequence_length
-from .options import flag, one_of, option, positive, zero_to_one
+from .options import flag, integer, one_of, option, positive, zero_to_one
 from .register import register_encoding
 
 # Rope types for which a factor of 1 means no scaling.
 _SCALED_FACTORS = ("linear", "yarn")
+
+
+def _group(label: str, value: Any) -> int | str:
+    return "inf" if value == "inf" else integer(1)(label, value)
 
 
 @register_encoding
@@ -67,6 +71,11 @@ class RoPE(Encoding):
     partial_rotary_factor : float, optional
         The part of the head that rotates. The exponent has the size of this part as its
         denominator.
+    self_extend : float, optional
+        Self-Extend, outside training: keys at a distance of `neighbors` and more have positions in
+        groups of so many tokens. "inf" gives them all the distance `neighbors`: ReRoPE.
+    neighbors : int
+        The distance from which on `self_extend` acts.
 
     Raises
     ------
@@ -80,7 +89,8 @@ class RoPE(Encoding):
     ----------
     Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021,
     arXiv 2104.09864. fraction: Barbero et al., "Round and round we go", 2024, arXiv 2410.06205.
-    inference_theta: Oka et al., "Frequency Bands in RoPE", ICLR 2026.
+    inference_theta: Oka et al., "Frequency Bands in RoPE", ICLR 2026. self_extend: Jin et al.,
+    "LLM maybe LongLM", ICML 2024, arXiv 2401.01325.
 
     Examples
     --------
@@ -91,7 +101,7 @@ class RoPE(Encoding):
     """
 
     name = "rope"
-    inference_only = ("inference_theta",)
+    inference_only = ("inference_theta", "self_extend", "neighbors")
 
     theta: float | None = option(None, positive())
     fraction: float = option(1.0, zero_to_one)
@@ -111,6 +121,8 @@ class RoPE(Encoding):
     low_freq_factor: float | None = option(None, PARAMETERS["low_freq_factor"])
     high_freq_factor: float | None = option(None, PARAMETERS["high_freq_factor"])
     partial_rotary_factor: float | None = option(None, PARAMETERS["partial_rotary_factor"])
+    self_extend: int | str | None = option(None, _group)
+    neighbors: int = option(512, integer(1, 1 << 40))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,6 +153,11 @@ class RoPE(Encoding):
             raise ValueError(
                 f"{self.name}: give one of factor=scaled and inference_theta=scaled, got both"
             )
+        if self.self_extend is not None and self.follows_length:
+            raise ValueError(
+                f"{self.name} self_extend needs frequencies that do not follow the length: leave "
+                "one of the two"
+            )
         if kind == "dynamic" and self.inference_theta == "scaled":
             raise ValueError(
                 f"{self.name}: give one of type=dynamic and inference_theta=scaled, got both: each "
@@ -151,6 +168,10 @@ class RoPE(Encoding):
         """Show only the options that differ from their defaults, as a spec does."""
         options = ", ".join(f"{key}={value!r}" for key, value in self.options().items())
         return f"{self.__class__.__name__}({options})"
+
+    @property
+    def in_scores(self) -> bool:
+        return super().in_scores or self.self_extend is not None
 
     @property
     def follows_length(self) -> bool:

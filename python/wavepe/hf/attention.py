@@ -83,7 +83,7 @@ class LayerState:
     rotation: int | None = None
     rotary: Rotary | None = None
 
-    def learned(self, module: Any, keys: int, x: Tensor | None) -> Terms:
+    def learned(self, module: Any, keys: int, x: Tensor | None = None) -> Terms:
         """Return what the encoding of this layer, the attention `module` of x, has learned."""
         shared: Terms = {} if self.shared is None else self.shared(keys)
         own = module._modules.get(MODULE_NAME)
@@ -265,6 +265,8 @@ def attention_forward(
         places = Places(offset, call.positions, parts.key_mask)
         given = position.arguments(query, key, learned, rotated, scaling, places, size)
         given["window"] = position.encoding.window
+        if position.extended is not None and not module.training:
+            raise ValueError(f"{position.encoding} gives no weights, and takes no mask to be added")
         if positions is not None:
             first = positions.keys.shape[1] - queries - int(offset)
             given = by_positions(given, positions, first, keys)
@@ -282,6 +284,7 @@ def attention_forward(
     # A user's own mask alone decides, but for the window of the encoding.
     window = sliding_window if parts.causal else None
     options |= {**parts._asdict(), "window": window, "positions": call.positions}
+    options["training"] = module.training
     out = position.attend(query, key, value, learned, rotated, **options)
     return out.transpose(1, 2).contiguous(), None
 

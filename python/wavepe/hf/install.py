@@ -27,7 +27,7 @@ from .learned import SharedLearned, attach, detach
 from .live import check_live
 from .packing import add_packed_mask
 from .rope_config import Slot
-from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation
+from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation, with_base
 
 
 @dataclass
@@ -100,9 +100,6 @@ class _Builder:
         rope = None
         if encoding is not None:
             rope = encoding.rotary
-            if encoding.in_scores:
-                layer.score = self.score(encoding)
-                layer.turned = rope is not None
         own = encoding is None and slot is not None
         slot = Slot() if slot is None else slot
         if own and rope_config.follows_length(self.config, slot):
@@ -110,9 +107,9 @@ class _Builder:
             rope, own = read_encoding("rope"), False
         key = None if own else "" if rope is None else str(rope)
         found = self.rotations.setdefault(slot, [])
+        dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
         if key not in found:
             found.append(key)
-            dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
             rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
@@ -123,9 +120,20 @@ class _Builder:
                 self.parts.rotaries[slot.module] = Rotary(stock, self.config)
             self.parts.rotaries[slot.module].add(slot, rotation)
         layer.rotation = found.index(key)
+        if encoding is not None and encoding.in_scores:
+            layer.score = self.score(self.with_base(encoding, slot), dims)
+            layer.turned = rope is not None
         return layer
 
-    def score(self, encoding: Encoding) -> Scores:
+    def with_base(self, encoding: Encoding, slot: Slot) -> Encoding:
+        """Return the encoding, whose self_extend rotates with the base of the model."""
+        rope: Any = encoding.rotary
+        if getattr(rope, "self_extend", None) is None or rope.theta is not None:
+            return encoding
+        based = with_base(rope, self.config, slot)
+        return encoding.with_parts(lambda part: based if part.rotates else part)
+
+    def score(self, encoding: Encoding, rotated_dims: int) -> Scores:
         """Return what `encoding` adds to the scores; layers of one encoding share it.
 
         Raises
@@ -135,7 +143,8 @@ class _Builder:
         """
         spec = str(encoding)
         if spec not in self.scores:
-            self.scores[spec] = Scores(encoding, self.head_dim, self.heads, causal=True)
+            size = (self.head_dim, self.heads, True, rotated_dims)
+            self.scores[spec] = Scores(encoding, *size)
         return self.scores[spec]
 
     def learn(self, whole: Encoding | None, attentions: list[Any]) -> None:

@@ -143,7 +143,7 @@ class RopeRotation(nn.Module):
             )
         self.config, self.slot = config, slot
         self.reads_config = rope.theta is None
-        self.encoding = _with_base(rope, config, slot) if rope.theta is None else rope
+        self.encoding = with_base(rope, config, slot) if rope.theta is None else rope
         self.dims = dims
         self.rotation = FrequencySchedule(self.encoding, dims, config.max_position_embeddings)
         pairs = self.rotation.pairs
@@ -198,7 +198,7 @@ class RopeRotation(nn.Module):
         before.trained_length = changed
 
 
-def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
+def with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """Add the model's base to `encoding`; if `encoding` has no type, add the scaling too."""
     parameters = rope_config.parameters(config, slot)
     given, problems = standard_parameters(parameters, config.max_position_embeddings)

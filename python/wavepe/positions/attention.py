@@ -189,7 +189,8 @@ class PositionEncoding(Learned):
         rotated : Rotated, optional
             What `rotate` returned.
         """
-        return self._scores.attend(q, k, v, learned, rotated, **options)
+        training = self.training
+        return self._scores.attend(q, k, v, learned, rotated, training=training, **options)
 
     def extra_repr(self) -> str:
         return str(self.encoding)

@@ -23,6 +23,7 @@ from ..ops._relative_table import RelativeTable
 from ..ops._tables import constant_bias, constant_table, graph_rows, name_of, rows_at
 from .decay import as_columns, from_columns, with_sums
 from .learned import LearnedTerms, Terms
+from .self_extend import SelfExtend
 
 NOTHING = LearnedTerms()
 
@@ -118,9 +119,20 @@ class Scores:
     ----------
     encoding : Encoding
         Of one layer.
+    has_decay : bool
+        Whether keys get columns, see `with_decay`.
+    extended : SelfExtend, optional
+        What makes two calls of one, outside training.
     """
 
-    def __init__(self, encoding: Encoding, head_dim: int, heads: int, causal: bool) -> None:
+    def __init__(
+        self,
+        encoding: Encoding,
+        head_dim: int,
+        heads: int,
+        causal: bool,
+        rotated_dims: int | None = None,
+    ) -> None:
         self.encoding = encoding
         self._head_dim, self._heads, self._causal = head_dim, heads, causal
         _flops.register()
@@ -131,6 +143,8 @@ class Scores:
         if decays > 1:
             raise ValueError(f"'{encoding}': one part at most can have a decay from the input")
         self.has_decay = bool(decays)
+        extends = getattr(encoding.rotary, "self_extend", None) is not None
+        self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
@@ -239,6 +253,7 @@ class Scores:
         learned: Terms,
         rotated: Rotated | None = None,
         positions: Tensor | None = None,
+        training: bool = False,
         **options: Any,
     ) -> Tensor:
         """Call `ops.attention` with this encoding: q (B, H, m, d), k and v (B, Hk, n, d).
@@ -252,6 +267,8 @@ class Scores:
         given = self.arguments(q, k, learned, rotated, scale, places, named=named)
         options["window"] = self.window(options.get("window"))
         options = {"scale": scale, **options, **given}
+        if self.extended is not None and not training:
+            return self.extended.attend({**options, "v": v}, places.queries(q, k))
         if "name" in given:
             return attention_of_encoding(v=v, **options)
         out: Any = ops.attention(v=v, **options)

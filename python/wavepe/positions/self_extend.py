@@ -1,0 +1,80 @@
+"""Self-Extend and ReRoPE: far keys have positions that the model has met in training.
+
+Near keys keep their rotation. For far keys, queries and keys are rotated further, to positions in
+groups. Two calls of attention see disjoint keys, and their results are merged exactly. So memory
+stays linear in the length, and a cache holds keys with their own rotation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..encodings import Encoding, RoPE
+from ..ops._common import wide
+from ..ops._device_constant import DeviceConstant
+
+
+class SelfExtend:
+    """Attention of a RoPE with `self_extend`, which rotates the first `dims` dims of a head.
+
+    Raises
+    ------
+    ValueError
+        Another part of the encoding depends on the distance, or the attention is not causal.
+    """
+
+    def __init__(self, encoding: Encoding, dims: int, causal: bool) -> None:
+        rope = cast(RoPE, encoding.rotary)
+        if encoding.terms or rope.has_vectors or "input_decay" in encoding.learns or not causal:
+            raise ValueError(
+                f"'{encoding}': self_extend needs causal attention, and no other part that adds to "
+                "the scores"
+            )
+        self._interleaved, self._near = rope.interleaved, rope.neighbors
+        self._group = None if rope.self_extend == "inf" else cast(int, rope.self_extend)
+        inv_freq, _ = rope.frequencies(dims)
+        self._inv_freq = DeviceConstant(inv_freq)
+
+    def attend(self, given: dict[str, Any], queries: Tensor) -> Tensor:
+        """Call `ops.attention` twice, for the near keys and for the far ones.
+
+        Parameters
+        ----------
+        given : dict
+            The arguments of one call.
+        queries : int64 Tensor (B|1, m)
+            The indices of the keys at the places of the queries.
+        """
+        near, window, q, k = self._near, given.get("window"), given["q"], given["k"]
+        if k.shape[2] <= near or (window is not None and window <= near):
+            out: Any = ops.attention(**given)
+            return out
+        parts = [ops.attention(**{**given, "window": near}, return_lse=True)]
+        keys = torch.arange(k.shape[2], device=k.device)[None]
+        shift = 0 if self._group is None else near // self._group
+        offset = given.get("offset")
+        offset = (k.shape[2] - q.shape[2] if offset is None else offset) - near
+        far = {
+            **given,
+            "q": self._moved(q, queries, near - shift),
+            "k": self._moved(k, keys, 0),
+            "offset": offset,
+            "causal": True,  # from the first far key on
+            "window": None if window is None else window - near,
+        }
+        far.pop("sinks", None)  # they are counted once
+        parts.append(ops.attention(**far, return_lse=True))
+        out, _ = ops.merge_attention(*zip(*parts, strict=True))
+        return out
+
+    def _moved(self, x: Tensor, places: Tensor, add: int) -> Tensor:
+        """Rotate x from its places to those of its groups, and by `add` positions more."""
+        grouped = places // self._group if self._group is not None else torch.zeros_like(places)
+        cos, sin = ops.rope_table(
+            grouped + add - places, self._inv_freq.on(x), dtype=wide(x)
+        )
+        return ops.rope(x, cos, sin, interleaved=self._interleaved)
