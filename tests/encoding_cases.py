@@ -8,6 +8,12 @@ of `parts_of` by name. It returns what the encoding adds to the model, in a dict
     slopes      (heads,); slope * abs(delta) is subtracted from the score
     bias        (heads, deltas); it is added to the score
     rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
+    vectors     a function of q and k (..., heads, length, 8): the vectors whose product is the score
+    temperature a function of the position: the factor on the query
+    input       a function of the layer's input (..., length, dim), and of what is no padding: what
+                is added to the scores, (..., heads, length, length)
+    sinks       (heads,), a score without a value
+    window      the distance at which keys are hidden
     added       (length, dim); it is added to the token embeddings
 
 A row of `LEARNED` also has the shapes of the parameters, for 4 heads. Its formula is written for
@@ -79,6 +85,82 @@ def scaled(length, trained_length):
 
 def yarn(head=HEAD, **_):
     return {"rotation": (*oracle_rope.yarn(head, 10000.0, 4.0, 16), False)}
+
+
+def pope(learned, **_):
+    """[P]: magnitudes and phases, as complex numbers."""
+
+    def vectors(q, k):
+        length, size = q.shape[-2:]
+        angles = torch.arange(length).double()[:, None] * 100.0 ** (
+            -torch.arange(size).double() / size
+        )
+        turn = torch.exp(1j * angles)
+        q = (1 + q.exp()).log() * turn * torch.exp(-1j * learned["delta"])[:, None]
+        k = (1 + k.exp()).log() * turn
+        # the real part of q times the conjugate of k
+        return torch.cat([q.real, q.imag], -1), torch.cat([k.real, k.imag], -1)
+
+    return {"vectors": vectors}
+
+
+def xpos(length, head=HEAD, **_):
+    """[Z]: pair i times zeta^(m - n), by factors of q and k that are its two halves."""
+    zeta = [(2 * i / head + 0.4) / 1.4 for i in range(head // 2)] * 2
+    size = np.array(zeta) ** (np.arange(length)[:, None] / 6)
+    size = torch.from_numpy(size)
+    return {**rotary(100.0)(length), "vectors": lambda q, k: (q * size, k / size)}
+
+
+def temperature(kind, floor, alpha):
+    """[I]"""
+    rules = {
+        "llama4": lambda m: np.log(1 + (m + 1) // floor),
+        "ministral3": lambda m: np.log(1 + m // floor),
+        "inkling": lambda m: np.log(np.maximum((m + 1) / floor, 1)),
+    }
+    return lambda **_: {"temperature": lambda m: 1 + alpha * rules[kind](m)}
+
+
+def sink(learned, **_):
+    """[O]"""
+    return {"sinks": learned["sinks"]}
+
+
+def fox(learned, **_):
+    """[F]: log f of the tokens after the key, up to the query."""
+
+    def added(x, shown):
+        gate = torch.sigmoid(x @ learned["f_proj"].mT + learned["f_bias"]).log().mT
+        gate = gate * torch.tensor(shown)[..., None, :]  # padding forgets nothing
+        length = gate.shape[-1]
+        rows = [
+            [gate[..., j + 1 : i + 1].sum(-1) for j in range(length)] for i in range(length)
+        ]
+        return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+    return {"input": added}
+
+
+def relative(learned, length, **_):
+    """[I]: the product of r(x) with row delta of the table, up to its extent."""
+
+    def added(x, shown):
+        extent, rank = learned["table"].shape
+        r = (x @ learned["r_proj"].mT).unflatten(-1, (-1, rank)).transpose(-3, -2)
+        rows = torch.cat([learned["table"], torch.zeros(length, rank)]).to(r)
+        delta = torch.arange(length)[:, None] - torch.arange(length)
+        p = torch.where((delta >= 0)[..., None], rows[delta.clamp(min=0)], 0)
+        return torch.einsum("...hir,ijr->...hij", r, p)
+
+    return {"input": added}
+
+
+def narrow_wavelet(deltas, learned, **_):
+    """[W] of two columns, which the query reads through a projection."""
+    scale, shift = oracle.wavelet_grid(2, [1, 2])
+    table = oracle.wavelet_table(deltas, scale, shift, "ricker", None)
+    return {"relative": torch.from_numpy(table), "W": learned["projection"]}
 
 
 def sinusoidal(theta=10000.0, count_back=False):
@@ -193,7 +275,20 @@ ABSOLUTE = [spec for spec in CONSTANT if wavepe.encoding(spec).adds]
 # A cache keeps what was encoded for a shorter sequence.
 FOLLOW_LENGTH = ("sinusoidal:theta=length", "sinusoidal:reversed=true", "normalised")
 ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
-ENCODINGS |= {ASKED: asked_wavelet}
+# More than a table, a bias or a rotation: they act on the call of attention.
+IN_CALL = {
+    "wavelet:scales=2,rank=2": narrow_wavelet,
+    "relative:extent=6,rank=3": relative,
+    "fox": fox,
+    "pope:theta=100": pope,
+    "xpos:theta=100,scale_base=6": xpos,
+    "sink": sink,
+    "window:size=4": lambda **_: {"window": 4},
+    "temperature:floor=3,alpha=0.5": temperature("llama4", 3, 0.5),
+    "temperature:kind=ministral3,floor=3": temperature("ministral3", 3, 0.1),
+    "temperature:kind=inkling,floor=4,alpha=0.3": temperature("inkling", 4, 0.3),
+}
+ENCODINGS |= {ASKED: asked_wavelet} | IN_CALL
 
 
 def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
@@ -221,8 +316,11 @@ def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
         for name in ("u", "slopes", "bias", "added"):
             if name in found:
                 whole[name] = whole.get(name, 0) + np.asarray(found[name])
-        if "rotation" in found:
-            whole["rotation"] = found["rotation"]
+        for name in ("rotation", "vectors", "temperature", "sinks", "window"):
+            if name in found:
+                whole[name] = found[name]
+        if "input" in found:
+            whole.setdefault("inputs", []).append(found["input"])
     return whole
 
 
@@ -231,6 +329,55 @@ def tables_of(parts):
     single = [parts] if "relative" in parts else []
     tables = [(one["relative"], one.get("v"), one.get("W")) for one in single]
     return parts.get("tables", []) + tables
+
+
+def scores(parts, q, k, plain, x, causal=True, shown=True):
+    """Return the scores (..., heads, L, L) by the definition.
+
+    Parameters
+    ----------
+    parts : dict
+        As `parts_of` returns it.
+    q, k : Tensor (..., heads, L, d)
+        With u and the rotation; the heads of k are repeated.
+    plain : Tensor (..., heads, L, d)
+        q without both.
+    x : Tensor (..., L, dim)
+        The input of the layer.
+    shown : bool array (..., L)
+        False for padding.
+    """
+    length, size = q.shape[-2:]
+    delta = torch.arange(length)[:, None] - torch.arange(length)
+    place = delta.clamp(min=0) if causal else delta + length - 1
+    if "vectors" in parts:
+        q, k = parts["vectors"](q, k)
+    score = q @ k.mT
+    for p, v, w in tables_of(parts):
+        r = plain if v is None else plain + torch.as_tensor(v).to(q)[:, None]
+        r = r if w is None else r @ torch.as_tensor(w).to(q)
+        every = r @ torch.as_tensor(p).to(q).mT  # with each row of the table
+        score = score + every.gather(-1, place.expand(score.shape))
+    score = score / size**0.5
+    if "temperature" in parts:
+        score = score * torch.as_tensor(parts["temperature"](np.arange(length))).to(q)[..., None]
+    if "slopes" in parts:
+        score = score - torch.as_tensor(parts["slopes"]).to(q)[:, None, None] * delta.abs()
+    if "bias" in parts:
+        score = score + torch.as_tensor(parts["bias"]).to(q)[:, place]
+    for added in parts.get("inputs", [parts["input"]] if "input" in parts else []):
+        score = score + added(x, shown)
+    return score
+
+
+def softmax(parts, score, hidden):
+    """Return the weights of the scores; 0 in a row that sees no key."""
+    length = score.shape[-1]
+    delta = torch.arange(length)[:, None] - torch.arange(length)
+    score = score.masked_fill(hidden | (delta >= parts.get("window", length)), -torch.inf)
+    sinks = torch.as_tensor(parts.get("sinks", [-torch.inf])).to(score)[:, None, None]
+    sinks = sinks.expand(*score.shape[:-1], 1)
+    return torch.cat([score, sinks], -1).softmax(-1)[..., :-1].nan_to_num(0)
 
 
 def learned_by(model, layer=None):
@@ -278,4 +425,11 @@ COMBINED = (
     "transformer_xl+rope:theta=100",
     ASKED + "+shaw:clip=3+alibi",
     "kerple+t5:buckets=6,max_distance=9+wavelet:scales=4,learned=true",
+)
+COMBINED_IN_CALL = (
+    "rope:theta=100+sink+window:size=4+temperature:floor=3,alpha=0.5",
+    "relative:extent=6,rank=3+wavelet:scales=4+rope:theta=100",
+    "fox+pope:theta=100+alibi+sink",
+    "wavelet:scales=2,rank=2+shaw:clip=3+xpos:theta=100,scale_base=6",
+    "relative:extent=6,rank=3+temperature:kind=inkling,floor=4,alpha=0.3+kerple",
 )

@@ -26,7 +26,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import load_torch
-from encoding_cases import learned_by, parts_of, tables_of
+from encoding_cases import learned_by, parts_of, scores, softmax
 
 if importlib.util.find_spec("fairseq") is None:
     pytest.skip("fairseq is not installed here: make test-fairseq", allow_module_level=True)
@@ -308,7 +308,6 @@ def parts_in(encoding, length, learned=None):
 
 def dense(attention, x, parts, hidden):
     """Compute self-attention of x (T, B, C), all scores at once; `hidden` is (B|1, 1, T, T)."""
-    length = len(x)
     q, k, v = (
         projection(x).unflatten(-1, (HEADS, HEAD)).permute(1, 2, 0, 3)
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -316,20 +315,8 @@ def dense(attention, x, parts, hidden):
     plain, q = q, q + (torch.as_tensor(parts["u"]).to(x)[:, None] if "u" in parts else 0)
     if "rotation" in parts:
         q, k = (turned(y, *parts["rotation"]) for y in (q, k))
-    score = q @ k.transpose(-1, -2)
-    delta = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
-    for p, shift, projection in tables_of(parts):
-        p = torch.as_tensor(p).to(x)[..., delta, :]
-        r = plain if shift is None else plain + shift[:, None]
-        r = r if projection is None else r @ projection
-        score = score + torch.einsum(f"bhid,{'h' * (p.dim() == 4)}ijd->bhij", r, p)
-    score = score / math.sqrt(HEAD)
-    if "slopes" in parts:
-        score = score - torch.from_numpy(parts["slopes"]).to(x)[:, None, None] * delta
-    if "bias" in parts:
-        score = score + torch.as_tensor(parts["bias"]).to(x)[:, delta]
-    weights = score.masked_fill(hidden, -math.inf).softmax(-1)
-    weights = attention.dropout_module(weights.nan_to_num(0))  # a row that sees no key has NaN
+    score = scores(parts, q, k, plain, x.transpose(0, 1))
+    weights = attention.dropout_module(softmax(parts, score, hidden))
     return attention.out_proj((weights @ v).permute(2, 0, 1, 3).flatten(2))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import torch
 import wavepe.hf
-from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, tables_of
+from encoding_cases import CONSTANT, HEAD, INTERLEAVED, learned_by, parts_of, scores, softmax
 from transformers import LlamaConfig, LlamaForCausalLM
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
@@ -191,21 +191,8 @@ def attend(h, layer, config, parts):
         cos, sin = factor * np.cos(angles), factor * np.sin(angles)
         q, k = (oracle.rope(x, cos, sin, interleaved) for x in (q, k))
     k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
-    score = q @ k.swapaxes(1, 2)
-    delta = np.arange(length)[:, None] - np.arange(length)
-    for p, shift, projection in tables_of(parts):
-        p = np.asarray(p)[..., np.maximum(delta, 0), :]  # (L, L, d), or per head
-        p = np.broadcast_to(p, (heads, length, length, HEAD))
-        r = plain if shift is None else plain + np.asarray(shift)[:, None]
-        r = r if projection is None else r @ np.asarray(projection)
-        score += np.einsum("hid,hijd->hij", r, p)
-    score /= np.sqrt(HEAD)
-    if "slopes" in parts:
-        score -= parts["slopes"][:, None, None] * delta
-    if "bias" in parts:
-        score += np.asarray(parts["bias"])[:, np.maximum(delta, 0)]
-    score = np.where(delta < 0, -np.inf, score)
-    attention = np.exp(score - score.max(axis=-1, keepdims=True))
-    attention /= attention.sum(axis=-1, keepdims=True)
+    score = scores(parts, *map(torch.from_numpy, (q.copy(), k, plain, h)))
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    attention = softmax(parts, score, hidden).numpy()
     out = (attention @ v).swapaxes(0, 1).reshape(length, -1)
     return out @ layer["self_attn.o_proj.weight"].T, attention

@@ -3,16 +3,16 @@
 Nothing of the formula is shared with the package.
 """
 
-import math
-
 import numpy as np
 import oracle
 import torch
 import wavepe
-from encoding_cases import ENCODINGS, HEAD, SCALED, learned_by, parts_of, tables_of
+from encoding_cases import ENCODINGS, HEAD, SCALED, learned_by, parts_of, scores, softmax
 from wavepe.nn import SelfAttention
 
 SPECS = [spec for spec in ENCODINGS if not wavepe.encoding(spec).adds and spec != SCALED]
+# The others see where a sequence begins.
+RELATIVE = [spec for spec in SPECS if not wavepe.encoding(spec).has_temperature]
 ROTARY = [spec for spec in SPECS if spec.startswith("rope")]
 
 
@@ -65,46 +65,25 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
     if parts is None:
         learned = learned_by(module)
         parts = parts_of(module.encoding, length, heads, learned=learned, causal=causal)
-    absent = np.zeros((heads, 1))
-    u, slopes = (np.asarray(parts.get(name, absent)) for name in ("u", "slopes"))
-    plain, q = q, q + u[:, None]
+    plain, q = q, q + np.asarray(parts.get("u", np.zeros((heads, 1))))[:, None]
     if "rotation" in parts:
         inv_freq, factor, interleaved = parts["rotation"]
         cos, sin = oracle.rope_table(where, inv_freq, factor)
         q, k = (oracle.rope(y, cos[:, None], sin[:, None], interleaved) for y in (q, k))
-
-    def visible(b, i, j):
-        hidden = (
-            (causal and j > i)
-            or (window is not None and i - j >= window)
-            or not shown[b, j]
-            or of_sequence[b, i] != of_sequence[b, j]
-        )
-        return not hidden
-
-    tables = [
-        (
-            np.broadcast_to(p, (heads, *p.shape[-2:])),
-            plain if v is None else plain + np.asarray(v)[:, None],
-            np.eye(d)[None].repeat(heads, 0) if w is None else np.asarray(w),
-        )
-        for p, v, w in tables_of(parts)
-    ]
-    out = np.zeros((batch, length, heads, d))
-    for h in range(heads):
-        g = h // (heads // kv_heads)
-        for b, i in np.ndindex(batch, length):
-            seen = np.array([j for j in range(length) if visible(b, i, j)], int)
-            place = i - seen if causal else i - seen + length - 1
-            score = k[b, g, seen] @ q[b, h, i]
-            for p, r, w in tables:
-                score += p[h, place] @ (r[b, h, i] @ w[h])
-            score = score / math.sqrt(d) - slopes[h] * abs(i - seen)
-            if "bias" in parts:
-                score += np.asarray(parts["bias"])[h, place]
-            if len(seen):
-                e = np.exp(score - max(score))
-                out[b, i, h] = e @ v[b, g, seen] / e.sum()
+    if "temperature" in parts:  # by positions, and not by places
+        counted = where.astype(np.int64)
+        if positions is None:
+            counted = (shown.cumsum(-1) - 1).clip(0)
+        factors = parts["temperature"](counted)[:, None]
+        parts = {**parts, "temperature": lambda _: factors}
+    k, v = (np.repeat(y, heads // kv_heads, axis=1) for y in (k, v))
+    i, j = np.arange(length)[:, None], np.arange(length)
+    hidden = ~shown[:, None] | (of_sequence[:, :, None] != of_sequence[:, None])
+    hidden = hidden | (causal & (j > i)) | (False if window is None else i - j >= window)
+    q, k, plain = (torch.from_numpy(np.ascontiguousarray(y)) for y in (q, k, plain))
+    score = scores(parts, q, k, plain, x.detach().double(), causal, shown)
+    weight = softmax(parts, score, torch.from_numpy(hidden)[:, None])
+    out = (weight.numpy() @ v).transpose(0, 2, 1, 3)
     out = out.reshape(batch, length, heads * d)
     return out @ weights["o_proj.weight"].T + weights.get("o_proj.bias", 0)
 

@@ -88,7 +88,7 @@ INITIAL = {  # what learned encodings begin with; of transformer_xl the first he
 
 
 @pytest.mark.parametrize(("length", "head", "heads"), SIZES)
-@pytest.mark.parametrize("spec", [spec for spec in ENCODINGS if spec != "none"])
+@pytest.mark.parametrize("spec", [spec for spec in (*CONSTANT, *LEARNED) if spec != "none"])
 def test_arrays_are_the_formula(spec, length, head, heads):
     encoding, positions = wavepe.encoding(spec), np.arange(length)
     sizes = {"head": head, "dim": head, "trained_length": 16}
@@ -249,11 +249,21 @@ def test_sandwich_is_a_product_of_positions(heads, dim):
 # ------------------------------------------------------------------ what is learned
 
 
-@pytest.mark.parametrize("spec", LEARNED)
+SHAPES = {spec: shapes for spec, (_, shapes) in LEARNED.items()} | {
+    "wavelet:scales=2,rank=2": {"projection": (4, 8, 2)},
+    "relative:extent=6,rank=3": {"r_proj": (12, 10), "table": (6, 3)},
+    "fox": {"f_proj": (4, 10), "f_bias": (4,)},
+    "pope": {"delta": (4, 8)},
+    "sink:initial=-2": {"sinks": (4,)},
+}
+
+
+@pytest.mark.parametrize("spec", SHAPES)
 def test_initial_parameters(spec):
-    encoding, (_, shapes) = wavepe.encoding(spec), LEARNED[spec]
-    assert encoding.learned
-    parameters, again = (encoding.parameters(8, 4) for _ in range(2))
+    encoding, shapes = wavepe.encoding(spec), SHAPES[spec]
+    assert encoding.learns
+    size = {"dim": 10} if encoding.reads_input else {}
+    parameters, again = (encoding.parameters(8, 4, **size) for _ in range(2))
     assert {name: x.shape for name, x in parameters.items()} == shapes
     assert all(x.dtype == np.float64 for x in parameters.values())
     assert all(map(np.array_equal, parameters.values(), again.values()))
@@ -378,14 +388,18 @@ METHODS = {
     "table": lambda e: e.table(4, 8),
     "slopes": lambda e: e.slopes(2),
     "bias": lambda e: e.bias(4, 2),
+    "temperature": lambda e: e.temperature([0, 1]),
 }
+# They act on the call of attention, and have no array of their own.
+WITHOUT = ("none", "fox", "pope", "sink", "window")
 
 
 @pytest.mark.parametrize("name", known_encodings())
 def test_methods_that_do_not_apply_raise(name):
     encoding = wavepe.encoding(name)
     own = [*["absolute"] * encoding.adds, *["rope_table"] * encoding.rotates, *encoding.terms]
-    assert len(own) == (name != "none")
+    own += ["temperature"] * encoding.has_temperature
+    assert len(own) == (name not in WITHOUT)
     for method, call in METHODS.items():
         if method in own:
             call(encoding)

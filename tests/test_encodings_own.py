@@ -156,8 +156,9 @@ def test_own_options_are_checked(own):
         (
             {"slopes": None},
             TypeError,
-            "needs one of the methods absolute, rope_table, table, slopes, bias, learned_table, "
-            "learned_bias, learned_query",
+            "needs one of the methods absolute, rope_table, table, slopes, bias, temperature, "
+            "score_vectors, window, learned_table, learned_bias, learned_query, learned_sinks, "
+            "input_query, input_decay",
         ),
         ({"rope_table": len}, TypeError, "derive it from RoPE"),
         ({"options": [("size", int)]}, TypeError, "size needs a default"),

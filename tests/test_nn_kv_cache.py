@@ -11,7 +11,7 @@ from cases import load_torch
 torch, ops = load_torch()
 
 from encoding_cases import LEARNED
-from nn_cases import SPECS, made, tokens
+from nn_cases import RELATIVE, SPECS, made, tokens
 from wavepe.nn import KVCache, SelfAttention
 from wavepe.nn import _cache as cache_module
 
@@ -100,7 +100,7 @@ def test_the_caller_may_write_into_a_mask_and_positions():
 # --------------------------------------------------------------- positions
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", RELATIVE)
 def test_positions_go_on_from_the_cache(spec):
     module, x = made(spec), tokens(6)
     whole = module(x)

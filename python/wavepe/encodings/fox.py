@@ -1,4 +1,4 @@
-"""The forget gate of the Forgetting Transformer [F]: a decay that the layer's input decides."""
+"""The forget gate of the Forgetting Transformer [G]: a decay that the layer's input decides."""
 
 from __future__ import annotations
 

@@ -1,15 +1,20 @@
-"""xPos [Z]: RoPE whose products shrink with the distance, each pair at its own rate."""
+"""xPos [E]: RoPE whose products shrink with the distance, each pair at its own rate."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .._rope import rope_table
+from .._rope_frequencies import DEFAULT_THETA, rope_frequencies
+from .base import Encoding
 from .options import option, positive
 from .register import register_encoding
-from .rope import RoPE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +24,8 @@ _LARGEST = {"torch.float16": 8.0, "torch.float64": 600.0}
 
 
 @register_encoding
-@dataclasses.dataclass(frozen=True, repr=False)
-class XPos(RoPE):
+@dataclasses.dataclass(frozen=True)
+class XPos(Encoding):
     """Rotate as RoPE, and multiply the product of pair i by zeta_i^(delta / scale_base): xPos.
 
     zeta_i = (2i/d + gamma) / (1 + gamma) for i = 0..d/2-1. Slow pairs keep their products over long
@@ -28,8 +33,10 @@ class XPos(RoPE):
 
     Parameters
     ----------
-    theta, fraction, interleaved, inference_theta, partial_rotary_factor
-        As in `RoPE`; there are no other types.
+    theta : float
+        The base of the rotation.
+    interleaved : bool
+        True pairs elements (2i, 2i+1). False pairs elements (i, i + d/2).
     scale_base : float
         The distance over which a product shrinks by zeta.
     gamma : float
@@ -55,13 +62,19 @@ class XPos(RoPE):
 
     name = "xpos"
 
+    theta: float = option(DEFAULT_THETA, positive())
+    interleaved: bool = False
     scale_base: float = option(512.0, positive())
     gamma: float = option(0.4, positive())
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.type is not None:
-            raise ValueError(f"xpos takes no other types of rope, got type={self.type}")
+    def frequencies(self, head_dim: int, **_: Any) -> tuple[np.ndarray, float]:
+        """Return the frequencies of the pairs, and 1, as `RoPE.frequencies`."""
+        return rope_frequencies(head_dim, self.theta)
+
+    def rope_table(
+        self, positions: ArrayLike, head_dim: int, **_: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return rope_table(positions, self.frequencies(head_dim)[0])
 
     def score_vectors(
         self,

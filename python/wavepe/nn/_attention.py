@@ -190,19 +190,24 @@ class Attention(nn.Module):
         if positions is not None:
             check_order(positions, key_mask, segments, self.position_encoding.contiguous)
         new = None if positions is None else positions[:, start:]
-        encoding, queries = self.position_encoding, q.shape[2]
+        encoding = self.position_encoding
         learned = encoding.learn(start + count, cached, x=x)
         q, k, rotated = encoding.rotate(q, k, new, cached)
         k = encoding.with_decay(k, learned)
         if cached is not None:
             k, v = cached.extended(k, v)
+        of_queries = positions
+        if positions is None and key_mask is not None and self.encoding.has_temperature:
+            of_queries = (key_mask.long().cumsum(-1) - 1).clamp(min=0)
+        if of_queries is not None:
+            of_queries = of_queries[:, of_queries.shape[1] - q.shape[2] :]
         out = encoding.attend(
             q,
             k,
             v,
             learned,
             rotated,
-            positions=None if positions is None else positions[:, positions.shape[1] - queries :],
+            positions=of_queries,
             causal=self.causal,
             window=window,
             softcap=softcap,

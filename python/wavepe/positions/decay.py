@@ -1,4 +1,4 @@
-"""A decay that the input decides [F], as more columns of queries and keys.
+"""A decay that the input decides [G], as more columns of queries and keys.
 
 The kernels know no bias of single keys. A product of two columns is one: sums of the decay stand in
 columns of the keys, beside a 1 in the query. Narrow dtypes split each number into parts, so that

@@ -140,8 +140,11 @@ class Scores:
         self._learning = [part.name for part in parts if part.learns]
         self._vectors = next((part for part in parts if part.has_vectors), None)
         decays = sum("input_decay" in part.learns for part in parts)
-        if decays > 1:
-            raise ValueError(f"'{encoding}': one part at most can have a decay from the input")
+        if decays and (decays > 1 or not causal):
+            raise ValueError(
+                f"'{encoding}': a decay from the input needs causal attention, and one part at most "
+                "can have it"
+            )
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None
         self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None
@@ -307,7 +310,7 @@ class Scores:
         if self.encoding.has_temperature:
             positions = queries if places.positions is None else places.positions.to(q.device)
             t: Any = self.encoding.temperature(positions)
-            t = t.reshape(-1, 1, q.shape[2], 1).to(wide(q))
+            t = (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
             q = (q * t).to(q.dtype)
             if "q_rel" in given:
                 given["q_rel"] = (given["q_rel"] * t).to(q.dtype)

@@ -1,4 +1,4 @@
-"""Self-Extend and ReRoPE: far keys have positions that the model has met in training.
+"""Self-Extend and ReRoPE [J]: far keys have positions that the model has met in training.
 
 Near keys keep their rotation. For far keys, queries and keys are rotated further, to positions in
 groups. Two calls of attention see disjoint keys, and their results are merged exactly. So memory
@@ -29,7 +29,7 @@ class SelfExtend:
 
     def __init__(self, encoding: Encoding, dims: int, causal: bool) -> None:
         rope = cast(RoPE, encoding.rotary)
-        if encoding.terms or rope.has_vectors or "input_decay" in encoding.learns or not causal:
+        if encoding.terms or "input_decay" in encoding.learns or not causal:
             raise ValueError(
                 f"'{encoding}': self_extend needs causal attention, and no other part that adds to "
                 "the scores"
