@@ -165,8 +165,8 @@ typedef struct {
 } wpe_matrix_out;
 
 /* Consecutive rows of a relative table. They are the product C U^T of the coefficients C (rows,
- * rank) and the basis U (head_size, rank). Without a basis (NULL) the rows are C itself, and rank
- * is the head size. */
+ * rank) and the basis U (cols, rank). Without a basis (NULL) the rows are C itself, and rank is
+ * cols, the columns of the table. */
 typedef struct {
     int64_t rows, rank;
     const void *coefficients_t, *basis; /* panels of C^T, and of U or NULL */
@@ -177,7 +177,7 @@ typedef struct {
 
 /* A relative table: its zones in falling delta. The last row of the last zone has first_delta. */
 typedef struct {
-    int64_t rows, first_delta;
+    int64_t rows, cols, first_delta;
     int beyond, zone_count;
     const wpe_zone *zones;
 } wpe_relative;
@@ -214,9 +214,13 @@ typedef struct {
     int64_t offset;               /* position of query 0, if key 0 has position 0 */
     double scale, slope, softcap; /* softcap 0 means none */
     int storage;                  /* wpe_dtype of q, k, v and the results */
-    wpe_matrix q, k, v, r;        /* r . p is the relative term; r.data NULL: r is q */
+    /* r . p is the relative term. r has relative->cols columns; r.data NULL: r is q, which needs as
+     * many. */
+    wpe_matrix q, k, v, r;
     const wpe_relative *relative; /* the table p, or NULL */
     wpe_delta_bias bias;          /* added after the scale */
+    int has_sink;                 /* whether a score `sink` without a value is in the softmax */
+    double sink;
 
     /* A key is hidden from a query by any of: delta < 0, if causal; delta >= window; a number below
      * first_key, or end_key and above; a place outside the query's run; another segment than the
@@ -243,7 +247,7 @@ typedef struct {
     int64_t workspace;        /* scratch memory of one thread */
     int64_t dk_rows, dk_cols; /* backward's sum dk, with padded rows and columns */
     int64_t dv_cols;          /* backward's sum dv, which has dk_rows rows */
-    int64_t dp_rows;          /* backward's sum dp, which has dk_cols columns */
+    int64_t dp_rows, dp_cols; /* backward's sum dp */
 } wpe_attention_sizes;
 typedef wpe_attention_sizes wpe_attention_sizes_fn(const wpe_attention *a, enum wpe_pass pass);
 
@@ -263,14 +267,13 @@ typedef void wpe_attention_pack_fn(const wpe_attention *a, void *packed, enum wp
 /* Pack a zone from its coefficients (`rows`, in rising delta) and its basis (data NULL: none), for
  * forward or backward.
  * Requires: zone->rows > 0 and zone->rank are set; `rows` is (zone->rows, zone->rank), `basis` is
- * (head_size, zone->rank); `memory` holds zone_size elements of the compute type, is aligned to 64
+ * (cols, zone->rank); `memory` holds zone_size elements of the compute type, is aligned to 64
  * bytes and lives as long as the zone.
  * Writes: the memory, and the other members of the zone. */
-typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t head_size,
+typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t cols,
                                            enum wpe_pass pass);
-typedef void wpe_attention_pack_zone_fn(wpe_zone *zone, void *memory, int storage,
-                                        int64_t head_size, wpe_matrix rows, wpe_matrix basis,
-                                        enum wpe_pass pass);
+typedef void wpe_attention_pack_zone_fn(wpe_zone *zone, void *memory, int storage, int64_t cols,
+                                        wpe_matrix rows, wpe_matrix basis, enum wpe_pass pass);
 
 /* Attention of queries begin..end-1.
  * Requires: begin is a multiple of WPE_QUERY_BLOCK; end is such a multiple, or the number of
@@ -347,11 +350,12 @@ static inline wpe_range wpe_decode_rows(const wpe_attention *a, int64_t begin, i
  * It reads keys and values once for all of them, where they are, without packing. A table is packed
  * as for forward; the rows that wpe_decode_rows returns are enough.
  * Requires: heads > 0; the heads a[0..heads-1] have the same members but for q, r, scale, slope,
- * relative's zones, bias.values, mask and drop_row; zones of two heads have the same rows and
+ * relative's zones, bias.values, sink, mask and drop_row; zones of two heads have the same rows and
  * ranks; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of WPE_KEY_BLOCK; begin <= end <=
  * keys; workspace holds as many elements as decode_sizes returns for these heads, and
  * is aligned to 64 bytes. Writes: sums, one head after the other. A head's bits do not
- * depend on the other heads. */
+ * depend on the other heads. The sink is counted with key 0, so the part that begins there must be
+ * among those that merge gets. */
 typedef void wpe_attention_decode_fn(const wpe_attention *a, int64_t heads, int64_t begin,
                                      int64_t end, void *sums, void *workspace);
 

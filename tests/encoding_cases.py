@@ -132,7 +132,7 @@ def fox(learned, **_):
 
     def added(x, shown):
         gate = torch.sigmoid(x @ learned["f_proj"].mT + learned["f_bias"]).log().mT
-        gate = gate * torch.tensor(shown)[..., None, :]  # padding forgets nothing
+        gate = gate * torch.from_numpy(np.array(shown, ndmin=1))[..., None, :]  # padding forgets nothing
         length = gate.shape[-1]
         rows = [
             [gate[..., j + 1 : i + 1].sum(-1) for j in range(length)] for i in range(length)

@@ -10,7 +10,15 @@ transformers = pytest.importorskip("transformers")
 
 import numpy as np
 import wavepe.hf
-from encoding_cases import ASKED, COMBINED, FOLLOW_LENGTH, LEARNED, rotary
+from encoding_cases import (
+    ASKED,
+    COMBINED,
+    COMBINED_IN_CALL,
+    FOLLOW_LENGTH,
+    IN_CALL,
+    LEARNED,
+    rotary,
+)
 from hf_families import stirred
 from hf_model import (
     EACH_ENTRY,
@@ -34,7 +42,8 @@ from wavepe.hf.families import CACHE_NAMES, argument_names
 from wavepe.ops import _tables as tables
 
 WAVELET = "wavelet:scales=4"
-EACH = (*EACH_ENTRY, *LEARNED, ASKED, *COMBINED)
+IN_CALLS = (*IN_CALL, *COMBINED_IN_CALL)
+EACH = (*EACH_ENTRY, *LEARNED, ASKED, *COMBINED, *IN_CALLS)
 CACHED = [*EACH, "rope:theta=20,inference_theta=300"]
 STEADY = ("binary", "integer", "sinusoidal")  # absolute, and the same at every length
 
@@ -57,7 +66,7 @@ def parameters_of(model):
 # --------------------------------------------------------------- numbers
 
 # Each encoding, and of each kind of term the other numbers of heads.
-HEADS = [((4, 2), spec) for spec in (*SPECS, *LEARNED, ASKED, *COMBINED)]
+HEADS = [((4, 2), spec) for spec in (*SPECS, *LEARNED, ASKED, *COMBINED, *IN_CALLS)]
 HEADS += [(heads, spec) for heads in ((4, 4), (6, 2), (2, 1)) for spec in (*EACH_ENTRY, *LEARNED)]
 
 
@@ -402,7 +411,11 @@ def test_gradient_checkpointing(spec, reentrant):
         assert gradient.abs().max() > 0
 
 
-@pytest.mark.parametrize("spec", [WAVELET, *LEARNED, ASKED, COMBINED[1], COMBINED[4]])
+GRADIENTS = [spec for spec in IN_CALLS if wavepe.encoding(spec).learns]
+GRADIENTS += [WAVELET, *LEARNED, ASKED, COMBINED[1], COMBINED[4]]
+
+
+@pytest.mark.parametrize("spec", GRADIENTS)
 def test_gradients_are_those_of_the_written_out_model(spec):
     """By differences of the loss of the float64 model, at the largest entries and a few others.
 
@@ -434,7 +447,7 @@ def test_gradients_are_those_of_the_written_out_model(spec):
         assert gradient.abs().max() > 1e-4, name
 
 
-@pytest.mark.parametrize("spec", [WAVELET, *LEARNED, ASKED, *COMBINED])
+@pytest.mark.parametrize("spec", [WAVELET, *LEARNED, ASKED, *COMBINED, *IN_CALLS])
 def test_autocast_trains_and_casts_stop_at_what_is_learned(spec):
     model, ids = patched(spec).train(), tokens(2, 9)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -38,6 +38,8 @@ INLINE void check_attention(const wpe_attention *a) {
     assert(!a->run_begin == !a->run_end && (!a->segments || a->queries == a->keys));
     assert(!a->relative || (a->relative->rows > 0 && a->relative->first_delta >= -2 * limit &&
                             a->relative->first_delta <= 2 * limit));
+    assert(!a->relative || (a->relative->cols >= 0 &&
+                            (a->r.data || a->relative->cols == a->head_size)));
     assert(a->bias.rows >= 0);
     assert(a->bias.first_delta >= -2 * limit && a->bias.first_delta <= 2 * limit);
     assert(a->drop_below <= UINT64_C(1) << 32);

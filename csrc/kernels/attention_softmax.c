@@ -151,6 +151,13 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL tile_max
     return factor;
 }
 
+/* Begin the maximum of a row's scores and the sum of its weights. A sink is a score without a value:
+ * it is the first of the row. */
+INLINE void NAME(begin_row)(const wpe_attention *a, REAL *max, REAL *sum) {
+    *max = a->has_sink ? (REAL)a->sink : -(REAL)INFINITY;
+    *sum = *max > -(REAL)INFINITY;
+}
+
 /* Turn a row of sums into a row of out, which is 0 if no key was seen. Return the row's lse. */
 static REAL NAME(finish_row)(REAL *out, int64_t cols, REAL max, REAL sum) {
     int none = max == -(REAL)INFINITY;

@@ -34,6 +34,7 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     key_heads = given.k.size(1);
     keys = given.k.size(2);
     value_size = given.v.size(3);
+    if (given.p) table_size = last_size(*given.p);
     group = key_heads ? heads / key_heads : 1;
     storage = kernel_dtype(given.q.scalar_type());
     kernels = &wpe_current(dispatch)->attention[is_double()];
@@ -47,10 +48,11 @@ void Call::read() {
     k = HeadMatrices(given.k);
     v = HeadMatrices(given.v);
     if (given.q_rel) r = HeadMatrices(*given.q_rel);
-    if (given.slopes) {
-        const Tensor wide = dense(as_type(*given.slopes, ScalarType::Double));
+    for (const auto &[by_head, to] : {std::pair{&given.slopes, &slope}, {&given.sinks, &sink}}) {
+        if (!*by_head) continue;
+        const Tensor wide = dense(as_type(**by_head, ScalarType::Double));
         const double *data = wide.const_data_ptr<double>();
-        slope.assign(data, data + heads);
+        to->assign(data, data + heads);
     }
     if (given.dropout_p > 0) {
         const Tensor wide = dense(as_type(*given.seed, ScalarType::Long));
@@ -81,10 +83,10 @@ void Call::check_tensors() const {
     if (given.p) {
         const Tensor &p = *given.p;
         check_same_dtype(q, "p", p);
-        WPE_CHECK((p.dim() == 2 || p.dim() == 3) && last_size(p) == q.size(3) &&
-                      (p.dim() == 2 || p.size(0) == q.size(1)),
-                  "p must be (w, ", q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ",
-                  shape_of(p));
+        WPE_CHECK((p.dim() == 2 || p.dim() == 3) && (p.dim() == 2 || p.size(0) == q.size(1)),
+                  "p must be (w, c) or (", q.size(1), ", w, c), got ", shape_of(p));
+        WPE_CHECK(given.q_rel || last_size(p) == q.size(3), "p has ", last_size(p),
+                  " columns and q has ", q.size(3), ": then q_rel must be given, with the columns of p");
         WPE_CHECK(beyond_code(given.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
                   "beyond='edge' needs a table of at least one row");
     }
@@ -92,8 +94,10 @@ void Call::check_tensors() const {
     if (given.q_rel) {
         check_same_dtype(q, "q_rel", *given.q_rel);
         WPE_CHECK(given.p, "q_rel needs a table p");
-        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), q.size(3)}),
-                  "q_rel must have q's shape ", shape_of(q), ", got ", shape_of(*given.q_rel));
+        const int64_t columns = last_size(*given.p);
+        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), columns}),
+                  "q_rel must be (", q.size(0), ", ", q.size(1), ", ", q.size(2), ", ", columns,
+                  "), the sizes of q and the columns of p, got ", shape_of(*given.q_rel));
     }
 }
 
@@ -113,18 +117,20 @@ void Call::check_bias() const {
 // Check that no size of one head's memory overflows. Memory checks the products with a number of
 // heads.
 void Call::check_sizes() const {
-    const int64_t longest = std::max(queries, keys), largest = std::max(head_size, value_size);
+    const int64_t longest = std::max(queries, keys);
+    const int64_t largest = std::max({head_size, value_size, table_size});
     WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
                   head_bytes(queries + keys) < ADDRESS_SPACE,
               current_operator, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
 }
 
 void Call::check_options() const {
-    if (given.slopes) {
-        check_cpu("slopes", *given.slopes);
-        check_float("slopes", *given.slopes);
-        WPE_CHECK(given.slopes->dim() == 1 && given.slopes->size(0) == heads, "slopes must be (",
-                  heads, "), got ", shape_of(*given.slopes));
+    for (const auto &[name, x] : {std::pair{"slopes", &given.slopes}, {"sinks", &given.sinks}}) {
+        if (!*x) continue;
+        check_cpu(name, **x);
+        check_float(name, **x);
+        WPE_CHECK((*x)->dim() == 1 && (*x)->size(0) == heads, name, " must be (", heads, "), got ",
+                  shape_of(**x));
     }
     if (given.offset) {
         const Tensor &by_row = *given.offset;
@@ -241,6 +247,8 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.offset = offset[b];
     a.scale = given.scale ? *given.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));
     a.slope = slope.empty() ? 0 : slope[h];
+    a.has_sink = !sink.empty();
+    if (a.has_sink) a.sink = sink[h];
     a.softcap = given.softcap.value_or(0);
     a.storage = storage;
     a.q = q.matrix(b, h);

@@ -31,11 +31,13 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     return_lse: bool = False,
+    q_rel: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Return softmax attention whose scores depend on the distance of query and key.
 
-    ``score[i, j] = (q[i] . k[j] + q[i] . p[delta - first]) * scale - slope * abs(delta)
-    + bias[delta - bias_first]``, where ``delta = i + (n - m) - j`` is the distance from key j to
+    ``score[i, j] = (q[i] . k[j] + r[i] . p[delta - first]) * scale - slope * abs(delta)
+    + bias[delta - bias_first]``, where r is q_rel or q, and ``delta = i + (n - m) - j`` is the distance from key j to
     query i. The last query and the last key belong to the same token. No array of size (m, n) is
     made: memory grows with m + n.
 
@@ -72,6 +74,10 @@ def attention(
         The factor on the products; None is d^-1/2.
     return_lse : bool
         Whether to return lse as well.
+    q_rel : array (..., H, m, c), optional
+        The queries of the table, in place of q; then p may have any number c of columns.
+    sinks : array (..., H), optional
+        A score of each head that has no value: it takes part in the softmax, and lse counts it.
 
     Returns
     -------
@@ -113,13 +119,15 @@ def attention(
     """
     p, first, beyond = ranged("p", p, first, beyond)
     bias, bias_first, bias_beyond = ranged("bias", bias, bias_first, bias_beyond)
-    given = {"q": q, "k": k, "v": v} | ({} if p is None else {"p": p})
+    given = {"q": q, "k": k, "v": v, "p": p, "q_rel": q_rel}
+    given = {name: x for name, x in given.items() if x is not None}
     arrays = _promoted({name: _real(name, x) for name, x in given.items()})
     _check_sizes(arrays)
-    if slopes is not None:
-        array = _real("slopes", slopes)
-        _checks.check_size("slopes", array)
-        arrays["slopes"] = array.astype(np.float64)
+    for name, by_head in (("slopes", slopes), ("sinks", sinks)):
+        if by_head is not None:
+            array = _real(name, by_head)
+            _checks.check_size(name, array)
+            arrays[name] = array.astype(np.float64)
     if bias is not None:
         arrays["bias"] = _bias(bias, arrays["q"].dtype)
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
@@ -189,17 +197,28 @@ def _check_sizes(arrays: _Arrays) -> None:
     """Check the last two axes of q, k, v and p; `_lead` checks the others."""
     if min(x.ndim for x in arrays.values()) < 2:
         raise ValueError(
-            "q must be (..., m, d), k (..., n, d), v (..., n, dv) and p (..., w, d), got "
-            f"{_listed(arrays)}"
+            "q must be (..., m, d), k (..., n, d), v (..., n, dv), p (..., w, d) or (..., w, c), "
+            f"and q_rel (..., m, c), got {_listed(arrays)}"
         )
-    q, k, v, p = (arrays.get(name, arrays["q"]).shape for name in "qkvp")
-    if not q[-1] == k[-1] == p[-1]:
-        raise ValueError(f"q, k and p must have the same head size, got {_listed(arrays)}")
+    q, k, v = (arrays[name].shape for name in "qkv")
+    r = arrays.get("q_rel", arrays["q"]).shape
+    p = arrays["p"].shape if "p" in arrays else r
+    if q[-1] != k[-1]:
+        raise ValueError(f"q and k must have the same head size, got {_listed(arrays)}")
+    if "q_rel" in arrays and "p" not in arrays:
+        raise ValueError("q_rel needs a table p")
+    if (p[-1], q[-2]) != (r[-1], r[-2]):
+        reader = "q_rel" if "q_rel" in arrays else "q"
+        raise ValueError(
+            f"{reader} must have the columns of p, and a row for each query; got {_listed(arrays)}"
+            + (": for another number of columns give q_rel" if reader == "q" else "")
+        )
     if k[-2] != v[-2]:
         raise ValueError(f"k and v must have the same number of keys, got {_listed(arrays)}")
     # The size of the kernels' scratch memory must not overflow: csrc/torch/attention_call.cpp has
     # the same limits.
-    largest, elements = max(q[-1], v[-1]), (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + 2**8)
+    size = max(q[-1], p[-1])
+    largest, elements = max(size, v[-1]), (q[-2] + k[-2] + 2**12) * (size + v[-1] + 2**8)
     if largest >= 2**20 or elements >= 2**45:
         raise MemoryError(f"attention of {_listed(arrays)} needs more memory than there is")
 
@@ -230,7 +249,7 @@ def _reachable(
 
 def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
     """Return the leading axes of the results, heads last, and the number of key heads."""
-    core = {"bias": 1, "slopes": 0}
+    core = {"bias": 1, "slopes": 0, "sinks": 0}
     axes = {name: x.shape[: x.ndim - core.get(name, 2)] for name, x in arrays.items()}
 
     def common(*names: str) -> tuple[int, ...]:
@@ -239,7 +258,8 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
             f"leading axes of {', '.join(present)}", *(axes[name] for name in present)
         )
 
-    query_axes, key_axes = common("q", "p", "slopes", "bias"), common("k", "v")
+    of_queries = ("q", "p", "q_rel", "slopes", "bias", "sinks")
+    query_axes, key_axes = common(*of_queries), common("k", "v")
     batch = _checks.broadcast("axes before the heads of q and k", query_axes[:-1], key_axes[:-1])
     heads, key_heads = (axes[-1] if axes else 1 for axes in (query_axes, key_axes))
     if heads == 1:
@@ -270,14 +290,19 @@ def _run(
         """Return a view (..., key heads, query heads of each, *rest)."""
         return _bits(x, (*lead, *rest)).reshape(*group_lead, *rest)
 
-    p, slopes, bias = (arrays.get(name) for name in ("p", "slopes", "bias"))
+    p, r, slopes, bias, sinks = (
+        arrays.get(name) for name in ("p", "q_rel", "slopes", "bias", "sinks")
+    )
+    p = p if p is not None and p.shape[-2] and p.shape[-1] else None
     operands = (
         split(q, queries, d),
         _bits(k, (*key_lead, keys, d)),
         _bits(v, (*key_lead, keys, dv)),
-        split(p, *p.shape[-2:]) if p is not None and d and p.shape[-2] else None,
+        None if p is None else split(p, *p.shape[-2:]),
+        None if r is None or p is None else split(r, queries, r.shape[-1]),
         None if slopes is None else split(slopes),
         split(bias, bias.shape[-1]) if bias is not None and bias.size else None,
+        None if sinks is None else split(sinks),
         split(out, queries, dv),
         split(lse, queries),
     )

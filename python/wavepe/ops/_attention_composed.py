@@ -48,6 +48,7 @@ def composed(
     bias: Tensor | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
+    sinks: Tensor | None = None,
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` of checked arguments, differentiable any number of times.
@@ -68,6 +69,8 @@ def composed(
         Not read, because p holds the same values.
     bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), optional
         Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
+    sinks : Tensor (H,), float32 (float64 for float64 q), optional
+        A score of each head without a value.
     delta : Tensor (B|1, 1, m, n) of int64, optional
         The distances, if they are not those of `offset`.
 
@@ -106,6 +109,8 @@ def composed(
         scores = scores + added.to(wide_dtype)
 
     weights, lse = _softmax(scores + poison, visible)
+    if sinks is not None:
+        weights, lse = _with_sinks(weights, lse, sinks.to(wide_dtype)[:, None])
     if dropout_p > 0 and seed is not None:
         weights = weights * _dropout_factor(q, k, dropout_p, seed)
     return _weighted(weights, v, visible).to(dtype), lse, weights
@@ -141,6 +146,15 @@ def attention_with_weights(
             q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **given
         )
     return out, weights
+
+
+def _with_sinks(weights: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights, which summed to 1, and lse with a score more, (H, 1) without a value."""
+    seen = lse != -math.inf
+    of_keys = torch.where(seen, lse, 0.0)  # no derivative of what is not finite
+    total = torch.logaddexp(of_keys, sinks)
+    share = torch.where(seen, torch.exp(of_keys - total), 0.0)
+    return weights * share[..., None], torch.where(seen, total, sinks)
 
 
 def _default_scale(q: Tensor) -> float:

@@ -25,8 +25,10 @@ _BACKWARD = torch.ops.wavepe.attention_backward.default
 _COUNT = len(Arguments._fields)
 _OWN = 'str name="", bool one_sided=False, Tensor? numbers=None'
 _DEFAULTS = (None, None, None, *Arguments._field_defaults.values(), "", False, None)
-_P, _ZONES, _BIAS = map(Arguments._fields.index, ("p", "zones", "bias"))
-_DIFFERENTIABLE = [Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias")]
+_P, _ZONES, _BIAS, _SINKS = map(Arguments._fields.index, ("p", "zones", "bias", "sinks"))
+_DIFFERENTIABLE = [
+    Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias", "sinks")
+]
 _SCHEMA = str(_FORWARD._schema).partition("(")[2].partition(") ->")[0] + ", " + _OWN
 
 
@@ -125,6 +127,7 @@ def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any,
     grads = torch.ops.wavepe.attention_in_graph_backward(
         grad_out, grad_lse, out, lse, *flags, *inputs
     )
+    grads = (*grads, sinks_gradient(inputs, grad_out, grad_lse, out, lse))
     given = [i < len(inputs) and inputs[i] is not None for i in _DIFFERENTIABLE]
     return by_input(
         ctx, [x if is_given else None for x, is_given in zip(grads, given, strict=True)]
@@ -150,8 +153,26 @@ def saved_attention(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
     return inputs, out, lse
 
 
+def sinks_gradient(
+    inputs: Sequence[Any], grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
+) -> Tensor | None:
+    """Return the gradient of the sinks; None if there are none.
+
+    A sink is a score whose value is 0. So its gradient is its weight times -(dO . O - grad_lse).
+    """
+    sinks = inputs[_SINKS] if len(inputs) > _SINKS else None
+    if sinks is None:
+        return None
+    row_term = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    if grad_lse is not None:
+        row_term = row_term - grad_lse
+    weight = (sinks[:, None] - lse).exp()
+    weight = torch.where(lse == -torch.inf, 0, weight)  # -inf is no sink
+    return -(weight * row_term).sum((0, 2))
+
+
 def by_input(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Return the gradients of q, k, v, p, q_rel and bias at the places of these arguments."""
+    """Return the gradients of q, k, v, p, q_rel, bias and sinks at their arguments' places."""
     result: list[Any] = [None] * len(_DEFAULTS)
     for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
         result[i] = grad
