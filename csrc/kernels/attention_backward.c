@@ -3,7 +3,7 @@
 /* The scratch memory that backward needs beside the block's. */
 typedef struct {
     REAL *grad_out; /* (rows, padded_dv) */
-    REAL *dq, *dr;  /* (rows, padded_d), (rows, padded_r); dr is dq if r is q */
+    REAL *dq, *dr;  /* (rows, padded_d) and (rows, padded_r); dr is dq if r is q */
     REAL *weights;  /* (rows, WPE_KEY_BLOCK): first dW, then W */
     REAL lse[WPE_QUERY_BLOCK];
     REAL row_term[WPE_QUERY_BLOCK]; /* dO . O - grad_lse of each row */
@@ -43,11 +43,12 @@ static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int6
 }
 
 /* Load dO, and lse and the row term of each row. A row that saw no key must get weights of 0, so
- * its lse is set to +inf. It may hold NaN, so its q, r and dO are set to 0. */
+ * its lse is set to +inf, unless it is the sink. It may hold NaN, so its q, r and dO are set to 0. */
 static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention_gradients *g) {
     const wpe_attention *a = b->a;
     const REAL *lse = (const REAL *)g->lse + b->begin, *grad_lse = g->grad_lse;
-    int64_t rows = b->groups * GROUP, d = b->padded_d, dv = b->padded_dv, dr = b->padded_r;
+    int64_t rows = b->groups * GROUP, d = b->padded_d, dv = b->padded_dv;
+    int64_t dr = b->padded_r;
     NAME(load_rows)(w->grad_out, dv, g->grad_out, a->storage, b->begin, b->rows, rows,
                     a->value_size, 1);
     REAL check = 0;
@@ -178,12 +179,14 @@ static void NAME(backward_block)(BLOCK *b, SCRATCH *w, const PACKED *packed,
         if (g->sums.dp) NAME(table_gradient_p)(b, g->sums.dp, w->not_finite);
     }
     for (int64_t x = 0; x < b->rows * b->padded_d; x++) w->dq[x] *= (REAL)a->scale;
-    NAME(store_rows)(NAME(from_row)(g->dq, a->storage, b->begin), a->storage, w->dq, b->rows,
-                     a->head_size, b->padded_d, 1, 0);
-    if (w->dr == w->dq) return;
-    for (int64_t x = 0; x < b->rows * b->padded_r; x++) w->dr[x] *= (REAL)a->scale;
-    NAME(store_rows)(NAME(from_row)(g->dr, a->storage, b->begin), a->storage, w->dr, b->rows,
-                     a->relative->cols, b->padded_r, 1, 0);
+    for (int64_t x = 0; w->dr != w->dq && x < b->rows * b->padded_r; x++)
+        w->dr[x] *= (REAL)a->scale;
+    if (g->dq.data)
+        NAME(store_rows)(NAME(from_row)(g->dq, a->storage, b->begin), a->storage, w->dq, b->rows,
+                         a->head_size, b->padded_d, 1, 0);
+    if (g->dr.data)
+        NAME(store_rows)(NAME(from_row)(g->dr, a->storage, b->begin), a->storage, w->dr, b->rows,
+                         a->table_size, b->padded_r, 1, 0);
 }
 
 static NOINLINE void NAME(backward_blocks)(const wpe_attention *a, const void *packed,

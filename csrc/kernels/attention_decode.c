@@ -15,7 +15,7 @@ typedef struct {
     const wpe_attention *a; /* the query heads */
     int64_t queries, rows;  /* row r is query r % queries of head r / queries */
     int64_t padded_d, padded_dv, padded_r;
-    REAL *q, *r;     /* times scale: (rows, padded_d), (rows, padded_r) */
+    REAL *q, *r;     /* times scale: (rows, padded_d) and (rows, padded_r) */
     REAL *projected; /* R U of all zones with a basis, one behind the other: (rows, all_ranks) */
     int64_t all_ranks;
     REAL *edge;   /* WPE_EDGE: r . p of the table's first and last row, for each row */
@@ -52,9 +52,8 @@ static void NAME(decode_memory)(DECODER *c, const wpe_attention *a, int64_t head
     c->padded_dv = round_up(a->value_size, PANEL);
     c->sums_stride = c->padded_dv + 16;
     c->q = NAME(take)(memory, c->rows * c->padded_d);
-    int has_r = a->relative && a->r.data;
-    c->padded_r = has_r ? round_up(a->relative->cols, PANEL) : c->padded_d;
-    c->r = has_r ? NAME(take)(memory, c->rows * c->padded_r) : c->q;
+    c->padded_r = a->r.data ? round_up(a->table_size, PANEL) : c->padded_d;
+    c->r = a->r.data ? NAME(take)(memory, c->rows * c->padded_r) : c->q;
     c->all_ranks = 0;
     for (int z = 0; a->relative && z < a->relative->zone_count; z++)
         if (a->relative->zones[z].basis)
@@ -112,7 +111,8 @@ static void NAME(project)(DECODER *c) {
             if (!p->zones[z].basis) continue;
             int64_t rank = round_up(p->zones[z].rank, PANEL);
             NAME(gemm_rows)(to, c->all_ranks, c->r + row * c->padded_r, c->padded_r,
-                            p->zones[z].basis, p->cols * PANEL, PANEL, p->cols, rank, c->queries);
+                            p->zones[z].basis, a->table_size * PANEL, PANEL, a->table_size, rank,
+                            c->queries);
             to += rank;
         }
     }
@@ -309,7 +309,7 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, int64_t heads, int64_t
         REAL *o = NAME(row_sums)(&c, row);
         memset(o, 0, (size_t)c.sums_stride * sizeof(REAL));
         o[c.padded_dv] = -(REAL)INFINITY;
-        if (begin == 0) /* one part counts the sink */
+        if (begin == 0) /* the sink counts once */
             NAME(begin_row)(a + row / c.queries, &o[c.padded_dv], &o[c.padded_dv + 1]);
     }
     for (int64_t h = 0; h < heads; h++) {
@@ -318,7 +318,7 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, int64_t heads, int64_t
                         (REAL)a[h].scale);
         if (c.r != c.q)
             NAME(load_rows)(r, c.padded_r, a[h].r, a->storage, 0, c.queries, c.queries,
-                            a->relative->cols, (REAL)a[h].scale);
+                            a->table_size, (REAL)a[h].scale);
     }
     NAME(project)(&c);
     NAME(edge_scores)(&c);

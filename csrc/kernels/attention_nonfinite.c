@@ -77,7 +77,7 @@ static void NAME(seen_gradient_r)(REAL *dr, const BLOCK *b, const wpe_zone *zone
         }
         if (!any_seen || !zone->basis) continue;
         for (int64_t k = 0; k < zone->rank; k++)
-            for (int64_t c = 0; c < b->a->relative->cols; c++)
+            for (int64_t c = 0; c < b->a->table_size; c++)
                 dr[i * b->padded_r + c] +=
                     sum[k] * transposed[(c / PANEL * zone->rank + k) * PANEL + c % PANEL];
     }

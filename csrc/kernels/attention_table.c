@@ -6,7 +6,7 @@
  * The product q . k is added in place. In backward the gradient of the scores is written there, and
  * is then the gradient of T. Nothing is copied, gathered or scattered. Each element of T belongs to
  * one pair (i, j). Where a tile reaches beyond an end of the table, the values are filled in
- * afterwards. A zone with a basis costs rank instead of the table's columns: T = (R U) C^T. */
+ * afterwards. A zone with a basis costs rank instead of table_size: T = (R U) C^T. */
 
 /* Set the band: which columns of T the block needs, and where they lie in memory. */
 static void NAME(place_band)(BLOCK *b) {
@@ -99,7 +99,7 @@ static void NAME(table_scores)(BLOCK *b) {
             r_row_stride = round_up(zone->rank, PANEL);
             for (int64_t g = 0; g < b->groups; g++) all[g] = (wpe_range){0, r_row_stride};
             NAME(gemm_columns)(b->projected, r_row_stride, b->r, b->padded_r, zone->basis,
-                               p->cols * PANEL, p->cols, b->groups, all, 0);
+                               b->a->table_size * PANEL, b->a->table_size, b->groups, all, 0);
         }
         /* Whole panels are computed. The next zone overwrites what lies past this zone's end. */
         int64_t start = b->band_start + zone_begin - b->first_column;

@@ -34,12 +34,13 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     key_heads = given.k.size(1);
     keys = given.k.size(2);
     value_size = given.v.size(3);
-    if (given.p) table_size = last_size(*given.p);
+    table_size = given.p ? last_size(*given.p) : 0;
     group = key_heads ? heads / key_heads : 1;
     storage = kernel_dtype(given.q.scalar_type());
     kernels = &wpe_current(dispatch)->attention[is_double()];
     check_sizes();
     check_bias();
+    check_sinks();
     check_options();
 }
 
@@ -48,11 +49,15 @@ void Call::read() {
     k = HeadMatrices(given.k);
     v = HeadMatrices(given.v);
     if (given.q_rel) r = HeadMatrices(*given.q_rel);
-    for (const auto &[by_head, to] : {std::pair{&given.slopes, &slope}, {&given.sinks, &sink}}) {
-        if (!*by_head) continue;
-        const Tensor wide = dense(as_type(**by_head, ScalarType::Double));
+    if (given.slopes) {
+        const Tensor wide = dense(as_type(*given.slopes, ScalarType::Double));
         const double *data = wide.const_data_ptr<double>();
-        to->assign(data, data + heads);
+        slope.assign(data, data + heads);
+    }
+    if (given.sinks) {
+        const Tensor wide = dense(as_type(*given.sinks, ScalarType::Double));
+        const double *data = wide.const_data_ptr<double>();
+        sink.assign(data, data + heads);
     }
     if (given.dropout_p > 0) {
         const Tensor wide = dense(as_type(*given.seed, ScalarType::Long));
@@ -83,10 +88,10 @@ void Call::check_tensors() const {
     if (given.p) {
         const Tensor &p = *given.p;
         check_same_dtype(q, "p", p);
-        WPE_CHECK((p.dim() == 2 || p.dim() == 3) && (p.dim() == 2 || p.size(0) == q.size(1)),
-                  "p must be (w, c) or (", q.size(1), ", w, c), got ", shape_of(p));
-        WPE_CHECK(given.q_rel || last_size(p) == q.size(3), "p has ", last_size(p),
-                  " columns and q has ", q.size(3), ": then q_rel must be given, with the columns of p");
+        WPE_CHECK(p.dim() == 2 || (p.dim() == 3 && p.size(0) == q.size(1)), "p must be (w, ",
+                  q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ", shape_of(p));
+        WPE_CHECK(given.q_rel || last_size(p) == q.size(3), "p of size ", last_size(p),
+                  " with q of head size ", q.size(3), " needs q_rel of size ", last_size(p));
         WPE_CHECK(beyond_code(given.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
                   "beyond='edge' needs a table of at least one row");
     }
@@ -94,10 +99,10 @@ void Call::check_tensors() const {
     if (given.q_rel) {
         check_same_dtype(q, "q_rel", *given.q_rel);
         WPE_CHECK(given.p, "q_rel needs a table p");
-        const int64_t columns = last_size(*given.p);
-        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), columns}),
-                  "q_rel must be (", q.size(0), ", ", q.size(1), ", ", q.size(2), ", ", columns,
-                  "), the sizes of q and the columns of p, got ", shape_of(*given.q_rel));
+        const int64_t c = last_size(*given.p);
+        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), c}),
+                  "q_rel must be (", q.size(0), ", ", q.size(1), ", ", q.size(2), ", ", c,
+                  ") for p of size ", c, ", got ", shape_of(*given.q_rel));
     }
 }
 
@@ -114,23 +119,30 @@ void Call::check_bias() const {
               "bias_beyond='edge' needs a bias of at least one number");
 }
 
+void Call::check_sinks() const {
+    if (!given.sinks) return;
+    const Tensor &x = *given.sinks;
+    check_cpu("sinks", x);
+    WPE_CHECK(x.scalar_type() == compute_type() && has_sizes(x, {heads}), "sinks must be ",
+              name_of(compute_type()), " (", heads, "), got ", name_of(x.scalar_type()), " ",
+              shape_of(x));
+}
+
 // Check that no size of one head's memory overflows. Memory checks the products with a number of
 // heads.
 void Call::check_sizes() const {
-    const int64_t longest = std::max(queries, keys);
-    const int64_t largest = std::max({head_size, value_size, table_size});
+    const int64_t longest = std::max(queries, keys), largest = std::max({head_size, value_size, table_size});
     WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
                   head_bytes(queries + keys) < ADDRESS_SPACE,
               current_operator, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
 }
 
 void Call::check_options() const {
-    for (const auto &[name, x] : {std::pair{"slopes", &given.slopes}, {"sinks", &given.sinks}}) {
-        if (!*x) continue;
-        check_cpu(name, **x);
-        check_float(name, **x);
-        WPE_CHECK((*x)->dim() == 1 && (*x)->size(0) == heads, name, " must be (", heads, "), got ",
-                  shape_of(**x));
+    if (given.slopes) {
+        check_cpu("slopes", *given.slopes);
+        check_float("slopes", *given.slopes);
+        WPE_CHECK(given.slopes->dim() == 1 && given.slopes->size(0) == heads, "slopes must be (",
+                  heads, "), got ", shape_of(*given.slopes));
     }
     if (given.offset) {
         const Tensor &by_row = *given.offset;
@@ -244,12 +256,12 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.keys = keys;
     a.head_size = head_size;
     a.value_size = value_size;
+    a.table_size = table_size;
     a.offset = offset[b];
     a.scale = given.scale ? *given.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));
     a.slope = slope.empty() ? 0 : slope[h];
-    a.has_sink = !sink.empty();
-    if (a.has_sink) a.sink = sink[h];
     a.softcap = given.softcap.value_or(0);
+    a.sink = sink.empty() ? -INFINITY : sink[h];
     a.storage = storage;
     a.q = q.matrix(b, h);
     a.k = k.matrix(b, kv);

@@ -76,7 +76,6 @@ void Call::read_table() {
     const Tensor &p = *given.p;
     const int64_t rows = p.size(p.dim() - 2), first_delta = within_limit(given.first_delta);
     relative.beyond = beyond_code(given.beyond);
-    relative.cols = table_size;
     const wpe_range read = reached(rows, first_delta, relative.beyond);
     if (read.begin == read.end) return;
     if (has_zones()) check_zones(rows);

@@ -92,7 +92,7 @@ def attention(
         Differentiable.
     p : Tensor (w, c) or (H, w, c) of q's dtype, or Table, or RelativeTable, optional
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. The number c of columns is d, or that of q_rel. A tensor is differentiable. A `wavepe.Table` has its own first
+        delta = first + r. c is d, or the size of q_rel. A tensor is differentiable. A `wavepe.Table` has its own first
         and beyond, and its p may be a NumPy array. So does the `RelativeTable` that
         `relative_table` returns, which is faster for a constant table.
     first : int
@@ -100,7 +100,8 @@ def attention(
     beyond : "zero" or "edge"
         What stands for a row outside the table: zeros, or the nearest row.
     q_rel : Tensor (B, H, m, c), q's dtype, optional
-        The factor r of the table in place of q. Fewer columns than d cost less. Differentiable.
+        The factor r of the table in place of q. A small c makes the table's products cheap.
+        Differentiable.
     slopes : Tensor (H,), any float dtype, optional
         ALiBi's slope of each head. Not differentiable.
     causal : bool
@@ -135,16 +136,16 @@ def attention(
     bias_beyond : "zero" or "edge"
         What stands for an element outside `bias`: zero, or the nearest element.
     sinks : Tensor (H,), any float dtype, optional
-        A score of each head without a value. It takes part in the softmax as it is, without scale
-        and softcap. Differentiable. Of partial results for `merge_attention` one counts it.
+        One more score for each head, which has no value: exp(sink) is added to the sum that divides
+        the weights. It is neither scaled nor capped. -inf means none. Differentiable.
 
     Returns
     -------
     out : Tensor (B, H, m, dv), q's dtype
         The attention output. It is 0 for a query that sees no key.
     lse : Tensor (B, H, m), float32 (float64 for float64), only with `return_lse`
-        The logarithm of the sum of exp(score) over the keys, and of the sink; -inf for a query that
-        sees no key. Differentiable. `merge_attention` takes it.
+        The logarithm of the sum of exp(score) over the keys and the sink. For a query that sees no
+        key it is the sink, or -inf without one. Differentiable. `merge_attention` takes it.
 
     Raises
     ------
@@ -156,8 +157,8 @@ def attention(
     Softmax and sums are computed in float32, or in float64 for float64 inputs. Results are bitwise
     equal for any number of threads. On the CPU subnormal numbers count as zero.
 
-    Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` becomes
-    float32. torch.func and forward mode run torch's own operators, whose memory grows with m n.
+    Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` and `sinks`
+    become float32. torch.func and forward mode run torch's own operators, whose memory grows with m n.
 
     References
     ----------
@@ -214,6 +215,8 @@ def attention(
         q, k, v, p, q_rel = _autocast(kind, q, k, v, p, q_rel)
         if bias is not None and bias.is_floating_point():
             bias = bias.float()
+    if sinks is not None and sinks.is_floating_point():
+        sinks = sinks.to(wide(q))
     zones = None
     if isinstance(p, RelativeTable):
         p, first, zones = p.tensors(q.dtype, q.device)
@@ -224,19 +227,16 @@ def attention(
         seed = torch.randint(2**62, (), device=q.device)
     scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
     hidden = (key_mask, segments, mask, dropout_p, seed)
-    if sinks is not None and sinks.dtype != wide(q) and sinks.is_floating_point():
-        sinks = sinks.to(wide(q))
     last = (bias, bias_first, bias_beyond, sinks)
     arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *last)
-    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, q_rel)
+    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v)
     standard = compiling and wants_standard()
     if not (missing or standard or under_transforms()):
         if compiling:
             out, lse = attention_in_graph(Arguments(*arguments))
         else:
             few = offset is key_mask is segments is mask is seed is bias is sinks is None
-            few = few and not zones
-            if few and dropout_p == 0:
+            if few and not zones and dropout_p == 0:
                 arguments = arguments[:_FEW]
             if recorded(q, k, v, arguments[_P], q_rel, bias, sinks):
                 out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias, sinks)
@@ -248,8 +248,7 @@ def attention(
     with full_precision(kind):  # autocast has been applied above
         if missing and not standard:
             warn_of_memory(missing)
-        small = sinks is None and can_mask(softcap, dropout_p, return_lse)
-        small = small and not under_transforms()
+        small = can_mask(softcap, dropout_p, return_lse) and sinks is None and not under_transforms()
         if (missing or standard) and small:
             return masked(Arguments(*arguments))
         out, lse, _ = composed(*arguments)
@@ -301,9 +300,10 @@ def _(
 
 
 def _gradients(
-    ctx: Any, grad_out: Tensor, grad_lse: Tensor | None, p_grad: bool, bias_grad: bool
+    ctx: Any, grad_out: Tensor, grad_lse: Tensor | None, *needed: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, p, q_rel, bias and sinks."""
+    """Return the gradients of q, k, v, p, q_rel, bias and sinks; `needed` is for p, bias, sinks."""
+    p_grad, bias_grad, sinks_grad = needed
     inputs, out, lse = saved_attention(ctx)
     arguments = [grad_out, grad_lse, out, lse, *inputs]
     if p_grad or bias_grad:
@@ -314,14 +314,16 @@ def _gradients(
         with below_autograd():
             dq, dk, dv, dp, dq_rel, dbias = _DIRECT_BACKWARD(*arguments)
     dq_rel = None if inputs[_Q_REL] is None else dq_rel
-    dsinks = sinks_gradient(inputs, grad_out, grad_lse, out, lse)
+    dsinks = None
+    if sinks_grad:
+        dsinks = sinks_gradient(inputs[_SINKS], grad_out, grad_lse, out, lse)
     return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks
 
 
 def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     # needs_input_grad ends early: torch drops trailing arguments that have their defaults
-    p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
-    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, p_grad, bias_grad))
+    needed = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS, _SINKS))
+    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, *needed))
 
 
 register_autograd("attention_forward", _registered_backward, save_attention)
@@ -356,5 +358,5 @@ class _Attention(torch.autograd.Function):
         grad_out, grad_lse = grads
         if grad_out is None:
             grad_out = torch.zeros_like(ctx.saved_tensors[-2])
-        *_, p_grad, _, bias_grad, _ = ctx.needs_input_grad
-        return None, *_gradients(ctx, grad_out, grad_lse, p_grad, bias_grad)
+        *_, p_grad, _, bias_grad, sinks_grad = ctx.needs_input_grad
+        return None, *_gradients(ctx, grad_out, grad_lse, p_grad, bias_grad, sinks_grad)

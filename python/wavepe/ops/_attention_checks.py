@@ -142,12 +142,12 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
     for name in ("k", "v", "p", "q_rel"):
         if name in given and given[name].dtype != q.dtype:
             check(False, f"q and {name} must have one dtype, got {q.dtype} and {given[name].dtype}")
-    kinds = {"slopes": FLOATS, "sinks": FLOATS, "offset": INTEGERS, "segments": INTEGERS}
-    for name, known in kinds.items():
+    for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
         if name in given:
             check_dtype(name, given[name], known)
-    if "bias" in given and given["bias"].dtype != wide(q):
-        check(False, f"bias must be {wide(q)} for q of {q.dtype}, got {given['bias'].dtype}")
+    for name in ("bias", "sinks"):
+        if name in given and given[name].dtype != wide(q):
+            check(False, f"{name} must be {wide(q)} for q of {q.dtype}, got {given[name].dtype}")
     if "key_mask" in given:
         check_dtype("key_mask", given["key_mask"], (torch.bool,))
     if "mask" in given:
@@ -156,10 +156,11 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
 
 def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
     batch, heads, queries, d = q.shape
-    keys, p = k.shape[2], given.get("p")
-    columns = d if p is None or not p.dim() else p.shape[-1]
+    keys = k.shape[2]
+    p = given.get("p")
+    c = p.shape[-1] if p is not None and p.dim() else d
     allowed: dict[str, tuple[tuple[int, ...], ...]] = {
-        "q_rel": ((batch, heads, queries, columns),),
+        "q_rel": ((batch, heads, queries, c),),
         "slopes": ((heads,),),
         "sinks": ((heads,),),
         "offset": ((), (1,), (batch,)),
@@ -172,14 +173,10 @@ def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
         if x is not None and not any(tuple(x.shape) == shape for shape in shapes):
             listed = " or ".join(map(str, dict.fromkeys(shapes)))
             check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
-    if p is not None and not (p.dim() in (2, 3) and (p.dim() == 2 or p.shape[0] == heads)):
-        check(False, f"p must be (w, c) or ({heads}, w, c), got {tuple(p.shape)}")
-    if p is not None and "q_rel" not in given and columns != d:
-        check(
-            False,
-            f"p has {columns} columns and q has {d}: then q_rel must be given, with the columns of "
-            "p",
-        )
+    if p is not None and not (p.dim() == 2 or (p.dim() == 3 and p.shape[0] == heads)):
+        check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
+    if c != d and "q_rel" not in given:
+        check(False, f"p of size {c} with q of head size {d} needs q_rel of size {c}")
     bias = given.get("bias")
     if bias is not None and not (
         bias.dim() in (1, 2) and (bias.dim() == 1 or bias.shape[0] == heads)

@@ -57,7 +57,7 @@ def composed(
     ----------
     q, k, v : Tensor (B, H, m, d), (B, Hk, n, d), (B, Hk, n, dv)
         bfloat16 and float16 are computed in float32, and the result is rounded once.
-    p : Tensor (w, d) or (H, w, d), optional
+    p : Tensor (w, c) or (H, w, c), optional
         Row r belongs to delta = first + r; `beyond` is "zero" or "edge".
     offset : Tensor (), (1,) or (B,) of integers, or int, optional
         delta = i + offset - j; n - m if not given.
@@ -70,7 +70,7 @@ def composed(
     bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), optional
         Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
     sinks : Tensor (H,), float32 (float64 for float64 q), optional
-        A score of each head without a value.
+        One more score for each head, without a value.
     delta : Tensor (B|1, 1, m, n) of int64, optional
         The distances, if they are not those of `offset`.
 
@@ -78,9 +78,9 @@ def composed(
     -------
     out : Tensor (B, H, m, dv), q's dtype
     lse : Tensor (B, H, m), float32 (float64 for float64)
-        -inf for a query that sees no key.
+        For a query that sees no key it is the sink, or -inf without one.
     weights : Tensor (B, H, m, n), lse's dtype
-        The weights after dropout.
+        The weights after dropout. With a sink they sum to less than 1.
     """
     dtype, wide_dtype = q.dtype, wide(q)
     delta = _delta(q, k, offset) if delta is None else delta
@@ -108,9 +108,7 @@ def composed(
     if added is not None:
         scores = scores + added.to(wide_dtype)
 
-    weights, lse = _softmax(scores + poison, visible)
-    if sinks is not None:
-        weights, lse = _with_sinks(weights, lse, sinks.to(wide_dtype)[:, None])
+    weights, lse = _softmax(scores + poison, visible, sinks)
     if dropout_p > 0 and seed is not None:
         weights = weights * _dropout_factor(q, k, dropout_p, seed)
     return _weighted(weights, v, visible).to(dtype), lse, weights
@@ -127,9 +125,9 @@ def attention_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` together with its weights.
 
-    The arguments are those of ``wavepe.ops.attention`` without key_mask, segments and causal, and
-    `delta` of `composed`. Only `mask` and `window` hide keys. `mask` is as in PyTorch's attention:
-    bool, or floating point, which is added to the scores.
+    The arguments are those of ``wavepe.ops.attention`` without key_mask, segments, causal and
+    window, and `delta` of `composed`. Only `mask` hides keys, as in PyTorch's attention: bool, or
+    floating point, which is added to the scores.
 
     Returns
     -------
@@ -146,15 +144,6 @@ def attention_with_weights(
             q, k, v, p=p, causal=False, dropout_p=dropout_p, seed=seed, **given
         )
     return out, weights
-
-
-def _with_sinks(weights: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights, which summed to 1, and lse with a score more, (H, 1) without a value."""
-    seen = lse != -math.inf
-    of_keys = torch.where(seen, lse, 0.0)  # no derivative of what is not finite
-    total = torch.logaddexp(of_keys, sinks)
-    share = torch.where(seen, torch.exp(of_keys - total), 0.0)
-    return weights * share[..., None], torch.where(seen, total, sinks)
 
 
 def _default_scale(q: Tensor) -> float:
@@ -268,8 +257,10 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
 # ---- softmax and the weighted sum ---------------------------------------------------------------
 
 
-def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weights and the logarithm of the sum of exponentials.
+def _softmax(
+    scores: Tensor, visible: Tensor | None, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the weights and the logarithm of the sum of exponentials, that of the sink included.
 
     Hidden pairs have the weight 0, even in a row of NaN.
     """
@@ -277,13 +268,18 @@ def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = torch.where(visible, scores, -math.inf)
     if scores.shape[-1]:
         largest = scores.detach().amax(-1, keepdim=True)
-        largest = torch.where(largest == -math.inf, 0.0, largest)
     else:
-        largest = scores.new_zeros((*scores.shape[:-1], 1))
+        largest = scores.new_full((*scores.shape[:-1], 1), -math.inf)
+    if sinks is not None:
+        sinks = sinks.to(scores.dtype)[:, None, None]
+        largest = torch.maximum(largest, sinks.detach())
+    largest = torch.where(largest == -math.inf, 0.0, largest)
     e = torch.exp(scores - largest)
     if visible is not None:
         e = torch.where(visible, e, 0.0)  # `largest` may be NaN
     total = e.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks - largest)
     blind = total == 0
     total = torch.where(blind, 1.0, total)
     lse = torch.where(blind, -math.inf, largest + torch.log(total))

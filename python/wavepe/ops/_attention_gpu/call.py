@@ -109,7 +109,7 @@ class _Gradients:
         _copy_back(dv, to_v)
 
     def of_table(self, dp: Tensor) -> None:
-        """Add the gradient of the table to dp (rows, c) or (heads, rows, c)."""
+        """Add the gradient of the table to dp (rows, d) or (heads, rows, d)."""
         chunk = self.chunk
         if not self.has_table:
             return

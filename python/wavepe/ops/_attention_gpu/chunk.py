@@ -64,7 +64,7 @@ class Zones(NamedTuple):
     def of(cls, call: Arguments) -> Zones:
         """Return the zones of a call's table."""
         rank = LEAST
-        if call.p is None or not call.p.shape[-2] or not call.p.shape[-1]:
+        if call.p is None or not call.p.shape[-2]:
             return cls(0, 0, 0, 0, rank)
         first, last = _deltas(call.first, call.p.shape[-2])
         lowest, highest = zone_range(first, last)
@@ -134,13 +134,12 @@ class Chunk:
         self.terms = self._terms(call)
         self.dropout = self._dropout(call)
         self.edge = self.terms.p is not None and call.beyond == "edge"
-        self.columns = self.r.shape[-1]  # of the table
-        self.size = {"SIZE": self.columns, "WIDTH": launches.width(self.columns)}
+        self.size = {"SIZE": self.d, "WIDTH": launches.width(self.d)}
         self.bias_edge = call.bias_beyond == "edge"
         one_sided = not self.zones.columns or (call.causal and self.zones.near_first <= 0)
         options = (
-            self.d, launches.width(self.d), *self.size.values(), self.dv, launches.width(self.dv),
-            call.causal, self.edge, self.bias_edge, self.zones.rank, 4 if one_sided else 7,
+            *self.size.values(), self.dv, launches.width(self.dv), call.causal, self.edge,
+            self.bias_edge, self.zones.rank, 4 if one_sided else 7,
         )  # fmt: skip
         self.config = Config(*map(tl.constexpr, options))
 
@@ -180,8 +179,8 @@ class Chunk:
 
     def _terms(self, call: Arguments) -> ScoreTerms:
         p, bias = self.of_heads(call.p, 3), self.of_heads(call.bias, 2)
-        slopes, sinks = (self.of_heads(x, 1) for x in (call.slopes, call.sinks))
-        p = None if p is None or not p.shape[-2] or not p.shape[-1] else p.contiguous()
+        slopes = self.of_heads(call.slopes, 1)
+        p = None if p is None or not p.shape[-2] else p.contiguous()
         bias = None if bias is None or not bias.shape[-1] else bias.contiguous()
         p_range = _deltas(call.first, 0 if p is None else p.shape[-2])
         bias_range = _deltas(call.bias_first, 0 if bias is None else bias.shape[-1])
@@ -192,7 +191,7 @@ class Chunk:
             p, 0 if p is None or p.dim() == 2 else p.stride(0), *p_range,
             None if slopes is None else slopes.float().contiguous(),
             bias, 0 if bias is None or bias.dim() == 1 else bias.stride(0), *bias_range,
-            call.softcap, None if sinks is None else sinks.float().contiguous(),
+            call.softcap,
         )  # fmt: skip
 
     def _dropout(self, call: Arguments) -> Dropout:
@@ -238,8 +237,7 @@ class Chunk:
     def tuning(self, role: str) -> dict[str, int]:
         """Return the options for launching a kernel of this role."""
         tiles = self.hidden.mask is not None or self.terms.bias is not None
-        size = self.columns if role in ("products", "table") else max(self.d, self.dv)
-        return launches.tuning(role, self.q, launches.width(size), tiles)
+        return launches.tuning(role, self.q, launches.width(max(self.d, self.dv)), tiles)
 
     def compute_products(self) -> None:
         """Compute the products of the queries with the table, which the tiles read."""

@@ -120,7 +120,7 @@ def table_backward(
     r, dproducts, dedges, dp, scale, hidden, terms, heads, m, n,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write dp (B, H, rows, c) of each batch and head; a program has 64 rows of the table."""
+    """Write dp (B, H, rows, d) of each batch and head; a program has 64 rows of the table."""
     count = terms.last - terms.first + 1
     blocks = tl.cdiv(count, _BLOCK)
     pair = tl.program_id(0) // blocks

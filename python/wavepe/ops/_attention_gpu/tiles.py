@@ -73,7 +73,7 @@ class ScoreTerms(NamedTuple):
     near_count: Any  # number of near zones
     left_count: Any  # number of far zones before the near ones
     right_count: Any  # number of far zones after them
-    p: Any  # (rows, c) or (H, rows, c)
+    p: Any  # (rows, d) or (H, rows, d)
     p_head: Any  # stride of a head; 0 if all heads use one table
     first: Any  # delta of the table's first row
     last: Any  # delta of its last row
@@ -83,7 +83,6 @@ class ScoreTerms(NamedTuple):
     bias_first: Any
     bias_last: Any
     softcap: Any
-    sinks: Any  # (H,)
 
 
 class Dropout(NamedTuple):
@@ -101,8 +100,6 @@ class Config(NamedTuple):
 
     SIZE: tl.constexpr  # head size
     WIDTH: tl.constexpr  # the next power of two
-    R_SIZE: tl.constexpr  # columns of the table, and of its queries
-    R_WIDTH: tl.constexpr
     V_SIZE: tl.constexpr
     V_WIDTH: tl.constexpr
     CAUSAL: tl.constexpr
