@@ -9,7 +9,7 @@ transformers.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import oracle
@@ -18,6 +18,7 @@ import torch
 import transformers
 from encoding_cases import learned_by, parts_of
 from hf_model import HEAD, VOCABULARY
+from rope_cases import ORIGINAL
 from torch import nn
 from transformers import (
     AttentionInterface,
@@ -50,6 +51,10 @@ class Family:
     cap: float | None = None  # soft cap of the scores
     norm: float = 1.0  # usual weight of norms; 0 if the family adds 1 to it
     grouped: bool = True  # whether there can be fewer key heads than query heads
+    # Whether layers scale queries by their position. Without position_ids that counts padding.
+    scales_queries: bool = False
+    # Of the angles of the pairs, a table of the rotary module.
+    table: Callable = lambda angles: torch.cat([angles, angles], -1)
 
     @property
     def uniform(self):
@@ -65,8 +70,11 @@ class Family:
         """Options for the base of the rotation; of Gemma 3, for that of full attention."""
         if self.model_type == "gpt_neox":
             return {"rotary_emb_base": theta, "rotary_pct": self.partial}
-        if self.model_type == "gemma3_text":
+        if self.model_type in ("gemma3_text", "olmo3"):
             return by_type(theta, LOCAL_THETA)
+        if self.model_type == "ministral3":
+            # queries are scaled from the fifth position on
+            scaling = {"llama_4_scaling_beta": 0.5, ORIGINAL: 5, **scaling}
         part = {} if self.partial == 1 else {"partial_rotary_factor": self.partial}
         return base(theta, **part, **scaling)
 
@@ -143,6 +151,18 @@ FAMILIES = {
     "qwen2_moe": Family("qwen2_moe", EXPERTS),
     "qwen3_moe": Family("qwen3_moe", EXPERTS),
     "olmoe": Family("olmoe", {"num_experts": 3, "num_experts_per_tok": 2}),
+    "olmo3": Family("olmo3", {**SLIDING, "layer_types": MIXED}, windows=(WINDOW, None)),
+    "ministral3": Family(
+        "ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True
+    ),
+    "glm4": Family("glm4", partial=0.5),
+    "cohere2": Family(
+        "cohere2",
+        {**SLIDING, "layer_types": MIXED},
+        windows=(WINDOW, None),
+        positions=(True, False),
+        table=lambda angles: angles.repeat_interleave(2, -1),
+    ),
 }
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
 # Families that `patch` refuses, for set_theta and use_fused_rope.
@@ -240,16 +260,16 @@ class Layer:
 class Rotation(nn.Module):
     """Takes the place of a family's rotary module: no rotation, or one by a base of its own."""
 
-    def __init__(self, stock, theta):
+    def __init__(self, stock, theta, family):
         super().__init__()
-        self.stock, self.theta = stock, theta
+        self.stock, self.theta, self.family = stock, theta, family
 
     def forward(self, x, position_ids, *args, **kwargs):
         cos, sin = self.stock(x, position_ids, *args, **kwargs)
         if self.theta is None:
             return torch.ones_like(cos), torch.zeros_like(sin)
-        frequencies = torch.from_numpy(oracle.rope_frequencies(cos.shape[-1], self.theta))
-        angles = position_ids[..., None] * torch.cat([frequencies, frequencies])
+        frequencies = torch.from_numpy(oracle.rope_frequencies(self.family.rotated, self.theta))
+        angles = self.family.table(position_ids[..., None] * frequencies)
         return angles.cos(), angles.sin()
 
 
@@ -280,7 +300,8 @@ class Reference:
             theta = float(spec.removeprefix("rope:theta=")) if spec.startswith("rope") else None
             for name in ("rotary_emb", "rotary_emb_local"):
                 if hasattr(base_model, name):
-                    setattr(base_model, name, Rotation(getattr(base_model, name), theta))
+                    stock = getattr(base_model, name)
+                    setattr(base_model, name, Rotation(stock, theta, self.family))
         described = zip(base_model.layers, self.family.windows, self.family.positions, strict=True)
         for layer, window, positions in described:
             attention = layer.attention if hasattr(layer, "attention") else layer.self_attn

@@ -12,7 +12,7 @@ from hf_families import FAMILIES, ROTARY, build
 from hf_model import LENGTH, VOCABULARY, close, gradients, logits, pickled, recompute, tiny, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 from wavepe import ops
-from wavepe.hf import fused_rope
+from wavepe.hf import fused_rope, pairs
 from wavepe.hf.fused_rope import use_fused_rope
 from wavepe.hf.theta import set_theta
 
@@ -37,9 +37,9 @@ def calls(monkeypatch):
         seen.clear()
         return agrees
 
-    real, tried = ops.rope_qk, fused_rope._agrees
+    real, tried = ops.rope_qk, pairs.agrees
     monkeypatch.setattr(ops, "rope_qk", rope_qk)
-    monkeypatch.setattr(fused_rope, "_agrees", trial)
+    monkeypatch.setattr(pairs, "agrees", trial)
     return seen
 
 
@@ -277,7 +277,7 @@ def test_functions_that_only_look_alike_are_refused():
     for function in (backwards, queries_only, lambda q, k, cos, sin: None):
         with pytest.raises(ValueError, match="no fused form"):
             fused_rope._fused_apply(function)
-    q, k, angles = fused_rope._sample()
+    q, k, angles = pairs.sample()
     fused = fused_rope._fused_apply(stock)
     table = torch.cat((angles, angles), -1).cos()
     other = (q.transpose(1, 2), k.transpose(1, 2), table, table)

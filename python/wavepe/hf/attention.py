@@ -32,6 +32,7 @@ from .counting import POSITIONS, by_positions, span
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
+from .pairs import Layout
 from .rotary import CosSin, Rotary
 
 NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
@@ -67,8 +68,9 @@ class LayerState:
     shared : SharedLearned, optional
         What the layers of the model learn together. A layer's own parameters are in its module
         `position_encoding`.
-    turned : bool
-        Whether the encoding rotates queries whose other terms read them without the rotation.
+    turned : Layout, optional
+        The form of the angles, if the encoding rotates queries whose other terms read them without
+        the rotation.
     rotation : int, optional
         Index of this layer's rotation, if the model has several.
     rotary : Rotary, optional
@@ -78,7 +80,7 @@ class LayerState:
     names: tuple[str, ...]
     score: Scores | None = None
     shared: SharedLearned | None = None
-    turned: bool = False
+    turned: Layout | None = None
     rotation: int | None = None
     rotary: Rotary | None = None
 
@@ -145,7 +147,7 @@ def before_attention(
             "that is not wavepe's: leave the model's rotary_emb in place, or call "
             "wavepe.hf.unpatch(model) first"
         )
-    if layer.turned:
+    if layer.turned is not None:
         call.angles = kwargs["position_embeddings"]
     return (), kwargs | {"wavepe_call": call}
 
@@ -227,7 +229,7 @@ def attention_forward(
     positions = None if score is None else kwargs.get(POSITIONS)
     size = keys if positions is None else span(positions)
     position, learned = (NO_ENCODING, {}) if score is None else (score, layer.learned(module, size))
-    rotated = _rotated(call.angles)
+    rotated = _rotated(call.angles, layer.turned)
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
     if weights_wanted or added or positions is not None:
@@ -293,12 +295,11 @@ def _sdpa_mask(
     return masks.full_mask(mask, queries, keys, offset, query.device, window)
 
 
-def _rotated(angles: CosSin | None) -> Rotated | None:
-    """Return how the queries were rotated: both halves of the angles hold one value a pair."""
-    if angles is None:
+def _rotated(angles: CosSin | None, layout: Layout | None) -> Rotated | None:
+    """Return how the queries were rotated."""
+    if angles is None or layout is None:
         return None
-    cos, sin = (x[..., : x.shape[-1] // 2] for x in angles)
-    return Rotated(cos, sin)
+    return Rotated(*map(layout.narrow, angles), layout.interleaved)
 
 
 def _layer(module: Any) -> LayerState:

@@ -15,6 +15,8 @@ from torch import nn
 from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from . import pairs
+from .pairs import Layout
 from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
@@ -44,11 +46,17 @@ SUPPORTED = {
     "qwen2_moe": "the experts",
     "qwen3_moe": "norms of queries and keys; the experts",
     "olmoe": "norms of queries and keys; the experts",
+    "olmo3": "norms of queries and keys; windows by layer type; a bare rope takes each type's base",
+    "ministral3": "the scaling of queries by the logarithm of their position",
+    "glm4": "the pairs (2i, 2i+1); a bare rope rotates the same part of each head as the model",
+    "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
 # Families that can rotate a part of a head's dims.
-PARTIAL = ("phi3", "gpt_neox")
+PARTIAL = ("phi3", "gpt_neox", "glm4")
+# Families whose angles have another form than Llama's, or that rotate other pairs.
+LAYOUTS = {"glm4": pairs.GLM, "cohere2": pairs.COHERE}
 
 
 def supported_families() -> dict[str, str]:
@@ -162,7 +170,19 @@ def slots(base: Any) -> list[Slot | None]:
         return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
     if has_layer_types(config):
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
-    return [Slot() if getattr(layer, "use_rope", True) else None for layer in layers]
+    return [Slot() if _rotates(layer) else None for layer in layers]
+
+
+def _rotates(layer: Any) -> bool:
+    """Return whether a layer has positions: Cohere 2 rotates those with a window alone."""
+    if family(layer.config) == "cohere2":
+        return layer.sliding_window is not None
+    return getattr(layer, "use_rope", True)
+
+
+def layout(config: Any) -> Layout:
+    """Return the form of the family's angles."""
+    return LAYOUTS.get(family(config), pairs.LLAMA)
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:

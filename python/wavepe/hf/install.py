@@ -102,7 +102,7 @@ class _Builder:
             rope = encoding.rotary
             if encoding.terms or encoding.learns:
                 layer.score = self.score(encoding)
-                layer.turned = rope is not None
+                layer.turned = None if rope is None else families.layout(self.config)
         own = encoding is None and slot is not None
         slot = Slot() if slot is None else slot
         if own and rope_config.follows_length(self.config, slot):
@@ -113,7 +113,11 @@ class _Builder:
         if key not in found:
             found.append(key)
             dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
-            rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
+            rotation: nn.Module = (
+                StockRotation(stock, slot)
+                if own
+                else IdentityRotation(dims, families.layout(self.config))
+            )
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
                 if rotation.reads_config:
