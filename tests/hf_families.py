@@ -32,6 +32,7 @@ WINDOW = 6
 THETA = 50.0  # small, so that positions matter in short sequences
 LOCAL_THETA = 7.0
 LAYERS = 2
+BY_TYPE = ("gemma3_text", "olmo3")  # families with a base for each type of layer
 MIXED = ["sliding_attention", "full_attention"]
 # transformers 5 keeps the bases of a model in one dict
 IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
@@ -67,10 +68,10 @@ class Family:
         return int(HEAD * self.partial)
 
     def bases(self, theta, **scaling):
-        """Options for the base of the rotation; of Gemma 3, for that of full attention."""
+        """Options for the base of the rotation; by layer type, for that of full attention."""
         if self.model_type == "gpt_neox":
             return {"rotary_emb_base": theta, "rotary_pct": self.partial}
-        if self.model_type in ("gemma3_text", "olmo3"):
+        if self.model_type in BY_TYPE:
             return by_type(theta, LOCAL_THETA)
         if self.model_type == "ministral3":
             # queries are scaled from the fifth position on
@@ -80,7 +81,7 @@ class Family:
 
 
 def by_type(full, sliding):
-    """Bases of the layer types of Gemma 3."""
+    """Bases of two layer types."""
     if IN_A_DICT:
         bases = {"full_attention": full, "sliding_attention": sliding}
         bases = {key: {"rope_type": "default", "rope_theta": x} for key, x in bases.items()}

@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe
 import wavepe.hf
-from hf_families import FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
+from hf_families import BY_TYPE, FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
 from hf_model import LENGTH, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
@@ -37,7 +37,7 @@ TYPES = {
 
 
 def asked(family, theta):
-    return {"full_attention": theta} if family == "gemma3_text" else theta
+    return {"full_attention": theta} if family in BY_TYPE else theta
 
 
 def fields(config):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from .. import ops
-from .._rope_frequencies import standard_parameters
+from .._rope_frequencies import PARAMETERS, standard_parameters
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, FrequencySchedule
@@ -205,8 +205,8 @@ class RopeRotation(nn.Module):
 def _with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """Add the model's base to `encoding`; if `encoding` has no type, add the scaling too."""
     parameters = rope_config.parameters(config, slot)
-    for key in getattr(config, "ignore_keys_at_rope_validation", ()):  # for the family's layers
-        parameters.pop(key, None)
+    for key in set(getattr(config, "ignore_keys_at_rope_validation", ())) - PARAMETERS.keys():
+        parameters.pop(key, None)  # the family's layers read it, and not its rotary module
     given, problems = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)
