@@ -32,7 +32,7 @@ WINDOW = 6
 THETA = 50.0  # small, so that positions matter in short sequences
 LOCAL_THETA = 7.0
 LAYERS = 2
-BY_TYPE = ("gemma3_text", "olmo3")  # families with a base for each type of layer
+BY_TYPE = ("gemma3_text", "olmo3", "gemma4_text")  # families with a base for each type of layer
 MIXED = ["sliding_attention", "full_attention"]
 # transformers 5 keeps the bases of a model in one dict
 IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
@@ -52,6 +52,7 @@ class Family:
     cap: float | None = None  # soft cap of the scores
     norm: float = 1.0  # usual weight of norms; 0 if the family adds 1 to it
     grouped: bool = True  # whether there can be fewer key heads than query heads
+    reused: int = 0  # number of the last layers, which reuse the keys of others
     # Whether layers scale queries by their position. Without position_ids that counts padding.
     scales_queries: bool = False
     # Of the angles of the pairs, a table of the rotary module.
@@ -71,6 +72,9 @@ class Family:
         """Options for the base of the rotation; by layer type, for that of full attention."""
         if self.model_type == "gpt_neox":
             return {"rotary_emb_base": theta, "rotary_pct": self.partial}
+        if self.model_type == "gemma4_text":
+            scaling = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+            return by_type(theta, LOCAL_THETA, scaling)
         if self.model_type in BY_TYPE:
             return by_type(theta, LOCAL_THETA)
         if self.model_type == "ministral3":
@@ -80,11 +84,12 @@ class Family:
         return base(theta, **part, **scaling)
 
 
-def by_type(full, sliding):
-    """Bases of two layer types."""
+def by_type(full, sliding, scaling=None):
+    """Bases of two layer types, and the scaling of that of full attention."""
     if IN_A_DICT:
         bases = {"full_attention": full, "sliding_attention": sliding}
         bases = {key: {"rope_type": "default", "rope_theta": x} for key, x in bases.items()}
+        bases["full_attention"] |= scaling or {}
         return {"rope_parameters": bases}
     return {"rope_theta": full, "rope_local_base_freq": sliding}
 
@@ -157,6 +162,24 @@ FAMILIES = {
         "ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True
     ),
     "glm4": Family("glm4", partial=0.5),
+    "gemma4_text": Family(
+        "gemma4_text",
+        {
+            **SLIDING,
+            "layer_types": 2 * MIXED,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,  # the last two reuse the keys of the first two
+            "global_head_dim": HEAD,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": VOCABULARY,
+        },
+        windows=(WINDOW, None, WINDOW, None),
+        positions=(True,) * 4,
+        reused=2,
+        scaling=1.0,
+    ),
     "cohere2": Family(
         "cohere2",
         {**SLIDING, "layer_types": MIXED},
@@ -307,7 +330,10 @@ class Reference:
         for layer, window, positions in described:
             attention = layer.attention if hasattr(layer, "attention") else layer.self_attn
             attention.layer_of_reference = Layer(self, window, positions)
-        base_model.layers[0].register_forward_pre_hook(self.add, with_kwargs=True)
+        if hasattr(base_model, "embed_tokens_per_layer"):  # inputs of other layers see them, too
+            base_model.embed_tokens.register_forward_hook(self.embedded)
+        else:
+            base_model.layers[0].register_forward_pre_hook(self.add, with_kwargs=True)
 
     def add(self, module, args, kwargs):
         """Absolute encodings: vectors added as the embeddings enter the first layer."""
@@ -316,6 +342,9 @@ class Reference:
         if args:
             return (args[0] + self.added, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + self.added}
+
+    def embedded(self, module, args, output):
+        return output if self.added is None else output + self.added
 
     def __call__(self, ids, padding=None, segments=None):
         """Logits (B, L, vocabulary) and attention weights, a list of (B, H, L, L).

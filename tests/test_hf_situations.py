@@ -35,6 +35,7 @@ UPSTREAM = {
     "chunked_prefill": OUT_OF_BOUNDS,
     "chunked_prefill_left_padding": OUT_OF_BOUNDS,
     "assisted": (ValueError, "Cannot `crop`"),
+    "checkpointing": (AssertionError, "use_reentrant=True"),  # of keys that layers share
     "compile": NO_GRAPH,
     "export": NO_GRAPH,
 }
@@ -319,7 +320,7 @@ def test_checkpointing(model):
     for reentrant in (False, True):
         enable({"use_reentrant": reentrant})
         for got, gradient in zip(gradients(model, ids), wanted, strict=True):
-            assert torch.equal(got, gradient)
+            assert torch.equal(got, gradient), f"use_reentrant={reentrant}"
 
 
 # ------------------------------------------------------------------ compilers

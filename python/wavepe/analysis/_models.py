@@ -111,8 +111,12 @@ def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.
 
     If the model can, it does not compute the others, which may not fit into memory.
     """
+    import torch
+
     given = inspect.signature(model.forward).parameters
-    few = {"logits_to_keep": count} if "logits_to_keep" in given else {}
+    # Not the number: Gemma 4 would then leave the other tokens out of its last layers, too.
+    last = torch.arange(ids.shape[1] - count, ids.shape[1], device=ids.device)
+    few = {"logits_to_keep": last} if "logits_to_keep" in given else {}
     return model(input_ids=ids, use_cache=False, **few).logits[:, -count:]
 
 

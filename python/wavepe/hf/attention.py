@@ -37,6 +37,10 @@ from .rotary import CosSin, Rotary
 
 NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
 
+# Attribute of the keys that layers share: layer type -> `LayerCall.offset` of the layer that has
+# them. The cache has no entry for the other layers.
+OFFSETS = "_wavepe_offsets"
+
 # Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
     "position_ids",
@@ -129,8 +133,14 @@ def before_attention(
     hidden, cache = kwargs["hidden_states"], cache_in(kwargs)
     cached: int | Tensor = 0
     if cache is not None:
-        cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
-        call.offset = cached - first
+        if families.reuses_keys(module):
+            call.offset = getattr(kwargs["shared_kv_states"], OFFSETS)[module.layer_type]
+        else:
+            cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
+            call.offset = cached - first
+        if families.stores_keys(module):
+            shared = kwargs["shared_kv_states"]
+            shared.__dict__.setdefault(OFFSETS, {})[module.layer_type] = call.offset
     if layer.rotary is not None:
         position_ids = kwargs.get("position_ids")
         if position_ids is None:

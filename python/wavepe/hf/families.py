@@ -49,6 +49,7 @@ SUPPORTED = {
     "olmo3": "norms of queries and keys; windows by layer type; a bare rope takes each type's base",
     "ministral3": "the scaling of queries by the logarithm of their position",
     "glm4": "the pairs (2i, 2i+1); a bare rope rotates the same part of each head as the model",
+    "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
     "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
@@ -106,7 +107,7 @@ def decoder(model: nn.Module) -> Any:
     kind = family(config)
     if kind not in SUPPORTED:
         raise TypeError(f"{supported}; got a {name}: {_why_not(base, config)}")
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"{supported}, if they are causal; this {name} attends in both directions")
     try:
         found = attentions(base)
@@ -193,11 +194,43 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
     return 2 * getattr(stock, name).numel()
 
 
-def head_dim(base: Any) -> int:
-    """Return the number of dims of a head."""
-    layer = attentions(base)[0]
-    size = getattr(layer, "head_dim", None)
-    return layer.head_size if size is None else size
+def head_dims(base: Any) -> list[int]:
+    """Return the number of dims of a head, in each layer."""
+    layers = attentions(base)
+    return [layer.head_dim if hasattr(layer, "head_dim") else layer.head_size for layer in layers]
+
+
+def keys_from(base: Any) -> list[int | None]:
+    """Return, for each layer, the layer whose keys it reuses (Gemma 4), or None."""
+    found: list[int | None] = []
+    stores: dict[str, int] = {}
+    for index, layer in enumerate(attentions(base)):
+        found.append(stores.get(layer.layer_type) if reuses_keys(layer) else None)
+        if stores_keys(layer):
+            stores[layer.layer_type] = index
+    return found
+
+
+def reuses_keys(layer: Any) -> bool:
+    """Return whether an attention layer has no keys of its own."""
+    return getattr(layer, "is_kv_shared_layer", False)
+
+
+def stores_keys(layer: Any) -> bool:
+    """Return whether later layers may reuse the keys of an attention layer."""
+    return getattr(layer, "store_full_length_kv", False)
+
+
+def inputs_by_layer(base: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of each layer that a base model looks up by its tokens (Gemma 4), if any.
+
+    It cannot look them up by embeddings that were changed.
+    """
+    given = kwargs.get("per_layer_inputs")
+    if given is not None or not getattr(base, "hidden_size_per_layer_input", 0):
+        return {}
+    found = base.get_per_layer_inputs(kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    return {"per_layer_inputs": found}
 
 
 def embedding_scale(base: Any) -> float:

@@ -81,16 +81,21 @@ class _Builder:
         The base model, or a layer that stands alone. It will hold the learned parameters.
     """
 
-    def __init__(self, config: PretrainedConfig, head_dim: int, owner: nn.Module) -> None:
-        self.config, self.head_dim, self.owner = config, head_dim, owner
+    def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
+        self.config, self.owner = config, owner
         self.heads = config.num_attention_heads
         self.parts = Parts()
-        self.scores: dict[str, Scores] = {}
+        self.scores: dict[tuple[str, int], Scores] = {}
         # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
         self.rotations: dict[Slot, list[str | None]] = {}
 
     def layer(
-        self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
+        self,
+        attention: nn.Module,
+        slot: Slot | None,
+        encoding: Encoding | None,
+        stock: nn.Module,
+        head_dim: int,
     ) -> LayerState:
         """Build the parts of `encoding` for one layer.
 
@@ -101,7 +106,7 @@ class _Builder:
         if encoding is not None:
             rope = encoding.rotary
             if encoding.terms or encoding.learns:
-                layer.score = self.score(encoding)
+                layer.score = self.score(encoding, head_dim)
                 layer.turned = None if rope is None else families.layout(self.config)
         own = encoding is None and slot is not None
         slot = Slot() if slot is None else slot
@@ -112,7 +117,7 @@ class _Builder:
         found = self.rotations.setdefault(slot, [])
         if key not in found:
             found.append(key)
-            dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
+            dims = families.rotated_dims(self.config, stock, slot, head_dim)
             rotation: nn.Module = (
                 StockRotation(stock, slot)
                 if own
@@ -129,7 +134,7 @@ class _Builder:
         layer.rotation = found.index(key)
         return layer
 
-    def score(self, encoding: Encoding) -> Scores:
+    def score(self, encoding: Encoding, head_dim: int) -> Scores:
         """Return what `encoding` adds to the scores; layers of one encoding share it.
 
         Raises
@@ -137,25 +142,38 @@ class _Builder:
         ValueError
             The encoding does not fit the head size or the number of heads.
         """
-        spec = str(encoding)
-        if spec not in self.scores:
-            self.scores[spec] = Scores(encoding, self.head_dim, self.heads, causal=True)
-        return self.scores[spec]
+        key = str(encoding), head_dim
+        if key not in self.scores:
+            self.scores[key] = Scores(encoding, head_dim, self.heads, causal=True)
+        return self.scores[key]
 
-    def learn(self, whole: Encoding | None, attentions: list[Any]) -> None:
-        """Build the parameters that layers share, and those of each layer."""
+    def learn(self, whole: Encoding | None, attentions: list[Any], head_dims: list[int]) -> None:
+        """Build the parameters that layers share, and those of each layer.
+
+        Raises
+        ------
+        ValueError
+            Layers with heads of several sizes would share a table.
+        """
         if whole is None:
             return
-        size = (self.head_dim, self.heads, True)
-        shared = Learned(whole, *size, layer=False)
+        every = zip(attentions, self.parts.layers, head_dims, strict=True)
+        learning = [one for one in every if one[1].score and one[1].score.encoding.learns]
+        sizes = sorted({head_dim for *_, head_dim in learning})
+        if len(sizes) > 1 and not {"bias", "slopes"}.issuperset(whole.learns):
+            raise ValueError(
+                f"{whole} learns one table for its layers, but in this model these have heads of "
+                f"the sizes {' and '.join(map(str, sizes))}: name layers of one size, as in "
+                f"{{'0-3': '{whole}'}}"
+            )
+        shared = Learned(whole, sizes[0], self.heads, True, layer=False)
         if shared.has_parameters:
             self.parts.shared = shared
-        for attention, layer in zip(attentions, self.parts.layers, strict=True):
-            if layer.score is None or not layer.score.encoding.learns:
-                continue
+        for attention, layer, head_dim in learning:
             if self.parts.shared is not None:
                 layer.shared = SharedLearned(whole, self.owner)
-            own = Learned(named_as_in(whole, layer.score.encoding), *size, layer=True)
+            part = named_as_in(whole, layer.score.encoding)
+            own = Learned(part, head_dim, self.heads, True, layer=True)
             if own.has_parameters:
                 self.parts.own[attention] = own
 
@@ -168,25 +186,38 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
     ValueError
         An encoding does not fit the head size, the number of heads, the rope type or the layers.
     """
-    builder = _Builder(config, families.head_dim(base), base)
+    builder = _Builder(config, base)
     attentions, slots = families.attentions(base), families.slots(base)
+    head_dims = families.head_dims(base)
     chosen = choice.by_layer([slot is not None for slot in slots])
-    for index, (attention, slot, one) in enumerate(zip(attentions, slots, chosen, strict=True)):
+    every = zip(attentions, slots, chosen, head_dims, strict=True)
+    for index, (attention, slot, one, head_dim) in enumerate(every):
         if slot is None and one is not None and one.rotates:
             raise ValueError(
                 f"layer {index} of this model does not rotate, so it cannot have {one}"
             )
         stock = getattr(base, (slot or Slot()).module)
-        builder.parts.layers.append(builder.layer(attention, slot, one, stock))
+        builder.parts.layers.append(builder.layer(attention, slot, one, stock, head_dim))
+    _check_reused(families.keys_from(base), builder.parts.layers)
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
             layer.rotation = None  # all layers rotate alike
-    builder.learn(choice.learned, attentions)
+    builder.learn(choice.learned, attentions, head_dims)
     if choice.everywhere is not None and choice.everywhere.adds:
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
         if builder.parts.absolute.follows_length:
             builder.parts.cache_parts.append(builder.parts.absolute)
     return builder.parts
+
+
+def _check_reused(keys_from: list[int | None], layers: list[LayerState]) -> None:
+    """Raise ValueError if a layer reuses keys that are not rotated as its queries are."""
+    for index, source in enumerate(keys_from):
+        if source is not None and layers[index].rotation != layers[source].rotation:
+            raise ValueError(
+                f"layer {index} of this model reuses the keys of layer {source}, so both must "
+                "rotate alike: give them the same rope, or both none"
+            )
 
 
 class _PassHooks:
@@ -214,6 +245,9 @@ class _PassHooks:
         if self.counts:
             add_positions(call)
         add_packed_mask(call)
+        if "logits_to_keep" in self.names:
+            # Else Gemma 4 cuts angles and queries, which its layers and ours could not tell apart.
+            call.kwargs["logits_to_keep"] = None
         if self.absolute is not None:
             self.absolute.add(call)
         self.guard.before(call)
@@ -356,17 +390,17 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     """Install an encoding in a layer that stands alone; the layer computes its own angles."""
     stock = attention.config
     own = patched_config(stock, choice.stored())
-    builder = _Builder(own, attention.head_dim, attention)
+    builder = _Builder(own, attention)
     rotary = LlamaRotaryEmbedding(config=stock)
     whole = choice.everywhere
     assert whole is not None
     one = whole.at(attention.layer_idx, own.num_hidden_layers)
-    layer = builder.layer(attention, Slot(), one, rotary)
+    layer = builder.layer(attention, Slot(), one, rotary, attention.head_dim)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = own
     attention.wavepe = layer
     if one.learns:
-        size = (builder.head_dim, builder.heads, True)
+        size = (attention.head_dim, builder.heads, True)
         attach(attention, None, {attention: Learned(named_as_in(whole, one), *size)})
     spec = choice.stored()
     hooks = _attach_layer(attention)

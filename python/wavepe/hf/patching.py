@@ -114,7 +114,7 @@ def warn_of_scales(model: nn.Module, chosen: Choice, length: int | None = None) 
     With `length`, nothing is said that was said for the model.
     """
     base = families.decoder(model)
-    size = families.head_dim(base)
+    size = max(families.head_dims(base))
     longest = getattr(base.config, "max_position_embeddings", None) or math.inf
     for encoding in chosen.encodings:
         hint = scale_hint(encoding, size, length or longest)

@@ -98,7 +98,7 @@ def _richer(part: Encoding) -> Encoding:
 
 def _kept_fraction(base: Any, length: int) -> float:
     """Return the fraction of pairs that turn often enough, or 0."""
-    size = families.head_dim(base)
+    size = max(families.head_dims(base))
     theta = rope_config.parameters(base.config, Slot()).get("rope_theta")
     if theta is None or families.family(base.config) in families.PARTIAL:
         return 0.0
