@@ -292,9 +292,14 @@ class Rotation(nn.Module):
         cos, sin = self.stock(x, position_ids, *args, **kwargs)
         if self.theta is None:
             return torch.ones_like(cos), torch.zeros_like(sin)
-        frequencies = torch.from_numpy(oracle.rope_frequencies(self.family.rotated, self.theta))
+        pairs = cos.shape[-1] // len(self.family.table(torch.zeros(1)))
+        frequencies = torch.from_numpy(oracle.rope_frequencies(2 * pairs, self.theta))
         angles = self.family.table(position_ids[..., None] * frequencies)
         return angles.cos(), angles.sin()
+
+
+def head_size(attention):
+    return attention.head_size if hasattr(attention, "head_size") else attention.head_dim
 
 
 class Reference:
@@ -307,17 +312,19 @@ class Reference:
         Its weights are taken, and its learned parameters of an encoding.
     spec : str, optional
         None for the stock encoding.
+    **options
+        Of `build`.
     """
 
-    def __init__(self, family, model, spec=None):
+    def __init__(self, family, model, spec=None, **options):
         self.family = FAMILIES[family]
-        self.model = build(family).double()
+        self.model = build(family, **options).double()
         if hasattr(self.model, "set_experts_implementation"):  # the others have no float64
             self.model.set_experts_implementation("eager")
         weights = {k: v for k, v in model.state_dict().items() if "position_encoding." not in k}
         self.model.load_state_dict(weights)
         self.model.set_attn_implementation(NAME)
-        self.parts, self.added = {}, None
+        self.parts, self.added = {}, None  # head size -> its parts
         self.spec, self.learned = spec, learned_by(model)
         base_model = decoder(self.model)
         if spec is not None:
@@ -326,9 +333,12 @@ class Reference:
                 if hasattr(base_model, name):
                     stock = getattr(base_model, name)
                     setattr(base_model, name, Rotation(stock, theta, self.family))
-        described = zip(base_model.layers, self.family.windows, self.family.positions, strict=True)
-        for layer, window, positions in described:
-            attention = layer.attention if hasattr(layer, "attention") else layer.self_attn
+        self.attentions = [
+            layer.attention if hasattr(layer, "attention") else layer.self_attn
+            for layer in base_model.layers
+        ]
+        described = zip(self.attentions, self.family.windows, self.family.positions, strict=True)
+        for attention, window, positions in described:
             attention.layer_of_reference = Layer(self, window, positions)
         if hasattr(base_model, "embed_tokens_per_layer"):  # inputs of other layers see them, too
             base_model.embed_tokens.register_forward_hook(self.embedded)
@@ -372,15 +382,20 @@ class Reference:
                 [place - (row[:, None] == row).int().argmax(1) for row in segments]
             )
         config = self.model.config
-        if self.spec is not None:
+        for head in set(map(head_size, self.attentions)) if self.spec else ():
             sizes = {"dim": config.hidden_size, "trained_length": config.max_position_embeddings}
             made = parts_of(
-                self.spec, length, config.num_attention_heads, learned=self.learned, **sizes
+                self.spec,
+                length,
+                config.num_attention_heads,
+                learned=self.learned,
+                head=head,
+                **sizes,
             )
             made.pop("rotation", None)  # see Rotation
-            self.parts = {key: torch.as_tensor(x) for key, x in made.items()}
-        added = self.parts.pop("added", None)
-        self.added = None if added is None else added[positions]
+            self.parts[head] = {key: torch.as_tensor(x) for key, x in made.items()}
+            added = self.parts[head].pop("added", None)
+            self.added = None if added is None else added[positions]
         self.weights = []
         logits = self.model(ids, position_ids=positions, use_cache=False).logits
         return logits, self.weights
@@ -390,7 +405,7 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta| + bias)) v, float64."""
     layer = module.layer_of_reference
     reference, family = layer.reference, layer.reference.family
-    parts = reference.parts if layer.positions else {}
+    parts = reference.parts.get(query.shape[-1], {}) if layer.positions else {}
     assert attention_mask is None
     assert query.dtype == torch.float64
     groups = query.shape[1] // key.shape[1]

@@ -125,6 +125,32 @@ def test_a_bare_rope_is_that_of_the_family(family):
     assert not close(logits(model, ids), stock, 1e-2)
 
 
+@pytest.mark.skipif("gemma4_text" not in FAMILIES, reason="a newer transformers has it")
+@pytest.mark.parametrize("spec", [None, "rope", "rope:theta=100", "wavelet:scales=4", "kerple", "alibi"])
+def test_heads_of_two_sizes(spec):
+    """Gemma 4's layers without a window have larger heads, and a table of their own."""
+    sizes = {"global_head_dim": 12}
+    model, ids = build("gemma4_text", **sizes), tokens(2, LENGTH)
+    assert set(families.head_dims(decoder(model))) == {8, 12}
+    if spec is not None:
+        stirred(wavepe.hf.patch(model, spec))
+    wanted, _ = Reference("gemma4_text", model, None if spec == "rope" else spec, **sizes)(ids)
+    assert close(logits(model, ids), wanted.detach(), FLOAT32)
+    cache = DynamicCache(config=model.config)
+    pieces = [logits(model, part, past_key_values=cache) for part in ids.split((7, 1, 12), 1)]
+    assert close(torch.cat(pieces, 1), wanted.detach(), FLOAT32)
+
+
+@pytest.mark.skipif("gemma4_text" not in FAMILIES, reason="a newer transformers has it")
+def test_a_learned_table_needs_heads_of_one_size():
+    model, ids = build("gemma4_text", global_head_dim=12), tokens(2, LENGTH)
+    with pytest.raises(ValueError, match="heads of the sizes 8 and 12: name layers of one size"):
+        wavepe.hf.patch(model, "wavelet:scales=4,learned=true")
+    spec = "wavelet:scales=4,learned=true"
+    wavepe.hf.patch(model, {"0": spec, "2": spec})
+    assert logits(model, ids).isfinite().all()
+
+
 @each_family
 def test_there_and_back(family):
     """Each encoding has an effect of its own, and leaves nothing behind."""
