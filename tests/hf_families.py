@@ -187,6 +187,12 @@ FAMILIES = {
         positions=(True, False),
         table=lambda angles: angles.repeat_interleave(2, -1),
     ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2},
+        windows=(WINDOW, None),
+        table=lambda angles: angles,
+    ),
 }
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
 # Families that `patch` refuses, for set_theta and use_fused_rope.
@@ -427,7 +433,11 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     if layer.window is not None:
         seen = seen & (delta < layer.window)
     score = score.masked_fill(~seen[:, None], -torch.inf)
-    weights = score.softmax(-1)
+    if hasattr(module, "sinks"):  # a score of each head that takes its share, and has no value
+        sinks = module.sinks[:, None, None].expand(*score.shape[:3], 1)
+        weights = torch.cat([score, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = score.softmax(-1)
     reference.weights.append(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

@@ -188,6 +188,7 @@ def attention_forward(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention with the layer's encoding; transformers calls this function.
@@ -205,6 +206,8 @@ def attention_forward(
         query sees.
     scaling, dropout, sliding_window, softcap
         As the family passes them.
+    s_aux : Tensor (H,), optional
+        The score of each head's attention sink, which has no value.
 
     Returns
     -------
@@ -226,6 +229,8 @@ def attention_forward(
     if not causal:
         if score is not None:
             raise ValueError(f"{score.encoding} needs causal attention, got is_causal=False")
+        if s_aux is not None:
+            raise ValueError("attention sinks need causal attention, got is_causal=False")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -236,6 +241,8 @@ def attention_forward(
     options: dict[str, Any] = {
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
     }  # fmt: skip
+    if s_aux is not None:
+        options["sinks"] = s_aux
     positions = None if score is None else kwargs.get(POSITIONS)
     size = keys if positions is None else span(positions)
     position, learned = (NO_ENCODING, {}) if score is None else (score, layer.learned(module, size))
@@ -251,7 +258,8 @@ def attention_forward(
         out, weights = attention_with_weights(**given, k=key, v=value, mask=mask, **options)
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
-    if score is None and softcap is None and query.device.type not in families.FUSED_ON:
+    plain = score is None and softcap is None and s_aux is None
+    if plain and query.device.type not in families.FUSED_ON:
         whole = _sdpa_mask(query, key, attention_mask, offset, sliding_window)
         return sdpa_attention_forward(
             module, query, key, value, whole, dropout=dropout, scaling=scaling
@@ -266,7 +274,7 @@ def attention_forward(
 
 
 def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
-    """Raise ValueError for arguments that would change the scores: sinks, biases and others."""
+    """Raise ValueError for arguments that would change the scores, such as biases."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in IGNORED:
             raise ValueError(

@@ -51,13 +51,14 @@ SUPPORTED = {
     "glm4": "the pairs (2i, 2i+1); a bare rope rotates the same part of each head as the model",
     "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
     "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
+    "gpt_oss": "attention sinks, a window in every second layer; the experts",
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
 # Families that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox", "glm4")
 # Families whose angles have another form than Llama's, or that rotate other pairs.
-LAYOUTS = {"glm4": pairs.GLM, "cohere2": pairs.COHERE}
+LAYOUTS = {"glm4": pairs.GLM, "cohere2": pairs.COHERE, "gpt_oss": pairs.GPT_OSS}
 
 
 def supported_families() -> dict[str, str]:
