@@ -75,6 +75,8 @@ class Family:
         if self.model_type == "gemma4_text":
             scaling = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
             return by_type(theta, LOCAL_THETA, scaling)
+        if self.model_type == "granite_swa":
+            return base(**scaling) | {"layer_rope_theta": [theta, LOCAL_THETA, 0]}
         if self.model_type in BY_TYPE:
             return by_type(theta, LOCAL_THETA)
         if self.model_type == "ministral3":
@@ -147,6 +149,19 @@ FAMILIES = {
             "residual_multiplier": 0.7,
             "logits_scaling": 2.0,
         },
+        scaling=0.5,
+    ),
+    "granite_swa": Family(
+        "granite_swa",
+        {
+            **SLIDING,
+            "layer_types": [MIXED[0], *MIXED],
+            "num_hidden_layers": 3,
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+        },
+        windows=(WINDOW, WINDOW, None),
+        positions=(True, True, False),
         scaling=0.5,
     ),
     "mixtral": Family(
@@ -293,6 +308,7 @@ class Rotation(nn.Module):
     def __init__(self, stock, theta, family):
         super().__init__()
         self.stock, self.theta, self.family = stock, theta, family
+        self.config = stock.config  # by which Granite SWA finds it
 
     def forward(self, x, position_ids, *args, **kwargs):
         cos, sin = self.stock(x, position_ids, *args, **kwargs)
@@ -335,10 +351,9 @@ class Reference:
         base_model = decoder(self.model)
         if spec is not None:
             theta = float(spec.removeprefix("rope:theta=")) if spec.startswith("rope") else None
-            for name in ("rotary_emb", "rotary_emb_local"):
-                if hasattr(base_model, name):
-                    stock = getattr(base_model, name)
-                    setattr(base_model, name, Rotation(stock, theta, self.family))
+            for name, stock in list(base_model.named_modules()):
+                if name.startswith("rotary_emb") and not isinstance(stock, nn.ModuleList):
+                    base_model.set_submodule(name, Rotation(stock, theta, self.family))
         self.attentions = [
             layer.attention if hasattr(layer, "attention") else layer.self_attn
             for layer in base_model.layers

@@ -150,7 +150,8 @@ def before_attention(
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
     elif layer.rotation is not None:
         kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
-    if not isinstance(kwargs.get("position_embeddings"), CosSin):
+    given = kwargs.get("position_embeddings")
+    if not isinstance(given, CosSin) and not (given is None and families.gets_no_angles(module)):
         raise ValueError(
             f"this {type(module).__name__} has the position encoding "
             f"{spec_text(module.config.position_encoding)!r}, but its angles come from a module "

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from . import pairs
 from .pairs import Layout
-from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
+from .rope_config import EACH_BASE, TRANSFORMERS_5, Slot, has_layer_types, layer_bases
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
 # whose encoding leaves the scores alone.
@@ -42,6 +42,7 @@ SUPPORTED = {
     "olmo2": "norms of queries and keys",
     "gpt_neox": "a bare rope rotates the same part of each head as the model",
     "granite": "scaling of the scores and of the embeddings",
+    "granite_swa": "scalings as in granite; attention sinks, windows, a base for each layer",
     "mixtral": "the sliding window; the experts",
     "qwen2_moe": "the experts",
     "qwen3_moe": "norms of queries and keys; the experts",
@@ -172,6 +173,11 @@ def slots(base: Any) -> list[Slot | None]:
         return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
     if has_layer_types(config):
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
+    if family(config) == "granite_swa":
+        every = layer_bases(config)
+        found = [every.index(base) if base else None for base in config.layer_rope_theta]
+        names = [None if index is None else f"{EACH_BASE}{index}" for index in found]
+        return [None if name is None else Slot(name) for name in names[: len(layers)]]
     return [Slot() if _rotates(layer) else None for layer in layers]
 
 
@@ -180,6 +186,11 @@ def _rotates(layer: Any) -> bool:
     if family(layer.config) == "cohere2":
         return layer.sliding_window is not None
     return getattr(layer, "use_rope", True)
+
+
+def gets_no_angles(layer: Any) -> bool:
+    """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
+    return family(layer.config) == "granite_swa" and not layer.config.layer_rope_theta[layer.layer_idx]
 
 
 def layout(config: Any) -> Layout:
@@ -237,7 +248,7 @@ def inputs_by_layer(base: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def embedding_scale(base: Any) -> float:
     """Return the factor by which the base model multiplies the embeddings that it looks up."""
     config = base.config
-    if family(config) == "granite":
+    if family(config) in ("granite", "granite_swa"):
         return float(config.embedding_multiplier)
     scaled = hasattr(base.get_input_embeddings(), "embed_scale")
     if family(config) == "gemma2" and not scaled:

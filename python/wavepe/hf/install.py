@@ -126,10 +126,10 @@ class _Builder:
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
                 if rotation.reads_config:
-                    check_live(stock, self.config, local=slot.module == "rotary_emb_local")
+                    check_live(stock, rope_config.of_slot(self.config, slot))
                 self.parts.cache_parts.append(rotation)
             if slot.module not in self.parts.rotaries:
-                self.parts.rotaries[slot.module] = Rotary(stock, self.config)
+                self.parts.rotaries[slot.module] = Rotary(stock, self.config, slot)
             self.parts.rotaries[slot.module].add(slot, rotation)
         layer.rotation = found.index(key)
         return layer
@@ -196,7 +196,7 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
             raise ValueError(
                 f"layer {index} of this model does not rotate, so it cannot have {one}"
             )
-        stock = getattr(base, (slot or Slot()).module)
+        stock = base.get_submodule((slot or Slot()).module)
         builder.parts.layers.append(builder.layer(attention, slot, one, stock, head_dim))
     _check_reused(families.keys_from(base), builder.parts.layers)
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
@@ -267,7 +267,7 @@ class _PassHooks:
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
     attach(base, parts.shared, parts.own)  # first, because it may raise
     for name, rotary in parts.rotaries.items():
-        setattr(base, name, rotary)
+        base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.hooks += _PassHooks(base, record.spec, parts).attach(base)
     for whole in base.layers:
@@ -365,9 +365,9 @@ def uninstall(model: nn.Module) -> None:
         hook.remove()
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
-    for name, module in list(base.named_children()):
+    for name, module in list(base.named_modules()):
         if isinstance(module, Rotary):
-            setattr(base, name, module.stock)
+            base.set_submodule(name, module.stock)
     detach(base, families.attentions(base))
     return_changes(present.config, present.stock)
     replace_config(model, present.config, present.stock)

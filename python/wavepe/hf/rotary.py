@@ -51,10 +51,11 @@ class Rotary(nn.Module):
         and each layer takes its own.
     """
 
-    def __init__(self, stock: nn.Module, config: PretrainedConfig) -> None:
+    def __init__(self, stock: nn.Module, config: PretrainedConfig, slot: Slot) -> None:
         super().__init__()
         self.stock = stock
-        self.config = config
+        own = slot.module.startswith(rope_config.EACH_BASE)
+        self.config: Any = _OfSlot(config, slot) if own else config
         self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
         # The parameters of slots with a rotation that takes its base from the configuration.
@@ -96,6 +97,25 @@ class Rotary(nn.Module):
                     "which has no effect: call wavepe.hf.set_theta(model, theta), or unpatch the "
                     "model and load it with the new configuration"
                 )
+
+
+class _OfSlot:
+    """The configuration of a model with the rope parameters of one slot.
+
+    Granite SWA reads there which base a module has.
+    """
+
+    def __init__(self, config: PretrainedConfig, slot: Slot) -> None:
+        self.model, self.slot = config, slot
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        return rope_config.parameters(self.model, self.slot)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of a copy that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self.__dict__["model"], name)
 
 
 class StockRotation(nn.Module):
