@@ -132,6 +132,11 @@ class _Place(NamedTuple):
 
 def _rotary_places(model: nn.Module) -> list[_Place]:
     """Find the rotary modules of the text layers; ValueError if their base cannot be set."""
+    if any(getattr(part.config, "layer_rope_theta", None) for part in _models(model)):
+        raise ValueError(
+            f"set_theta cannot set the base of a {type(model).__name__}, which has one for each "
+            "layer: build it with another layer_rope_theta, or patch it with rope:theta=..."
+        )
     found = list(_find_places(model, "", None))
     patched = [p.module for p in found if isinstance(p.module, RopeRotation)]
     encodings = sorted({str(module.encoding) for module in patched})
@@ -157,11 +162,6 @@ def _rotary_places(model: nn.Module) -> list[_Place]:
         raise ValueError(
             f"set_theta cannot set the base of a {type(model).__name__}: the base must be in the "
             "configuration of one causal model"
-        )
-    if getattr(config, "layer_rope_theta", None):
-        raise ValueError(
-            f"set_theta cannot set the base of a {type(model).__name__}, which has one for each "
-            "layer: build it with another layer_rope_theta, or patch it with rope:theta=..."
         )
     return [place for place in found if place.local or place.module.config is config]
 
