@@ -8,6 +8,7 @@ and in windows and softcaps, which transformers passes to the attention function
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from . import pairs
 from .pairs import Layout
 from .rope_config import EACH_BASE, TRANSFORMERS_5, Slot, has_layer_types, layer_bases
+from .why_not import UNTESTED, why_not
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
 # whose encoding leaves the scores alone.
@@ -56,6 +58,9 @@ SUPPORTED = {
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
+if "granite_swa" not in CONFIG_MAPPING:  # before 5.24 they are missing or built otherwise
+    for _kind in ("olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "granite_swa", "gpt_oss"):
+        del SUPPORTED[_kind]
 # Families that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox", "glm4")
 # Families whose angles have another form than Llama's, or that rotate other pairs.
@@ -132,12 +137,11 @@ def _why_not(base: nn.Module, config: Any) -> str:
     """Return the reason why a model of an unknown family cannot be patched."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
-    names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
-    if not any(name.startswith("rotary") for name in names):
-        return "it has no rotary module to replace"
-    if not any(map(_uses_interface, base.modules())):
-        return "its attention layers do not call transformers' attention interface"
-    return "wavepe does not test this family, and could not see what is different in it"
+    try:
+        source = inspect.getsource(sys.modules[type(base).__module__])
+    except (OSError, TypeError):  # a class that was typed in
+        return UNTESTED
+    return why_not(source, type(base).__name__)
 
 
 def names_in_forward(module: nn.Module) -> tuple[str, ...]:
