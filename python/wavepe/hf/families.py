@@ -1,8 +1,9 @@
 """The model families that can be patched, and the names of the parts that a patch changes.
 
-All of them are decoders that call transformers' attention interface and whose rotary module rotates
-pairs (i, i + h). They differ in names, in the number of rotated dims, in layers without positions,
-and in windows and softcaps, which transformers passes to the attention function.
+All of them are decoders that call transformers' attention interface and that have a rotary module.
+They differ in names, in the pairs and the number of rotated dims, in layers without positions or
+keys of their own, and in windows, softcaps and sinks, which transformers passes to the attention
+function.
 """
 
 from __future__ import annotations
