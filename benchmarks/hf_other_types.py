@@ -1,4 +1,4 @@
-"""Why `wavepe.hf.patch` does not take the other types of causal models, for docs/reference/families.md.
+"""Why `wavepe.hf.patch` does not take other types of models, for docs/reference/families.md.
 
 python -m benchmarks.hf_other_types --json benchmarks/results/hf-other-types-VERSION.json
 python -m benchmarks.hf_other_types --write | --check
@@ -18,7 +18,7 @@ from .hf_families_page import PAGE
 from .readme import replaced
 
 ALIKE = "attention and rotation have the code of a supported family; not tested"
-ROTATES_ALIKE = "the rotation has the code of a supported family, the attention is another; not tested"
+ROTATES_ALIKE = "the rotation has the code of a supported family, not the attention; not tested"
 OTHER = "rotates by other code than every supported family; not tested"
 
 

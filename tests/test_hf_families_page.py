@@ -32,7 +32,7 @@ REASONS = {
     "qwen3_next": "keep a state",
     "gemma4": "images or sound",
     "exaone": "have the code of a supported family",  # it is a Llama
-    "phi": "the attention is another",
+    "phi": "not the attention",
     "gptj": "by other code",
 }
 

@@ -53,14 +53,15 @@ SUPPORTED = {
     "olmo3": "norms of queries and keys; windows by layer type; a bare rope takes each type's base",
     "ministral3": "the scaling of queries by the logarithm of their position",
     "glm4": "the pairs (2i, 2i+1); a bare rope rotates the same part of each head as the model",
-    "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
     "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
+    "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
     "gpt_oss": "attention sinks, a window in every second layer; the experts",
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
-if "granite_swa" not in CONFIG_MAPPING:  # before 5.24 they are missing or built otherwise
-    for _kind in ("olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "granite_swa", "gpt_oss"):
+_NEW = ("granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss")
+if _NEW[0] not in CONFIG_MAPPING:  # before 5.24 they are missing, or built otherwise
+    for _kind in _NEW:
         del SUPPORTED[_kind]
 # Families that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox", "glm4")
@@ -180,9 +181,10 @@ def slots(base: Any) -> list[Slot | None]:
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
     if family(config) == "granite_swa":
         every = layer_bases(config)
-        found = [every.index(base) if base else None for base in config.layer_rope_theta]
-        names = [None if index is None else f"{EACH_BASE}{index}" for index in found]
-        return [None if name is None else Slot(name) for name in names[: len(layers)]]
+        return [
+            Slot(f"{EACH_BASE}{every.index(base)}") if base else None
+            for base in config.layer_rope_theta[: len(layers)]
+        ]
     return [Slot() if _rotates(layer) else None for layer in layers]
 
 
@@ -195,7 +197,8 @@ def _rotates(layer: Any) -> bool:
 
 def gets_no_angles(layer: Any) -> bool:
     """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
-    return family(layer.config) == "granite_swa" and not layer.config.layer_rope_theta[layer.layer_idx]
+    config = layer.config
+    return family(config) == "granite_swa" and not config.layer_rope_theta[layer.layer_idx]
 
 
 def layout(config: Any) -> Layout:

@@ -174,8 +174,8 @@ class RopeRotation(nn.Module):
         if 2 * pairs != dims:
             raise ValueError(
                 f"{self.encoding} rotates {2 * pairs} of {dims} dims, but the pairs "
-                f"{self.layout.pairs} of this model need all of them: to leave pairs of the whole head unrotated, give "
-                "fraction or type=proportional"
+                f"{self.layout.pairs} of this model need all of them: to leave pairs of the whole "
+                "head unrotated, give fraction or type=proportional"
             )
         # Name that marks caches; None if the frequencies depend on the length or on the mode.
         self.steady_name: str | None = None
