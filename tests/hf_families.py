@@ -55,6 +55,7 @@ class Family:
     reused: int = 0  # number of the last layers, which reuse the keys of others
     # Whether layers scale queries by their position. Without position_ids that counts padding.
     scales_queries: bool = False
+    interleaved: bool = False  # whether pairs are (2i, 2i + 1)
     # Of the angles of the pairs, a table of the rotary module.
     table: Callable = lambda angles: torch.cat([angles, angles], -1)
 
@@ -176,7 +177,7 @@ FAMILIES = {
     "ministral3": Family(
         "ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True
     ),
-    "glm4": Family("glm4", partial=0.5),
+    "glm4": Family("glm4", partial=0.5, interleaved=True),
     "gemma4_text": Family(
         "gemma4_text",
         {
@@ -200,6 +201,7 @@ FAMILIES = {
         {**SLIDING, "layer_types": MIXED},
         windows=(WINDOW, None),
         positions=(True, False),
+        interleaved=True,
         table=lambda angles: angles.repeat_interleave(2, -1),
     ),
     "gpt_oss": Family(

@@ -127,6 +127,18 @@ def test_a_bare_rope_is_that_of_the_family(family):
     assert not close(logits(model, ids), stock, 1e-2)
 
 
+@each_family
+def test_pairs_are_those_of_the_family(family):
+    """A bare rope takes them, and so does one that names them. Others are refused."""
+    ids, interleaved = tokens(2, LENGTH), FAMILIES[family].interleaved
+    stock = logits(build(family), ids)
+    same = f"rope:interleaved={str(interleaved).lower()}"
+    assert close(logits(wavepe.hf.patch(build(family), same), ids), stock, FLOAT32)
+    other = f"interleaved={str(not interleaved).lower()}"
+    with pytest.raises(ValueError, match=f"{other} is for models that rotate"):
+        wavepe.hf.patch(build(family), f"rope:{other}")
+
+
 @pytest.mark.skipif("gemma4_text" not in FAMILIES, reason="a newer transformers has it")
 @pytest.mark.parametrize("spec", [None, "rope", "rope:theta=100", "wavelet:scales=4", "kerple"])
 def test_heads_of_two_sizes(spec):

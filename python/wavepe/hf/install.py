@@ -84,6 +84,7 @@ class _Builder:
     def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
         self.config, self.owner = config, owner
         self.heads = config.num_attention_heads
+        self.layout = families.layout(config)
         self.parts = Parts()
         self.scores: dict[tuple[str, int], Scores] = {}
         # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
@@ -107,7 +108,7 @@ class _Builder:
             rope = encoding.rotary
             if encoding.terms or encoding.learns:
                 layer.score = self.score(encoding, head_dim)
-                layer.turned = None if rope is None else families.layout(self.config)
+                layer.turned = None if rope is None else self.layout
         own = encoding is None and slot is not None
         slot = Slot() if slot is None else slot
         if own and rope_config.follows_length(self.config, slot):
@@ -119,9 +120,7 @@ class _Builder:
             found.append(key)
             dims = families.rotated_dims(self.config, stock, slot, head_dim)
             rotation: nn.Module = (
-                StockRotation(stock, slot)
-                if own
-                else IdentityRotation(dims, families.layout(self.config))
+                StockRotation(stock, slot) if own else IdentityRotation(dims, self.layout)
             )
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)

@@ -161,9 +161,8 @@ class RopeRotation(nn.Module):
             other = self.layout._replace(interleaved=rope.interleaved)
             raise ValueError(
                 f"{encoding}: interleaved={str(rope.interleaved).lower()} is for models that "
-                f"rotate the pairs {other.pairs}, but a "
-                f"{type(config).__name__.removesuffix('Config')} rotates the pairs "
-                f"{self.layout.pairs}"
+                f"rotate the pairs {other.pairs}, but a {families.family(config)} rotates the "
+                f"pairs {self.layout.pairs}"
             )
         self.config, self.slot = config, slot
         self.reads_config = rope.theta is None
