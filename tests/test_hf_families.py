@@ -270,6 +270,15 @@ def test_padding_packing_and_generation(family, registered):
         assert torch.equal(found, stock.generate(IDS, **how, **cache))
 
 
+@pytest.mark.skipif("gpt_oss" not in FAMILIES, reason="a newer transformers has it")
+def test_sinks_where_there_is_no_kernel(registered, monkeypatch):
+    """PyTorch's attention has none, so the operator computes it."""
+    stock, model = registered("gpt_oss")
+    wanted = logits(stock, IDS)
+    monkeypatch.setattr(families, "FUSED_ON", ())
+    assert close(logits(model, IDS), wanted, 1e-4)
+
+
 def test_chunks_are_those_of_the_family():
     sizes = UNSUPPORTED["llama4_text"] | {"num_hidden_layers": 2, "num_local_experts": 2}
     layers = {"attention_chunk_size": 4, "layer_types": ["chunked_attention"] * 2}
@@ -288,6 +297,8 @@ def test_what_the_attention_does_not_know():
     for name in ("position_bias", "sinks", "head_mask"):
         with pytest.raises(ValueError, match=f"got the argument '{name}', which it does not know"):
             attention.attention_forward(layer, q, k, k, None, **{name: torch.zeros(4)})
+    with pytest.raises(ValueError, match="sinks need causal attention"):
+        attention.attention_forward(layer, q, k, k, None, s_aux=torch.zeros(4), is_causal=False)
     with pytest.raises(TypeError, match=r"bool or floating point, got torch\.int32"):
         attention.attention_forward(layer, q, k, k, torch.ones(1, 1, 6, 6, dtype=torch.int32))
     two = torch.tensor([0, 2, 6])
