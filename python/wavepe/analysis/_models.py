@@ -115,7 +115,7 @@ def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.
 
     given = inspect.signature(model.forward).parameters
     # Not the number: Gemma 4 would then leave the other tokens out of its last layers, too.
-    last = torch.arange(ids.shape[1] - count, ids.shape[1], device=ids.device)
+    last = torch.arange(-count, 0, device=ids.device)
     few = {"logits_to_keep": last} if "logits_to_keep" in given else {}
     return model(input_ids=ids, use_cache=False, **few).logits[:, -count:]
 

@@ -241,12 +241,12 @@ class _PassHooks:
         refuse_trace(self.spec)
         call = Call(module, self.names, args, kwargs)
         self.watch.before()
+        if "logits_to_keep" in self.names:
+            # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
+            call.kwargs["logits_to_keep"] = None
         if self.counts:
             add_positions(call)
         add_packed_mask(call)
-        if "logits_to_keep" in self.names:
-            # Else Gemma 4 cuts angles and queries, which its layers and ours could not tell apart.
-            call.kwargs["logits_to_keep"] = None
         if self.absolute is not None:
             self.absolute.add(call)
         self.guard.before(call)

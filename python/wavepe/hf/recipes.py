@@ -127,8 +127,9 @@ class Teacher:
         inputs : dict
             A batch.
         """
-        given = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": 1}
         place = next(student.parameters()).device
+        last = torch.tensor([-1], device=place)  # given a 1, a Gemma 4 leaves tokens out of layers
+        given = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": last}
         if next(self.model.parameters()).device != place:
             self.model.to(place)
         with (
