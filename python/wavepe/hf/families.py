@@ -66,7 +66,7 @@ if _NEW[0] not in CONFIG_MAPPING:  # before 5.24 they are missing, or built othe
 # Families that can rotate a part of a head's dims.
 PARTIAL = ("phi3", "gpt_neox", "glm4")
 # Families whose angles have another form than Llama's, or that rotate other pairs.
-LAYOUTS = {"glm4": pairs.GLM, "cohere2": pairs.COHERE, "gpt_oss": pairs.GPT_OSS}
+LAYOUT_OF = {"glm4": pairs.GLM, "cohere2": pairs.COHERE, "gpt_oss": pairs.GPT_OSS}
 
 
 def supported_families() -> dict[str, str]:
@@ -203,7 +203,7 @@ def gets_no_angles(layer: Any) -> bool:
 
 def layout(config: Any) -> Layout:
     """Return the form of the family's angles."""
-    return LAYOUTS.get(family(config), pairs.LLAMA)
+    return LAYOUT_OF.get(family(config), pairs.LLAMA)
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:

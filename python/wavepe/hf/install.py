@@ -165,7 +165,7 @@ class _Builder:
                 f"the sizes {' and '.join(map(str, sizes))}: name layers of one size, as in "
                 f"{{'0-3': '{whole}'}}"
             )
-        shared = Learned(whole, sizes[0], self.heads, True, layer=False)
+        shared = Learned(whole, (sizes or head_dims)[0], self.heads, True, layer=False)
         if shared.has_parameters:
             self.parts.shared = shared
         for attention, layer, head_dim in learning:
