@@ -133,14 +133,16 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
  *     score[i][j] = (q_i . k_j + r_i . p[delta - first_delta]) * scale - slope * |delta|
  *                   + bias[delta - first_delta]
  * where the table p and the bias each have a first_delta of their own. Then the score becomes
- * softcap * tanh(score / softcap), and softmax is taken over the keys that query i sees.
+ * softcap * tanh(score / softcap), and softmax is taken over the keys that query i sees. The sink is
+ * one score more, which has no value: out = sum of exp(score[j]) v_j / (sum of exp(score[j]) +
+ * exp(sink)), and lse counts it.
  *
  * q, k, v and the results are of a storage type. Packed memory, sums, lse and the workspace are of
  * the compute type: float (for f32, bf16, f16) or double (for f64). Subnormal inputs and results
  * count as zero (see flush.h).
  *
  * Every attention kernel requires of a wpe_attention: offset and window lie within +-2^60, and
- * first deltas within +-2^61; 0 <= first_key <= end_key <= keys; scale and softcap are finite;
+ * first deltas within +-2^61; r is given or table_size is head_size; 0 <= first_key <= end_key <= keys; scale and softcap are finite;
  * run_begin and run_end never fall from one query to the next and lie in 0..keys; segments is NULL
  * unless queries = keys. */
 
@@ -165,8 +167,8 @@ typedef struct {
 } wpe_matrix_out;
 
 /* Consecutive rows of a relative table. They are the product C U^T of the coefficients C (rows,
- * rank) and the basis U (head_size, rank). Without a basis (NULL) the rows are C itself, and rank
- * is the head size. */
+ * rank) and the basis U (table_size, rank). Without a basis (NULL) the rows are C itself, and rank
+ * is the table size. */
 typedef struct {
     int64_t rows, rank;
     const void *coefficients_t, *basis; /* panels of C^T, and of U or NULL */
@@ -211,8 +213,10 @@ typedef struct {
 /* One query head: its tensors and options, and which keys each query sees. */
 typedef struct {
     int64_t queries, keys, head_size, value_size;
+    int64_t table_size;           /* columns of r and p */
     int64_t offset;               /* position of query 0, if key 0 has position 0 */
     double scale, slope, softcap; /* softcap 0 means none */
+    double sink;                  /* -INFINITY means none */
     int storage;                  /* wpe_dtype of q, k, v and the results */
     wpe_matrix q, k, v, r;        /* r . p is the relative term; r.data NULL: r is q */
     const wpe_relative *relative; /* the table p, or NULL */
@@ -243,7 +247,7 @@ typedef struct {
     int64_t workspace;        /* scratch memory of one thread */
     int64_t dk_rows, dk_cols; /* backward's sum dk, with padded rows and columns */
     int64_t dv_cols;          /* backward's sum dv, which has dk_rows rows */
-    int64_t dp_rows;          /* backward's sum dp, which has dk_cols columns */
+    int64_t dp_rows, dp_cols; /* backward's sum dp */
 } wpe_attention_sizes;
 typedef wpe_attention_sizes wpe_attention_sizes_fn(const wpe_attention *a, enum wpe_pass pass);
 
@@ -263,13 +267,13 @@ typedef void wpe_attention_pack_fn(const wpe_attention *a, void *packed, enum wp
 /* Pack a zone from its coefficients (`rows`, in rising delta) and its basis (data NULL: none), for
  * forward or backward.
  * Requires: zone->rows > 0 and zone->rank are set; `rows` is (zone->rows, zone->rank), `basis` is
- * (head_size, zone->rank); `memory` holds zone_size elements of the compute type, is aligned to 64
+ * (table_size, zone->rank); `memory` holds zone_size elements of the compute type, is aligned to 64
  * bytes and lives as long as the zone.
  * Writes: the memory, and the other members of the zone. */
-typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t head_size,
+typedef int64_t wpe_attention_zone_size_fn(int64_t rows, int64_t rank, int64_t table_size,
                                            enum wpe_pass pass);
 typedef void wpe_attention_pack_zone_fn(wpe_zone *zone, void *memory, int storage,
-                                        int64_t head_size, wpe_matrix rows, wpe_matrix basis,
+                                        int64_t table_size, wpe_matrix rows, wpe_matrix basis,
                                         enum wpe_pass pass);
 
 /* Attention of queries begin..end-1.
@@ -345,9 +349,10 @@ static inline wpe_range wpe_decode_rows(const wpe_attention *a, int64_t begin, i
 
 /* Attention of few queries over keys begin..end-1, for `heads` query heads that share a key head.
  * It reads keys and values once for all of them, where they are, without packing. A table is packed
- * as for forward; the rows that wpe_decode_rows returns are enough.
+ * as for forward; the rows that wpe_decode_rows returns are enough. The part from key 0 on counts
+ * the sink.
  * Requires: heads > 0; the heads a[0..heads-1] have the same members but for q, r, scale, slope,
- * relative's zones, bias.values, mask and drop_row; zones of two heads have the same rows and
+ * sink, relative's zones, bias.values, mask and drop_row; zones of two heads have the same rows and
  * ranks; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of WPE_KEY_BLOCK; begin <= end <=
  * keys; workspace holds as many elements as decode_sizes returns for these heads, and
  * is aligned to 64 bytes. Writes: sums, one head after the other. A head's bits do not

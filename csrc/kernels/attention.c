@@ -48,5 +48,6 @@ static wpe_attention_sizes NAME(attention_sizes)(const wpe_attention *a, enum wp
     sizes.dk_cols = b.padded_d;
     sizes.dv_cols = b.padded_dv;
     sizes.dp_rows = a->relative ? a->relative->rows + GROUP : 0;
+    sizes.dp_cols = b.padded_r;
     return sizes;
 }

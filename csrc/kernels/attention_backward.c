@@ -3,7 +3,7 @@
 /* The scratch memory that backward needs beside the block's. */
 typedef struct {
     REAL *grad_out; /* (rows, padded_dv) */
-    REAL *dq, *dr;  /* (rows, padded_d); dr is dq if r is q */
+    REAL *dq, *dr;  /* (rows, padded_d) and (rows, padded_r); dr is dq if r is q */
     REAL *weights;  /* (rows, WPE_KEY_BLOCK): first dW, then W */
     REAL lse[WPE_QUERY_BLOCK];
     REAL row_term[WPE_QUERY_BLOCK]; /* dO . O - grad_lse of each row */
@@ -16,7 +16,7 @@ typedef struct {
 static void NAME(scratch_memory)(SCRATCH *w, const BLOCK *b, MEMORY *memory) {
     w->grad_out = NAME(take)(memory, WPE_QUERY_BLOCK * b->padded_dv);
     w->dq = NAME(take)(memory, WPE_QUERY_BLOCK * b->padded_d);
-    w->dr = b->a->r.data ? NAME(take)(memory, WPE_QUERY_BLOCK * b->padded_d) : w->dq;
+    w->dr = b->a->r.data ? NAME(take)(memory, WPE_QUERY_BLOCK * b->padded_r) : w->dq;
     w->weights = NAME(take)(memory, WPE_QUERY_BLOCK * WPE_KEY_BLOCK);
 }
 
@@ -43,11 +43,12 @@ static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int6
 }
 
 /* Load dO, and lse and the row term of each row. A row that saw no key must get weights of 0, so
- * its lse is set to +inf. It may hold NaN, so its q, r and dO are set to 0. */
+ * its lse is set to +inf, unless it is the sink. It may hold NaN, so its q, r and dO are set to 0. */
 static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention_gradients *g) {
     const wpe_attention *a = b->a;
     const REAL *lse = (const REAL *)g->lse + b->begin, *grad_lse = g->grad_lse;
     int64_t rows = b->groups * GROUP, d = b->padded_d, dv = b->padded_dv;
+    int64_t dr = b->padded_r;
     NAME(load_rows)(w->grad_out, dv, g->grad_out, a->storage, b->begin, b->rows, rows,
                     a->value_size, 1);
     REAL check = 0;
@@ -57,7 +58,7 @@ static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention
         if (i >= b->rows) continue;
         if (lse[i] == -(REAL)INFINITY) {
             memset(b->q + i * d, 0, (size_t)d * sizeof(REAL));
-            memset(b->r + i * d, 0, (size_t)d * sizeof(REAL));
+            memset(b->r + i * dr, 0, (size_t)dr * sizeof(REAL));
             memset(w->grad_out + i * dv, 0, (size_t)dv * sizeof(REAL));
             continue;
         }
@@ -66,10 +67,10 @@ static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention
         check += (w->lse[i] + w->row_term[i]) * 0;
     }
     w->not_finite = check != 0 || NAME(any_not_finite)(b->q, rows * d) ||
-                    NAME(any_not_finite)(b->r, rows * d) ||
+                    NAME(any_not_finite)(b->r, rows * dr) ||
                     NAME(any_not_finite)(w->grad_out, rows * dv);
     memset(w->dq, 0, (size_t)(rows * d) * sizeof(REAL));
-    if (w->dr != w->dq) memset(w->dr, 0, (size_t)(rows * d) * sizeof(REAL));
+    if (w->dr != w->dq) memset(w->dr, 0, (size_t)(rows * dr) * sizeof(REAL));
 }
 
 /* Set the columns next to a group's work columns to 0, as far as gemm_transposed reads them: it
@@ -178,15 +179,14 @@ static void NAME(backward_block)(BLOCK *b, SCRATCH *w, const PACKED *packed,
         if (g->sums.dp) NAME(table_gradient_p)(b, g->sums.dp, w->not_finite);
     }
     for (int64_t x = 0; x < b->rows * b->padded_d; x++) w->dq[x] *= (REAL)a->scale;
-    for (int64_t x = 0; w->dr != w->dq && x < b->rows * b->padded_d; x++)
+    for (int64_t x = 0; w->dr != w->dq && x < b->rows * b->padded_r; x++)
         w->dr[x] *= (REAL)a->scale;
-    const wpe_matrix_out *results[2] = {&g->dq, &g->dr};
-    const REAL *from[2] = {w->dq, w->dr};
-    for (int r = 0; r < 2; r++) {
-        if (results[r]->data)
-            NAME(store_rows)(NAME(from_row)(*results[r], a->storage, b->begin), a->storage, from[r],
-                             b->rows, a->head_size, b->padded_d, 1, 0);
-    }
+    if (g->dq.data)
+        NAME(store_rows)(NAME(from_row)(g->dq, a->storage, b->begin), a->storage, w->dq, b->rows,
+                         a->head_size, b->padded_d, 1, 0);
+    if (g->dr.data)
+        NAME(store_rows)(NAME(from_row)(g->dr, a->storage, b->begin), a->storage, w->dr, b->rows,
+                         a->table_size, b->padded_r, 1, 0);
 }
 
 static NOINLINE void NAME(backward_blocks)(const wpe_attention *a, const void *packed,

@@ -5,10 +5,11 @@
 typedef struct {
     const wpe_attention *a;
     int64_t begin, rows, groups; /* first query; queries; groups of GROUP rows, the last padded */
-    int64_t padded_d, padded_dv; /* head size and value size, rounded up to whole panels */
+    /* the head size, the value size and the table size, rounded up to whole panels */
+    int64_t padded_d, padded_dv, padded_r;
     wpe_range key_range;         /* holds all keys that some query of the block sees */
     wpe_range seen[WPE_QUERY_BLOCK]; /* key_range_of each query; padding rows see no key */
-    REAL *q, *r;                     /* times scale: (rows, padded_d) */
+    REAL *q, *r;                     /* times scale: (rows, padded_d) and (rows, padded_r) */
     REAL *tile;                      /* memory for tiles that do not overlap the band */
     REAL *projected;                 /* (rows, rank), for a zone with a basis: R U, or dT C */
     /* The band: the part of T = R P^T that the block needs (see attention_table.c). */
@@ -64,7 +65,8 @@ static void NAME(block_memory)(BLOCK *b, const wpe_attention *a, MEMORY *memory)
     b->padded_d = round_up(a->head_size, PANEL);
     b->padded_dv = round_up(a->value_size, PANEL);
     b->q = NAME(take)(memory, rows * b->padded_d);
-    b->r = a->r.data ? NAME(take)(memory, rows * b->padded_d) : b->q;
+    b->padded_r = a->r.data ? round_up(a->table_size, PANEL) : b->padded_d;
+    b->r = a->r.data ? NAME(take)(memory, rows * b->padded_r) : b->q;
     b->tile = NAME(take)(memory, rows * WPE_KEY_BLOCK);
     b->projected = NULL;
     b->table = NULL;
@@ -90,8 +92,8 @@ static void NAME(begin_block)(BLOCK *b, int64_t begin, int64_t end) {
     NAME(load_rows)(b->q, b->padded_d, a->q, a->storage, begin, b->rows, b->groups * GROUP,
                     a->head_size, scale);
     if (b->r != b->q)
-        NAME(load_rows)(b->r, b->padded_d, a->r, a->storage, begin, b->rows, b->groups * GROUP,
-                        a->head_size, scale);
+        NAME(load_rows)(b->r, b->padded_r, a->r, a->storage, begin, b->rows, b->groups * GROUP,
+                        a->table_size, scale);
 }
 
 /* Begin the tile whose first key is first_key. If it overlaps the band, it lies in the band's

@@ -14,8 +14,8 @@
 typedef struct {
     const wpe_attention *a; /* the query heads */
     int64_t queries, rows;  /* row r is query r % queries of head r / queries */
-    int64_t padded_d, padded_dv;
-    REAL *q, *r;     /* times scale: (rows, padded_d) */
+    int64_t padded_d, padded_dv, padded_r;
+    REAL *q, *r;     /* times scale: (rows, padded_d) and (rows, padded_r) */
     REAL *projected; /* R U of all zones with a basis, one behind the other: (rows, all_ranks) */
     int64_t all_ranks;
     REAL *edge;   /* WPE_EDGE: r . p of the table's first and last row, for each row */
@@ -52,7 +52,8 @@ static void NAME(decode_memory)(DECODER *c, const wpe_attention *a, int64_t head
     c->padded_dv = round_up(a->value_size, PANEL);
     c->sums_stride = c->padded_dv + 16;
     c->q = NAME(take)(memory, c->rows * c->padded_d);
-    c->r = a->r.data ? NAME(take)(memory, c->rows * c->padded_d) : c->q;
+    c->padded_r = a->r.data ? round_up(a->table_size, PANEL) : c->padded_d;
+    c->r = a->r.data ? NAME(take)(memory, c->rows * c->padded_r) : c->q;
     c->all_ranks = 0;
     for (int z = 0; a->relative && z < a->relative->zone_count; z++)
         if (a->relative->zones[z].basis)
@@ -109,8 +110,8 @@ static void NAME(project)(DECODER *c) {
         for (int z = 0; z < p->zone_count; z++) {
             if (!p->zones[z].basis) continue;
             int64_t rank = round_up(p->zones[z].rank, PANEL);
-            NAME(gemm_rows)(to, c->all_ranks, c->r + row * c->padded_d, c->padded_d,
-                            p->zones[z].basis, a->head_size * PANEL, PANEL, a->head_size, rank,
+            NAME(gemm_rows)(to, c->all_ranks, c->r + row * c->padded_r, c->padded_r,
+                            p->zones[z].basis, a->table_size * PANEL, PANEL, a->table_size, rank,
                             c->queries);
             to += rank;
         }
@@ -127,7 +128,7 @@ static void NAME(add_table)(const DECODER *c, int64_t row, int64_t end_row, int6
     for (int z = 0; z < p->zone_count; zone_begin += p->zones[z++].rows) {
         const wpe_zone *zone = &p->zones[z];
         const REAL *left = zone->basis ? c->projected + rank_begin : c->r;
-        int64_t left_stride = zone->basis ? c->all_ranks : c->padded_d;
+        int64_t left_stride = zone->basis ? c->all_ranks : c->padded_r;
         if (zone->basis) rank_begin += round_up(zone->rank, PANEL);
         int64_t x = larger(begin - zone_begin, 0), past = smaller(end - zone_begin, zone->rows);
         if (x >= past) continue;
@@ -308,14 +309,16 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, int64_t heads, int64_t
         REAL *o = NAME(row_sums)(&c, row);
         memset(o, 0, (size_t)c.sums_stride * sizeof(REAL));
         o[c.padded_dv] = -(REAL)INFINITY;
+        if (begin == 0) /* the sink counts once */
+            NAME(begin_row)(a + row / c.queries, &o[c.padded_dv], &o[c.padded_dv + 1]);
     }
     for (int64_t h = 0; h < heads; h++) {
-        REAL *q = c.q + h * c.queries * c.padded_d, *r = c.r + h * c.queries * c.padded_d;
+        REAL *q = c.q + h * c.queries * c.padded_d, *r = c.r + h * c.queries * c.padded_r;
         NAME(load_rows)(q, c.padded_d, a[h].q, a->storage, 0, c.queries, c.queries, a->head_size,
                         (REAL)a[h].scale);
         if (c.r != c.q)
-            NAME(load_rows)(r, c.padded_d, a[h].r, a->storage, 0, c.queries, c.queries,
-                            a->head_size, (REAL)a[h].scale);
+            NAME(load_rows)(r, c.padded_r, a[h].r, a->storage, 0, c.queries, c.queries,
+                            a->table_size, (REAL)a[h].scale);
     }
     NAME(project)(&c);
     NAME(edge_scores)(&c);

@@ -46,10 +46,7 @@ static void NAME(forward_block)(BLOCK *b, const PACKED *packed, REAL *sums, wpe_
     const wpe_attention *a = b->a;
     REAL max[WPE_QUERY_BLOCK], sum[WPE_QUERY_BLOCK];
     TILE t;
-    for (int64_t i = 0; i < b->groups * GROUP; i++) {
-        max[i] = -(REAL)INFINITY;
-        sum[i] = 0;
-    }
+    for (int64_t i = 0; i < b->groups * GROUP; i++) NAME(begin_row)(a, &max[i], &sum[i]);
     memset(sums, 0, (size_t)(b->groups * GROUP * b->padded_dv) * sizeof(REAL));
     NAME(table_scores)(b);
     int64_t panel_stride = round_up(a->keys, KEY_STEP) * PANEL;

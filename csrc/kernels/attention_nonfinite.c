@@ -64,7 +64,7 @@ static void NAME(seen_gradient_r)(REAL *dr, const BLOCK *b, const wpe_zone *zone
                                   int64_t begin, int64_t end) {
     const REAL *rows = zone->coefficients, *transposed = zone->basis_t;
     for (int64_t i = 0; i < b->rows; i++) {
-        REAL *sum = zone->basis ? b->projected : dr + i * b->padded_d;
+        REAL *sum = zone->basis ? b->projected : dr + i * b->padded_r;
         int any_seen = 0;
         if (zone->basis) memset(sum, 0, (size_t)round_up(zone->rank, PANEL) * sizeof(REAL));
         for (int64_t x = begin; x < end; x++) {
@@ -77,8 +77,8 @@ static void NAME(seen_gradient_r)(REAL *dr, const BLOCK *b, const wpe_zone *zone
         }
         if (!any_seen || !zone->basis) continue;
         for (int64_t k = 0; k < zone->rank; k++)
-            for (int64_t c = 0; c < b->a->head_size; c++)
-                dr[i * b->padded_d + c] +=
+            for (int64_t c = 0; c < b->a->table_size; c++)
+                dr[i * b->padded_r + c] +=
                     sum[k] * transposed[(c / PANEL * zone->rank + k) * PANEL + c % PANEL];
     }
 }
@@ -89,7 +89,7 @@ static void NAME(seen_gradient_p)(REAL *dp, const BLOCK *b) {
         for (int64_t x = b->band_start; x < b->band_start + b->band_width; x++) {
             if (!NAME(sees_column)(b, i, x)) continue;
             REAL factor = b->table[i * b->table_row_stride + x];
-            REAL *to = dp + (b->first_column + x - b->band_start) * b->padded_d;
-            for (int64_t k = 0; k < b->padded_d; k++) to[k] += factor * b->r[i * b->padded_d + k];
+            REAL *to = dp + (b->first_column + x - b->band_start) * b->padded_r;
+            for (int64_t k = 0; k < b->padded_r; k++) to[k] += factor * b->r[i * b->padded_r + k];
         }
 }

@@ -172,15 +172,15 @@ static void NAME(attention_pack)(const wpe_attention *a, void *packed, enum wpe_
 
 /* ---- zones of a table ---------------------------------------------------------------------- */
 
-static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t head_size,
+static int64_t NAME(attention_zone_size)(int64_t rows, int64_t rank, int64_t table_size,
                                          enum wpe_pass pass) {
     int64_t padded_rank = round_up(rank, PANEL);
-    int64_t size = round_up(rows, PANEL) * rank + padded_rank * head_size;
-    if (pass == WPE_BACKWARD) size += padded_rank * rows + round_up(head_size, PANEL) * rank;
+    int64_t size = round_up(rows, PANEL) * rank + padded_rank * table_size;
+    if (pass == WPE_BACKWARD) size += padded_rank * rows + round_up(table_size, PANEL) * rank;
     return size;
 }
 
-static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
+static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t table_size,
                                      wpe_matrix rows, wpe_matrix basis, enum wpe_pass pass) {
     MEMORY parts = {memory, 0};
     wpe_matrix falling = NAME(reversed)(rows, storage, zone->rows);
@@ -190,9 +190,9 @@ static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, 
     NAME(pack_columns)(coefficients_t, falling, storage, 0, zone->rows, padded_rows, zone->rank);
     int not_finite = 0;
     if (basis.data) {
-        basis_panels = NAME(take)(&parts, padded_rank * head_size);
+        basis_panels = NAME(take)(&parts, padded_rank * table_size);
         not_finite =
-            NAME(pack_rows)(basis_panels, head_size, basis, storage, 0, head_size, zone->rank);
+            NAME(pack_rows)(basis_panels, table_size, basis, storage, 0, table_size, zone->rank);
     }
     if (pass == WPE_BACKWARD) {
         coefficients = NAME(take)(&parts, padded_rank * zone->rows);
@@ -200,9 +200,9 @@ static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, 
             NAME(pack_rows)(coefficients, zone->rows, falling, storage, 0, zone->rows, zone->rank);
     }
     if (pass == WPE_BACKWARD && basis.data) {
-        int64_t padded_d = round_up(head_size, PANEL);
-        basis_t = NAME(take)(&parts, padded_d * zone->rank);
-        NAME(pack_columns)(basis_t, basis, storage, 0, head_size, padded_d, zone->rank);
+        int64_t padded = round_up(table_size, PANEL);
+        basis_t = NAME(take)(&parts, padded * zone->rank);
+        NAME(pack_columns)(basis_t, basis, storage, 0, table_size, padded, zone->rank);
     }
     zone->coefficients_t = coefficients_t;
     zone->basis = basis_panels;
@@ -211,9 +211,9 @@ static NOINLINE void NAME(pack_zone)(wpe_zone *zone, void *memory, int storage, 
     zone->basis_t = basis_t;
 }
 
-static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t head_size,
+static void NAME(attention_pack_zone)(wpe_zone *zone, void *memory, int storage, int64_t table_size,
                                       wpe_matrix rows, wpe_matrix basis, enum wpe_pass pass) {
-    assert(zone->rows > 0 && zone->rank >= 0 && head_size >= 0);
-    assert(is_aligned(memory, 64) && (basis.data || zone->rank == head_size));
-    FLUSHED(NAME(pack_zone)(zone, memory, storage, head_size, rows, basis, pass));
+    assert(zone->rows > 0 && zone->rank >= 0 && table_size >= 0);
+    assert(is_aligned(memory, 64) && (basis.data || zone->rank == table_size));
+    FLUSHED(NAME(pack_zone)(zone, memory, storage, table_size, rows, basis, pass));
 }

@@ -33,6 +33,8 @@ INLINE void check_attention(const wpe_attention *a) {
     const int64_t limit = INT64_C(1) << 60;
     assert(a->queries >= 0 && a->keys >= 0 && a->head_size >= 0 && a->value_size >= 0);
     assert(a->offset >= -limit && a->offset <= limit && a->window >= 0 && a->window <= limit);
+    assert(a->table_size >= 0);
+    assert(!a->relative || a->r.data || a->table_size == a->head_size);
     assert(a->first_key >= 0 && a->first_key <= a->end_key && a->end_key <= a->keys);
     assert(isfinite(a->scale) && isfinite(a->softcap) && a->softcap >= 0);
     assert(!a->run_begin == !a->run_end && (!a->segments || a->queries == a->keys));

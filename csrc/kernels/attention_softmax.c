@@ -122,6 +122,12 @@ static REAL NAME(row_max)(const REAL *s, int64_t begin, int64_t end) {
     return max;
 }
 
+/* Begin a row's maximum and sum: with the sink, if there is one. */
+INLINE void NAME(begin_row)(const wpe_attention *a, REAL *max, REAL *sum) {
+    *max = (REAL)a->sink;
+    *sum = *max != -(REAL)INFINITY;
+}
+
 /* Replace the scores s, whose maximum is tile_max, by the weights exp(s - max), and update the
  * running max and sum of the row. Return the factor by which sums that used the old max must be
  * multiplied. */
@@ -151,7 +157,8 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL tile_max
     return factor;
 }
 
-/* Turn a row of sums into a row of out, which is 0 if no key was seen. Return the row's lse. */
+/* Turn a row of sums into a row of out, which is 0 if neither a key was seen nor there is a sink. Return
+ * the row's lse. */
 static REAL NAME(finish_row)(REAL *out, int64_t cols, REAL max, REAL sum) {
     int none = max == -(REAL)INFINITY;
     for (int64_t x = 0; x < cols; x++) out[x] = none ? 0 : out[x] / sum;

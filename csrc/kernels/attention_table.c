@@ -6,7 +6,7 @@
  * The product q . k is added in place. In backward the gradient of the scores is written there, and
  * is then the gradient of T. Nothing is copied, gathered or scattered. Each element of T belongs to
  * one pair (i, j). Where a tile reaches beyond an end of the table, the values are filled in
- * afterwards. A zone with a basis costs rank instead of head_size: T = (R U) C^T. */
+ * afterwards. A zone with a basis costs rank instead of table_size: T = (R U) C^T. */
 
 /* Set the band: which columns of T the block needs, and where they lie in memory. */
 static void NAME(place_band)(BLOCK *b) {
@@ -93,13 +93,13 @@ static void NAME(table_scores)(BLOCK *b) {
         wpe_range c = NAME(zone_columns)(b, zone_begin, zone->rows);
         if (c.begin == c.end) continue;
         const REAL *r = b->r;
-        int64_t r_row_stride = b->padded_d;
+        int64_t r_row_stride = b->padded_r;
         if (zone->basis) {
             r = b->projected;
             r_row_stride = round_up(zone->rank, PANEL);
             for (int64_t g = 0; g < b->groups; g++) all[g] = (wpe_range){0, r_row_stride};
-            NAME(gemm_columns)(b->projected, r_row_stride, b->r, b->padded_d, zone->basis,
-                               b->a->head_size * PANEL, b->a->head_size, b->groups, all, 0);
+            NAME(gemm_columns)(b->projected, r_row_stride, b->r, b->padded_r, zone->basis,
+                               b->a->table_size * PANEL, b->a->table_size, b->groups, all, 0);
         }
         /* Whole panels are computed. The next zone overwrites what lies past this zone's end. */
         int64_t start = b->band_start + zone_begin - b->first_column;
@@ -184,16 +184,16 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
             all[g] = (wpe_range){0, zone->rank};
         }
         if (!zone->basis) {
-            NAME(gemm_depth)(dr, b->padded_d, b->table + start, b->table_row_stride,
-                             zone->coefficients, zone->rows * PANEL, b->padded_d, b->groups, depth);
+            NAME(gemm_depth)(dr, b->padded_r, b->table + start, b->table_row_stride,
+                             zone->coefficients, zone->rows * PANEL, b->padded_r, b->groups, depth);
             continue;
         }
         int64_t rank = round_up(zone->rank, PANEL);
         memset(b->projected, 0, (size_t)(b->groups * GROUP * rank) * sizeof(REAL));
         NAME(gemm_depth)(b->projected, rank, b->table + start, b->table_row_stride,
                          zone->coefficients, zone->rows * PANEL, rank, b->groups, depth);
-        NAME(gemm_depth)(dr, b->padded_d, b->projected, rank, zone->basis_t, zone->rank * PANEL,
-                         b->padded_d, b->groups, all);
+        NAME(gemm_depth)(dr, b->padded_r, b->projected, rank, zone->basis_t, zone->rank * PANEL,
+                         b->padded_r, b->groups, all);
     }
 }
 
@@ -213,8 +213,8 @@ static void NAME(table_gradient_p)(const BLOCK *b, REAL *dp, int not_finite) {
         while (rows.begin < rows.end && !NAME(reads)(read[rows.begin], column)) rows.begin++;
         while (rows.begin < rows.end && !NAME(reads)(read[rows.end - 1], column)) rows.end--;
         rows = (wpe_range){rows.begin * GROUP, rows.end * GROUP};
-        NAME(gemm_transposed)(dp + (b->first_column + x) * b->padded_d, b->padded_d,
-                              b->table + column, b->table_row_stride, b->r, b->padded_d,
-                              b->padded_d, 1, &rows);
+        NAME(gemm_transposed)(dp + (b->first_column + x) * b->padded_r, b->padded_r,
+                              b->table + column, b->table_row_stride, b->r, b->padded_r,
+                              b->padded_r, 1, &rows);
     }
 }

@@ -3,14 +3,15 @@
  * It is part of module.c. It is a plain function and no gufunc, because query heads that share a
  * key head or a table also share the packed memory. _attention.py has checked and broadcast the
  * arrays. Their first `lead` axes are those of the key heads, followed by
- *     q (group, m, d)   k (n, d)   v (n, dv)   p (group, w, d)   slopes (group)
- *     bias (group, w')   out (group, m, dv)   lse (group, m)
+ *     q (group, m, d)   k (n, d)   v (n, dv)   p (group, w, c)   q_rel (group, m, c)
+ *     slopes, sinks (group)   bias (group, w')   out (group, m, dv)   lse (group, m)
  * A unit is one block of queries of one head. A call computes units begin..end-1 of all units of
  * all heads. The bits of the results do not depend on begin and end. A call with few queries
  * (wpe_decodes) has one block, and its heads that share a key head are computed together. */
 
 typedef struct {
-    PyArrayObject *q, *k, *v, *p, *slopes, *bias, *out, *lse; /* p, slopes and bias may be NULL */
+    PyArrayObject *q, *k, *v, *out, *lse;
+    PyArrayObject *p, *q_rel, *slopes, *bias, *sinks; /* NULL: not given */
     int lead;
     int64_t group, blocks; /* query heads per key head; blocks of queries per head */
     const wpe_attention_kernels *kernels;
@@ -36,6 +37,8 @@ static wpe_attention head_at(const attention_call *c, int64_t head) {
     a.q = matrix_at(c->q, c->lead + 1, head);
     a.k = matrix_at(c->k, c->lead, head / c->group);
     a.v = matrix_at(c->v, c->lead, head / c->group);
+    if (c->p && c->q_rel) a.r = matrix_at(c->q_rel, c->lead + 1, head);
+    if (c->sinks) a.sink = *(const double *)entry_at(c->sinks, c->lead + 1, head);
     if (c->slopes) a.slope = *(const double *)entry_at(c->slopes, c->lead + 1, head);
     if (c->bias) a.bias.values = entry_at(c->bias, c->lead + 1, head);
     return a;
@@ -64,7 +67,7 @@ static void pack_table(const attention_call *c, int64_t head, wpe_range read, in
     rows.data = (const char *)rows.data + read.begin * rows.row_stride * PyArray_ITEMSIZE(c->p);
     if (to->zone.rows)
         c->kernels->pack_zone(&to->zone, c->table + (size_t)slot * c->table_bytes,
-                              c->common.storage, c->common.head_size, rows, none, WPE_FORWARD);
+                              c->common.storage, c->common.table_size, rows, none, WPE_FORWARD);
 }
 
 static wpe_matrix_out out_at(const attention_call *c, int64_t head) {
@@ -155,13 +158,16 @@ static void read_arrays(attention_call *c) {
     a->value_size = PyArray_DIM(c->v, c->lead + 1);
     a->offset = a->keys - a->queries;
     a->storage = storage_of(c->q);
+    a->sink = -INFINITY;
     c->blocks = (a->queries + WPE_QUERY_BLOCK - 1) / WPE_QUERY_BLOCK;
     if (c->bias) {
         a->bias.rows = PyArray_DIM(c->bias, c->lead + 1);
         a->bias.stride = PyArray_STRIDE(c->bias, c->lead + 1) / PyArray_ITEMSIZE(c->bias);
     }
     if (!c->p) return;
-    c->zone = (wpe_zone){.rows = PyArray_DIM(c->p, c->lead + 1), .rank = a->head_size};
+    a->table_size = PyArray_DIM(c->p, c->lead + 2);
+    if (c->q_rel) a->r = matrix_at(c->q_rel, c->lead + 1, 0);
+    c->zone = (wpe_zone){.rows = PyArray_DIM(c->p, c->lead + 1), .rank = a->table_size};
     c->relative.rows = c->zone.rows;
     c->relative.zone_count = 1;
     c->relative.zones = &c->zone;
@@ -179,7 +185,7 @@ static size_t divide_memory(attention_call *c, int64_t units, char *memory) {
     if (c->p) {
         int64_t rows = c->zone.rows, most = wpe_decode_most_rows(a->queries, a->keys);
         if (decodes && rows > most) rows = most;
-        int64_t size = c->kernels->zone_size(rows, c->zone.rank, a->head_size, WPE_FORWARD);
+        int64_t size = c->kernels->zone_size(rows, c->zone.rank, a->table_size, WPE_FORWARD);
         c->table_bytes = ((size_t)size * item + 63) / 64 * 64;
     }
     if (decodes) {
@@ -204,21 +210,23 @@ static size_t divide_memory(attention_call *c, int64_t units, char *memory) {
     return used;
 }
 
-/* attention(kernels, q, k, v, p, slopes, bias, out, lse, scale, first_delta, beyond,
+/* attention(kernels, q, k, v, p, q_rel, slopes, bias, sinks, out, lse, scale, first_delta, beyond,
  * bias_first_delta, bias_beyond, causal, window, begin, end) */
 static PyObject *py_attention(PyObject *self, PyObject *args) {
     (void)self;
     attention_call c = {0};
     const wpe_kernels *kernels;
-    PyObject *p, *slopes, *bias;
+    PyObject *p, *q_rel, *slopes, *bias, *sinks;
     long long first_delta, bias_first_delta, window, begin, end;
-    if (!PyArg_ParseTuple(args, "O&O!O!O!OOOO!O!dLiLipLLL:attention", to_kernels, &kernels,
+    if (!PyArg_ParseTuple(args, "O&O!O!O!OOOOOO!O!dLiLipLLL:attention", to_kernels, &kernels,
                           &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
-                          &slopes, &bias, &PyArray_Type, &c.out, &PyArray_Type, &c.lse,
+                          &q_rel, &slopes, &bias, &sinks, &PyArray_Type, &c.out, &PyArray_Type, &c.lse,
                           &c.common.scale, &first_delta, &c.relative.beyond, &bias_first_delta,
                           &c.common.bias.beyond, &c.common.causal, &window, &begin, &end))
         return NULL;
     if (p != Py_None) c.p = (PyArrayObject *)p;
+    if (q_rel != Py_None) c.q_rel = (PyArrayObject *)q_rel;
+    if (sinks != Py_None) c.sinks = (PyArrayObject *)sinks;
     if (slopes != Py_None) c.slopes = (PyArrayObject *)slopes;
     if (bias != Py_None) c.bias = (PyArrayObject *)bias;
     c.relative.first_delta = first_delta;

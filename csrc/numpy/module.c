@@ -8,6 +8,7 @@
 #include <Python.h>
 
 #include <fenv.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -31,7 +31,8 @@
     NEXT(std::optional<std::vector<Tensor>>, zones, "Tensor[]? zones=None") \
     NEXT(std::optional<Tensor>, bias, "Tensor? bias=None")                  \
     NEXT(int64_t, bias_first_delta, "SymInt bias_first=0")                  \
-    NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")
+    NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")           \
+    NEXT(std::optional<Tensor>, sinks, "Tensor? sinks=None")
 
 // Three lists of the arguments: for a schema, for the parameters of a function, for a call.
 #define WPE_TEXT(type, name, text)           text
@@ -144,6 +145,7 @@ class Call {
     void read();
 
     int64_t batch, heads, key_heads, group, queries, keys, head_size, value_size;
+    int64_t table_size;  // columns of p
     int storage;
     wpe_relative relative{};  // the rows of p that a query can reach, not packed; rows 0: no table
     int64_t first_row = 0;    // the first of them
@@ -158,7 +160,7 @@ class Call {
     int64_t bytes(int64_t elements) const { return elements * (is_double() ? 8 : 4); }
     // Return an upper bound of the bytes that `rows` packed rows of a head need, with padding.
     int64_t head_bytes(int64_t rows) const {
-        return product({rows + 4096, head_size + value_size + 256, 8});
+        return product({rows + 4096, head_size + value_size + table_size + 256, 8});
     }
     int64_t elements(int64_t bytes) const { return bytes / (is_double() ? 8 : 4); }
     bool table_per_head() const { return given.p && given.p->dim() == 3; }
@@ -196,7 +198,7 @@ class Call {
   private:
     AttentionArguments given;
     HeadMatrices q, k, v, r;
-    std::vector<double> slope;
+    std::vector<double> slope, sink;
     uint64_t seed = 0;
     std::vector<int64_t> offset, run_begin, run_end;
     Tensor segments;    // int64, dense
@@ -211,6 +213,7 @@ class Call {
     bool has_zones() const { return given.zones && !given.zones->empty(); }
     void check_tensors() const;
     void check_bias() const;
+    void check_sinks() const;
     void check_sizes() const;
     void check_options() const;
     void check_seed() const;

@@ -19,7 +19,7 @@ struct Sums {
     Sums(const Call &call, const wpe_attention_sizes &sizes, bool p_grad)
         : dk(call.bytes(sizes.dk_rows * sizes.dk_cols)),
           dv(call.bytes(sizes.dk_rows * sizes.dv_cols)),
-          dp(p_grad ? call.bytes(sizes.dp_rows * sizes.dk_cols) : 0),
+          dp(p_grad ? call.bytes(sizes.dp_rows * sizes.dp_cols) : 0),
           tables(call.table_per_head() ? call.group : 1) {}
     int64_t keys_bytes() const { return dk + dv; }
     int64_t table_bytes() const { return dp * tables; }
@@ -150,8 +150,8 @@ class Backward {
     void store_tables(int64_t kv, const char *table_sums, int64_t parts, int64_t part_bytes) const {
         for (int64_t g = 0; g < sums.tables; g++)
             call.kernels->store(call.table_result(dp, kv * call.group + g), call.storage,
-                                table_sums + g * sums.dp, call.relative.rows, call.head_size,
-                                sizes.dk_cols, parts, call.elements(part_bytes));
+                                table_sums + g * sums.dp, call.relative.rows, call.table_size,
+                                sizes.dp_cols, parts, call.elements(part_bytes));
     }
 
     // Store the gradient of the bias: of each head, or summed over all heads.
@@ -206,7 +206,7 @@ class Backward {
         if (p_grad && !call.table_per_head()) {
             // So many bins that their tables need no more memory than q. The sizes are not the
             // padded ones: those depend on the variant, and then the order of sums would, too.
-            const int64_t table = std::max<int64_t>(call.relative.rows * call.head_size, 1);
+            const int64_t table = std::max<int64_t>(call.relative.rows * call.table_size, 1);
             bins =
                 std::clamp<int64_t>(call.batch * call.heads * call.queries * call.head_size / table,
                                     1, std::min<int64_t>(bins, 32));
@@ -252,7 +252,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     if (call.empty() || call.keys == 0) {
         for (Tensor *t : {&result.dq, &result.dk, &result.dv, &result.dq_rel})
             torch::stable::zero_(*t);
-    } else if (call.head_size > 0 || call.value_size > 0 || bias_grad) {
+    } else if (call.head_size > 0 || call.value_size > 0 || call.table_size > 0 || bias_grad) {
         lse = dense(lse);  // the kernels read it with stride 1
         if (grad_lse) grad_lse = dense(*grad_lse);
         call.read();

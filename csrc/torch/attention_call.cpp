@@ -34,11 +34,13 @@ Call::Call(AttentionArguments arguments) : given(std::move(arguments)) {
     key_heads = given.k.size(1);
     keys = given.k.size(2);
     value_size = given.v.size(3);
+    table_size = given.p ? last_size(*given.p) : 0;
     group = key_heads ? heads / key_heads : 1;
     storage = kernel_dtype(given.q.scalar_type());
     kernels = &wpe_current(dispatch)->attention[is_double()];
     check_sizes();
     check_bias();
+    check_sinks();
     check_options();
 }
 
@@ -51,6 +53,11 @@ void Call::read() {
         const Tensor wide = dense(as_type(*given.slopes, ScalarType::Double));
         const double *data = wide.const_data_ptr<double>();
         slope.assign(data, data + heads);
+    }
+    if (given.sinks) {
+        const Tensor wide = dense(as_type(*given.sinks, ScalarType::Double));
+        const double *data = wide.const_data_ptr<double>();
+        sink.assign(data, data + heads);
     }
     if (given.dropout_p > 0) {
         const Tensor wide = dense(as_type(*given.seed, ScalarType::Long));
@@ -81,10 +88,10 @@ void Call::check_tensors() const {
     if (given.p) {
         const Tensor &p = *given.p;
         check_same_dtype(q, "p", p);
-        WPE_CHECK((p.dim() == 2 || p.dim() == 3) && last_size(p) == q.size(3) &&
-                      (p.dim() == 2 || p.size(0) == q.size(1)),
-                  "p must be (w, ", q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ",
-                  shape_of(p));
+        WPE_CHECK(p.dim() == 2 || (p.dim() == 3 && p.size(0) == q.size(1)), "p must be (w, ",
+                  q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ", shape_of(p));
+        WPE_CHECK(given.q_rel || last_size(p) == q.size(3), "p of size ", last_size(p),
+                  " with q of head size ", q.size(3), " needs q_rel of size ", last_size(p));
         WPE_CHECK(beyond_code(given.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
                   "beyond='edge' needs a table of at least one row");
     }
@@ -92,8 +99,10 @@ void Call::check_tensors() const {
     if (given.q_rel) {
         check_same_dtype(q, "q_rel", *given.q_rel);
         WPE_CHECK(given.p, "q_rel needs a table p");
-        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), q.size(3)}),
-                  "q_rel must have q's shape ", shape_of(q), ", got ", shape_of(*given.q_rel));
+        const int64_t c = last_size(*given.p);
+        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), c}),
+                  "q_rel must be (", q.size(0), ", ", q.size(1), ", ", q.size(2), ", ", c,
+                  ") for p of size ", c, ", got ", shape_of(*given.q_rel));
     }
 }
 
@@ -110,10 +119,19 @@ void Call::check_bias() const {
               "bias_beyond='edge' needs a bias of at least one number");
 }
 
+void Call::check_sinks() const {
+    if (!given.sinks) return;
+    const Tensor &x = *given.sinks;
+    check_cpu("sinks", x);
+    WPE_CHECK(x.scalar_type() == compute_type() && has_sizes(x, {heads}), "sinks must be ",
+              name_of(compute_type()), " (", heads, "), got ", name_of(x.scalar_type()), " ",
+              shape_of(x));
+}
+
 // Check that no size of one head's memory overflows. Memory checks the products with a number of
 // heads.
 void Call::check_sizes() const {
-    const int64_t longest = std::max(queries, keys), largest = std::max(head_size, value_size);
+    const int64_t longest = std::max(queries, keys), largest = std::max({head_size, value_size, table_size});
     WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
                   head_bytes(queries + keys) < ADDRESS_SPACE,
               current_operator, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));
@@ -238,10 +256,12 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.keys = keys;
     a.head_size = head_size;
     a.value_size = value_size;
+    a.table_size = table_size;
     a.offset = offset[b];
     a.scale = given.scale ? *given.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));
     a.slope = slope.empty() ? 0 : slope[h];
     a.softcap = given.softcap.value_or(0);
+    a.sink = sink.empty() ? -INFINITY : sink[h];
     a.storage = storage;
     a.q = q.matrix(b, h);
     a.k = k.matrix(b, kv);

@@ -54,10 +54,10 @@ void Call::check_zones(int64_t rows) const {
         check_same_dtype(given.q, "zones", u);
         const bool full = u.numel() == 0;
         WPE_CHECK(c.dim() == 2 &&
-                      (full ? c.size(1) == head_size
-                            : u.dim() == 2 && u.size(0) == head_size && u.size(1) == c.size(1)) &&
-                      c.size(1) <= head_size,
-                  "a zone must be (rows, rank) and (", head_size,
+                      (full ? c.size(1) == table_size
+                            : u.dim() == 2 && u.size(0) == table_size && u.size(1) == c.size(1)) &&
+                      c.size(1) <= table_size,
+                  "a zone must be (rows, rank) and (", table_size,
                   ", rank), with at most that rank,"
                   " got ",
                   shape_of(c), " and ", shape_of(u));
@@ -114,7 +114,7 @@ void Call::read_table() {
 }
 
 int64_t Call::zone_bytes(int64_t rows, int64_t rank, wpe_pass pass) const {
-    return ceil_div(bytes(kernels->zone_size(rows, rank, head_size, pass)), 64) * 64;
+    return ceil_div(bytes(kernels->zone_size(rows, rank, table_size, pass)), 64) * 64;
 }
 
 int64_t Call::table_bytes(int64_t rows, wpe_pass pass) const {
@@ -141,7 +141,7 @@ void Call::pack_table(PackedTable &to, int64_t h, wpe_range rows, char *memory,
         auto [coefficients, basis] = sources[z];
         coefficients.data = static_cast<const char *>(coefficients.data) +
                             (head + first * coefficients.row_stride) * q.item;
-        kernels->pack_zone(&zone, memory, storage, head_size, coefficients, basis, pass);
+        kernels->pack_zone(&zone, memory, storage, table_size, coefficients, basis, pass);
         memory += zone_bytes(zone.rows, zone.rank, pass);
         to.zones.push_back(zone);
     }

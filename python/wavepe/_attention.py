@@ -23,6 +23,7 @@ def attention(
     p: ArrayLike | Table | None = None,
     first: int = 0,
     beyond: str = "zero",
+    q_rel: ArrayLike | None = None,
     slopes: ArrayLike | None = None,
     bias: ArrayLike | Bias | None = None,
     bias_first: int = 0,
@@ -31,12 +32,13 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     return_lse: bool = False,
+    sinks: ArrayLike | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Return softmax attention whose scores depend on the distance of query and key.
 
-    ``score[i, j] = (q[i] . k[j] + q[i] . p[delta - first]) * scale - slope * abs(delta)
+    ``score[i, j] = (q[i] . k[j] + r[i] . p[delta - first]) * scale - slope * abs(delta)
     + bias[delta - bias_first]``, where ``delta = i + (n - m) - j`` is the distance from key j to
-    query i. The last query and the last key belong to the same token. No array of size (m, n) is
+    query i, and r is q_rel or q. The last query and the last key belong to the same token. No array of size (m, n) is
     made: memory grows with m + n.
 
     Parameters
@@ -46,14 +48,17 @@ def attention(
     k, v : arrays (..., Hk, n, d) and (..., Hk, n, dv)
         Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
         The other leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k,
-        v and p differ, NumPy's common dtype is used. Integers become float32 or float64.
-    p : array (w, d), or (..., H, w, d) whose leading axes broadcast with those of q, or Table
+        v, p and q_rel differ, NumPy's common dtype is used. Integers become float32 or float64.
+    p : array (w, c), or (..., H, w, c) whose leading axes broadcast with those of q, or Table
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. A `wavepe.Table` has its own first and beyond.
+        delta = first + r. c is d, or the size of q_rel. A `wavepe.Table` has its own first and
+        beyond.
     first : int
         The delta of the table's first row.
     beyond : "zero" or "edge"
         What stands for a row outside the table: zeros, or the nearest row.
+    q_rel : array (..., H, m, c) whose leading axes broadcast with those of q, optional
+        The factor r of the table in place of q. A small c makes the table's products cheap.
     slopes : array (H,), or (..., H) that broadcasts with q's leading axes, optional
         ALiBi's slope of each head, read as float64.
     bias : array (w',), or (..., H, w') whose leading axes broadcast with those of q, or Bias
@@ -72,6 +77,9 @@ def attention(
         The factor on the products; None is d^-1/2.
     return_lse : bool
         Whether to return lse as well.
+    sinks : array (H,), or (..., H) that broadcasts with q's leading axes, optional
+        One more score for each head, which has no value: exp(sink) is added to the sum that divides
+        the weights. It is not scaled. -inf means none.
 
     Returns
     -------
@@ -79,8 +87,8 @@ def attention(
         The attention output in the common dtype of the inputs. It is 0 for a query that sees no
         key.
     lse : array (..., H, m), only with `return_lse`
-        The logarithm of the sum of exp(score) over the keys, float32 (float64 for float64 inputs).
-        It is -inf for a query that sees no key.
+        The logarithm of the sum of exp(score) over the keys and the sink, float32 (float64 for
+        float64 inputs). For a query that sees no key it is the sink, or -inf without one.
 
     Raises
     ------
@@ -113,13 +121,20 @@ def attention(
     """
     p, first, beyond = ranged("p", p, first, beyond)
     bias, bias_first, bias_beyond = ranged("bias", bias, bias_first, bias_beyond)
-    given = {"q": q, "k": k, "v": v} | ({} if p is None else {"p": p})
+    given = {"q": q, "k": k, "v": v}
+    if p is not None:
+        given["p"] = p
+    if q_rel is not None:
+        if p is None:
+            raise ValueError("q_rel needs a table p")
+        given["q_rel"] = q_rel
     arrays = _promoted({name: _real(name, x) for name, x in given.items()})
     _check_sizes(arrays)
-    if slopes is not None:
-        array = _real("slopes", slopes)
-        _checks.check_size("slopes", array)
-        arrays["slopes"] = array.astype(np.float64)
+    for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
+        if of_heads is not None:
+            array = _real(name, of_heads)
+            _checks.check_size(name, array)
+            arrays[name] = array.astype(np.float64)
     if bias is not None:
         arrays["bias"] = _bias(bias, arrays["q"].dtype)
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
@@ -186,20 +201,29 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _check_sizes(arrays: _Arrays) -> None:
-    """Check the last two axes of q, k, v and p; `_lead` checks the others."""
+    """Check the last two axes of q, k, v, p and q_rel; `_lead` checks the others."""
     if min(x.ndim for x in arrays.values()) < 2:
         raise ValueError(
-            "q must be (..., m, d), k (..., n, d), v (..., n, dv) and p (..., w, d), got "
-            f"{_listed(arrays)}"
+            "q must be (..., m, d), k (..., n, d), v (..., n, dv), p (..., w, c) and q_rel "
+            f"(..., m, c), got {_listed(arrays)}"
         )
-    q, k, v, p = (arrays.get(name, arrays["q"]).shape for name in "qkvp")
-    if not q[-1] == k[-1] == p[-1]:
-        raise ValueError(f"q, k and p must have the same head size, got {_listed(arrays)}")
+    q, k, v = (arrays[name].shape for name in "qkv")
+    r = arrays.get("q_rel", arrays["q"]).shape
+    p = arrays["p"].shape if "p" in arrays else r
+    if q[-1] != k[-1]:
+        raise ValueError(f"q and k must have the same head size, got {_listed(arrays)}")
+    if p[-1] != r[-1]:
+        name = "q_rel" if "q_rel" in arrays else "q"
+        advice = "" if "q_rel" in arrays else f"; p of another size needs q_rel of size {p[-1]}"
+        raise ValueError(f"{name} and p must have the same size, got {_listed(arrays)}{advice}")
+    if r[-2] != q[-2]:
+        raise ValueError(f"q and q_rel must have the same queries, got {_listed(arrays)}")
     if k[-2] != v[-2]:
         raise ValueError(f"k and v must have the same number of keys, got {_listed(arrays)}")
     # The size of the kernels' scratch memory must not overflow: csrc/torch/attention_call.cpp has
     # the same limits.
-    largest, elements = max(q[-1], v[-1]), (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + 2**8)
+    largest = max(q[-1], v[-1], p[-1])
+    elements = (q[-2] + k[-2] + 2**12) * (q[-1] + v[-1] + p[-1] + 2**8)
     if largest >= 2**20 or elements >= 2**45:
         raise MemoryError(f"attention of {_listed(arrays)} needs more memory than there is")
 
@@ -230,7 +254,7 @@ def _reachable(
 
 def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
     """Return the leading axes of the results, heads last, and the number of key heads."""
-    core = {"bias": 1, "slopes": 0}
+    core = {"bias": 1, "slopes": 0, "sinks": 0}
     axes = {name: x.shape[: x.ndim - core.get(name, 2)] for name, x in arrays.items()}
 
     def common(*names: str) -> tuple[int, ...]:
@@ -239,7 +263,7 @@ def _lead(arrays: _Arrays) -> tuple[tuple[int, ...], int]:
             f"leading axes of {', '.join(present)}", *(axes[name] for name in present)
         )
 
-    query_axes, key_axes = common("q", "p", "slopes", "bias"), common("k", "v")
+    query_axes, key_axes = common("q", "p", "q_rel", "slopes", "bias", "sinks"), common("k", "v")
     batch = _checks.broadcast("axes before the heads of q and k", query_axes[:-1], key_axes[:-1])
     heads, key_heads = (axes[-1] if axes else 1 for axes in (query_axes, key_axes))
     if heads == 1:
@@ -270,14 +294,18 @@ def _run(
         """Return a view (..., key heads, query heads of each, *rest)."""
         return _bits(x, (*lead, *rest)).reshape(*group_lead, *rest)
 
-    p, slopes, bias = (arrays.get(name) for name in ("p", "slopes", "bias"))
+    names = ("p", "q_rel", "slopes", "bias", "sinks")
+    p, q_rel, slopes, bias, sinks = (arrays.get(name) for name in names)
+    has_table = p is not None and p.size
     operands = (
         split(q, queries, d),
         _bits(k, (*key_lead, keys, d)),
         _bits(v, (*key_lead, keys, dv)),
-        split(p, *p.shape[-2:]) if p is not None and d and p.shape[-2] else None,
+        split(p, *p.shape[-2:]) if has_table else None,
+        split(q_rel, *q_rel.shape[-2:]) if has_table and q_rel is not None else None,
         None if slopes is None else split(slopes),
         split(bias, bias.shape[-1]) if bias is not None and bias.size else None,
+        None if sinks is None else split(sinks),
         split(out, queries, dv),
         split(lse, queries),
     )

@@ -11,7 +11,13 @@ from .._relative_bias import BEYOND, Bias, Table
 from ._attention_checks import Arguments, check_arguments, check_mask, numbers
 from ._attention_composed import composed
 from ._attention_gpu import missing_kernel, warn_of_memory
-from ._attention_in_graph import attention_in_graph, by_input, save_attention, saved_attention
+from ._attention_in_graph import (
+    attention_in_graph,
+    by_input,
+    save_attention,
+    saved_attention,
+    sinks_gradient,
+)
 from ._attention_masked import can_mask, masked
 from ._common import (
     autocast_enabled,
@@ -32,7 +38,9 @@ from ._relative_table import RelativeTable
 from ._torch_private import below_autograd, direct, under_transforms
 
 _ops = torch.ops.wavepe
-_Q, _K, _V, _P, _Q_REL, _BIAS = map(Arguments._fields.index, ("q", "k", "v", "p", "q_rel", "bias"))
+_Q, _K, _V, _P, _Q_REL, _BIAS, _SINKS = map(
+    Arguments._fields.index, ("q", "k", "v", "p", "q_rel", "bias", "sinks")
+)
 _COUNT = len(Arguments._fields)
 _DEFAULTS = (None, None, None, *Arguments._field_defaults.values())
 # The arguments that most calls give. The others are left out if they have their defaults, because
@@ -65,6 +73,7 @@ def attention(
     bias: Tensor | Bias | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
+    sinks: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention whose scores depend on the distance of query and key.
 
@@ -81,17 +90,18 @@ def attention(
     k, v : Tensor (B, Hk, n, d) and (B, Hk, n, dv), q's dtype
         Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
         Differentiable.
-    p : Tensor (w, d) or (H, w, d) of q's dtype, or Table, or RelativeTable, optional
+    p : Tensor (w, c) or (H, w, c) of q's dtype, or Table, or RelativeTable, optional
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. A tensor is differentiable. A `wavepe.Table` has its own first
+        delta = first + r. c is d, or the size of q_rel. A tensor is differentiable. A `wavepe.Table` has its own first
         and beyond, and its p may be a NumPy array. So does the `RelativeTable` that
         `relative_table` returns, which is faster for a constant table.
     first : int
         The delta of the table's first row.
     beyond : "zero" or "edge"
         What stands for a row outside the table: zeros, or the nearest row.
-    q_rel : Tensor (B, H, m, d), q's dtype, optional
-        The factor r of the table in place of q. Differentiable.
+    q_rel : Tensor (B, H, m, c), q's dtype, optional
+        The factor r of the table in place of q. A small c makes the table's products cheap.
+        Differentiable.
     slopes : Tensor (H,), any float dtype, optional
         ALiBi's slope of each head. Not differentiable.
     causal : bool
@@ -125,14 +135,17 @@ def attention(
         The delta of the first element of `bias`. It is independent of `first`.
     bias_beyond : "zero" or "edge"
         What stands for an element outside `bias`: zero, or the nearest element.
+    sinks : Tensor (H,), any float dtype, optional
+        One more score for each head, which has no value: exp(sink) is added to the sum that divides
+        the weights. It is neither scaled nor capped. -inf means none. Differentiable.
 
     Returns
     -------
     out : Tensor (B, H, m, dv), q's dtype
         The attention output. It is 0 for a query that sees no key.
     lse : Tensor (B, H, m), float32 (float64 for float64), only with `return_lse`
-        The logarithm of the sum of exp(score) over the keys; -inf for a query that sees no key.
-        Differentiable. `merge_attention` takes it.
+        The logarithm of the sum of exp(score) over the keys and the sink. For a query that sees no
+        key it is the sink, or -inf without one. Differentiable. `merge_attention` takes it.
 
     Raises
     ------
@@ -144,8 +157,8 @@ def attention(
     Softmax and sums are computed in float32, or in float64 for float64 inputs. Results are bitwise
     equal for any number of threads. On the CPU subnormal numbers count as zero.
 
-    Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` becomes
-    float32. torch.func and forward mode run torch's own operators, whose memory grows with m n.
+    Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` and `sinks`
+    become float32. torch.func and forward mode run torch's own operators, whose memory grows with m n.
 
     References
     ----------
@@ -193,8 +206,8 @@ def attention(
             "a relative_table has its own first and beyond: give them to relative_table",
         )
         beyond = p.beyond
-    if not (p is q_rel is slopes is key_mask is segments is mask is bias is None):
-        _check_optional(p, q_rel, slopes, key_mask, segments, mask, bias)
+    if not (p is q_rel is slopes is key_mask is segments is mask is bias is sinks is None):
+        _check_optional(p, q_rel, slopes, key_mask, segments, mask, bias, sinks)
     if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4):
         check_mask(mask)
     kind = "cpu" if q.is_cpu else q.device.type  # the first one is faster
@@ -202,6 +215,8 @@ def attention(
         q, k, v, p, q_rel = _autocast(kind, q, k, v, p, q_rel)
         if bias is not None and bias.is_floating_point():
             bias = bias.float()
+    if sinks is not None and sinks.is_floating_point():
+        sinks = sinks.to(wide(q))
     zones = None
     if isinstance(p, RelativeTable):
         p, first, zones = p.tensors(q.dtype, q.device)
@@ -212,19 +227,19 @@ def attention(
         seed = torch.randint(2**62, (), device=q.device)
     scores = (p, first, beyond, q_rel, slopes, causal, window, softcap, scale, offset)
     hidden = (key_mask, segments, mask, dropout_p, seed)
-    bias_range = (bias, bias_first, bias_beyond)
-    arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *bias_range)
+    last = (bias, bias_first, bias_beyond, sinks)
+    arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *last)
     missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v)
     standard = compiling and wants_standard()
     if not (missing or standard or under_transforms()):
         if compiling:
             out, lse = attention_in_graph(Arguments(*arguments))
         else:
-            few = offset is key_mask is segments is mask is seed is bias is None and not zones
-            if few and dropout_p == 0:
+            few = offset is key_mask is segments is mask is seed is bias is sinks is None
+            if few and not zones and dropout_p == 0:
                 arguments = arguments[:_FEW]
-            if recorded(q, k, v, arguments[_P], q_rel, bias):
-                out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias)
+            if recorded(q, k, v, arguments[_P], q_rel, bias, sinks):
+                out, lse = _Attention.apply(arguments, q, k, v, p, q_rel, bias, sinks)
             else:
                 with below_autograd():
                     out, lse = _DIRECT_FORWARD(*arguments)
@@ -233,7 +248,7 @@ def attention(
     with full_precision(kind):  # autocast has been applied above
         if missing and not standard:
             warn_of_memory(missing)
-        small = can_mask(softcap, dropout_p, return_lse) and not under_transforms()
+        small = can_mask(softcap, dropout_p, return_lse) and sinks is None and not under_transforms()
         if (missing or standard) and small:
             return masked(Arguments(*arguments))
         out, lse, _ = composed(*arguments)
@@ -243,7 +258,7 @@ def attention(
 def _check_optional(p: Any, *tensors: Any) -> None:
     if not (p is None or isinstance(p, RelativeTable)):
         check_tensors(p=p)
-    names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias")
+    names = ("q_rel", "slopes", "key_mask", "segments", "mask", "bias", "sinks")
     for name, x in zip(names, tensors, strict=True):
         if x is not None and not isinstance(x, Tensor):
             check_tensors(**{name: x})
@@ -285,9 +300,10 @@ def _(
 
 
 def _gradients(
-    ctx: Any, grad_out: Tensor, grad_lse: Tensor | None, p_grad: bool, bias_grad: bool
+    ctx: Any, grad_out: Tensor, grad_lse: Tensor | None, *needed: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, p, q_rel and bias."""
+    """Return the gradients of q, k, v, p, q_rel, bias and sinks; `needed` is for p, bias, sinks."""
+    p_grad, bias_grad, sinks_grad = needed
     inputs, out, lse = saved_attention(ctx)
     arguments = [grad_out, grad_lse, out, lse, *inputs]
     if p_grad or bias_grad:
@@ -298,13 +314,16 @@ def _gradients(
         with below_autograd():
             dq, dk, dv, dp, dq_rel, dbias = _DIRECT_BACKWARD(*arguments)
     dq_rel = None if inputs[_Q_REL] is None else dq_rel
-    return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None
+    dsinks = None
+    if sinks_grad:
+        dsinks = sinks_gradient(inputs[_SINKS], grad_out, grad_lse, out, lse)
+    return dq, dk, dv, dp if p_grad else None, dq_rel, dbias if bias_grad else None, dsinks
 
 
 def _registered_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     # needs_input_grad ends early: torch drops trailing arguments that have their defaults
-    p_grad, bias_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS))
-    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, p_grad, bias_grad))
+    needed = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS, _SINKS))
+    return by_input(ctx, _gradients(ctx, grad_out, grad_lse, *needed))
 
 
 register_autograd("attention_forward", _registered_backward, save_attention)
@@ -339,5 +358,5 @@ class _Attention(torch.autograd.Function):
         grad_out, grad_lse = grads
         if grad_out is None:
             grad_out = torch.zeros_like(ctx.saved_tensors[-2])
-        *_, p_grad, _, bias_grad = ctx.needs_input_grad
-        return None, *_gradients(ctx, grad_out, grad_lse, p_grad, bias_grad)
+        *_, p_grad, _, bias_grad, sinks_grad = ctx.needs_input_grad
+        return None, *_gradients(ctx, grad_out, grad_lse, p_grad, bias_grad, sinks_grad)

@@ -79,6 +79,7 @@ class Arguments(NamedTuple):
     bias: Tensor | None = None
     bias_first: int = 0
     bias_beyond: str = "zero"
+    sinks: Tensor | None = None
 
 
 def check_arguments(call: Arguments) -> None:
@@ -89,7 +90,7 @@ def check_arguments(call: Arguments) -> None:
     q, k, v, p, bias, window, softcap = (
         call.q, call.k, call.v, call.p, call.bias, call.window, call.softcap
     )  # fmt: skip
-    optional = ("p", "q_rel", "slopes", "offset", "key_mask", "segments", "mask", "bias")
+    optional = ("p", "q_rel", "slopes", "offset", "key_mask", "segments", "mask", "bias", "sinks")
     given = {name: x for name in optional if (x := getattr(call, name)) is not None}
     check_device(q=q, k=k, v=v, **given)
     check_dtype("q", q)
@@ -144,8 +145,9 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
     for name, known in {"slopes": FLOATS, "offset": INTEGERS, "segments": INTEGERS}.items():
         if name in given:
             check_dtype(name, given[name], known)
-    if "bias" in given and given["bias"].dtype != wide(q):
-        check(False, f"bias must be {wide(q)} for q of {q.dtype}, got {given['bias'].dtype}")
+    for name in ("bias", "sinks"):
+        if name in given and given[name].dtype != wide(q):
+            check(False, f"{name} must be {wide(q)} for q of {q.dtype}, got {given[name].dtype}")
     if "key_mask" in given:
         check_dtype("key_mask", given["key_mask"], (torch.bool,))
     if "mask" in given:
@@ -155,9 +157,12 @@ def _check_dtypes(given: dict[str, Tensor]) -> None:
 def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
     batch, heads, queries, d = q.shape
     keys = k.shape[2]
+    p = given.get("p")
+    c = p.shape[-1] if p is not None and p.dim() else d
     allowed: dict[str, tuple[tuple[int, ...], ...]] = {
-        "q_rel": ((batch, heads, queries, d),),
+        "q_rel": ((batch, heads, queries, c),),
         "slopes": ((heads,),),
+        "sinks": ((heads,),),
         "offset": ((), (1,), (batch,)),
         "key_mask": ((batch, keys), (1, keys)),
         "segments": ((batch, keys), (1, keys)),
@@ -168,11 +173,10 @@ def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
         if x is not None and not any(tuple(x.shape) == shape for shape in shapes):
             listed = " or ".join(map(str, dict.fromkeys(shapes)))
             check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
-    p = given.get("p")
-    if p is not None and not (
-        p.dim() in (2, 3) and p.shape[-1] == d and (p.dim() == 2 or p.shape[0] == heads)
-    ):
+    if p is not None and not (p.dim() == 2 or (p.dim() == 3 and p.shape[0] == heads)):
         check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
+    if c != d and "q_rel" not in given:
+        check(False, f"p of size {c} with q of head size {d} needs q_rel of size {c}")
     bias = given.get("bias")
     if bias is not None and not (
         bias.dim() in (1, 2) and (bias.dim() == 1 or bias.shape[0] == heads)

@@ -48,6 +48,7 @@ def composed(
     bias: Tensor | None = None,
     bias_first: int = 0,
     bias_beyond: str = "zero",
+    sinks: Tensor | None = None,
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``wavepe.ops.attention`` of checked arguments, differentiable any number of times.
@@ -56,7 +57,7 @@ def composed(
     ----------
     q, k, v : Tensor (B, H, m, d), (B, Hk, n, d), (B, Hk, n, dv)
         bfloat16 and float16 are computed in float32, and the result is rounded once.
-    p : Tensor (w, d) or (H, w, d), optional
+    p : Tensor (w, c) or (H, w, c), optional
         Row r belongs to delta = first + r; `beyond` is "zero" or "edge".
     offset : Tensor (), (1,) or (B,) of integers, or int, optional
         delta = i + offset - j; n - m if not given.
@@ -68,6 +69,8 @@ def composed(
         Not read, because p holds the same values.
     bias : Tensor (w') or (H, w'), float32 (float64 for float64 q), optional
         Element r belongs to delta = bias_first + r; `bias_beyond` is "zero" or "edge".
+    sinks : Tensor (H,), float32 (float64 for float64 q), optional
+        One more score for each head, without a value.
     delta : Tensor (B|1, 1, m, n) of int64, optional
         The distances, if they are not those of `offset`.
 
@@ -75,9 +78,9 @@ def composed(
     -------
     out : Tensor (B, H, m, dv), q's dtype
     lse : Tensor (B, H, m), float32 (float64 for float64)
-        -inf for a query that sees no key.
+        For a query that sees no key it is the sink, or -inf without one.
     weights : Tensor (B, H, m, n), lse's dtype
-        The weights after dropout.
+        The weights after dropout. With a sink they sum to less than 1.
     """
     dtype, wide_dtype = q.dtype, wide(q)
     delta = _delta(q, k, offset) if delta is None else delta
@@ -105,7 +108,7 @@ def composed(
     if added is not None:
         scores = scores + added.to(wide_dtype)
 
-    weights, lse = _softmax(scores + poison, visible)
+    weights, lse = _softmax(scores + poison, visible, sinks)
     if dropout_p > 0 and seed is not None:
         weights = weights * _dropout_factor(q, k, dropout_p, seed)
     return _weighted(weights, v, visible).to(dtype), lse, weights
@@ -254,8 +257,10 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
 # ---- softmax and the weighted sum ---------------------------------------------------------------
 
 
-def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weights and the logarithm of the sum of exponentials.
+def _softmax(
+    scores: Tensor, visible: Tensor | None, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the weights and the logarithm of the sum of exponentials, that of the sink included.
 
     Hidden pairs have the weight 0, even in a row of NaN.
     """
@@ -263,13 +268,18 @@ def _softmax(scores: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = torch.where(visible, scores, -math.inf)
     if scores.shape[-1]:
         largest = scores.detach().amax(-1, keepdim=True)
-        largest = torch.where(largest == -math.inf, 0.0, largest)
     else:
-        largest = scores.new_zeros((*scores.shape[:-1], 1))
+        largest = scores.new_full((*scores.shape[:-1], 1), -math.inf)
+    if sinks is not None:
+        sinks = sinks.to(scores.dtype)[:, None, None]
+        largest = torch.maximum(largest, sinks.detach())
+    largest = torch.where(largest == -math.inf, 0.0, largest)
     e = torch.exp(scores - largest)
     if visible is not None:
         e = torch.where(visible, e, 0.0)  # `largest` may be NaN
     total = e.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks - largest)
     blind = total == 0
     total = torch.where(blind, 1.0, total)
     lse = torch.where(blind, -math.inf, largest + torch.log(total))

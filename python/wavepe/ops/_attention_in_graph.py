@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,10 @@ _COUNT = len(Arguments._fields)
 _OWN = 'str name="", bool one_sided=False, Tensor? numbers=None'
 _DEFAULTS = (None, None, None, *Arguments._field_defaults.values(), "", False, None)
 _P, _ZONES, _BIAS = map(Arguments._fields.index, ("p", "zones", "bias"))
-_DIFFERENTIABLE = [Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias")]
+_SINKS = Arguments._fields.index("sinks")
+_DIFFERENTIABLE = [
+    Arguments._fields.index(x) for x in ("q", "k", "v", "p", "q_rel", "bias", "sinks")
+]
 _SCHEMA = str(_FORWARD._schema).partition("(")[2].partition(") ->")[0] + ", " + _OWN
 
 
@@ -78,7 +82,8 @@ def _arguments(inputs: tuple[Any, ...]) -> Arguments:
     inputs = (*inputs, *_DEFAULTS[len(inputs) :])  # torch drops trailing defaults
     call, (name, one_sided, numbers) = Arguments(*inputs[:_COUNT]), inputs[_COUNT:]
     if name:
-        table = constant_table(call.k.shape[2], encoding_named(name), call.q.shape[-1], one_sided)
+        size = (call.q if call.q_rel is None else call.q_rel).shape[-1]
+        table = constant_table(call.k.shape[2], encoding_named(name), size, one_sided)
         p, first, zones = table.tensors(call.q.dtype, call.q.device)
         call = call._replace(p=p, first=first, beyond=table.beyond, zones=zones or None)
     if numbers is not None:
@@ -121,17 +126,31 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 def _gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
     inputs, out, lse = saved_attention(ctx)
-    flags = [any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS)]
+    *flags, sinks_grad = (any(ctx.needs_input_grad[i : i + 1]) for i in (_P, _BIAS, _SINKS))
     grads = torch.ops.wavepe.attention_in_graph_backward(
         grad_out, grad_lse, out, lse, *flags, *inputs
     )
-    given = [i < len(inputs) and inputs[i] is not None for i in _DIFFERENTIABLE]
-    return by_input(
-        ctx, [x if is_given else None for x, is_given in zip(grads, given, strict=True)]
-    )
+    given = [i < len(inputs) and inputs[i] is not None for i in _DIFFERENTIABLE[:-1]]
+    found = [x if is_given else None for x, is_given in zip(grads, given, strict=True)]
+    dsinks = None
+    if sinks_grad:
+        dsinks = sinks_gradient(inputs[_SINKS], grad_out, grad_lse, out, lse)
+    return by_input(ctx, [*found, dsinks])
 
 
-# ---- what autograd keeps, for `attention_forward`, too ------------------------------------------
+# ---- for the autograd of `attention_forward`, too ------------------------------------------------
+
+
+def sinks_gradient(
+    sinks: Tensor, grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
+) -> Tensor:
+    """Return the gradient of the sinks: -sum exp(sink - lse) (dO . out - d lse) of each head."""
+    row = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    if grad_lse is not None:
+        row = row - grad_lse
+    terms = torch.exp(sinks[:, None] - lse) * row
+    terms = torch.where(sinks[:, None] == -math.inf, 0.0, terms)  # lse may be -inf, too
+    return -terms.sum((0, 2))
 
 
 def save_attention(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
@@ -151,7 +170,7 @@ def saved_attention(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
 
 
 def by_input(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Return the gradients of q, k, v, p, q_rel and bias at the places of these arguments."""
+    """Return the gradients of q, k, v, p, q_rel, bias and sinks at these arguments' places."""
     result: list[Any] = [None] * len(_DEFAULTS)
     for i, grad in zip(_DIFFERENTIABLE, grads, strict=True):
         result[i] = grad
