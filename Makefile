@@ -143,6 +143,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.adapt_page --write
 	$(BIN)/python -m benchmarks.fairseq_page --write
 	$(BIN)/python -m benchmarks.hf_families_page --write
+	$(BIN)/python -m benchmarks.hf_other_types --write
 	$(BIN)/python -m benchmarks.hf_page --write
 
 pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot

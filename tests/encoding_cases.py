@@ -10,8 +10,9 @@ of `parts_of` by name. It returns what the encoding adds to the model, in a dict
     rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
     vectors     a function of q and k (..., heads, length, 8): the vectors whose product is the score
     temperature a function of the position: the factor on the query
-    input       a function of the layer's input (..., length, dim), and of what is no padding: what
-                is added to the scores, (..., heads, length, length)
+    product     a function of the layer's input (..., length, dim): products of other queries with a
+                table, (..., heads, length, length), which are not divided by sqrt(d)
+    decay       a function of the input, and of what is no padding: what is added to the scores
     sinks       (heads,), a score without a value
     window      the distance at which keys are hidden
     added       (length, dim); it is added to the token embeddings
@@ -139,13 +140,13 @@ def fox(learned, **_):
         ]
         return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
-    return {"input": added}
+    return {"decay": added}
 
 
 def relative(learned, length, **_):
     """[I]: the product of r(x) with row delta of the table, up to its extent."""
 
-    def added(x, shown):
+    def product(x):
         extent, rank = learned["table"].shape
         r = (x @ learned["r_proj"].mT).unflatten(-1, (-1, rank)).transpose(-3, -2)
         rows = torch.cat([learned["table"], torch.zeros(length, rank)]).to(r)
@@ -153,7 +154,7 @@ def relative(learned, length, **_):
         p = torch.where((delta >= 0)[..., None], rows[delta.clamp(min=0)], 0)
         return torch.einsum("...hir,ijr->...hij", r, p)
 
-    return {"input": added}
+    return {"product": product}
 
 
 def narrow_wavelet(deltas, learned, **_):
@@ -316,11 +317,8 @@ def parts_of(encoding, length, heads, *, causal=True, learned=None, **others):
         for name in ("u", "slopes", "bias", "added"):
             if name in found:
                 whole[name] = whole.get(name, 0) + np.asarray(found[name])
-        for name in ("rotation", "vectors", "temperature", "sinks", "window"):
-            if name in found:
-                whole[name] = found[name]
-        if "input" in found:
-            whole.setdefault("inputs", []).append(found["input"])
+        alone = ("rotation", "vectors", "temperature", "sinks", "window", "product", "decay")
+        whole |= {name: found[name] for name in alone if name in found}
     return whole
 
 
@@ -359,14 +357,16 @@ def scores(parts, q, k, plain, x, causal=True, shown=True):
         every = r @ torch.as_tensor(p).to(q).mT  # with each row of the table
         score = score + every.gather(-1, place.expand(score.shape))
     score = score / size**0.5
+    if "product" in parts:
+        score = score + parts["product"](x)
     if "temperature" in parts:
         score = score * torch.as_tensor(parts["temperature"](np.arange(length))).to(q)[..., None]
     if "slopes" in parts:
         score = score - torch.as_tensor(parts["slopes"]).to(q)[:, None, None] * delta.abs()
     if "bias" in parts:
         score = score + torch.as_tensor(parts["bias"]).to(q)[:, place]
-    for added in parts.get("inputs", [parts["input"]] if "input" in parts else []):
-        score = score + added(x, shown)
+    if "decay" in parts:
+        score = score + parts["decay"](x, shown)
     return score
 
 

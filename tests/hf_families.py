@@ -9,7 +9,7 @@ transformers.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import oracle
@@ -18,6 +18,7 @@ import torch
 import transformers
 from encoding_cases import learned_by, parts_of
 from hf_model import HEAD, VOCABULARY
+from rope_cases import ORIGINAL
 from torch import nn
 from transformers import (
     AttentionInterface,
@@ -31,6 +32,7 @@ WINDOW = 6
 THETA = 50.0  # small, so that positions matter in short sequences
 LOCAL_THETA = 7.0
 LAYERS = 2
+BY_TYPE = ("gemma3_text", "olmo3", "gemma4_text")  # families with a base for each type of layer
 MIXED = ["sliding_attention", "full_attention"]
 # transformers 5 keeps the bases of a model in one dict
 IN_A_DICT = int(transformers.__version__.split(".")[0]) >= 5
@@ -50,6 +52,12 @@ class Family:
     cap: float | None = None  # soft cap of the scores
     norm: float = 1.0  # usual weight of norms; 0 if the family adds 1 to it
     grouped: bool = True  # whether there can be fewer key heads than query heads
+    reused: int = 0  # number of the last layers, which reuse the keys of others
+    # Whether layers scale queries by their position. Without position_ids that counts padding.
+    scales_queries: bool = False
+    interleaved: bool = False  # whether pairs are (2i, 2i + 1)
+    # Of the angles of the pairs, a table of the rotary module.
+    table: Callable = lambda angles: torch.cat([angles, angles], -1)
 
     @property
     def uniform(self):
@@ -62,20 +70,29 @@ class Family:
         return int(HEAD * self.partial)
 
     def bases(self, theta, **scaling):
-        """Options for the base of the rotation; of Gemma 3, for that of full attention."""
+        """Options for the base of the rotation; by layer type, for that of full attention."""
         if self.model_type == "gpt_neox":
             return {"rotary_emb_base": theta, "rotary_pct": self.partial}
-        if self.model_type == "gemma3_text":
+        if self.model_type == "gemma4_text":
+            scaling = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+            return by_type(theta, LOCAL_THETA, scaling)
+        if self.model_type == "granite_swa":
+            return base(**scaling) | {"layer_rope_theta": [theta, LOCAL_THETA, 0]}
+        if self.model_type in BY_TYPE:
             return by_type(theta, LOCAL_THETA)
+        if self.model_type == "ministral3":
+            # queries are scaled from the fifth position on
+            scaling = {"llama_4_scaling_beta": 0.5, ORIGINAL: 5, **scaling}
         part = {} if self.partial == 1 else {"partial_rotary_factor": self.partial}
         return base(theta, **part, **scaling)
 
 
-def by_type(full, sliding):
-    """Bases of the layer types of Gemma 3."""
+def by_type(full, sliding, scaling=None):
+    """Bases of two layer types, and the scaling of that of full attention."""
     if IN_A_DICT:
         bases = {"full_attention": full, "sliding_attention": sliding}
         bases = {key: {"rope_type": "default", "rope_theta": x} for key, x in bases.items()}
+        bases["full_attention"] |= scaling or {}
         return {"rope_parameters": bases}
     return {"rope_theta": full, "rope_local_base_freq": sliding}
 
@@ -135,6 +152,19 @@ FAMILIES = {
         },
         scaling=0.5,
     ),
+    "granite_swa": Family(
+        "granite_swa",
+        {
+            **SLIDING,
+            "layer_types": [MIXED[0], *MIXED],
+            "num_hidden_layers": 3,
+            "attention_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+        },
+        windows=(WINDOW, WINDOW, None),
+        positions=(True, True, False),
+        scaling=0.5,
+    ),
     "mixtral": Family(
         "mixtral",
         {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2},
@@ -143,6 +173,43 @@ FAMILIES = {
     "qwen2_moe": Family("qwen2_moe", EXPERTS),
     "qwen3_moe": Family("qwen3_moe", EXPERTS),
     "olmoe": Family("olmoe", {"num_experts": 3, "num_experts_per_tok": 2}),
+    "olmo3": Family("olmo3", {**SLIDING, "layer_types": MIXED}, windows=(WINDOW, None)),
+    "ministral3": Family(
+        "ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True
+    ),
+    "glm4": Family("glm4", partial=0.5, interleaved=True),
+    "gemma4_text": Family(
+        "gemma4_text",
+        {
+            **SLIDING,
+            "layer_types": 2 * MIXED,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,  # the last two reuse the keys of the first two
+            "global_head_dim": HEAD,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": VOCABULARY,
+        },
+        windows=(WINDOW, None, WINDOW, None),
+        positions=(True,) * 4,
+        reused=2,
+        scaling=1.0,
+    ),
+    "cohere2": Family(
+        "cohere2",
+        {**SLIDING, "layer_types": MIXED},
+        windows=(WINDOW, None),
+        positions=(True, False),
+        interleaved=True,
+        table=lambda angles: angles.repeat_interleave(2, -1),
+    ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2},
+        windows=(WINDOW, None),
+        table=lambda angles: angles,
+    ),
 }
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
 # Families that `patch` refuses, for set_theta and use_fused_rope.
@@ -240,17 +307,23 @@ class Layer:
 class Rotation(nn.Module):
     """Takes the place of a family's rotary module: no rotation, or one by a base of its own."""
 
-    def __init__(self, stock, theta):
+    def __init__(self, stock, theta, family):
         super().__init__()
-        self.stock, self.theta = stock, theta
+        self.stock, self.theta, self.family = stock, theta, family
+        self.config = stock.config  # by which Granite SWA finds it
 
     def forward(self, x, position_ids, *args, **kwargs):
         cos, sin = self.stock(x, position_ids, *args, **kwargs)
         if self.theta is None:
             return torch.ones_like(cos), torch.zeros_like(sin)
-        frequencies = torch.from_numpy(oracle.rope_frequencies(cos.shape[-1], self.theta))
-        angles = position_ids[..., None] * torch.cat([frequencies, frequencies])
+        pairs = cos.shape[-1] // len(self.family.table(torch.zeros(1)))
+        frequencies = torch.from_numpy(oracle.rope_frequencies(2 * pairs, self.theta))
+        angles = self.family.table(position_ids[..., None] * frequencies)
         return angles.cos(), angles.sin()
+
+
+def head_size(attention):
+    return attention.head_size if hasattr(attention, "head_size") else attention.head_dim
 
 
 class Reference:
@@ -263,29 +336,37 @@ class Reference:
         Its weights are taken, and its learned parameters of an encoding.
     spec : str, optional
         None for the stock encoding.
+    **options
+        Of `build`.
     """
 
-    def __init__(self, family, model, spec=None):
+    def __init__(self, family, model, spec=None, **options):
         self.family = FAMILIES[family]
-        self.model = build(family).double()
+        self.model = build(family, **options).double()
         if hasattr(self.model, "set_experts_implementation"):  # the others have no float64
             self.model.set_experts_implementation("eager")
         weights = {k: v for k, v in model.state_dict().items() if "position_encoding." not in k}
         self.model.load_state_dict(weights)
         self.model.set_attn_implementation(NAME)
-        self.parts, self.added = {}, None
+        self.parts, self.added = {}, None  # head size -> its parts
         self.spec, self.learned = spec, learned_by(model)
         base_model = decoder(self.model)
         if spec is not None:
             theta = float(spec.removeprefix("rope:theta=")) if spec.startswith("rope") else None
-            for name in ("rotary_emb", "rotary_emb_local"):
-                if hasattr(base_model, name):
-                    setattr(base_model, name, Rotation(getattr(base_model, name), theta))
-        described = zip(base_model.layers, self.family.windows, self.family.positions, strict=True)
-        for layer, window, positions in described:
-            attention = layer.attention if hasattr(layer, "attention") else layer.self_attn
+            for name, stock in list(base_model.named_modules()):
+                if name.startswith("rotary_emb") and not isinstance(stock, nn.ModuleList):
+                    base_model.set_submodule(name, Rotation(stock, theta, self.family))
+        self.attentions = [
+            layer.attention if hasattr(layer, "attention") else layer.self_attn
+            for layer in base_model.layers
+        ]
+        described = zip(self.attentions, self.family.windows, self.family.positions, strict=True)
+        for attention, window, positions in described:
             attention.layer_of_reference = Layer(self, window, positions)
-        base_model.layers[0].register_forward_pre_hook(self.add, with_kwargs=True)
+        if hasattr(base_model, "embed_tokens_per_layer"):  # inputs of other layers see them, too
+            base_model.embed_tokens.register_forward_hook(self.embedded)
+        else:
+            base_model.layers[0].register_forward_pre_hook(self.add, with_kwargs=True)
 
     def add(self, module, args, kwargs):
         """Absolute encodings: vectors added as the embeddings enter the first layer."""
@@ -294,6 +375,9 @@ class Reference:
         if args:
             return (args[0] + self.added, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + self.added}
+
+    def embedded(self, module, args, output):
+        return output if self.added is None else output + self.added
 
     def __call__(self, ids, padding=None, segments=None):
         """Logits (B, L, vocabulary) and attention weights, a list of (B, H, L, L).
@@ -321,15 +405,20 @@ class Reference:
                 [place - (row[:, None] == row).int().argmax(1) for row in segments]
             )
         config = self.model.config
-        if self.spec is not None:
+        for head in set(map(head_size, self.attentions)) if self.spec else ():
             sizes = {"dim": config.hidden_size, "trained_length": config.max_position_embeddings}
             made = parts_of(
-                self.spec, length, config.num_attention_heads, learned=self.learned, **sizes
+                self.spec,
+                length,
+                config.num_attention_heads,
+                learned=self.learned,
+                head=head,
+                **sizes,
             )
             made.pop("rotation", None)  # see Rotation
-            self.parts = {key: torch.as_tensor(x) for key, x in made.items()}
-        added = self.parts.pop("added", None)
-        self.added = None if added is None else added[positions]
+            self.parts[head] = {key: torch.as_tensor(x) for key, x in made.items()}
+            added = self.parts[head].pop("added", None)
+            self.added = None if added is None else added[positions]
         self.weights = []
         logits = self.model(ids, position_ids=positions, use_cache=False).logits
         return logits, self.weights
@@ -339,7 +428,7 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     """softmax(cap(((q + u).k + (q + v).p_delta) * scaling - slope * |delta| + bias)) v, float64."""
     layer = module.layer_of_reference
     reference, family = layer.reference, layer.reference.family
-    parts = reference.parts if layer.positions else {}
+    parts = reference.parts.get(query.shape[-1], {}) if layer.positions else {}
     assert attention_mask is None
     assert query.dtype == torch.float64
     groups = query.shape[1] // key.shape[1]
@@ -361,7 +450,11 @@ def attention(module, query, key, value, attention_mask, **kwargs):
     if layer.window is not None:
         seen = seen & (delta < layer.window)
     score = score.masked_fill(~seen[:, None], -torch.inf)
-    weights = score.softmax(-1)
+    if hasattr(module, "sinks"):  # a score of each head that takes its share, and has no value
+        sinks = module.sinks[:, None, None].expand(*score.shape[:3], 1)
+        weights = torch.cat([score, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = score.softmax(-1)
     reference.weights.append(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

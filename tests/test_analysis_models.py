@@ -49,9 +49,15 @@ def test_stock_models(name, implementation):
     model = hf_families.build(name)
     if implementation == "sdpa" and hf_families.FAMILIES[name].cap is not None:
         pytest.skip("transformers 5 refuses sdpa with a soft cap, transformers 4 ignores the cap")
+    if implementation == "sdpa" and not model._supports_sdpa:
+        pytest.skip("the family has no sdpa, because of its sinks")
     expected = told(copy.deepcopy(model))
     model.set_attn_implementation(implementation)
-    np.testing.assert_allclose(attention_map(model, ROW), expected, atol=2e-6)
+    found = attention_map(model, ROW)
+    if name == "granite_swa":  # it tells its weights before sinks take their share
+        assert (found.sum(-1) < 1).all()
+        found = found / found.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
     assert model.config._attn_implementation == implementation
 
 
@@ -307,7 +313,9 @@ def test_every_family_that_can_be_patched(name):
     described = hf_families.FAMILIES[name]
     found = measured_band(hf_families.build(name), ROW)
     assert found["heatmap"].shape == (len(ROW), described.rotated // 2)
-    assert [bool((row >= 0).all()) for row in found["band"]] == list(described.positions)
+    rotates = list(described.positions)
+    rotates[len(rotates) - described.reused :] = [False] * described.reused  # they have no keys
+    assert [row[0] >= 0 for row in found["band"]] == rotates
 
 
 def test_hybrids_and_fused_rotation():

@@ -107,7 +107,7 @@ def test_arrays_are_the_formula(spec, length, head, heads):
             got = np.stack(encoding.rope_table(positions, head, trained_length=16))
             wanted = np.stack(oracle.rope_table(positions, inv_freq, factor))
             dtype, bound = np.float32, 2.0**-23
-            assert encoding.interleaved == interleaved
+            assert bool(encoding.interleaved) == interleaved
             found = encoding.frequencies(head, length=length, trained_length=16)
             np.testing.assert_allclose(found[0], inv_freq, rtol=1e-12)
             assert (found[0].dtype, found[1]) == (np.float64, pytest.approx(factor, rel=1e-12))

@@ -93,7 +93,7 @@ encodings = st.one_of(
         ("wavelet:scales=128+", "wavelet:scales=128+"),
         ("wavelet:mirrored=false,kind=haar", "wavelet:kind=haar,mirrored=false"),
         ("wavelet:fixed_scale=true,min_scale=4.0", "wavelet:min_scale=4,fixed_scale=true"),
-        ("rope:fraction=1,interleaved=false", "rope"),
+        ("rope:fraction=1,interleaved=false", "rope:interleaved=false"),
         ("rope:theta=10000", "rope:theta=10000"),  # of None
         ("rope:theta=128.0,inference_theta=scaled", "rope:theta=128,inference_theta=scaled"),
         ("rope:theta=5e5", "rope:theta=500000"),

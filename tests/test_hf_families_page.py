@@ -6,17 +6,35 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
+
+import wavepe.hf
 
 from hf_families import FAMILIES
 
 from benchmarks import hf_families_page as page
+from benchmarks import hf_other_types as others
 
 ROOT = Path(__file__).parent.parent
 VERSIONS = (
     '<properties><property name="transformers" value="5.0.1"/>'
     '<property name="torch" value="2.10"/><property name="cell" value="{}"/></properties>'
 )
+
+
+# What these types are known for.
+REASONS = {
+    "gpt2": "no rotary module",
+    "bloom": "a bias or a term of the distance",
+    "whisper": "read an encoder",
+    "falcon": "do not call transformers' attention interface",
+    "deepseek_v3": "multi-head latent attention",
+    "qwen3_next": "keep a state",
+    "gemma4": "images or sound",
+    "exaone": "have the code of a supported family",  # it is a Llama
+    "phi": "not the attention",
+    "gptj": "by other code",
+}
 
 
 def kept(cases, folder):
@@ -35,6 +53,23 @@ def case(name, inside=""):
 
 def test_the_page_is_current(capsys):
     assert page.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_the_table_of_other_types_is_current(capsys):
+    assert others.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_kept_reasons_are_those_of_the_sources():
+    kept_file = ROOT / page.RESULTS / f"hf-other-types-{transformers.__version__}.json"
+    if not kept_file.exists():
+        pytest.skip("kept for another transformers")
+    found = others.measure()
+    assert found == json.loads(kept_file.read_text("utf-8"))
+    reasons = {kind: reason for reason, kinds in found["types"].items() for kind in kinds}
+    for kind, word in REASONS.items():
+        assert word in reasons[kind], kind
+    assert len(reasons) == found["causal"] - len(wavepe.hf.supported_families())
 
 
 def test_each_cell_of_the_newest_is_a_test_that_passed():

@@ -35,6 +35,7 @@ UPSTREAM = {
     "chunked_prefill": OUT_OF_BOUNDS,
     "chunked_prefill_left_padding": OUT_OF_BOUNDS,
     "assisted": (ValueError, "Cannot `crop`"),
+    "checkpointing": (AssertionError, "use_reentrant=True"),  # of keys that layers share
     "compile": NO_GRAPH,
     "export": NO_GRAPH,
 }
@@ -120,7 +121,8 @@ def in_pieces(model, ids, mask, cache, cuts=ODD):
 def test_left_padding(model):
     ids, mask = padded("left")
     kept, wanted = mask.bool(), alone(model, ids, mask)
-    assert close(logits(model, ids, attention_mask=mask)[kept], wanted, ROUNDING)
+    if not FAMILIES[model.config.model_type].scales_queries:
+        assert close(logits(model, ids, attention_mask=mask)[kept], wanted, ROUNDING)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     found = logits(model, ids, attention_mask=mask, position_ids=positions, use_cache=False)
     assert close(found[kept], wanted, ROUNDING)
@@ -318,7 +320,7 @@ def test_checkpointing(model):
     for reentrant in (False, True):
         enable({"use_reentrant": reentrant})
         for got, gradient in zip(gradients(model, ids), wanted, strict=True):
-            assert torch.equal(got, gradient)
+            assert torch.equal(got, gradient), f"use_reentrant={reentrant}"
 
 
 # ------------------------------------------------------------------ compilers

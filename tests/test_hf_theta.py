@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe
 import wavepe.hf
-from hf_families import FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
+from hf_families import BY_TYPE, FAMILIES, LOCAL_THETA, ROTARY, THETA, base, build
 from hf_model import LENGTH, VOCABULARY, logits, pickled, tiny, tiny_config, tokens
 from rope_cases import LONG, ORIGINAL, SHORT
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
@@ -21,6 +21,7 @@ QUICK = ("llama", "phi3", "gpt_neox", "gemma3_text", *ROTARY)
 EVERY = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in (*FAMILIES, *ROTARY)
+    if name != "granite_swa"  # see test_a_base_for_each_layer
 ]
 TYPES = {
     "linear": {"factor": 2.0},
@@ -37,7 +38,7 @@ TYPES = {
 
 
 def asked(family, theta):
-    return {"full_attention": theta} if family == "gemma3_text" else theta
+    return {"full_attention": theta} if family in BY_TYPE else theta
 
 
 def fields(config):
@@ -74,6 +75,13 @@ def test_is_the_model_of_that_theta_and_back(family, tmp_path):
         assert not torch.equal(logits(loaded, ids), before)
     set_theta(model, asked(family, THETA))
     same_model(model, build(family), ids)
+
+
+@pytest.mark.skipif("granite_swa" not in FAMILIES, reason="a newer transformers has it")
+def test_a_base_for_each_layer():
+    for model in (build("granite_swa"), wavepe.hf.patch(build("granite_swa"), "rope")):
+        with pytest.raises(ValueError, match="has one for each layer"):
+            set_theta(model, OTHER)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -111,9 +111,19 @@ def last_logits(model: torch.nn.Module, ids: torch.Tensor, count: int) -> torch.
 
     If the model can, it does not compute the others, which may not fit into memory.
     """
-    given = inspect.signature(model.forward).parameters
-    few = {"logits_to_keep": count} if "logits_to_keep" in given else {}
+    import torch
+
+    few: dict[str, Any] = {}
+    if _can_keep(model):
+        # Given a number, a Gemma 4 leaves the other tokens out of its last layers, too.
+        cuts = _can_keep(getattr(model, "model", None))
+        few["logits_to_keep"] = torch.arange(-count, 0, device=ids.device) if cuts else count
     return model(input_ids=ids, use_cache=False, **few).logits[:, -count:]
+
+
+def _can_keep(model: Any) -> bool:
+    forward = getattr(model, "forward", None)
+    return forward is not None and "logits_to_keep" in inspect.signature(forward).parameters
 
 
 @contextmanager

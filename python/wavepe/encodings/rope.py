@@ -47,8 +47,9 @@ class RoPE(Encoding):
         The part of the pairs that rotate (p-RoPE), from 0 to 1. The int(fraction * d // 2) pairs
         of the highest frequencies rotate, and the exponent keeps the denominator d. 1 is RoPE,
         and 0 is no encoding.
-    interleaved : bool
-        True pairs elements (2i, 2i+1). False pairs elements (i, i + d/2).
+    interleaved : bool, optional
+        True pairs elements (2i, 2i+1). False pairs elements (i, i + d/2). None is False; in a
+        patched model, None is the pairs of that model.
     inference_theta : float or "scaled", optional
         The base outside training. "scaled" is theta * length / trained_length where the sequence
         is longer than the trained length, and theta elsewhere.
@@ -105,7 +106,7 @@ class RoPE(Encoding):
 
     theta: float | None = option(None, positive())
     fraction: float = option(1.0, zero_to_one)
-    interleaved: bool = False
+    interleaved: bool | None = option(None, flag)
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES))
     factor: float | str | None = option(None, positive("scaled"))
@@ -187,10 +188,10 @@ class RoPE(Encoding):
         """
         theta = DEFAULT_THETA if self.theta is None else self.theta
         kind = None if self.type == "default" else self.type
+        given: dict[str, Any] = {"theta": theta, "interleaved": self.interleaved or None}
         if kind == "dynamic" or self.factor == "scaled":
-            kept = {"theta", "interleaved", "partial_rotary_factor"}
-            return RoPE(**{key: getattr(self, key) for key in kept} | {"theta": theta})
-        return dataclasses.replace(super().trained_as(), theta=theta, type=kind)
+            return RoPE(**given, partial_rotary_factor=self.partial_rotary_factor)
+        return dataclasses.replace(super().trained_as(), **given, type=kind)
 
     def frequencies(
         self,

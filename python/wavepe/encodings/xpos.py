@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from .._rope import rope_table
 from .._rope_frequencies import DEFAULT_THETA, rope_frequencies
 from .base import Encoding
-from .options import option, positive
+from .options import flag, option, positive
 from .register import register_encoding
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class XPos(Encoding):
     ----------
     theta : float
         The base of the rotation.
-    interleaved : bool
-        True pairs elements (2i, 2i+1). False pairs elements (i, i + d/2).
+    interleaved : bool, optional
+        As in `RoPE`.
     scale_base : float
         The distance over which a product shrinks by zeta.
     gamma : float
@@ -63,7 +63,7 @@ class XPos(Encoding):
     name = "xpos"
 
     theta: float = option(DEFAULT_THETA, positive())
-    interleaved: bool = False
+    interleaved: bool | None = option(None, flag)
     scale_base: float = option(512.0, positive())
     gamma: float = option(0.4, positive())
 
@@ -93,15 +93,14 @@ class XPos(Encoding):
         rate = torch.log((2 * pairs / d + self.gamma) / (1 + self.gamma)) / self.scale_base
         rate = rate.repeat_interleave(2) if self.interleaved else rate.repeat(2)
         most = _LARGEST.get(str(q.dtype), 80.0)
-        longest = -2 * most * self.scale_base / math.log(self.gamma / (1 + self.gamma))
+        longest = -most * self.scale_base / math.log(self.gamma / (1 + self.gamma))
         if tokens > longest:
             raise ValueError(
                 f"xpos in {q.dtype} has factors for at most {int(longest)} tokens, got {tokens}: "
                 "give a larger scale_base, or a wider dtype"
             )
-        middle = keys[..., tokens // 2 : tokens // 2 + 1]
         q_factor, k_factor = (
-            torch.exp(sign * (places - middle)[..., None] * rate).unsqueeze(-3).to(wide(q))
+            torch.exp(sign * places[..., None] * rate).unsqueeze(-3).to(wide(q))
             for sign, places in ((1, queries), (-1, keys))
         )
         return (q * q_factor).to(q.dtype), (k * k_factor).to(k.dtype)

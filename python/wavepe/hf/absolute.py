@@ -44,6 +44,7 @@ class AddAbsolute(AbsoluteVectors):
         input_ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
         if (input_ids is None) == (embeds is None):
             return  # the model raises the error
+        kwargs |= families.inputs_by_layer(call.module, kwargs)
         if embeds is None:
             embeds = call.module.get_input_embeddings()(input_ids)
         cached = 0 if call.cache is None else call.cache.get_seq_length()

@@ -33,9 +33,14 @@ from .counting import POSITIONS, by_positions, span
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
+from .pairs import Layout
 from .rotary import CosSin, Rotary
 
 NO_ENCODING = Scores(encoding("none"), head_dim=1, heads=1, causal=True)
+
+# Attribute of the keys that layers share: layer type -> `LayerCall.offset` of the layer that has
+# them. The cache has no entry for the other layers.
+OFFSETS = "_wavepe_offsets"
 
 # Tensors that transformers passes to every attention function and that do not change the scores.
 IGNORED = (
@@ -68,8 +73,9 @@ class LayerState:
     shared : SharedLearned, optional
         What the layers of the model learn together. A layer's own parameters are in its module
         `position_encoding`.
-    turned : bool
-        Whether the encoding rotates queries whose other terms read them without the rotation.
+    turned : Layout, optional
+        The form of the angles, if the encoding rotates queries whose other terms read them without
+        the rotation.
     rotation : int, optional
         Index of this layer's rotation, if the model has several.
     rotary : Rotary, optional
@@ -79,7 +85,7 @@ class LayerState:
     names: tuple[str, ...]
     score: Scores | None = None
     shared: SharedLearned | None = None
-    turned: bool = False
+    turned: Layout | None = None
     rotation: int | None = None
     rotary: Rotary | None = None
 
@@ -148,8 +154,14 @@ def before_attention(
     hidden, cache = kwargs["hidden_states"], cache_in(kwargs)
     cached: int | Tensor = 0
     if cache is not None:
-        cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
-        call.offset = cached - first
+        if families.reuses_keys(module):
+            call.offset = getattr(kwargs["shared_kv_states"], OFFSETS)[module.layer_type]
+        else:
+            cached, first = _cached_tokens(cache, module.layer_idx, hidden.shape[1], kwargs)
+            call.offset = cached - first
+        if families.stores_keys(module):
+            shared = kwargs["shared_kv_states"]
+            shared.__dict__.setdefault(OFFSETS, {})[module.layer_type] = call.offset
     if layer.rotary is not None:
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
@@ -159,14 +171,15 @@ def before_attention(
         kwargs["position_embeddings"] = layer.rotary(hidden, position_ids)
     elif layer.rotation is not None:
         kwargs["position_embeddings"] = kwargs["position_embeddings"][layer.rotation]
-    if not isinstance(kwargs.get("position_embeddings"), CosSin):
+    given = kwargs.get("position_embeddings")
+    if not isinstance(given, CosSin) and not (given is None and families.gets_no_angles(module)):
         raise ValueError(
             f"this {type(module).__name__} has the position encoding "
             f"{spec_text(module.config.position_encoding)!r}, but its angles come from a module "
             "that is not wavepe's: leave the model's rotary_emb in place, or call "
             "wavepe.hf.unpatch(model) first"
         )
-    if layer.turned:
+    if layer.turned is not None:
         call.angles = kwargs["position_embeddings"]
     call.hidden, call.positions = hidden, kwargs.get("position_ids")
     if cache is not None and layer.score is not None and layer.score.has_decay:
@@ -202,6 +215,7 @@ def attention_forward(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention with the layer's encoding; transformers calls this function.
@@ -219,6 +233,8 @@ def attention_forward(
         query sees.
     scaling, dropout, sliding_window, softcap
         As the family passes them.
+    s_aux : Tensor (H,), optional
+        The score of each head's attention sink, which has no value.
 
     Returns
     -------
@@ -240,6 +256,8 @@ def attention_forward(
     if not causal:
         if score is not None:
             raise ValueError(f"{score.encoding} needs causal attention, got is_causal=False")
+        if s_aux is not None:
+            raise ValueError("attention sinks need causal attention, got is_causal=False")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -250,6 +268,8 @@ def attention_forward(
     options: dict[str, Any] = {
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
     }  # fmt: skip
+    if s_aux is not None:
+        options["sinks"] = s_aux
     positions = None if score is None else kwargs.get(POSITIONS)
     size = keys if positions is None else span(positions)
     position, learned = NO_ENCODING, {}
@@ -257,7 +277,7 @@ def attention_forward(
         position, learned = score, layer.learned(module, size, call.hidden)
         if score.has_decay and key.shape[-1] == query.shape[-1]:  # there is no cache
             key = score.with_decay(key, learned)
-    rotated = _rotated(call.angles)
+    rotated = _rotated(call.angles, layer.turned)
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
     if weights_wanted or added or positions is not None:
@@ -273,7 +293,8 @@ def attention_forward(
         out, weights = attention_with_weights(v=value, mask=mask, **{**options, **given})
         weights = weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
-    if score is None and softcap is None and query.device.type not in families.FUSED_ON:
+    plain = score is None and softcap is None and s_aux is None
+    if plain and query.device.type not in families.FUSED_ON:
         whole = _sdpa_mask(query, key, attention_mask, offset, sliding_window)
         return sdpa_attention_forward(
             module, query, key, value, whole, dropout=dropout, scaling=scaling
@@ -290,7 +311,7 @@ def attention_forward(
 
 
 def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
-    """Raise ValueError for arguments that would change the scores: sinks, biases and others."""
+    """Raise ValueError for arguments that would change the scores, such as biases."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in IGNORED:
             raise ValueError(
@@ -329,12 +350,11 @@ def _sdpa_mask(
     return masks.full_mask(mask, queries, keys, offset, query.device, window)
 
 
-def _rotated(angles: CosSin | None) -> Rotated | None:
-    """Return how the queries were rotated: both halves of the angles hold one value a pair."""
-    if angles is None:
+def _rotated(angles: CosSin | None, layout: Layout | None) -> Rotated | None:
+    """Return how the queries were rotated."""
+    if angles is None or layout is None:
         return None
-    cos, sin = (x[..., : x.shape[-1] // 2] for x in angles)
-    return Rotated(cos, sin)
+    return Rotated(*map(layout.narrow, angles), layout.interleaved)
 
 
 def _layer(module: Any) -> LayerState:

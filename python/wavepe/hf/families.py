@@ -1,13 +1,15 @@
 """The model families that can be patched, and the names of the parts that a patch changes.
 
-All of them are decoders that call transformers' attention interface and whose rotary module rotates
-pairs (i, i + h). They differ in names, in the number of rotated dims, in layers without positions,
-and in windows and softcaps, which transformers passes to the attention function.
+All of them are decoders that call transformers' attention interface and that have a rotary module.
+They differ in names, in the pairs and the number of rotated dims, in layers without positions or
+keys of their own, and in windows, softcaps and sinks, which transformers passes to the attention
+function.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,10 @@ from torch import nn
 from transformers import Phi3ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from .rope_config import TRANSFORMERS_5, Slot, has_layer_types
+from . import pairs
+from .pairs import Layout
+from .rope_config import EACH_BASE, TRANSFORMERS_5, Slot, has_layer_types, layer_bases
+from .why_not import UNTESTED, why_not
 
 # On these devices `ops.attention` is one kernel. On others PyTorch's attention is faster for layers
 # whose encoding leaves the scores alone.
@@ -40,15 +45,28 @@ SUPPORTED = {
     "olmo2": "norms of queries and keys",
     "gpt_neox": "a bare rope rotates the same part of each head as the model",
     "granite": "scaling of the scores and of the embeddings",
+    "granite_swa": "scalings as in granite; attention sinks, windows, a base for each layer",
     "mixtral": "the sliding window; the experts",
     "qwen2_moe": "the experts",
     "qwen3_moe": "norms of queries and keys; the experts",
     "olmoe": "norms of queries and keys; the experts",
+    "olmo3": "norms of queries and keys; windows by layer type; a bare rope takes each type's base",
+    "ministral3": "the scaling of queries by the logarithm of their position",
+    "glm4": "the pairs (2i, 2i+1); a bare rope rotates the same part of each head as the model",
+    "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
+    "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
+    "gpt_oss": "attention sinks, a window in every second layer; the experts",
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
+_NEW = ("granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss")
+if _NEW[0] not in CONFIG_MAPPING:  # before 5.24 they are missing, or built otherwise
+    for _kind in _NEW:
+        del SUPPORTED[_kind]
 # Families that can rotate a part of a head's dims.
-PARTIAL = ("phi3", "gpt_neox")
+PARTIAL = ("phi3", "gpt_neox", "glm4")
+# Families whose angles have another form than Llama's, or that rotate other pairs.
+LAYOUT_OF = {"glm4": pairs.GLM, "cohere2": pairs.COHERE, "gpt_oss": pairs.GPT_OSS}
 
 
 def supported_families() -> dict[str, str]:
@@ -98,7 +116,7 @@ def decoder(model: nn.Module) -> Any:
     kind = family(config)
     if kind not in SUPPORTED:
         raise TypeError(f"{supported}; got a {name}: {_why_not(base, config)}")
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         raise TypeError(f"{supported}, if they are causal; this {name} attends in both directions")
     try:
         found = attentions(base)
@@ -121,12 +139,11 @@ def _why_not(base: nn.Module, config: Any) -> str:
     """Return the reason why a model of an unknown family cannot be patched."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
-    names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
-    if not any(name.startswith("rotary") for name in names):
-        return "it has no rotary module to replace"
-    if not any(map(_uses_interface, base.modules())):
-        return "its attention layers do not call transformers' attention interface"
-    return "wavepe does not test this family, and could not see what is different in it"
+    try:
+        source = inspect.getsource(sys.modules[type(base).__module__])
+    except (OSError, TypeError):  # a class that was typed in
+        return UNTESTED
+    return why_not(source, type(base).__name__)
 
 
 def names_in_forward(module: nn.Module) -> tuple[str, ...]:
@@ -162,7 +179,31 @@ def slots(base: Any) -> list[Slot | None]:
         return [Slot(names[bool(layer.is_sliding)]) for layer in layers]
     if has_layer_types(config):
         return [Slot("rotary_emb", kind) for kind in config.layer_types[: len(layers)]]
-    return [Slot() if getattr(layer, "use_rope", True) else None for layer in layers]
+    if family(config) == "granite_swa":
+        every = layer_bases(config)
+        return [
+            Slot(f"{EACH_BASE}{every.index(base)}") if base else None
+            for base in config.layer_rope_theta[: len(layers)]
+        ]
+    return [Slot() if _rotates(layer) else None for layer in layers]
+
+
+def _rotates(layer: Any) -> bool:
+    """Return whether a layer has positions: Cohere 2 rotates those with a window alone."""
+    if family(layer.config) == "cohere2":
+        return layer.sliding_window is not None
+    return getattr(layer, "use_rope", True)
+
+
+def gets_no_angles(layer: Any) -> bool:
+    """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
+    config = layer.config
+    return family(config) == "granite_swa" and not config.layer_rope_theta[layer.layer_idx]
+
+
+def layout(config: Any) -> Layout:
+    """Return the form of the family's angles."""
+    return LAYOUT_OF.get(family(config), pairs.LLAMA)
 
 
 def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> int:
@@ -173,17 +214,49 @@ def rotated_dims(config: Any, stock: nn.Module, slot: Slot, head_dim: int) -> in
     return 2 * getattr(stock, name).numel()
 
 
-def head_dim(base: Any) -> int:
-    """Return the number of dims of a head."""
-    layer = attentions(base)[0]
-    size = getattr(layer, "head_dim", None)
-    return layer.head_size if size is None else size
+def head_dims(base: Any) -> list[int]:
+    """Return the number of dims of a head, in each layer."""
+    layers = attentions(base)
+    return [layer.head_dim if hasattr(layer, "head_dim") else layer.head_size for layer in layers]
+
+
+def keys_from(base: Any) -> list[int | None]:
+    """Return, for each layer, the layer whose keys it reuses (Gemma 4), or None."""
+    found: list[int | None] = []
+    stores: dict[str, int] = {}
+    for index, layer in enumerate(attentions(base)):
+        found.append(stores.get(layer.layer_type) if reuses_keys(layer) else None)
+        if stores_keys(layer):
+            stores[layer.layer_type] = index
+    return found
+
+
+def reuses_keys(layer: Any) -> bool:
+    """Return whether an attention layer has no keys of its own."""
+    return getattr(layer, "is_kv_shared_layer", False)
+
+
+def stores_keys(layer: Any) -> bool:
+    """Return whether later layers may reuse the keys of an attention layer."""
+    return getattr(layer, "store_full_length_kv", False)
+
+
+def inputs_by_layer(base: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of each layer that a base model looks up by its tokens (Gemma 4), if any.
+
+    It cannot look them up by embeddings that were changed.
+    """
+    given = kwargs.get("per_layer_inputs")
+    if given is not None or not getattr(base, "hidden_size_per_layer_input", 0):
+        return {}
+    found = base.get_per_layer_inputs(kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    return {"per_layer_inputs": found}
 
 
 def embedding_scale(base: Any) -> float:
     """Return the factor by which the base model multiplies the embeddings that it looks up."""
     config = base.config
-    if family(config) == "granite":
+    if family(config) in ("granite", "granite_swa"):
         return float(config.embedding_multiplier)
     scaled = hasattr(base.get_input_embeddings(), "embed_scale")
     if family(config) == "gemma2" and not scaled:

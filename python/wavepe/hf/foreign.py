@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import families
-from .fused_rope import APPLY, rotates_halves
+from . import families, pairs
+from .fused_rope import APPLY
 from .layers import spec_text
 
 # Of a pass through a model that has forwards of others: the attention layers that ran.
 _passing = threading.local()
 _ours: dict[Any, bool] = {}  # a function -> whether it is transformers' or ours
-_rotations: set[Any] = set()  # functions that rotate as families do
+_rotations: set[Any] = set()  # pairs of a layout and a function that rotates so
 
 
 def replaced(what: str, config: Any) -> ValueError:
@@ -96,12 +96,12 @@ def _is_of_transformers(function: Any) -> bool:
 def _check_rotation(attention: Any, base: Any) -> None:
     """Raise ValueError if the function that rotates queries and keys ignores angles of wavepe."""
     forward: Any = inspect.unwrap(attention.forward)
-    apply = forward.__globals__.get(APPLY)
-    if apply is None or _is_of_transformers(apply) or apply in _rotations:
+    apply, layout = forward.__globals__.get(APPLY), families.layout(base.config)
+    if apply is None or _is_of_transformers(apply) or (layout, apply) in _rotations:
         return
     device = next(base.parameters()).device
     if device.type == "meta":
         return
-    if not rotates_halves(apply, device):
+    if not pairs.agrees(layout, apply, device):
         raise replaced(f"the function {APPLY} of {forward.__module__}", base.config)
-    _rotations.add(apply)
+    _rotations.add((layout, apply))

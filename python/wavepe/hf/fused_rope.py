@@ -8,12 +8,13 @@ import itertools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks, ops
+from . import pairs
 from .families import names_in_forward
 from .layers import spec_text
 from .rotary import RopeRotation, Rotary, StockRotation
@@ -161,43 +162,6 @@ def _fused_class(stock: Any) -> Any:
 # ---------------------------------------------------------------- the function of a family
 
 
-class _Layout(NamedTuple):
-    """Order of the pairs and form of the angles in a family.
-
-    Attributes
-    ----------
-    interleaved : bool
-        Whether pairs are (2i, 2i + 1); else they are (i, i + h).
-    widen : callable
-        Turns one value for each pair, (..., h), into a table of the family's rotary module.
-    narrow : callable
-        The inverse of `widen`.
-    """
-
-    interleaved: bool
-    widen: Callable[[Tensor], Tensor]
-    narrow: Callable[[Tensor], Tensor]
-
-
-def _first_half(table: Tensor) -> Tensor:
-    return table[..., : table.shape[-1] // 2]
-
-
-def _every_second(table: Tensor) -> Tensor:
-    return table[..., ::2]
-
-
-LAYOUTS = [
-    _Layout(interleaved, widen, narrow)
-    for interleaved in (False, True)
-    for widen, narrow in (
-        (lambda pairs: torch.cat((pairs, pairs), -1), _first_half),  # Llama; GLM interleaved
-        (lambda pairs: pairs.repeat_interleave(2, -1), _every_second),  # Cohere
-        (lambda pairs: pairs, lambda table: table),  # GPT-OSS
-    )
-]
-
-
 def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return a function with the results of `apply(q, k, cos, sin)` that calls one operator.
 
@@ -210,15 +174,15 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
     ValueError
         `apply` is not a rotation of pairs in a known layout.
     """
-    layout = next((layout for layout in LAYOUTS if _agrees(layout, apply)), None)
+    layout = next((layout for layout in pairs.LAYOUTS if pairs.agrees(layout, apply)), None)
     if layout is None:
         raise ValueError(
             f"{apply.__module__}.{APPLY} has no fused form: it does not rotate pairs (i, i + h) or "
             "(2i, 2i + 1) given (q, k, cos, sin)"
         )
     interleaved, narrow = layout.interleaved, layout.narrow
-    q, k, pairs = _sample()
-    table = layout.widen(pairs)
+    q, k, angles = pairs.sample()
+    table = layout.widen(angles)
     keeps_dtype = apply(q.bfloat16(), k.bfloat16(), table, table)[0].dtype == torch.bfloat16
 
     def fused(
@@ -232,27 +196,3 @@ def _fused_apply(apply: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tenso
         return ops.rope_qk(q, k, narrow(cos), narrow(sin), interleaved=interleaved)
 
     return fused
-
-
-def rotates_halves(apply: Callable[..., Any], device: torch.device) -> bool:
-    """Return whether `apply(q, k, cos, sin)` rotates the pairs (i, i + h), as Llama's does."""
-    return _agrees(LAYOUTS[0], apply, device)
-
-
-def _sample(device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), all values distinct."""
-    with torch.device(device), torch.inference_mode(False):
-        q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
-        return q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
-
-
-@torch.no_grad()
-def _agrees(layout: _Layout, apply: Callable[..., Any], device: torch.device | str = "cpu") -> bool:
-    q, k, angles = _sample(device)
-    cos, sin = angles.cos(), angles.sin()
-    expected = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
-    try:
-        got = apply(q, k, layout.widen(cos), layout.widen(sin))
-        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected, strict=True))
-    except Exception:  # an unknown function may raise anything for these arguments
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,16 +82,22 @@ class _Builder:
         The base model, or a layer that stands alone. It will hold the learned parameters.
     """
 
-    def __init__(self, config: PretrainedConfig, head_dim: int, owner: nn.Module) -> None:
-        self.config, self.head_dim, self.owner = config, head_dim, owner
+    def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
+        self.config, self.owner = config, owner
         self.heads = config.num_attention_heads
+        self.layout = families.layout(config)
         self.parts = Parts()
-        self.scores: dict[str, Scores] = {}
+        self.scores: dict[tuple[str, int], Scores] = {}
         # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
         self.rotations: dict[Slot, list[str | None]] = {}
 
     def layer(
-        self, attention: nn.Module, slot: Slot | None, encoding: Encoding | None, stock: nn.Module
+        self,
+        attention: nn.Module,
+        slot: Slot | None,
+        encoding: Encoding | None,
+        stock: nn.Module,
+        head_dim: int,
     ) -> LayerState:
         """Build the parts of `encoding` for one layer.
 
@@ -107,33 +114,38 @@ class _Builder:
             rope, own = read_encoding("rope"), False
         key = None if own else "" if rope is None else str(rope)
         found = self.rotations.setdefault(slot, [])
-        dims = families.rotated_dims(self.config, stock, slot, self.head_dim)
+        dims = families.rotated_dims(self.config, stock, slot, head_dim)
         if key not in found:
             found.append(key)
-            rotation: nn.Module = StockRotation(stock, slot) if own else IdentityRotation(dims)
+            rotation: nn.Module = (
+                StockRotation(stock, slot) if own else IdentityRotation(dims, self.layout)
+            )
             if rope is not None:
                 rotation = RopeRotation(self.config, slot, dims, rope)
                 if rotation.reads_config:
-                    check_live(stock, self.config, local=slot.module == "rotary_emb_local")
+                    check_live(stock, rope_config.of_slot(self.config, slot))
                 self.parts.cache_parts.append(rotation)
             if slot.module not in self.parts.rotaries:
-                self.parts.rotaries[slot.module] = Rotary(stock, self.config)
+                self.parts.rotaries[slot.module] = Rotary(stock, self.config, slot)
             self.parts.rotaries[slot.module].add(slot, rotation)
         layer.rotation = found.index(key)
         if encoding is not None and encoding.in_scores:
-            layer.score = self.score(self.with_base(encoding, slot), dims)
-            layer.turned = rope is not None
+            layer.score = self.score(self.as_rotated(encoding, slot), head_dim, dims)
+            layer.turned = None if rope is None else self.layout
         return layer
 
-    def with_base(self, encoding: Encoding, slot: Slot) -> Encoding:
-        """Return the encoding, whose self_extend rotates with the base of the model."""
+    def as_rotated(self, encoding: Encoding, slot: Slot) -> Encoding:
+        """Return the encoding with the base and the layout of the model, for a part that changes
+        queries and keys once more."""
         rope: Any = encoding.rotary
-        if getattr(rope, "self_extend", None) is None or rope.theta is not None:
+        if rope is None or not rope.in_scores:
             return encoding
-        based = with_base(rope, self.config, slot)
-        return encoding.with_parts(lambda part: based if part.rotates else part)
+        if rope.theta is None:
+            rope = with_base(rope, self.config, slot)
+        rope = dataclasses.replace(rope, interleaved=self.layout.interleaved)
+        return encoding.with_parts(lambda part: rope if part.rotates else part)
 
-    def score(self, encoding: Encoding, rotated_dims: int) -> Scores:
+    def score(self, encoding: Encoding, head_dim: int, rotated_dims: int) -> Scores:
         """Return what `encoding` adds to the scores; layers of one encoding share it.
 
         Raises
@@ -141,26 +153,39 @@ class _Builder:
         ValueError
             The encoding does not fit the head size or the number of heads.
         """
-        spec = str(encoding)
-        if spec not in self.scores:
-            size = (self.head_dim, self.heads, True, rotated_dims)
-            self.scores[spec] = Scores(encoding, *size)
-        return self.scores[spec]
+        key = str(encoding), head_dim
+        if key not in self.scores:
+            self.scores[key] = Scores(encoding, head_dim, self.heads, True, rotated_dims)
+        return self.scores[key]
 
-    def learn(self, whole: Encoding | None, attentions: list[Any]) -> None:
-        """Build the parameters that layers share, and those of each layer."""
+    def learn(self, whole: Encoding | None, attentions: list[Any], head_dims: list[int]) -> None:
+        """Build the parameters that layers share, and those of each layer.
+
+        Raises
+        ------
+        ValueError
+            Layers with heads of several sizes would share a table.
+        """
         if whole is None:
             return
-        size, dim = (self.head_dim, self.heads, True), self.config.hidden_size
-        shared = Learned(whole, *size, layer=False, dim=dim)
+        every = zip(attentions, self.parts.layers, head_dims, strict=True)
+        learning = [one for one in every if one[1].score and one[1].score.encoding.learns]
+        sizes, dim = sorted({size for *_, size in learning}), self.config.hidden_size
+        shared = Learned(whole, (sizes or head_dims)[0], self.heads, True, layer=False, dim=dim)
+        by_size = not {"bias", "sinks"}.issuperset(whole.learns)
+        if shared.has_parameters and by_size and len(sizes) > 1:
+            raise ValueError(
+                f"{whole} learns one table for its layers, but in this model these have heads of "
+                f"the sizes {' and '.join(map(str, sizes))}: name layers of one size, as in "
+                f"{{'0-3': '{whole}'}}"
+            )
         if shared.has_parameters:
             self.parts.shared = shared
-        for attention, layer in zip(attentions, self.parts.layers, strict=True):
-            if layer.score is None or not layer.score.encoding.learns:
-                continue
+        for attention, layer, head_dim in learning:
             if self.parts.shared is not None:
                 layer.shared = SharedLearned(whole, self.owner)
-            own = Learned(named_as_in(whole, layer.score.encoding), *size, layer=True, dim=dim)
+            part = named_as_in(whole, layer.score.encoding)
+            own = Learned(part, head_dim, self.heads, True, layer=True, dim=dim)
             if own.has_parameters:
                 self.parts.own[attention] = own
 
@@ -173,25 +198,38 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
     ValueError
         An encoding does not fit the head size, the number of heads, the rope type or the layers.
     """
-    builder = _Builder(config, families.head_dim(base), base)
+    builder = _Builder(config, base)
     attentions, slots = families.attentions(base), families.slots(base)
+    head_dims = families.head_dims(base)
     chosen = choice.by_layer([slot is not None for slot in slots])
-    for index, (attention, slot, one) in enumerate(zip(attentions, slots, chosen, strict=True)):
+    every = zip(attentions, slots, chosen, head_dims, strict=True)
+    for index, (attention, slot, one, head_dim) in enumerate(every):
         if slot is None and one is not None and one.rotates:
             raise ValueError(
                 f"layer {index} of this model does not rotate, so it cannot have {one}"
             )
-        stock = getattr(base, (slot or Slot()).module)
-        builder.parts.layers.append(builder.layer(attention, slot, one, stock))
+        stock = base.get_submodule((slot or Slot()).module)
+        builder.parts.layers.append(builder.layer(attention, slot, one, stock, head_dim))
+    _check_reused(families.keys_from(base), builder.parts.layers)
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
         if len(builder.rotations[slot or Slot()]) == 1:
             layer.rotation = None  # all layers rotate alike
-    builder.learn(choice.learned, attentions)
+    builder.learn(choice.learned, attentions, head_dims)
     if choice.everywhere is not None and choice.everywhere.adds:
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
         if builder.parts.absolute.follows_length:
             builder.parts.cache_parts.append(builder.parts.absolute)
     return builder.parts
+
+
+def _check_reused(keys_from: list[int | None], layers: list[LayerState]) -> None:
+    """Raise ValueError if a layer reuses keys that are not rotated as its queries are."""
+    for index, source in enumerate(keys_from):
+        if source is not None and layers[index].rotation != layers[source].rotation:
+            raise ValueError(
+                f"layer {index} of this model reuses the keys of layer {source}, so both must "
+                "rotate alike: give them the same rope, or both none"
+            )
 
 
 class _PassHooks:
@@ -220,6 +258,9 @@ class _PassHooks:
         self.watch.before()
         if self.has_temperature:
             add_absolute_positions(call)
+        if "logits_to_keep" in self.names:
+            # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
+            call.kwargs["logits_to_keep"] = None
         if self.counts:
             add_positions(call)
         add_packed_mask(call)
@@ -242,7 +283,7 @@ class _PassHooks:
 def _attach(base: Any, parts: Parts, record: Installed) -> None:
     attach(base, parts.shared, parts.own)  # first, because it may raise
     for name, rotary in parts.rotaries.items():
-        setattr(base, name, rotary)
+        base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
     record.hooks += _PassHooks(base, record.spec, parts).attach(base)
     for whole in base.layers:
@@ -340,9 +381,9 @@ def uninstall(model: nn.Module) -> None:
         hook.remove()
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
-    for name, module in list(base.named_children()):
+    for name, module in list(base.named_modules()):
         if isinstance(module, Rotary):
-            setattr(base, name, module.stock)
+            base.set_submodule(name, module.stock)
     detach(base, families.attentions(base))
     return_changes(present.config, present.stock)
     replace_config(model, present.config, present.stock)
@@ -365,17 +406,17 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     """Install an encoding in a layer that stands alone; the layer computes its own angles."""
     stock = attention.config
     own = patched_config(stock, choice.stored())
-    builder = _Builder(own, attention.head_dim, attention)
+    builder = _Builder(own, attention)
     rotary = LlamaRotaryEmbedding(config=stock)
     whole = choice.everywhere
     assert whole is not None
     one = whole.at(attention.layer_idx, own.num_hidden_layers)
-    layer = builder.layer(attention, Slot(), one, rotary)
+    layer = builder.layer(attention, Slot(), one, rotary, attention.head_dim)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = own
     attention.wavepe = layer
     if one.learns:
-        size = (builder.head_dim, builder.heads, True)
+        size = (attention.head_dim, builder.heads, True)
         learned = Learned(named_as_in(whole, one), *size, dim=own.hidden_size)
         attach(attention, None, {attention: learned})
     spec = choice.stored()

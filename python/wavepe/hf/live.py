@@ -15,10 +15,8 @@ from torch import Tensor
 from . import rope_config
 
 
-def rebuilt(module: Any, config: Any, *, local: bool = False) -> Any:
-    """Build a stock rotary module anew for `config`; `local`: Gemma 3's second (transformers 4)."""
-    if local:
-        config = rope_config.of_local_layers(config)
+def rebuilt(module: Any, config: Any) -> Any:
+    """Build a stock rotary module anew for `config`, of its slot (`rope_config.of_slot`)."""
     given = {
         key: getattr(module, key)
         for key in inspect.signature(type(module).__init__).parameters
@@ -55,7 +53,7 @@ def has_only_a_base(module: Any, config: Any) -> bool:
     return all(value == 1 for value in factors)
 
 
-def check_live(module: Any, config: Any, *, local: bool = False) -> None:
+def check_live(module: Any, config: Any) -> None:
     """Raise ValueError if a stock module does not rotate as its configuration says.
 
     Dynamic scaling is no difference: the frequencies before it count.
@@ -63,7 +61,7 @@ def check_live(module: Any, config: Any, *, local: bool = False) -> None:
     lives = _in_use(module, config)
     if any(x.is_meta for x in lives):
         return
-    fresh = rebuilt(module, config, local=local)
+    fresh = rebuilt(module, config)
     for live, new in zip(lives, _in_use(fresh, config), strict=True):
         live = live.detach().cpu()
         # A model may be cast to a narrow dtype, and its frequencies computed on a device.

@@ -43,14 +43,14 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
     model : transformers.PreTrainedModel
         A causal decoder of a supported family, or a model with a head around one: Llama, Mistral,
         Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite, Mixtral,
-        Qwen2-MoE, Qwen3-MoE, OLMoE. It is changed in place. Give the outermost model, the one that
-        will be saved.
+        Qwen2-MoE, Qwen3-MoE, OLMoE, OLMo 3, Ministral 3, GLM-4, Cohere 2, Gemma 4 (text), Granite
+        SWA, GPT-OSS. It is changed in place. Give the outermost model, the one that will be saved.
     encoding : str, dict or Encoding
         One encoding, in any form that `wavepe.encoding` takes. A "rope" without theta uses the base
-        of the model, and without a type its scaling too. A dict of layer ranges makes a hybrid,
-        ``{"0-3": "rope", "4": "none"}``: layers that it does not name keep their own encoding.
-        Layers that the family leaves without positions (SmolLM3) keep none, unless the dict names
-        them.
+        of the model, without a type its scaling too, and its pairs. A dict of layer ranges makes a
+        hybrid, ``{"0-3": "rope", "4": "none"}``: layers that it does not name keep their own
+        encoding. Layers that the family leaves without positions (SmolLM3, Cohere 2) keep none,
+        unless the dict names them.
     **options
         Options of the encoding.
 
@@ -114,7 +114,7 @@ def warn_of_scales(model: nn.Module, chosen: Choice, length: int | None = None) 
     With `length`, nothing is said that was said for the model.
     """
     base = families.decoder(model)
-    size = families.head_dim(base)
+    size = max(families.head_dims(base))
     longest = getattr(base.config, "max_position_embeddings", None) or math.inf
     for encoding in chosen.encodings:
         hint = scale_hint(encoding, size, length or longest)

@@ -98,7 +98,7 @@ def _richer(part: Encoding) -> Encoding:
 
 def _kept_fraction(base: Any, length: int) -> float:
     """Return the fraction of pairs that turn often enough, or 0."""
-    size = families.head_dim(base)
+    size = max(families.head_dims(base))
     theta = rope_config.parameters(base.config, Slot()).get("rope_theta")
     if theta is None or families.family(base.config) in families.PARTIAL:
         return 0.0
@@ -127,8 +127,9 @@ class Teacher:
         inputs : dict
             A batch.
         """
-        given = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": 1}
         place = next(student.parameters()).device
+        last = torch.tensor([-1], device=place)  # given a 1, a Gemma 4 leaves tokens out of layers
+        given = {"input_ids": inputs["input_ids"], "use_cache": False, "logits_to_keep": last}
         if next(self.model.parameters()).device != place:
             self.model.to(place)
         with (

@@ -21,6 +21,7 @@ TRANSFORMERS_5 = int(transformers.__version__.split(".")[0]) >= 5
 Bases = dict[str, float]
 # GPT-NeoX has other names for them before transformers 5.
 NEOX = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+EACH_BASE = "rotary_embs."  # the modules of Granite SWA, one for each base
 ALL_LAYERS = ""  # the layer type of a model with one base for all layers
 
 
@@ -41,6 +42,9 @@ def parameters(config: Any, slot: Slot) -> dict[str, Any]:
     """Return base and scaling of a slot, in the form of transformers 5."""
     if TRANSFORMERS_5:
         given = config.rope_parameters
+        if slot.module.startswith(EACH_BASE):
+            base = layer_bases(config)[int(slot.module.removeprefix(EACH_BASE))]
+            return {**given, "rope_theta": base}
         return dict(given if slot.layer_type is None else given[slot.layer_type])
     if slot.module == "rotary_emb_local":
         return {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
@@ -87,11 +91,21 @@ def for_init(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
-def of_local_layers(config: Any) -> Any:
-    """Return a copy of the configuration for Gemma 3's second rotary module (transformers 4)."""
-    config = copy.deepcopy(config)
-    config.rope_theta = config.rope_local_base_freq
-    config.rope_scaling = {"rope_type": "default"}
+def layer_bases(config: Any) -> list[float]:
+    """Return the bases of Granite SWA in rising order; a base of 0 says that a layer has none."""
+    return sorted({base for base in config.layer_rope_theta if base})
+
+
+def of_slot(config: Any, slot: Slot) -> Any:
+    """Return the configuration that the stock module of a slot is built with."""
+    if slot.module == "rotary_emb_local":  # Gemma 3 in transformers 4
+        config = copy.deepcopy(config)
+        config.rope_theta = config.rope_local_base_freq
+        config.rope_scaling = {"rope_type": "default"}
+    elif slot.module.startswith(EACH_BASE):
+        found = parameters(config, slot)
+        config = copy.deepcopy(config)
+        config.rope_parameters = found
     return config
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from .. import ops
-from .._rope_frequencies import standard_parameters
+from .._rope_frequencies import PARAMETERS, standard_parameters
 from ..encodings import Encoding, RoPE
 from ..ops._common import wide
 from ..positions.rotation import LONG, SHORT, FrequencySchedule
@@ -19,13 +19,14 @@ from . import families, rope_config
 from .cache_guard import frequency_name
 from .families import ATTENTION
 from .layers import StoredSpec, changed_encoding, spec_text
+from .pairs import Layout
 from .rope_config import Slot
 
 ALL_TYPES = "all"
 
 
 class CosSin(NamedTuple):
-    """cos and sin of the angles, each (1|B, q, rotated dims); both halves hold one value a pair.
+    """cos and sin of the angles, each (1|B, q, columns), in the layout of the family.
 
     By this type an attention layer knows that the angles come from wavepe.
     """
@@ -50,10 +51,11 @@ class Rotary(nn.Module):
         and each layer takes its own.
     """
 
-    def __init__(self, stock: nn.Module, config: PretrainedConfig) -> None:
+    def __init__(self, stock: nn.Module, config: PretrainedConfig, slot: Slot) -> None:
         super().__init__()
         self.stock = stock
-        self.config = config
+        own = slot.module.startswith(rope_config.EACH_BASE)
+        self.config: Any = _OfSlot(config, slot) if own else config
         self.spec: StoredSpec = config.position_encoding
         self.rotations = nn.ModuleDict()
         # The parameters of slots with a rotation that takes its base from the configuration.
@@ -97,6 +99,25 @@ class Rotary(nn.Module):
                 )
 
 
+class _OfSlot:
+    """The configuration of a model with the rope parameters of one slot.
+
+    Granite SWA reads there which base a module has.
+    """
+
+    def __init__(self, config: PretrainedConfig, slot: Slot) -> None:
+        self.model, self.slot = config, slot
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        return rope_config.parameters(self.model, self.slot)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of a copy that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self.__dict__["model"], name)
+
+
 class StockRotation(nn.Module):
     """Rotation of the family's own module, for layers that a hybrid does not name."""
 
@@ -116,12 +137,12 @@ class StockRotation(nn.Module):
 class IdentityRotation(nn.Module):
     """Rotation by 0, for all encodings that are not rotary."""
 
-    def __init__(self, dims: int) -> None:
+    def __init__(self, dims: int, layout: Layout) -> None:
         super().__init__()
-        self.dims = dims
+        self.columns = layout.widen(torch.empty(dims // 2)).numel()
 
     def forward(self, x: Tensor, position_ids: Tensor) -> CosSin:
-        shape = (1, position_ids.shape[-1], self.dims)
+        shape = (1, position_ids.shape[-1], self.columns)
         return CosSin(x.new_ones(()).expand(shape), x.new_zeros(()).expand(shape))
 
 
@@ -135,11 +156,13 @@ class RopeRotation(nn.Module):
     def __init__(self, config: PretrainedConfig, slot: Slot, dims: int, encoding: Encoding) -> None:
         super().__init__()
         rope = cast(RoPE, encoding)  # `register_encoding` demands this of a user's own class
-        if rope.interleaved:
+        self.layout = families.layout(config)
+        if rope.interleaved not in (None, self.layout.interleaved):
+            other = self.layout._replace(interleaved=rope.interleaved)
             raise ValueError(
-                f"{encoding}: interleaved=true is for models that rotate the pairs (2i, 2i+1), "
-                f"but a {type(config).__name__.removesuffix('Config')} rotates the pairs "
-                "(i, i + d/2)"
+                f"{encoding}: interleaved={str(rope.interleaved).lower()} is for models that "
+                f"rotate the pairs {other.pairs}, but a {families.family(config)} rotates the "
+                f"pairs {self.layout.pairs}"
             )
         self.config, self.slot = config, slot
         self.reads_config = rope.theta is None
@@ -149,9 +172,9 @@ class RopeRotation(nn.Module):
         pairs = self.rotation.pairs
         if 2 * pairs != dims:
             raise ValueError(
-                f"{self.encoding} rotates {2 * pairs} of {dims} dims, but the pairs (i, i + d/2) "
-                "of this model need all of them: to leave pairs of the whole head unrotated, give "
-                "fraction or type=proportional"
+                f"{self.encoding} rotates {2 * pairs} of {dims} dims, but the pairs "
+                f"{self.layout.pairs} of this model need all of them: to leave pairs of the whole "
+                "head unrotated, give fraction or type=proportional"
             )
         # Name that marks caches; None if the frequencies depend on the length or on the mode.
         self.steady_name: str | None = None
@@ -181,7 +204,7 @@ class RopeRotation(nn.Module):
         cos, sin = ops.rope_table(
             position_ids, found.on(x), attention_factor=found.factor, dtype=wide(x)
         )
-        return CosSin(*(torch.cat((half, half), dim=-1).to(x.dtype) for half in (cos, sin)))
+        return CosSin(*(self.layout.widen(angles).to(x.dtype) for angles in (cos, sin)))
 
     @torch.compiler.assume_constant_result
     def _check_trained_length(self, changed: int) -> None:
@@ -201,6 +224,8 @@ class RopeRotation(nn.Module):
 def with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """Add the model's base to `encoding`; if `encoding` has no type, add the scaling too."""
     parameters = rope_config.parameters(config, slot)
+    for key in set(getattr(config, "ignore_keys_at_rope_validation", ())) - PARAMETERS.keys():
+        parameters.pop(key, None)  # the family's layers read it, and not its rotary module
     given, problems = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
     encoding = dataclasses.replace(encoding, theta=theta)

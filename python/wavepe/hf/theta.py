@@ -22,7 +22,7 @@ from . import rope_config
 from .cache_guard import CacheGuard, frequency_name
 from .layers import spec_text
 from .live import check_live, frequencies, has_only_a_base, rebuilt
-from .rope_config import ALL_LAYERS, Bases
+from .rope_config import ALL_LAYERS, Bases, Slot
 from .rotary import RopeRotation, Rotary
 
 M = TypeVar("M", bound=nn.Module)
@@ -88,10 +88,11 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
                 f"parameter {name} is on the meta device: call set_theta first, then offload or "
                 "dispatch the model"
             )
-    for module, local in ((place.module, place.local) for place in places):
+    for place in places:
+        module = place.module
         # A base that is only in the configuration, or only in memory, is mended here.
         if not (isinstance(module, RopeRotation) or has_only_a_base(module, module.config)):
-            check_live(module, module.config, local=local)
+            check_live(module, rope_config.of_slot(module.config, place.slot))
     old = places[0].module.config
     copies = _ConfigCopies(model)
     new = copies.of(old)
@@ -120,13 +121,22 @@ class _Place(NamedTuple):
     owner: nn.Module
 
     @property
+    def slot(self) -> Slot:
+        """Of stock modules; Gemma 3 has another one for layers with a window (transformers 4)."""
+        return Slot(self.name.rpartition(".")[2])
+
+    @property
     def local(self) -> bool:
-        """Return whether this is Gemma 3's module for layers with a window (transformers 4)."""
-        return self.name.endswith("rotary_emb_local")
+        return self.slot.module == "rotary_emb_local"
 
 
 def _rotary_places(model: nn.Module) -> list[_Place]:
     """Find the rotary modules of the text layers; ValueError if their base cannot be set."""
+    if any(getattr(part.config, "layer_rope_theta", None) for part in _models(model)):
+        raise ValueError(
+            f"set_theta cannot set the base of a {type(model).__name__}, which has one for each "
+            "layer: build it with another layer_rope_theta, or patch it with rope:theta=..."
+        )
     found = list(_find_places(model, "", None))
     patched = [p.module for p in found if isinstance(p.module, RopeRotation)]
     encodings = sorted({str(module.encoding) for module in patched})
@@ -277,7 +287,7 @@ def _rebuilt(place: _Place, config: Any) -> Any:
                 rotation = RopeRotation(config, module.slot, module.dims, rope)
                 rotation.fix(module.rotation.length)
                 return rotation
-        built = rebuilt(module, config, local=place.local)
+        built = rebuilt(module, rope_config.of_slot(config, place.slot))
     except ArithmeticError as error:  # a base of 1 has no logarithm to divide by
         raise ValueError(f"theta must give finite frequencies: {error}") from error
     if not all(x.isfinite().all() for x in _frequencies(built)):

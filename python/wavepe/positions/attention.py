@@ -119,7 +119,7 @@ class PositionEncoding(Learned):
                 )
             state.frequencies = current
         cos, sin = angles(current, k, positions, start=start)
-        interleaved = schedule.rope.interleaved
+        interleaved = bool(schedule.rope.interleaved)
         if q.shape[-2] == k.shape[-2]:
             new_q, k = ops.rope_qk(q, k, cos, sin, interleaved=interleaved)
             return new_q, k, Rotated(cos, sin, interleaved, q)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 # How many numbers of a dtype hold a float32.
 _PARTS = {torch.bfloat16: 3, torch.float16: 3}
+# What stands beside the sums. float16 ends at 65504, so its sums are divided by this number.
+_UNIT = {torch.float16: 64.0}
 
 
 def as_columns(x: Tensor, like: Tensor) -> Tensor:
@@ -39,8 +41,7 @@ def with_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return q and k with columns whose products, times `factor`, are the sums of the decay.
 
-    The sum over the tokens j+1..i is a number of query i less one of key j. Both are counted from
-    the last key on, where most queries of a long cache are.
+    The sum over the tokens j+1..i is a number of query i less one of key j.
 
     Parameters
     ----------
@@ -52,13 +53,13 @@ def with_sums(
         The factor on the products.
     """
     batch, heads, rows, _ = q.shape
-    total = decay.cumsum(-1)
-    total = (total - total[..., -1:]) / factor
+    unit = _UNIT.get(q.dtype, 1.0)
+    total = decay.cumsum(-1) / (factor * unit)
     place = queries.clamp(0, max(k.shape[2] - 1, 0))[:, None].expand(batch, heads, -1)
     of_query, of_keys = as_columns(total.gather(-1, place), q), as_columns(-total, k)
     parts = of_query.shape[-1]
     # A query reads the columns of its own head, among those of its key head.
     own = torch.eye(heads // k.shape[1], dtype=q.dtype, device=q.device).repeat(k.shape[1], 1)
-    own = own.repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
-    ones = k.new_ones(()).expand(*k.shape[:3], parts)
+    own = (unit * own).repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
+    ones = k.new_full((), unit).expand(*k.shape[:3], parts)
     return torch.cat([q, own, of_query], -1), torch.cat([k, of_keys, ones], -1)

@@ -271,7 +271,9 @@ class Scores:
         options["window"] = self.window(options.get("window"))
         options = {"scale": scale, **options, **given}
         if self.extended is not None and not training:
-            return self.extended.attend({**options, "v": v}, places.queries(q, k))
+            assert rotated is not None
+            queries = places.queries(q, k)
+            return self.extended.attend({**options, "v": v}, queries, rotated.interleaved)
         if "name" in given:
             return attention_of_encoding(v=v, **options)
         out: Any = ops.attention(v=v, **options)

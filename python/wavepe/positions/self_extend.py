@@ -34,12 +34,12 @@ class SelfExtend:
                 f"'{encoding}': self_extend needs causal attention, and no other part that adds to "
                 "the scores"
             )
-        self._interleaved, self._near = rope.interleaved, rope.neighbors
+        self._near = rope.neighbors
         self._group = None if rope.self_extend == "inf" else cast(int, rope.self_extend)
         inv_freq, _ = rope.frequencies(dims)
         self._inv_freq = DeviceConstant(inv_freq)
 
-    def attend(self, given: dict[str, Any], queries: Tensor) -> Tensor:
+    def attend(self, given: dict[str, Any], queries: Tensor, interleaved: bool) -> Tensor:
         """Call `ops.attention` twice, for the near keys and for the far ones.
 
         Parameters
@@ -48,6 +48,8 @@ class SelfExtend:
             The arguments of one call.
         queries : int64 Tensor (B|1, m)
             The indices of the keys at the places of the queries.
+        interleaved : bool
+            How q and k were rotated.
         """
         near, window, q, k = self._near, given.get("window"), given["q"], given["k"]
         if k.shape[2] <= near or (window is not None and window <= near):
@@ -60,8 +62,8 @@ class SelfExtend:
         offset = (k.shape[2] - q.shape[2] if offset is None else offset) - near
         far = {
             **given,
-            "q": self._moved(q, queries, near - shift),
-            "k": self._moved(k, keys, 0),
+            "q": self._moved(q, queries, near - shift, interleaved),
+            "k": self._moved(k, keys, 0, interleaved),
             "offset": offset,
             "causal": True,  # from the first far key on
             "window": None if window is None else window - near,
@@ -71,10 +73,10 @@ class SelfExtend:
         out, _ = ops.merge_attention(*zip(*parts, strict=True))
         return out
 
-    def _moved(self, x: Tensor, places: Tensor, add: int) -> Tensor:
+    def _moved(self, x: Tensor, places: Tensor, add: int, interleaved: bool) -> Tensor:
         """Rotate x from its places to those of its groups, and by `add` positions more."""
         grouped = places // self._group if self._group is not None else torch.zeros_like(places)
         cos, sin = ops.rope_table(
             grouped + add - places, self._inv_freq.on(x), dtype=wide(x)
         )
-        return ops.rope(x, cos, sin, interleaved=self._interleaved)
+        return ops.rope(x, cos, sin, interleaved=interleaved)

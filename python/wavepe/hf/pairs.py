@@ -1,0 +1,86 @@
+"""Which elements of a head a family rotates together, and how its angles are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import ops
+
+
+class Layout(NamedTuple):
+    """Order of the pairs and form of the angles in a family.
+
+    Attributes
+    ----------
+    interleaved : bool
+        Whether pairs are (2i, 2i + 1); else they are (i, i + h).
+    widen : callable
+        Turns one value for each pair, (..., h), into a table of the family's rotary module.
+    narrow : callable
+        The inverse of `widen`.
+    """
+
+    interleaved: bool
+    widen: Callable[[Tensor], Tensor]
+    narrow: Callable[[Tensor], Tensor]
+
+    @property
+    def pairs(self) -> str:
+        """The pairs, for messages."""
+        return "(2i, 2i+1)" if self.interleaved else "(i, i + d/2)"
+
+
+# Functions with names, because a model that is pickled holds them.
+def _in_halves(pairs: Tensor) -> Tensor:
+    return torch.cat((pairs, pairs), -1)
+
+
+def _first_half(table: Tensor) -> Tensor:
+    return table[..., : table.shape[-1] // 2]
+
+
+def _twice(pairs: Tensor) -> Tensor:
+    return pairs.repeat_interleave(2, -1)
+
+
+def _every_second(table: Tensor) -> Tensor:
+    return table[..., ::2]
+
+
+def _as_it_is(table: Tensor) -> Tensor:
+    return table
+
+
+LLAMA, _, GPT_OSS, GLM, COHERE, _ = LAYOUTS = [
+    Layout(interleaved, widen, narrow)
+    for interleaved in (False, True)
+    for widen, narrow in (
+        (_in_halves, _first_half),
+        (_twice, _every_second),
+        (_as_it_is, _as_it_is),
+    )
+]
+
+
+def sample(device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries (2, 3, 5, 8), keys (2, 1, 5, 8) and angles (2, 5, 4), all values distinct."""
+    with torch.device(device), torch.inference_mode(False):
+        q, k, angles = (torch.arange(n, dtype=torch.float32) for n in (240, 80, 40))
+        return q.sin().view(2, 3, 5, 8), k.cos().view(2, 1, 5, 8), 1 + angles.view(2, 5, 4)
+
+
+@torch.no_grad()
+def agrees(layout: Layout, apply: Callable[..., Any], device: torch.device | str = "cpu") -> bool:
+    """Return whether `apply(q, k, cos, sin)` rotates these pairs, given angles in this form."""
+    q, k, angles = sample(device)
+    cos, sin = angles.cos(), angles.sin()
+    expected = ops.rope_qk(q, k, cos, sin, interleaved=layout.interleaved)
+    try:
+        got = apply(q, k, layout.widen(cos), layout.widen(sin))
+        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected, strict=True))
+    except Exception:  # an unknown function may raise anything for these arguments
+        return False
