@@ -235,6 +235,32 @@ PRESETS: dict[str, Preset] = {
         },
         FACTORS_TO_16,
     ),
+    "recent": Preset(
+        "what models of 2025 and 2026 do: learned relative logits, a forget gate, polar positions",
+        {
+            "encodings": [
+                "rope",
+                "rope/rope:type=yarn,factor=scaled",
+                "rope/rope:self_extend=8,neighbors=64",
+                "rope/rope:self_extend=32,neighbors=64",
+                "rope/rope:self_extend=inf,neighbors=64",
+                "transformer_xl",
+                "kerple",
+                "wavelet:scales=6",
+                "wavelet:scales=6,projection=true",
+                "wavelet:rank=8",
+                "wavelet:scales=4,rank=8",
+                "relative:extent=128,rank=8",
+                "relative:extent=128,rank=24",
+                "relative:extent=64,rank=8",
+                "fox",
+                "pope",
+                "xpos",
+            ],
+            "seeds": 3,
+        },
+        FACTORS_TO_16,
+    ),
     "tasks": Preset(
         "three retrieval tasks, which need far tokens",
         {
