@@ -27,7 +27,7 @@ from ..encodings import encoding
 from ..ops import _compiler
 from ..ops._attention_composed import attention_with_weights
 from ..positions import Places, Rotated, Scores, Terms
-from . import families, foreign, masks
+from . import families, foreign, inkling, masks
 from .config import PatchedConfig
 from .counting import POSITIONS, by_positions, span
 from .families import ATTENTION, cache_in, is_cache
@@ -216,6 +216,7 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention with the layer's encoding; transformers calls this function.
@@ -235,6 +236,8 @@ def attention_forward(
         As the family passes them.
     s_aux : Tensor (H,), optional
         The score of each head's attention sink, which has no value.
+    position_bias : Tensor (B, H, m, rank), optional
+        What a patched Inkling has in place of its relative logits (see inkling.py).
 
     Returns
     -------
@@ -252,6 +255,8 @@ def attention_forward(
     weights_wanted = weights_wanted or kwargs.get("wavepe_weights")
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
+    if layer is STOCK and position_bias is not None:
+        kwargs["position_bias"] = position_bias
     _check_known(kwargs, attention_mask)
     if not causal:
         if score is not None:
@@ -261,8 +266,8 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    if score is not None and query.shape[1] != module.config.num_attention_heads:
-        _check_split(score, query.shape[1], module.config.num_attention_heads)
+    if score is not None and query.shape[1] != score.heads:
+        _check_split(score, query.shape[1])
     queries, keys = query.shape[2], key.shape[2]
     offset = keys - queries if call.offset is None else call.offset
     options: dict[str, Any] = {
@@ -275,6 +280,8 @@ def attention_forward(
     position, learned = NO_ENCODING, {}
     if score is not None:
         position, learned = score, layer.learned(module, size, call.hidden)
+        if position_bias is not None and position_bias.shape[-1]:
+            learned = {**learned, inkling.OWN: inkling.own_terms(module, position_bias)}
         if score.has_decay and key.shape[-1] == query.shape[-1]:  # there is no cache
             key = score.with_decay(key, learned)
     rotated = _rotated(call.angles, layer.turned)
@@ -283,7 +290,8 @@ def attention_forward(
     if weights_wanted or added or positions is not None:
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
         places = Places(offset, call.positions, parts.key_mask)
-        given = position.arguments(query, key, learned, rotated, scaling, places, size)
+        options["sinks"] = s_aux
+        given = position.arguments(query, key, learned, rotated, scaling, places, size, s_aux)
         given["window"] = position.encoding.window
         if position.extended is not None and not module.training:
             raise ValueError(f"{position.encoding} gives no weights, and takes no mask to be added")
@@ -327,11 +335,11 @@ def _check_known(kwargs: dict[str, Any], mask: Tensor | None) -> None:
         )
 
 
-def _check_split(score: Scores, given: int, heads: int) -> None:
+def _check_split(score: Scores, given: int) -> None:
     """Raise ValueError if tensor parallelism has split heads whose encodings differ."""
     if score.encoding.learns or score.encoding.terms != ("table",):
         raise ValueError(
-            f"{score.encoding} needs all {heads} heads in one process, got {given}: with tensor "
+            f"{score.encoding} needs all {score.heads} heads in one process, got {given}: with tensor "
             "parallelism, heads would get the biases of other heads, or learned parameters would "
             "miss the gradients of other processes; use FSDP, or an encoding with one constant "
             "table for all heads (wavelet, rope)"

@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
 from . import rope_config
-from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock
+from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock, stock_encoding
 from .folder import AUTO_CLASSES, auto_map, write_beside
 from .layers import Choice, StoredSpec, changed_encoding, spec_text
 
@@ -303,7 +303,7 @@ def _config_class(stock: Any) -> Any:
     """,
         model_type=TYPE_PREFIX + stock.model_type,
         stock=stock,
-        position_encoding="rope",
+        position_encoding=stock_encoding(stock.model_type),
         __annotations__={"position_encoding": str | dict},
     )
 
@@ -313,7 +313,7 @@ def _patched_class(stock: Any) -> Any:
         PATCHED_PREFIX + stock.__name__,
         (PatchedConfig, stock),
         f"Configuration of a patched {stock.__name__.removesuffix('Config')}.",
-        position_encoding="rope",
+        position_encoding=stock_encoding(stock.model_type),
         __annotations__={"position_encoding": str | dict},
     )
 

@@ -56,10 +56,12 @@ SUPPORTED = {
     "cohere2": "the pairs (2i, 2i+1); windows; its layers without positions keep none",
     "gemma4_text": "head sizes, windows and rope by layer type; layers that reuse others' keys",
     "gpt_oss": "attention sinks, a window in every second layer; the experts",
+    "inkling_text": "windows, short convolutions, the scaling of queries; its own bare `relative`",
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
 _NEW = ("granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss")
+_NEW += ("inkling_text",)
 if _NEW[0] not in CONFIG_MAPPING:  # before 5.24 they are missing, or built otherwise
     for _kind in _NEW:
         del SUPPORTED[_kind]
@@ -122,7 +124,8 @@ def decoder(model: nn.Module) -> Any:
         found = attentions(base)
     except AttributeError:
         found = []
-    if not found or not all(map(_uses_interface, found)) or not hasattr(base, "rotary_emb"):
+    has_rotary = hasattr(base, "rotary_emb") or stock_encoding(kind) != "rope"
+    if not found or not all(map(_uses_interface, found)) or not has_rotary:
         raise TypeError(
             f"{supported}; this {name} is not built like its family: its attention layers must "
             "call transformers' attention interface, and its rotary_emb must compute the angles"
@@ -133,6 +136,11 @@ def decoder(model: nn.Module) -> Any:
 def family(config: Any) -> str:
     """Return the model_type in transformers: "llama" for a wavepe_llama."""
     return config.model_type.removeprefix(TYPE_PREFIX)
+
+
+def stock_encoding(kind: str) -> str:
+    """Return the encoding that the stock models of a family have."""
+    return "relative" if kind.removeprefix(TYPE_PREFIX) == "inkling_text" else "rope"
 
 
 def _why_not(base: nn.Module, config: Any) -> str:
@@ -192,12 +200,16 @@ def _rotates(layer: Any) -> bool:
     """Return whether a layer has positions: Cohere 2 rotates those with a window alone."""
     if family(layer.config) == "cohere2":
         return layer.sliding_window is not None
+    if stock_encoding(family(layer.config)) != "rope":
+        return False
     return getattr(layer, "use_rope", True)
 
 
 def gets_no_angles(layer: Any) -> bool:
     """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
     config = layer.config
+    if stock_encoding(family(config)) != "rope":
+        return True
     return family(config) == "granite_swa" and not config.layer_rope_theta[layer.layer_idx]
 
 
@@ -218,6 +230,12 @@ def head_dims(base: Any) -> list[int]:
     """Return the number of dims of a head, in each layer."""
     layers = attentions(base)
     return [layer.head_dim if hasattr(layer, "head_dim") else layer.head_size for layer in layers]
+
+
+def head_counts(base: Any) -> list[int]:
+    """Return the number of query heads, in each layer."""
+    layers, heads = attentions(base), base.config.num_attention_heads
+    return [getattr(layer, "num_heads", heads) for layer in layers]
 
 
 def keys_from(base: Any) -> list[int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -24,11 +24,19 @@ from .config import EncodedConfig, note_live, patched_config, return_changes
 from .counting import add_positions, note_positions
 from .foreign import Watch
 from .layers import Choice, StoredSpec, spec_text
+from .inkling import OWN, keep_queries, restore, without_own
 from .learned import SharedLearned, attach, detach
 from .live import check_live
 from .packing import add_packed_mask
 from .rope_config import Slot
-from .rotary import IdentityRotation, RopeRotation, Rotary, StockRotation, with_base
+from .rotary import (
+    IdentityRotation,
+    RopeRotation,
+    Rotary,
+    StockRotation,
+    check_config,
+    with_base,
+)
 
 
 @dataclass
@@ -73,6 +81,13 @@ def installed(base: nn.Module) -> Installed | None:
 # ---------------------------------------------------------------- parts
 
 
+class Size(NamedTuple):
+    """The heads of a layer."""
+
+    head_dim: int
+    heads: int
+
+
 class _Builder:
     """Builds the parts for a model with this configuration.
 
@@ -84,10 +99,10 @@ class _Builder:
 
     def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
         self.config, self.owner = config, owner
-        self.heads = config.num_attention_heads
+        self.rotates = families.stock_encoding(families.family(config)) == "rope"
         self.layout = families.layout(config)
         self.parts = Parts()
-        self.scores: dict[tuple[str, int], Scores] = {}
+        self.scores: dict[tuple[str, int, int], Scores] = {}
         # slot -> the rotations of its layers: a spec, "" for none, or None for the family's own.
         self.rotations: dict[Slot, list[str | None]] = {}
 
@@ -96,15 +111,21 @@ class _Builder:
         attention: nn.Module,
         slot: Slot | None,
         encoding: Encoding | None,
-        stock: nn.Module,
-        head_dim: int,
+        stock: nn.Module | None,
+        size: Size,
     ) -> LayerState:
         """Build the parts of `encoding` for one layer.
 
-        Without an encoding, the layer keeps its own. Without a slot, it does not rotate.
+        Without an encoding, the layer keeps its own. Without a slot, it does not rotate. Without a
+        stock module, no layer of the model does.
         """
         layer = LayerState(families.argument_names(attention))
-        rope = None
+        if stock is None:
+            encoding = read_encoding(OWN) if encoding is None else encoding
+            if encoding.in_scores:
+                layer.score = self.score(encoding, size, size.head_dim)
+            return layer
+        head_dim, rope = size.head_dim, None
         if encoding is not None:
             rope = encoding.rotary
         own = encoding is None and slot is not None
@@ -130,7 +151,7 @@ class _Builder:
             self.parts.rotaries[slot.module].add(slot, rotation)
         layer.rotation = found.index(key)
         if encoding is not None and encoding.in_scores:
-            layer.score = self.score(self.as_rotated(encoding, slot), head_dim, dims)
+            layer.score = self.score(self.as_rotated(encoding, slot), size, dims)
             layer.turned = None if rope is None else self.layout
         return layer
 
@@ -145,7 +166,7 @@ class _Builder:
         rope = dataclasses.replace(rope, interleaved=self.layout.interleaved)
         return encoding.with_parts(lambda part: rope if part.rotates else part)
 
-    def score(self, encoding: Encoding, head_dim: int, rotated_dims: int) -> Scores:
+    def score(self, encoding: Encoding, size: Size, rotated_dims: int) -> Scores:
         """Return what `encoding` adds to the scores; layers of one encoding share it.
 
         Raises
@@ -153,12 +174,12 @@ class _Builder:
         ValueError
             The encoding does not fit the head size or the number of heads.
         """
-        key = str(encoding), head_dim
+        key = str(encoding), *size
         if key not in self.scores:
-            self.scores[key] = Scores(encoding, head_dim, self.heads, True, rotated_dims)
+            self.scores[key] = Scores(encoding, *size, True, rotated_dims)
         return self.scores[key]
 
-    def learn(self, whole: Encoding | None, attentions: list[Any], head_dims: list[int]) -> None:
+    def learn(self, whole: Encoding | None, attentions: list[Any], sizes: list[Size]) -> None:
         """Build the parameters that layers share, and those of each layer.
 
         Raises
@@ -166,26 +187,34 @@ class _Builder:
         ValueError
             Layers with heads of several sizes would share a table.
         """
+        if whole is not None and not self.rotates:
+            whole = without_own(whole)
         if whole is None:
             return
-        every = zip(attentions, self.parts.layers, head_dims, strict=True)
-        learning = [one for one in every if one[1].score and one[1].score.encoding.learns]
-        sizes, dim = sorted({size for *_, size in learning}), self.config.hidden_size
-        shared = Learned(whole, (sizes or head_dims)[0], self.heads, True, layer=False, dim=dim)
-        by_size = not {"bias", "sinks"}.issuperset(whole.learns)
-        if shared.has_parameters and by_size and len(sizes) > 1:
+        learning = []
+        for attention, layer, size in zip(attentions, self.parts.layers, sizes, strict=True):
+            one = None if layer.score is None else layer.score.encoding
+            if one is not None and not self.rotates:
+                one = without_own(one)
+            if one is not None and one.learns:
+                learning.append((attention, layer, one, size))
+        own_sizes, dim = [size for *_, size in learning] or sizes, self.config.hidden_size
+        shared = Learned(whole, *own_sizes[0], True, layer=False, dim=dim)
+        of_heads = {"bias", "sinks"}.issuperset(whole.learns)  # whatever the head size is
+        different = sorted({str(size.heads if of_heads else size.head_dim) for size in own_sizes})
+        if shared.has_parameters and len(different) > 1:
+            what, these = ("numbers", "heads") if of_heads else ("one table", "heads of the sizes")
             raise ValueError(
-                f"{whole} learns one table for its layers, but in this model these have heads of "
-                f"the sizes {' and '.join(map(str, sizes))}: name layers of one size, as in "
-                f"{{'0-3': '{whole}'}}"
+                f"{whole} learns {what} for its layers, but in this model these have {these} "
+                f"{' and '.join(different)}: name layers of one size, as in {{'0-3': '{whole}'}}"
             )
         if shared.has_parameters:
             self.parts.shared = shared
-        for attention, layer, head_dim in learning:
+        for attention, layer, one, size in learning:
             if self.parts.shared is not None:
                 layer.shared = SharedLearned(whole, self.owner)
-            part = named_as_in(whole, layer.score.encoding)
-            own = Learned(part, head_dim, self.heads, True, layer=True, dim=dim)
+            part = named_as_in(whole, one)
+            own = Learned(part, *size, True, layer=True, dim=dim)
             if own.has_parameters:
                 self.parts.own[attention] = own
 
@@ -200,21 +229,21 @@ def make_parts(choice: Choice, base: Any, config: PretrainedConfig) -> Parts:
     """
     builder = _Builder(config, base)
     attentions, slots = families.attentions(base), families.slots(base)
-    head_dims = families.head_dims(base)
-    chosen = choice.by_layer([slot is not None for slot in slots])
-    every = zip(attentions, slots, chosen, head_dims, strict=True)
-    for index, (attention, slot, one, head_dim) in enumerate(every):
+    sizes = list(map(Size, families.head_dims(base), families.head_counts(base)))
+    chosen = choice.by_layer([slot is not None or not builder.rotates for slot in slots])
+    every = zip(attentions, slots, chosen, sizes, strict=True)
+    for index, (attention, slot, one, size) in enumerate(every):
         if slot is None and one is not None and one.rotates:
             raise ValueError(
                 f"layer {index} of this model does not rotate, so it cannot have {one}"
             )
-        stock = base.get_submodule((slot or Slot()).module)
-        builder.parts.layers.append(builder.layer(attention, slot, one, stock, head_dim))
+        stock = base.get_submodule((slot or Slot()).module) if builder.rotates else None
+        builder.parts.layers.append(builder.layer(attention, slot, one, stock, size))
     _check_reused(families.keys_from(base), builder.parts.layers)
     for slot, layer in zip(slots, builder.parts.layers, strict=True):
-        if len(builder.rotations[slot or Slot()]) == 1:
+        if len(builder.rotations.get(slot or Slot(), [])) == 1:
             layer.rotation = None  # all layers rotate alike
-    builder.learn(choice.learned, attentions, head_dims)
+    builder.learn(choice.learned, attentions, sizes)
     if choice.everywhere is not None and choice.everywhere.adds:
         builder.parts.absolute = AddAbsolute(choice.everywhere, base)
         if builder.parts.absolute.follows_length:
@@ -235,11 +264,12 @@ def _check_reused(keys_from: list[int | None], layers: list[LayerState]) -> None
 class _PassHooks:
     """What happens before and after a pass through a base model."""
 
-    def __init__(self, base: nn.Module, spec: StoredSpec, parts: Parts) -> None:
+    def __init__(self, base: nn.Module, config: Any, spec: StoredSpec, parts: Parts) -> None:
         self.names = families.argument_names(base)
-        self.spec = spec_text(spec)
+        self.spec, self.stored = spec_text(spec), spec
         self.watch = Watch(base)
         self.absolute = parts.absolute
+        self.config = None if parts.rotaries else config  # else a `Rotary` looks at it
         scores = [layer.score for layer in parts.layers if layer.score is not None]
         self.counts = bool(scores)
         self.has_temperature = any(score.encoding.has_temperature for score in scores)
@@ -256,6 +286,8 @@ class _PassHooks:
         refuse_trace(self.spec)
         call = Call(module, self.names, args, kwargs)
         self.watch.before()
+        if self.config is not None:
+            check_config(self.config, self.stored)
         if self.has_temperature:
             add_absolute_positions(call)
         if "logits_to_keep" in self.names:
@@ -285,13 +317,14 @@ def _attach(base: Any, parts: Parts, record: Installed) -> None:
     for name, rotary in parts.rotaries.items():
         base.set_submodule(name, rotary)
     record.length_parts = [part for part in parts.cache_parts if part.follows_length]
-    record.hooks += _PassHooks(base, record.spec, parts).attach(base)
+    record.hooks += _PassHooks(base, record.config, record.spec, parts).attach(base)
     for whole in base.layers:
         if "output_attentions" in families.argument_names(whole):
             record.hooks.append(whole.register_forward_pre_hook(before_layer, with_kwargs=True))
     for attention, layer in zip(families.attentions(base), parts.layers, strict=True):
         attention.wavepe = layer
         record.hooks += _attach_layer(attention)
+        keep_queries(attention, layer.score)
     note_live(record.config, len(parts.layers))
     base._wavepe = record
 
@@ -381,6 +414,7 @@ def uninstall(model: nn.Module) -> None:
         hook.remove()
     for attention in families.attentions(base):
         attention.__dict__.pop("wavepe", None)
+        restore(attention)
     for name, module in list(base.named_modules()):
         if isinstance(module, Rotary):
             base.set_submodule(name, module.stock)
@@ -411,13 +445,13 @@ def install_attention(attention: LlamaAttention, choice: Choice) -> None:
     whole = choice.everywhere
     assert whole is not None
     one = whole.at(attention.layer_idx, own.num_hidden_layers)
-    layer = builder.layer(attention, Slot(), one, rotary, attention.head_dim)
+    size = Size(attention.head_dim, own.num_attention_heads)
+    layer = builder.layer(attention, Slot(), one, rotary, size)
     layer.rotary, layer.rotation = builder.parts.rotaries[Slot().module], None
     attention.config = own
     attention.wavepe = layer
     if one.learns:
-        size = (attention.head_dim, builder.heads, True)
-        learned = Learned(named_as_in(whole, one), *size, dim=own.hidden_size)
+        learned = Learned(named_as_in(whole, one), *size, True, dim=own.hidden_size)
         attach(attention, None, {attention: learned})
     spec = choice.stored()
     hooks = _attach_layer(attention)

@@ -73,15 +73,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """Return `CosSin` in the dtype of x, or a tuple of them if the layers differ."""
-        if self.config._attn_implementation != ATTENTION:
-            raise ValueError(
-                f"the position encoding {spec_text(self.spec)!r} of this model needs "
-                f"attn_implementation={ATTENTION!r}, got {self.config._attn_implementation!r}: "
-                f"call model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) "
-                "first"
-            )
-        if self.config.position_encoding != self.spec:
-            raise changed_encoding(self.spec, self.config.position_encoding)
+        check_config(self.config, self.spec)
         if self.read and not torch.compiler.is_compiling():
             self._check_parameters()
         rotations = cast(nn.ModuleList, self.rotations[layer_type or ALL_TYPES])
@@ -97,6 +89,18 @@ class Rotary(nn.Module):
                     "which has no effect: call wavepe.hf.set_theta(model, theta), or unpatch the "
                     "model and load it with the new configuration"
                 )
+
+
+def check_config(config: Any, spec: StoredSpec) -> None:
+    """Raise ValueError if a configuration says no longer what its live model does."""
+    if config._attn_implementation != ATTENTION:
+        raise ValueError(
+            f"the position encoding {spec_text(spec)!r} of this model needs "
+            f"attn_implementation={ATTENTION!r}, got {config._attn_implementation!r}: call "
+            f"model.set_attn_implementation({ATTENTION!r}), or wavepe.hf.unpatch(model) first"
+        )
+    if config.position_encoding != spec:
+        raise changed_encoding(spec, config.position_encoding)
 
 
 class _OfSlot:

@@ -119,6 +119,7 @@ class Scores:
     ----------
     encoding : Encoding
         Of one layer.
+    heads : int
     has_decay : bool
         Whether keys get columns, see `with_decay`.
     extended : SelfExtend, optional
@@ -134,7 +135,7 @@ class Scores:
         rotated_dims: int | None = None,
     ) -> None:
         self.encoding = encoding
-        self._head_dim, self._heads, self._causal = head_dim, heads, causal
+        self._head_dim, self.heads, self._causal = head_dim, heads, causal
         _flops.register()
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
@@ -175,6 +176,7 @@ class Scores:
         scale: float | None = None,
         places: Places = AT_THE_END,
         size: int | None = None,
+        sinks: Tensor | None = None,
         named: bool = False,
     ) -> dict[str, Any]:
         """Return the arguments of `ops.attention` that the encoding sets, with queries and keys.
@@ -195,6 +197,8 @@ class Scores:
             Where queries and keys stand.
         size : int, optional
             The number of tokens among which tables have all distances; None is n.
+        sinks : Tensor (H,), optional
+            Sinks of the layer itself.
         named : bool
             Give a single constant table by the arguments "name" and "one_sided" of
             `attention_of_encoding`.
@@ -241,9 +245,10 @@ class Scores:
         if biases:
             b, first, beyond = self._summed(biases, keys)
             given |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
-        sinks = [x.sinks for x in found.values() if x.sinks is not None]
-        if sinks:
-            given["sinks"] = reduce(torch.logaddexp, sinks)
+        every = [x.sinks for x in found.values() if x.sinks is not None]
+        every += [] if sinks is None else [sinks]
+        if every:  # several are one of the same weight
+            given["sinks"] = reduce(torch.logaddexp, (x.to(q.device, wide(q)) for x in every))
         if self._vectors is not None or self.has_decay or self.encoding.has_temperature:
             self._change_vectors(given, found, factor, places)
         return given
@@ -265,9 +270,9 @@ class Scores:
         """
         named = is_compiling() and q.device.type == "cpu" and not wants_standard()
         named = named and self._vectors is None and not self.has_decay
-        scale = options.pop("scale", None)
+        scale, sinks = (options.pop(name, None) for name in ("scale", "sinks"))
         places = Places(options.get("offset"), positions, options.get("key_mask"))
-        given = self.arguments(q, k, learned, rotated, scale, places, named=named)
+        given = self.arguments(q, k, learned, rotated, scale, places, sinks=sinks, named=named)
         options["window"] = self.window(options.get("window"))
         options = {"scale": scale, **options, **given}
         if self.extended is not None and not training:
@@ -317,7 +322,7 @@ class Scores:
             if "q_rel" in given:
                 given["q_rel"] = (given["q_rel"] * t).to(q.dtype)
         if self.has_decay:
-            decay = from_columns(columns, k, self._heads)
+            decay = from_columns(columns, k, self.heads)
             if places.key_mask is not None:
                 decay = decay.masked_fill(~places.key_mask.to(k.device)[:, None], 0)
             q, k = with_sums(q, k, decay, queries, factor)
@@ -339,7 +344,7 @@ class Scores:
             tables.insert(0, Table(p, first, beyond))
         if len(tables) > 1:
             rows = [self._every_row(table, q, keys) for table in tables]
-            per_head = [x if x.dim() == 3 else x.expand(self._heads, -1, -1) for x in rows]
+            per_head = [x if x.dim() == 3 else x.expand(self.heads, -1, -1) for x in rows]
             shared = all(x.dim() == 2 for x in rows)
             p = torch.cat(rows if shared else per_head, -1).to(q.dtype)
             tables = [Table(p, self._first(keys) - 1, "edge")]
@@ -369,7 +374,7 @@ class Scores:
     def _biases(self, q: Tensor, keys: int, found: dict[str, LearnedTerms]) -> list[Bias]:
         biases = []
         if self._bias is not None:
-            size = (self._heads, wide(q), q.device)
+            size = (self.heads, wide(q), q.device)
             if is_compiling():
                 given = (self._bias.name, "bias", self._causal, keys, *size)
                 rows = graph_rows(*given)
