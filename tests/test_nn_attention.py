@@ -111,7 +111,8 @@ def test_arrays_give_the_same(spec, causal):
     (q, k, v), encoding, given = map(array, tensors), attention.encoding, {}
     if encoding.rotates:
         cos, sin = (x.astype(np.float64) for x in encoding.rope_table(np.arange(11), 8))
-        q, k = (wavepe.rope(x, cos, sin, interleaved=encoding.interleaved) for x in (q, k))
+        interleaved = bool(encoding.interleaved)
+        q, k = (wavepe.rope(x, cos, sin, interleaved=interleaved) for x in (q, k))
     elif encoding.terms == ("slopes",):
         given = {"slopes": encoding.slopes(4)}
     elif encoding.terms == ("bias",):
