@@ -7,6 +7,7 @@ typedef struct {
     int64_t begin, rows, groups; /* first query; queries; groups of GROUP rows, the last padded */
     /* the head size, the value size and the table size, rounded up to whole panels */
     int64_t padded_d, padded_dv, padded_r;
+    int64_t table_cols; /* the table size, rounded up to whole vectors */
     wpe_range key_range;         /* holds all keys that some query of the block sees */
     wpe_range seen[WPE_QUERY_BLOCK]; /* key_range_of each query; padding rows see no key */
     REAL *q, *r;                     /* times scale: (rows, padded_d) and (rows, padded_r) */
@@ -66,6 +67,7 @@ static void NAME(block_memory)(BLOCK *b, const wpe_attention *a, MEMORY *memory)
     b->padded_dv = round_up(a->value_size, PANEL);
     b->q = NAME(take)(memory, rows * b->padded_d);
     b->padded_r = a->r.data ? round_up(a->table_size, PANEL) : b->padded_d;
+    b->table_cols = round_up(a->table_size, LANES);
     b->r = a->r.data ? NAME(take)(memory, rows * b->padded_r) : b->q;
     b->tile = NAME(take)(memory, rows * WPE_KEY_BLOCK);
     b->projected = NULL;

@@ -185,7 +185,7 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
         }
         if (!zone->basis) {
             NAME(gemm_depth)(dr, b->padded_r, b->table + start, b->table_row_stride,
-                             zone->coefficients, zone->rows * PANEL, b->padded_r, b->groups, depth);
+                             zone->coefficients, zone->rows * PANEL, b->table_cols, b->groups, depth);
             continue;
         }
         int64_t rank = round_up(zone->rank, PANEL);
@@ -193,7 +193,7 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
         NAME(gemm_depth)(b->projected, rank, b->table + start, b->table_row_stride,
                          zone->coefficients, zone->rows * PANEL, rank, b->groups, depth);
         NAME(gemm_depth)(dr, b->padded_r, b->projected, rank, zone->basis_t, zone->rank * PANEL,
-                         b->padded_r, b->groups, all);
+                         b->table_cols, b->groups, all);
     }
 }
 
@@ -215,6 +215,6 @@ static void NAME(table_gradient_p)(const BLOCK *b, REAL *dp, int not_finite) {
         rows = (wpe_range){rows.begin * GROUP, rows.end * GROUP};
         NAME(gemm_transposed)(dp + (b->first_column + x) * b->padded_r, b->padded_r,
                               b->table + column, b->table_row_stride, b->r, b->padded_r,
-                              b->padded_r, 1, &rows);
+                              b->table_cols, 1, &rows);
     }
 }

@@ -17,32 +17,35 @@
 #endif
 #define PANEL (2 * LANES)
 
-/* One tile: C (rows, PANEL) = A B, or C += A B if `add`. Element (r, k) of A is
- * a[r * a_row_stride + k * a_col_stride]. `rows` and `add` are constants where this is inlined.
+/* One tile: C (rows, PANEL) = A B, or C += A B if `add`. With vectors = 1 it is only the first half
+ * of these columns. Element (r, k) of A is a[r * a_row_stride + k * a_col_stride]. `rows`, `vectors`
+ * and `add` are constants where this is inlined.
  * Requires: rows <= GROUP. */
 INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_row_stride,
                         int64_t a_col_stride, const REAL *b, int64_t b_row_stride, int64_t depth,
-                        int rows, int add) {
+                        int rows, int vectors, int add) {
     V sum[GROUP][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         sum[r][0] = add ? LOAD_REAL(c + r * c_row_stride, 1, LANES) : (V){0};
-        sum[r][1] = add ? LOAD_REAL(c + r * c_row_stride + LANES, 1, LANES) : (V){0};
+        if (vectors == 2)
+            sum[r][1] = add ? LOAD_REAL(c + r * c_row_stride + LANES, 1, LANES) : (V){0};
     }
 #pragma GCC unroll 4
     for (int64_t k = 0; k < depth; k++, a += a_col_stride, b += b_row_stride) {
-        V b0 = LOAD_REAL(b, 1, LANES), b1 = LOAD_REAL(b + LANES, 1, LANES);
+        V b0 = LOAD_REAL(b, 1, LANES), b1 = b0;
+        if (vectors == 2) b1 = LOAD_REAL(b + LANES, 1, LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             REAL x = a[r * a_row_stride];
             sum[r][0] += x * b0;
-            sum[r][1] += x * b1;
+            if (vectors == 2) sum[r][1] += x * b1;
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         STORE_REAL(c + r * c_row_stride, 1, LANES, sum[r][0]);
-        STORE_REAL(c + r * c_row_stride + LANES, 1, LANES, sum[r][1]);
+        if (vectors == 2) STORE_REAL(c + r * c_row_stride + LANES, 1, LANES, sum[r][1]);
     }
 }
 
@@ -71,50 +74,61 @@ static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REA
                        *panel = b + x / PANEL * b_panel_stride;
             prefetch(panel + b_panel_stride, g * share, smaller((g + 1) * share, panel_bytes));
             if (add)
-                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 1);
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 2,
+                            1);
             else
-                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 0);
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 2,
+                            0);
         }
 }
 
 /* C += A B. Of row group g of A only the columns depth[g] are used; the others count as zero.
- * Requires: cols is a multiple of PANEL.
+ * Requires: cols is a multiple of LANES.
  * Writes: `cols` columns of C. */
 static NOINLINE void NAME(gemm_depth)(REAL *c, int64_t c_row_stride, const REAL *a,
                                       int64_t a_row_stride, const REAL *b, int64_t b_panel_stride,
                                       int64_t cols, int64_t groups, const wpe_range *depth) {
-    assert(cols % PANEL == 0);
+    assert(cols % LANES == 0);
     for (int64_t x = 0; x < cols; x += PANEL)
         for (int64_t g = 0; g < groups; g++) {
             int64_t k = depth[g].begin, count = depth[g].end - k;
-            if (count > 0)
-                NAME(micro)(c + g * GROUP * c_row_stride + x, c_row_stride,
-                            a + g * GROUP * a_row_stride + k, a_row_stride, 1,
-                            b + x / PANEL * b_panel_stride + k * PANEL, PANEL, count, GROUP, 1);
+            REAL *to = c + g * GROUP * c_row_stride + x;
+            const REAL *from = a + g * GROUP * a_row_stride + k,
+                       *panel = b + x / PANEL * b_panel_stride + k * PANEL;
+            if (count > 0 && cols - x >= PANEL)
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, count, GROUP, 2,
+                            1);
+            else if (count > 0)
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, count, GROUP, 1,
+                            1);
         }
 }
 
 /* C += A^T B. Row r of C adds a[k][r] * B[k] over the rows k of depth[r / GROUP]. Here B is a
  * matrix with row stride b_row_stride, not panels. C is large and used once, so the next rows of it
  * are asked for.
- * Requires: cols is a multiple of PANEL.
+ * Requires: cols is a multiple of LANES.
  * Writes: `cols` columns of C. */
 static NOINLINE void NAME(gemm_transposed)(REAL *c, int64_t c_row_stride, const REAL *a,
                                            int64_t a_row_stride, const REAL *b,
                                            int64_t b_row_stride, int64_t cols, int64_t groups,
                                            const wpe_range *depth) {
-    assert(cols % PANEL == 0);
+    assert(cols % LANES == 0);
     for (int64_t x = 0; x < cols; x += PANEL)
         for (int64_t g = 0; g < groups; g++) {
             int64_t k = depth[g].begin, count = depth[g].end - k;
+            REAL *to = c + g * GROUP * c_row_stride + x;
+            const REAL *from = a + k * a_row_stride + g * GROUP, *row = b + k * b_row_stride + x;
 #pragma GCC unroll 8
             for (int64_t r = (g + 1) * GROUP; r < (g + 2) * GROUP; r++)
                 prefetch(c, (r * c_row_stride + x) * (int64_t)sizeof(REAL),
                          (r * c_row_stride + x + PANEL) * (int64_t)sizeof(REAL));
-            if (count > 0)
-                NAME(micro)(c + g * GROUP * c_row_stride + x, c_row_stride,
-                            a + k * a_row_stride + g * GROUP, 1, a_row_stride,
-                            b + k * b_row_stride + x, b_row_stride, count, GROUP, 1);
+            if (count > 0 && cols - x >= PANEL)
+                NAME(micro)(to, c_row_stride, from, 1, a_row_stride, row, b_row_stride, count,
+                            GROUP, 2, 1);
+            else if (count > 0)
+                NAME(micro)(to, c_row_stride, from, 1, a_row_stride, row, b_row_stride, count,
+                            GROUP, 1, 1);
         }
 }
 
@@ -128,7 +142,8 @@ static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *
     assert(cols % PANEL == 0);
 #define TILE_OF(rows)                                                                              \
     case rows:                                                                                     \
-        NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, b_row_stride, depth, rows, 1); \
+        NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, b_row_stride, depth, rows, 2,  \
+                    1);                                                                            \
         break;
     for (int64_t x = 0; x < cols; x += PANEL)
         for (int64_t r = 0; r < rows; r += GROUP) {

@@ -71,7 +71,7 @@ INLINE void NAME(bias_tile)(REAL *out, const REAL *q, const REAL *panel, const w
     REAL tile[GROUP * PANEL];
     if (i + rows - 1 + first_key + count <= 0 || i + first_key >= s->keys) return;
     NAME(micro)(tile, PANEL, q + i * s->q_row_stride, s->q_row_stride, s->q_col_stride, panel,
-                PANEL, s->head_size, rows, 0);
+                PANEL, s->head_size, rows, 2, 0);
     for (int r = 0; r < rows; r++)
         NAME(store_row)(out + (i + r) * s->out_row_stride, s->out_col_stride, tile + r * PANEL,
                         i + r + first_key, count, s->keys);

@@ -11,7 +11,7 @@
  *
  * METHODS 1 [W], 3 [S] [X] [A], and the text of wavepe.h:
  *     score = (q_i . k_j + r_i . p[delta - first_delta]) scale - slope |delta| + bias[delta - ...]
- *     softcap tanh(score / softcap), softmax over the keys that i sees, dropout, times v
+ *     softcap tanh(score / softcap), softmax over the keys that i sees and the sink, dropout, times v
  * It shares nothing with csrc but the structs for options, strides and masks. It never reads the
  * data of a hidden pair. So a NaN reaches only the results that depend on it. */
 
@@ -57,7 +57,7 @@ int in_range(const wpe_attention *a, int64_t i, int64_t j);
 
 enum { MOST_HEADS = 2, MOST_ZONES = 4 };
 
-/* A table. Zone z is rows[z] (rows, rank), and basis[z] (head_size, rank) if it has one. */
+/* A table. Zone z is rows[z] (rows, rank), and basis[z] (table_size, rank) if it has one. */
 typedef struct {
     wpe_relative relative;      /* pack_table() sets its zones */
     wpe_zone zones[MOST_ZONES]; /* only rows and rank are set */
@@ -81,7 +81,7 @@ typedef struct {
     attention_results want[MOST_HEADS]; /* dk, dv and dp are the same sums in all heads */
 } attention_call;
 
-/* Draw which keys each query sees, scale, slope, softcap and dropout. gentle: no weight of a seen
+/* Draw which keys each query sees, scale, slope, softcap, dropout and the sink. gentle: no weight of a seen
  * pair comes close to underflow. draw_head_options draws what may differ in the second head. */
 void draw_options(wpe_attention *a, int gentle);
 void draw_head_options(wpe_attention *a);

@@ -82,7 +82,7 @@ static int pack_keys(const wpe_kernels *k, const attention_call *c, const array 
 
 static int pack_zone(const wpe_kernels *k, const attention_call *c, int z, wpe_zone *zone) {
     const drawn_table *t = &c->table;
-    const int64_t d = c->a[0].head_size;
+    const int64_t d = c->a[0].table_size;
     int64_t size = 0;
     *zone = t->zones[z];
     if (!CALL_FOR(size, k, KERNEL(c, zone_size), zone->rows, zone->rank, d, c->pass)) return 0;

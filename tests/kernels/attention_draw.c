@@ -31,6 +31,8 @@ static void draw_sizes(attention_call *c, wpe_attention *a) {
                   : draw_length(c->pass == WPE_BACKWARD, most);
     a->head_size = random_size(0, most_d);
     a->value_size = chance(0.5) ? a->head_size : random_size(0, most_d);
+    c->has_r = chance(0.3);
+    a->table_size = c->has_r && chance(0.6) ? random_size(0, most_d) : a->head_size;
     c->heads = chance(0.3) ? 2 : 1;
     c->all_variants = a->queries * a->keys < 15000 || chance(0.2);
 }
@@ -58,11 +60,10 @@ static void draw_tensors(attention_call *c, const wpe_attention *a, int gentle) 
     c->k = new_filled(type, a->keys, a->head_size, 1);
     c->v = new_filled(type, a->keys, a->value_size, of_values);
     if (spikes) make_spikes(&c->k, 20);
-    c->has_r = chance(0.3);
     c->has_grad_lse = chance(0.6);
     for (int h = 0; h < c->heads; h++) {
         c->q[h] = new_filled(type, a->queries, a->head_size, spikes ? 2 : 1);
-        if (c->has_r) c->r[h] = new_filled(type, a->queries, a->head_size, 1);
+        if (c->has_r) c->r[h] = new_filled(type, a->queries, a->table_size, 1);
         if (c->pass != WPE_BACKWARD) continue;
         c->grad_out[h] = new_filled(type, a->queries, a->value_size, of_gradients);
         c->grad_lse[h] = new_dense(c->compute_type, a->queries, 1, 1);
@@ -75,15 +76,15 @@ static void draw_tensors(attention_call *c, const wpe_attention *a, int gentle) 
 /* ---- the table ----------------------------------------------------------------------------- */
 
 /* Cut the table into zones. Zone 0 has the largest deltas. */
-static void cut_zones(drawn_table *t, int64_t head_size) {
+static void cut_zones(drawn_table *t, int64_t table_size) {
     wpe_relative *p = &t->relative;
     int64_t left = p->rows;
-    const int low_rank = head_size > 0 && chance(0.4), most = chance(0.35) ? MOST_ZONES : 1;
+    const int low_rank = table_size > 0 && chance(0.4), most = chance(0.35) ? MOST_ZONES : 1;
     for (int z = 0; left > 0; z++) {
         const int64_t rows = z + 1 < most && left > 1 ? random_int(1, left - 1) : left;
         t->has_basis[z] = low_rank && chance(0.8);
         t->zones[z].rows = rows;
-        t->zones[z].rank = t->has_basis[z] ? random_size(1, 40) : head_size;
+        t->zones[z].rank = t->has_basis[z] ? random_size(1, 40) : table_size;
         p->zone_count = z + 1;
         left -= rows;
         if (chance(0.3)) break;
@@ -114,13 +115,13 @@ static void draw_table(attention_call *c, const wpe_attention *a) {
     drawn_table *t = &c->table;
     wpe_relative *p = &t->relative;
     draw_deltas(a, &p->rows, &p->first_delta, &p->beyond);
-    cut_zones(t, a->head_size);
+    cut_zones(t, a->table_size);
     for (int z = 0; z < p->zone_count; z++) {
         const wpe_zone *zone = &t->zones[z];
         t->rows[z] = new_filled(c->storage, zone->rows, zone->rank, 1);
         if (t->has_basis[z])
             t->basis[z] =
-                new_filled(c->storage, a->head_size, zone->rank, 1 / sqrt((double)zone->rank));
+                new_filled(c->storage, a->table_size, zone->rank, 1 / sqrt((double)zone->rank));
     }
 }
 
@@ -184,7 +185,7 @@ static double *doubles_of(const array *x) {
 /* Compute p = C U^T in rising delta, and its size |C| |U|^T. */
 static void table_values(const attention_call *c, double **p, double **size) {
     const drawn_table *t = &c->table;
-    const int64_t d = c->a[0].head_size, count = t->relative.rows * d;
+    const int64_t d = c->a[0].table_size, count = t->relative.rows * d;
     double *to = *p = scratch((size_t)count * sizeof **p);
     double *to_size = *size = scratch((size_t)count * sizeof **size);
     for (int z = t->relative.zone_count - 1; z >= 0; z--) {
@@ -248,7 +249,7 @@ static void compute_results(attention_call *c) {
     if (c->pass == WPE_BACKWARD) {
         sums.dk = new_bounded(a->keys, a->head_size);
         sums.dv = new_bounded(a->keys, a->value_size);
-        if (c->wants_dp) sums.dp = new_bounded(a->relative->rows, a->head_size);
+        if (c->wants_dp) sums.dp = new_bounded(a->relative->rows, a->table_size);
     }
     for (int h = 0; h < c->heads; h++) {
         attention_results *want = &c->want[h];
@@ -259,7 +260,7 @@ static void compute_results(attention_call *c) {
         if (c->pass != WPE_BACKWARD) continue;
         give_results(c, h);
         want->dq = new_bounded(a->queries, a->head_size);
-        if (c->has_r) want->dr = new_bounded(a->queries, a->head_size);
+        if (c->has_r) want->dr = new_bounded(a->queries, a->table_size);
         if (c->wants_dbias) want->dbias = new_bounded(a->bias.rows, 1);
         attention_backward_reference(&c->head[h], want);
     }
@@ -284,14 +285,14 @@ static void describe_call(const attention_call *c) {
     describe(
         "%s m %lld n %lld d %lld dv %lld heads %d offset %lld causal %d window %lld keys %lld..%lld"
         " runs %d segments %d key_mask %d mask %d slope %g softcap %g scale %g dropout %g"
-        " bias %lld from %lld beyond %d"
-        " table %lld rows from %lld beyond %d zones %d (rank %lld) r %d infinite %d",
+        " sink %g bias %lld from %lld beyond %d"
+        " table %lld x %lld from %lld beyond %d zones %d (rank %lld) r %d infinite %d",
         type_name(c->storage), (long long)a->queries, (long long)a->keys, (long long)a->head_size,
         (long long)a->value_size, c->heads, (long long)a->offset, a->causal, (long long)a->window,
         (long long)a->first_key, (long long)a->end_key, !!a->run_begin, !!a->segments,
         !!a->key_mask, !!a->mask, a->slope, a->softcap, a->scale, (double)a->drop_below * 0x1p-32,
-        (long long)a->bias.rows, (long long)a->bias.first_delta, a->bias.beyond,
-        p ? (long long)p->rows : 0, p ? (long long)p->first_delta : 0, p ? p->beyond : 0,
+        a->sink, (long long)a->bias.rows, (long long)a->bias.first_delta, a->bias.beyond,
+        p ? (long long)p->rows : 0, (long long)a->table_size, p ? (long long)p->first_delta : 0, p ? p->beyond : 0,
         p ? p->zone_count : 0, p ? (long long)c->head[0].most_rank : 0, c->has_r, c->has_infinity);
 }
 
@@ -302,8 +303,8 @@ void draw_attention(attention_call *c, enum wpe_pass pass, int decodes) {
     wpe_attention *a = &c->a[0];
     draw_sizes(c, a);
     const int is_poisoned = chance(0.2);
-    const int is_subnormal =
-        !is_poisoned && pass != WPE_BACKWARD && c->storage != WPE_F16 && chance(0.02);
+    const int is_subnormal = !is_poisoned && pass != WPE_BACKWARD && c->storage != WPE_F16 &&
+                             a->table_size == a->head_size && chance(0.02);
     draw_options(a, is_poisoned);
     draw_tensors(c, a, is_poisoned);
     if (chance(0.6)) {

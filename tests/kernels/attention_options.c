@@ -123,10 +123,15 @@ static void draw_mask(wpe_attention *a) {
 
 /* ---- the other options --------------------------------------------------------------------- */
 
+static void draw_sink(wpe_attention *a) {
+    a->sink = chance(0.3) ? (float)random_uniform(-6, 6) : -INFINITY;
+}
+
 void draw_head_options(wpe_attention *a) {
     a->drop_row = random_bits();
     if (a->slope != 0) a->slope *= random_uniform(0, 1);
     if (chance(0.3)) a->scale = random_uniform(-1, 1);
+    if (chance(0.3)) draw_sink(a);
     if (a->mask && chance(0.7)) draw_mask(a);
 }
 
@@ -161,4 +166,5 @@ void draw_options(wpe_attention *a, int gentle) {
     }
     if (chance(0.2)) a->softcap = random_uniform(0.2, 20);
     if (chance(0.2)) draw_dropout(a);
+    draw_sink(a);
 }

@@ -109,12 +109,12 @@ typedef struct {
 static query new_query(const attention_head *h) {
     const wpe_attention *a = h->a;
     const int64_t n = a->keys, d = a->head_size, dv = a->value_size;
-    const int64_t rows = a->relative ? a->relative->rows : 0;
+    const int64_t rows = a->relative ? a->relative->rows : 0, c = a->table_size;
     query s = {.h = h, .k_t = transposed(h->k, n, d), .k_norm = norms(h->k, n, d)};
     if (h->grad_out) s.v_t = transposed(h->v, n, dv);
     if (h->grad_out) s.v_norm = norms(h->v, n, dv);
-    if (rows) s.p_t = transposed(h->p, rows, d);
-    if (rows) s.p_norm = norms(h->p_size, rows, d);
+    if (rows) s.p_t = transposed(h->p, rows, c);
+    if (rows) s.p_norm = norms(h->p_size, rows, c);
     s.seen = scratch((size_t)n + 1);
     s.row = scratch((size_t)(n + 1) * sizeof(int64_t));
     s.score = doubles(n);
@@ -159,7 +159,7 @@ static void add_relative(query *s, int64_t i) {
     const wpe_relative *p = a->relative;
     for (int64_t j = s->begin; j < s->end; j++) s->row[j] = -1;
     if (!p || !p->rows) return;
-    const double *r = h->r + i * a->head_size, size = norm(r, a->head_size);
+    const double *r = h->r + i * a->table_size, size = norm(r, a->table_size);
     int64_t least = p->rows, most = -1;
     for (int64_t j = s->begin; j < s->end; j++) {
         if (!s->seen[j]) continue;
@@ -171,7 +171,7 @@ static void add_relative(query *s, int64_t i) {
         if (row > most) most = row;
     }
     for (int64_t x = least; x <= most; x++) s->relative[x] = 0;
-    add_products(s->relative, r, s->p_t, a->head_size, p->rows, least, most + 1);
+    add_products(s->relative, r, s->p_t, a->table_size, p->rows, least, most + 1);
     for (int64_t j = s->begin; j < s->end; j++) {
         if (s->row[j] < 0) continue;
         s->score[j] += s->relative[s->row[j]];
@@ -188,7 +188,7 @@ static int64_t bias_row(const wpe_delta_bias *bias, int64_t delta) {
 
 /* Return the bound of a score's error, in units of the magnitude of its terms. */
 static double score_units(const attention_head *h) {
-    return CHAIN(2 * h->a->head_size + h->most_rank);
+    return CHAIN(h->a->head_size + h->a->table_size + h->most_rank);
 }
 
 static void scores_of(query *s, int64_t i) {
@@ -200,7 +200,7 @@ static void scores_of(query *s, int64_t i) {
     for (int64_t j = s->begin; j < s->end; j++) s->size[j] = size * s->k_norm[j];
     add_products(s->score, q, s->k_t, a->head_size, a->keys, s->begin, s->end);
     add_relative(s, i);
-    double most_size = 0, largest = 0;
+    double most_size = 0, largest = a->sink > -INFINITY ? fabs(a->sink) : 0;
     for (int64_t j = s->begin; j < s->end; j++) {
         if (!s->seen[j]) continue;
         const double steep = a->slope * fabs((double)(i + a->offset - j));
@@ -219,9 +219,10 @@ static void scores_of(query *s, int64_t i) {
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-/* Return the largest seen score, NaN if one of them is NaN, or -inf if no key is seen. */
+/* Return the largest of the sink and the seen scores, NaN if one of them is NaN, or -inf if there is
+ * none. */
 static double largest_score(const query *s) {
-    double largest = -INFINITY;
+    double largest = s->h->a->sink;
     for (int64_t j = s->begin; j < s->end; j++) {
         if (!s->seen[j]) continue;
         if (isnan(s->score[j])) return NAN;
@@ -238,11 +239,12 @@ void attention_forward_reference(const attention_head *h, const attention_result
         double *out = to->out.value + i * dv, *bound = to->out.bound + i * dv, sum = 0;
         memset(out, 0, (size_t)dv * sizeof *out);
         memset(bound, 0, (size_t)dv * sizeof *bound);
-        to->lse.value[i] = -INFINITY;
+        to->lse.value[i] = a->sink;
         to->lse.bound[i] = 0;
         scores_of(&s, i);
         if (s.begin == s.end) continue;
         const double largest = largest_score(&s);
+        sum = exp(a->sink - largest);
         for (int64_t j = s.begin; j < s.end; j++)
             if (s.seen[j]) sum += exp(s.score[j] - largest);
         const double lse = largest + log(sum);
@@ -302,7 +304,7 @@ static void table_gradients(const query *s, int64_t i, gradient *g, double *dr, 
                             const bounded_matrix *dp) {
     const attention_head *h = s->h;
     const wpe_attention *a = h->a;
-    const int64_t rows = a->relative ? a->relative->rows : 0, d = a->head_size;
+    const int64_t rows = a->relative ? a->relative->rows : 0, d = a->table_size;
     const double scale = a->scale, of_products = h->unit * CHAIN(d + h->most_rank);
     memset(g->is_read, 0, (size_t)rows);
     for (int64_t j = s->begin; rows && j < s->end; j++) {
@@ -354,7 +356,7 @@ static void query_gradients(const query *s, int64_t i, gradient *g, const attent
     }
     if (to->dbias.value) bias_gradients(s, i, g, &to->dbias);
     const bounded_matrix *dr = to->dr.value ? &to->dr : &to->dq;
-    table_gradients(s, i, g, dr->value + i * d, dr->bound + i * d, &to->dp);
+    table_gradients(s, i, g, dr->value + i * a->table_size, dr->bound + i * a->table_size, &to->dp);
 }
 
 static void add_floor(const bounded_matrix *x, double least) {

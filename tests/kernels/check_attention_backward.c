@@ -31,8 +31,8 @@ static void new_sums(const attention_call *c, const wpe_attention_sizes *s, back
     for (int h = 0; c->wants_dbias && h < c->heads; h++)
         to->dbias[h] = new_dense(c->compute_type, a->bias.rows, 1, 1);
     if (!c->wants_dp) return;
-    to->dp = new_block(c->compute_type, s->dp_rows * s->dk_cols);
-    to->dp_rows = used_part(&to->dp, a->relative->rows, a->head_size, s->dk_cols, 1);
+    to->dp = new_block(c->compute_type, s->dp_rows * s->dp_cols);
+    to->dp_rows = used_part(&to->dp, a->relative->rows, a->table_size, s->dp_cols, 1);
 }
 
 static void clear(const array *x) {
@@ -138,7 +138,7 @@ void check_attention_backward(void) {
     gradient_bits kept = {0};
     for (int h = 0; h < c.heads; h++) {
         to.dq[h] = new_output(c.storage, m, c.a[0].head_size, 1);
-        if (c.has_r) to.dr[h] = new_output(c.storage, m, c.a[0].head_size, 1);
+        if (c.has_r) to.dr[h] = new_output(c.storage, m, c.a[0].table_size, 1);
     }
     const wpe_kernels *k;
     EACH_VARIANT(k) {

@@ -1,6 +1,7 @@
 /* check_attention_bench.c: measure attention's cycles per seen pair of query and key. */
 #include "attention_call.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,8 +35,9 @@ static void begin_bench(attention_bench *b, enum wpe_pass pass, int decodes, enu
     a->queries = decodes ? 1 : LENGTH;
     a->keys = a->end_key = LENGTH;
     a->offset = a->keys - a->queries;
-    a->head_size = a->value_size = SIZE;
+    a->head_size = a->value_size = a->table_size = SIZE;
     a->scale = 0.125;
+    a->sink = -INFINITY;
     a->causal = 1;
     a->window = INT64_C(1) << 60;
     c->q[0] = new_random(a->queries, SIZE);

@@ -229,7 +229,7 @@ def attention(
     hidden = (key_mask, segments, mask, dropout_p, seed)
     last = (bias, bias_first, bias_beyond, sinks)
     arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *last)
-    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v)
+    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, p)
     standard = compiling and wants_standard()
     if not (missing or standard or under_transforms()):
         if compiling:

@@ -18,12 +18,13 @@ import torch
 
 from ._attention_checks import Arguments
 
+_Q_REL = Arguments._fields.index("q_rel")
 _NAME = len(Arguments._fields)  # place of the name of a table in `attention_in_graph`
 _ALL = math.inf  # rows of a table that has one for each distance
 
 
 def _attention(q: Any, k: Any, v: Any, p: Any = None, *_: Any, **__: Any) -> int:
-    each, relative = _of_pairs(q, k, 0 if p is None else p[-2])
+    each, relative = _of_pairs(q, k, p)
     return each * (q[-1] + v[-1]) + relative
 
 
@@ -32,36 +33,44 @@ def _attention_backward(
 ) -> int:
     q, k, v, p = (*given, None)[:4]
     wants_table = len(given) > len(Arguments._fields) and given[len(Arguments._fields)]
-    return _gradients(q, k, v, 0 if p is None else p[-2], 3 if wants_table else 2)
+    return _gradients(q, k, v, p, 3 if wants_table else 2)
 
 
 def _attention_in_graph(q: Any, k: Any, v: Any, p: Any = None, *rest: Any, **_: Any) -> int:
-    return _attention(q, k, v, p=(_ALL, q[-1]) if any(rest[_NAME - 4 :][:1]) else p)
+    return _attention(q, k, v, _table(q, p, rest))
 
 
 def _attention_in_graph_backward(
     grad: Any, grad_lse: Any, out: Any, lse: Any, p_grad: Any, bias_grad: Any, *given: Any, **_: Any
 ) -> int:
     q, k, v, p = (*given, None)[:4]
-    rows = _ALL if any(given[_NAME:][:1]) else 0 if p is None else p[-2]
-    return _gradients(q, k, v, rows, 3 if p_grad else 2)
+    return _gradients(q, k, v, _table(q, p, given[4:]), 3 if p_grad else 2)
 
 
-def _gradients(q: Any, k: Any, v: Any, rows: float, relatives: int) -> int:
+def _table(q: Any, p: Any, after_p: Any) -> Any:
+    """Return the shape of the table: that of p, or of the one whose name is among the arguments."""
+    if not any(after_p[_NAME - 4 :][:1]):
+        return p
+    q_rel = after_p[_Q_REL - 4]
+    return _ALL, (q if q_rel is None else q_rel)[-1]
+
+
+def _gradients(q: Any, k: Any, v: Any, p: Any, relatives: int) -> int:
     """Return the FLOPs of the scores, once more, and of all gradients.
 
     `relatives` is how many products have the size of q p^T.
     """
-    each, relative = _of_pairs(q, k, rows)
+    each, relative = _of_pairs(q, k, p)
     return each * (3 * q[-1] + 2 * v[-1]) + relatives * relative
 
 
-def _of_pairs(q: Any, k: Any, rows: float) -> tuple[int, int]:
-    """Return the FLOPs of q k^T for one element of the head, and those of q p^T."""
-    batch, heads, m, d = q
+def _of_pairs(q: Any, k: Any, p: Any) -> tuple[int, int]:
+    """Return the FLOPs of q k^T for one element of the head, and those of r p^T."""
+    batch, heads, m, _ = q
     n = k[2]
+    rows, size = (0, 0) if p is None else p[-2:]
     read = int(min(rows, max(m + n - 1, 0)))
-    return 2 * batch * heads * m * n, 2 * batch * heads * m * read * d
+    return 2 * batch * heads * m * n, 2 * batch * heads * m * read * size
 
 
 def _relative_bias(q: Any, p: Any, keys: int, *_: Any, **__: Any) -> int:

@@ -20,11 +20,11 @@ _SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
 _FIRST_ARGUMENT = {"forward": 0, "backward": 4}
 
 
-def missing_kernel(q: Tensor, v: Tensor) -> str:
+def missing_kernel(q: Tensor, v: Tensor, p: Tensor | None) -> str:
     """Return why the GPU's kernels cannot run for these tensors, or ""."""
     size = 0
-    for x in (q, v):  # no max() with a default, which a compiler does not know
-        if x.dim() and x.shape[-1] > size:
+    for x in (q, v, p):  # no max() with a default, which a compiler does not know
+        if x is not None and x.dim() and x.shape[-1] > size:
             size = x.shape[-1]
     return _constant_reason(q.device, q.dtype, size)
 
@@ -78,7 +78,7 @@ def _register(role: str) -> None:
         first = _FIRST_ARGUMENT[role]
         given = Arguments(*arguments[first : first + len(Arguments._fields)])
         check_arguments(given)
-        missing = missing_kernel(given.q, given.v)
+        missing = missing_kernel(given.q, given.v, given.p)
         check(
             not missing,
             f"attention_{role} has no fused kernel for this call ({missing}): call "

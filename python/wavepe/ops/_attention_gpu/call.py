@@ -109,17 +109,17 @@ class _Gradients:
         _copy_back(dv, to_v)
 
     def of_table(self, dp: Tensor) -> None:
-        """Add the gradient of the table to dp (rows, d) or (heads, rows, d)."""
+        """Add the gradient of the table to dp (rows, c) or (heads, rows, c)."""
         chunk = self.chunk
         if not self.has_table:
             return
-        rows, d = chunk.terms.p.shape[-2:]
-        per_head = dp.new_empty((chunk.batch, chunk.heads, rows, d))
+        rows, c = chunk.terms.p.shape[-2:]
+        per_head = dp.new_empty((chunk.batch, chunk.heads, rows, c))
         programs = chunk.batch * chunk.heads * -(-rows // BLOCK)
         launches.launch(
             products.table_backward, (programs,), rows_of(chunk.r), self.dproducts, self.dedges,
             rows_of(per_head), chunk.scale, chunk.hidden, chunk.terms, chunk.heads, chunk.m,
-            chunk.n, **chunk.size, **chunk.tuning("table"),
+            chunk.n, **chunk.table_size, **chunk.tuning("table"),
         )  # fmt: skip
         dp += per_head.sum((0, 1) if dp.dim() == 2 else 0)
 

@@ -64,7 +64,7 @@ class Zones(NamedTuple):
     def of(cls, call: Arguments) -> Zones:
         """Return the zones of a call's table."""
         rank = LEAST
-        if call.p is None or not call.p.shape[-2]:
+        if call.p is None or not call.p.numel():
             return cls(0, 0, 0, 0, rank)
         first, last = _deltas(call.first, call.p.shape[-2])
         lowest, highest = zone_range(first, last)
@@ -134,12 +134,13 @@ class Chunk:
         self.terms = self._terms(call)
         self.dropout = self._dropout(call)
         self.edge = self.terms.p is not None and call.beyond == "edge"
-        self.size = {"SIZE": self.d, "WIDTH": launches.width(self.d)}
+        c = self.d if call.p is None else call.p.shape[-1]
+        self.table_size = {"SIZE": c, "WIDTH": launches.width(c)}
         self.bias_edge = call.bias_beyond == "edge"
         one_sided = not self.zones.columns or (call.causal and self.zones.near_first <= 0)
         options = (
-            *self.size.values(), self.dv, launches.width(self.dv), call.causal, self.edge,
-            self.bias_edge, self.zones.rank, 4 if one_sided else 7,
+            self.d, launches.width(self.d), self.dv, launches.width(self.dv),
+            *self.table_size.values(), call.causal, self.edge, self.bias_edge, self.zones.rank, 4 if one_sided else 7,
         )  # fmt: skip
         self.config = Config(*map(tl.constexpr, options))
 
@@ -180,7 +181,7 @@ class Chunk:
     def _terms(self, call: Arguments) -> ScoreTerms:
         p, bias = self.of_heads(call.p, 3), self.of_heads(call.bias, 2)
         slopes = self.of_heads(call.slopes, 1)
-        p = None if p is None or not p.shape[-2] else p.contiguous()
+        p = None if p is None or not p.numel() else p.contiguous()
         bias = None if bias is None or not bias.shape[-1] else bias.contiguous()
         p_range = _deltas(call.first, 0 if p is None else p.shape[-2])
         bias_range = _deltas(call.bias_first, 0 if bias is None else bias.shape[-1])
@@ -191,7 +192,7 @@ class Chunk:
             p, 0 if p is None or p.dim() == 2 else p.stride(0), *p_range,
             None if slopes is None else slopes.float().contiguous(),
             bias, 0 if bias is None or bias.dim() == 1 else bias.stride(0), *bias_range,
-            call.softcap,
+            call.softcap, self.of_heads(call.sinks, 1),
         )  # fmt: skip
 
     def _dropout(self, call: Arguments) -> Dropout:
@@ -231,13 +232,14 @@ class Chunk:
         parts = -(-each // tuning["ROWS"]) * self.batch * (1 if shared else self.heads)
         launches.launch(
             kernel, (min(BLOCK, self.m) * parts * slots,), *arguments, self.hidden, self.terms,
-            self.heads, self.m, self.n, **self.size, SHARED=shared, **tuning,
+            self.heads, self.m, self.n, **self.table_size, SHARED=shared, **tuning,
         )  # fmt: skip
 
     def tuning(self, role: str) -> dict[str, int]:
         """Return the options for launching a kernel of this role."""
         tiles = self.hidden.mask is not None or self.terms.bias is not None
-        return launches.tuning(role, self.q, launches.width(max(self.d, self.dv)), tiles)
+        widest = max(self.d, self.dv, self.table_size["SIZE"])
+        return launches.tuning(role, self.q, launches.width(widest), tiles)
 
     def compute_products(self) -> None:
         """Compute the products of the queries with the table, which the tiles read."""

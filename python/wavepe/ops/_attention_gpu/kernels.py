@@ -41,10 +41,11 @@ def _queries(q, r, b, h, i, m, heads, offset, terms, config, MASKED: tl.constexp
     low = tl.zeros((i.shape[0],), tl.float32)
     high = low
     if config.EDGE:
-        first, last = edge_rows(terms, h, config.SIZE, config.WIDTH)
-        relative = rows
-        if r.ptr is not None:
-            relative = load(r, b, h, i, m, config.SIZE, config.WIDTH, MASKED)
+        first, last = edge_rows(terms, h, config.P_SIZE, config.P_WIDTH)
+        if r.ptr is None:
+            relative = rows
+        else:
+            relative = load(r, b, h, i, m, config.P_SIZE, config.P_WIDTH, MASKED)
         low = tl.sum(relative.to(tl.float32) * first[None, :], 1)
         high = tl.sum(relative.to(tl.float32) * last[None, :], 1)
     row = (b.to(tl.int64) * heads + h) * m + i
@@ -80,7 +81,9 @@ def attention_forward(
     queries, x = _queries(q, r, b, h, i, m, heads, offset, terms, config, True)
     acc = tl.zeros((ROWS, config.V_WIDTH), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    if terms.sinks is not None:
+        peak = tl.maximum(peak, tl.load(terms.sinks + h))
+    total = tl.where(peak == float("-inf"), 0.0, 1.0)
     bounds = _key_bounds(i, m, n, offset, hidden, terms, config)
     for phase in tl.static_range(config.PHASES):
         if _LEVELS[phase] != _FAR or terms.basis is not None:

@@ -73,7 +73,7 @@ class ScoreTerms(NamedTuple):
     near_count: Any  # number of near zones
     left_count: Any  # number of far zones before the near ones
     right_count: Any  # number of far zones after them
-    p: Any  # (rows, d) or (H, rows, d)
+    p: Any  # (rows, c) or (H, rows, c)
     p_head: Any  # stride of a head; 0 if all heads use one table
     first: Any  # delta of the table's first row
     last: Any  # delta of its last row
@@ -83,6 +83,7 @@ class ScoreTerms(NamedTuple):
     bias_first: Any
     bias_last: Any
     softcap: Any
+    sinks: Any  # (H,)
 
 
 class Dropout(NamedTuple):
@@ -102,6 +103,8 @@ class Config(NamedTuple):
     WIDTH: tl.constexpr  # the next power of two
     V_SIZE: tl.constexpr
     V_WIDTH: tl.constexpr
+    P_SIZE: tl.constexpr  # columns of the table
+    P_WIDTH: tl.constexpr
     CAUSAL: tl.constexpr
     EDGE: tl.constexpr  # beyond="edge": the first and last row of p stand for all rows outside
     BIAS_EDGE: tl.constexpr
