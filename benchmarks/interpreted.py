@@ -19,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from wavepe.ops import RelativeTable
 from wavepe.ops._attention_checks import Arguments
 from wavepe.ops._attention_gpu import call as gpu
+from wavepe.ops._attention_in_graph import sinks_gradient
 
 
 class _Interpreted(torch.autograd.Function):
@@ -36,6 +37,8 @@ class _Interpreted(torch.autograd.Function):
         saved = (grad_out, grad_lse, *ctx.saved_tensors)
         grads = gpu.backward(*saved, *ctx.arguments, *wanted)
         found = dict(zip(("q", "k", "v", "p", "q_rel", "bias"), grads, strict=True))
+        if call.sinks is not None:
+            found["sinks"] = sinks_gradient(call.sinks, *saved)
         given = {name: x for name, x in found.items() if getattr(call, name) is not None}
         return tuple(given.get(name) for name in call._fields)
 

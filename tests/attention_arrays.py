@@ -12,8 +12,8 @@ from cases import assert_within, generator, ulp, unit
 DECODING = [Shape(2, 4, 2, 1, n, d, dv) for n, d, dv in ((1, 1, 1), (33, 17, 9), (500, 64, 65))]
 
 
-NAMES = {"p", "first", "beyond", "slopes", "causal", "window", "scale"}
-NAMES |= {"bias", "bias_first", "bias_beyond"}  # which arrays may have too
+NAMES = {"p", "first", "beyond", "q_rel", "slopes", "causal", "window", "scale"}
+NAMES |= {"bias", "bias_first", "bias_beyond", "sinks"}  # which arrays may have too
 
 
 def of_arrays(option):
@@ -39,11 +39,11 @@ def draw(rng, shape, option="plain", dtype=np.float32):
     k = rng.normal(size=(s.batch, s.kv_heads, s.n, s.d))
     v = rng.normal(size=(s.batch, s.kv_heads, s.n, s.dv))
     given = {"q": q, "k": k, "v": v} | of_arrays(OPTIONS[option](rng, s))
-    kinds = dict.fromkeys("qkvp", dtype) | {"bias": wide(dtype)}
+    kinds = dict.fromkeys((*"qkvp", "q_rel"), dtype) | dict.fromkeys(("bias", "sinks"), wide(dtype))
     return given | {name: given[name].astype(of) for name, of in kinds.items() if name in given}
 
 
-def judge(q, k, v, *, p=None, slopes=None, bias=None, **options):
+def judge(q, k, v, *, p=None, q_rel=None, slopes=None, bias=None, sinks=None, **options):
     """Return (out, lse) and the sizes of their terms.
 
     Leading axes broadcast; the last of them is the heads.
@@ -52,20 +52,24 @@ def judge(q, k, v, *, p=None, slopes=None, bias=None, **options):
     def whole(x, lead):
         return None if x is None else np.broadcast_to(x, (*lead, *x.shape[-2:])).astype(float)
 
-    slopes = None if slopes is None else np.asarray(slopes)[..., None, None]
+    slopes, sinks = (None if x is None else np.asarray(x)[..., None, None] for x in (slopes, sinks))
     bias = None if bias is None else np.asarray(bias)[..., None, :]
-    given = [x for x in (q, p, slopes, bias) if x is not None]
+    given = [x for x in (q, p, q_rel, slopes, bias, sinks) if x is not None]
     of_q = np.broadcast_shapes(*(x.shape[:-2] for x in given)) or (1,)
     of_k = np.broadcast_shapes(k.shape[:-2], v.shape[:-2]) or (1,)
     batch = np.broadcast_shapes(of_q[:-1], of_k[:-1])
     heads = of_k[-1] if of_q[-1] == 1 else of_q[-1]
-    q, p, slopes, bias = (whole(x, (*batch, heads)) for x in (q, p, slopes, bias))
+    q, p, q_rel, slopes, bias, sinks = (
+        whole(x, (*batch, heads)) for x in (q, p, q_rel, slopes, bias, sinks)
+    )
     k, v = (whole(x, (*batch, of_k[-1])) for x in (k, v))
     out, of_out = np.zeros((2, *batch, heads, q.shape[-2], v.shape[-1]))
     lse, of_lse = np.zeros((2, *batch, heads, q.shape[-2]))
     for b in np.ndindex(batch):
         given = {} if p is None else {"p": p[b]}
+        given |= {} if q_rel is None else {"q_rel": q_rel[b][None]}
         given |= {} if slopes is None else {"slopes": slopes[b][:, 0, 0]}
+        given |= {} if sinks is None else {"sinks": sinks[b][:, 0, 0]}
         given |= {} if bias is None else {"bias": bias[b][:, 0]}
         done = oracle.forward(q[b][None], k[b][None], v[b][None], **given, **options)
         size = oracle.forward_sizes(done, v[b][None])

@@ -15,10 +15,11 @@ from wavepe.ops._attention_composed import composed as dense
 
 F32, F64 = torch.float32, torch.float64
 LOW = (torch.bfloat16, torch.float16)
-FLOATING = ("q", "k", "v", "p", "q_rel", "bias")
+FLOATING = ("q", "k", "v", "p", "q_rel", "bias", "sinks")
+WIDE = ("bias", "sinks")  # they have the dtype of the computation
 NAMES = ("p", "first", "beyond", "q_rel", "slopes", "causal", "window", "softcap", "scale")
 NAMES += ("offset", "key_mask", "segments", "mask", "dropout_p")
-BIAS_NAMES = ("bias", "bias_first", "bias_beyond")  # after dropout's seed and the zones
+LAST_NAMES = ("bias", "bias_first", "bias_beyond", "sinks")  # after dropout's seed and the zones
 DEFAULTS = {"first": 0, "beyond": "zero", "causal": True, "dropout_p": 0.0}
 DEFAULTS |= {"bias_first": 0, "bias_beyond": "zero"}
 
@@ -58,7 +59,7 @@ def wide(dtype):
 
 def tensors(values, dtype):
     """Convert arguments from NumPy to torch. Only floating values get `dtype`."""
-    return {n: tensor(x, wide(dtype) if n == "bias" else dtype) for n, x in values.items()}
+    return {n: tensor(x, wide(dtype) if n in WIDE else dtype) for n, x in values.items()}
 
 
 def tensor(value, dtype):
@@ -109,9 +110,9 @@ def drawn_seed():
 def composed(q, k, v, *, return_lse=False, **options):
     """Call the composition of torch operators with the arguments of ops.attention."""
     given = DEFAULTS | options
-    arguments, of_bias = ([given.get(n) for n in names] for names in (NAMES, BIAS_NAMES))
+    arguments, last = ([given.get(n) for n in names] for names in (NAMES, LAST_NAMES))
     seed = torch.randint(2**62, ()) if given["dropout_p"] > 0 else None
-    found = dense(q, k, v, *arguments, seed, None, *of_bias)[:2]
+    found = dense(q, k, v, *arguments, seed, None, *last)[:2]
     return found if return_lse else found[0]
 
 
@@ -183,6 +184,7 @@ def judge(arguments, grad_out=None, grad_lse=None):
     terms = dict.fromkeys(exact, n)  # a weight's sum, and then those over queries
     terms |= {"k": n + of_key, "v": n + of_key, "p": n + batch * heads * m}
     terms["bias"] = n + batch * heads * (m + n)  # a tile's pairs by delta, then deltas and tiles
+    terms["sinks"] = n + batch * m + done.out.shape[-1]
     return Exact(exact, sizes, of_out, terms)
 
 
@@ -206,7 +208,7 @@ def bound(exact, size, dtype, of_out, terms):
 
 def compare(found, exact, dtype, what="", rounds_out=True):
     for name, got in found.items():
-        kind = wide(dtype) if name in ("lse", "bias") else dtype
+        kind = wide(dtype) if name in ("lse", *WIDE) else dtype
         assert got.dtype == kind, f"{what}: {name} is {got.dtype}"
         of_out = exact.of_out.get(name, 0.0) if rounds_out else 0.0
         allowed = bound(exact.values[name], exact.sizes[name], kind, of_out, exact.terms[name])

@@ -81,16 +81,17 @@ def rounding(size, unit, dtype, terms):
 # ---- options ------------------------------------------------------------------------------------
 
 
-def table(rng, s, w, per_head=False):
-    return rng.normal(size=(*([s.heads] if per_head else []), w, s.d))
-
-
-def relative(rng, s, w=None, *, per_head=False, q_rel=False, **rest):
-    w = max(1, s.n // 2) if w is None else w
-    given = {"p": table(rng, s, w, per_head), **rest}
-    if q_rel:
-        given["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, s.d))
+def relative(rng, s, w=None, *, per_head=False, q_rel=False, c=None, **rest):
+    """A table, and q_rel if asked for. c is the size of both, if it is not that of the head."""
+    w, size = max(1, s.n // 2) if w is None else w, s.d if c is None else c
+    given = {"p": rng.normal(size=(*([s.heads] if per_head else []), w, size)), **rest}
+    if q_rel or c is not None:
+        given["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, size))
     return given
+
+
+def sinks(rng, s):
+    return {"sinks": rng.normal(size=s.heads)}
 
 
 def biased(rng, s, w=None, *, per_head=True, first=0, beyond="zero", **rest):
@@ -131,7 +132,8 @@ def slopes(s):
 
 
 def everything(rng, s, **rest):
-    found = relative(rng, s, s.n // 2 + 1, per_head=True, q_rel=True, first=-2, beyond="edge")
+    found = relative(rng, s, s.n // 2 + 1, per_head=True, c=s.d // 2 + 1, first=-2, beyond="edge")
+    found |= sinks(rng, s)
     found |= {"slopes": slopes(s), "window": s.n // 2 + 2, "softcap": 3.0, "scale": 0.4}
     found |= biased(rng, s, s.n // 3 + 1, first=1, beyond="edge")
     found |= {"key_mask": keys_seen(rng, s), "mask": pairs_seen(rng, s, 1, 1)}
@@ -193,6 +195,18 @@ OPTIONS = {
     "edge of q_rel, causal no": lambda rng, s: relative(
         rng, s, 5, first=-2, beyond="edge", q_rel=True, causal=False
     ),
+    "narrow table": lambda rng, s: relative(rng, s, c=max(1, s.d // 4)),
+    "narrow table, both sides, edge": lambda rng, s: both_sides(rng, s, c=8, beyond="edge"),
+    "wide table, per head": lambda rng, s: relative(rng, s, per_head=True, c=s.d + 5),
+    "table of no columns": lambda rng, s: relative(rng, s, c=0),
+    "sinks": lambda rng, s: sinks(rng, s),
+    "sinks, some": lambda rng, s: {"sinks": np.where(np.arange(s.heads) % 2, -np.inf, 3.0)},
+    "sinks, key_mask of nothing": lambda rng, s: sinks(rng, s) | {
+        "key_mask": np.zeros((s.batch, s.n), bool)
+    },
+    "sinks, segments, dropout": lambda rng, s: relative(
+        rng, s, c=3, segments=packed(rng, s), window=s.n // 2, dropout_p=0.3, **sinks(rng, s)
+    ),
     "table out of reach": lambda rng, s: relative(rng, s, first=10**6),
     "edge far above": lambda rng, s: relative(rng, s, first=10**6, beyond="edge"),
     "edge far below": lambda rng, s: relative(rng, s, first=-(10**6), beyond="edge"),
@@ -242,7 +256,9 @@ COMBINED = (
     "plain",
     "table",
     "edge from 2, per head",
+    "narrow table, both sides, edge",
     "bias",
+    "sinks",
     "everything",
     "everything, both sides",
 )

@@ -91,12 +91,14 @@ def draw_table(rng, s):
     w = pick(rng, s.m + s.n, s.n, length(rng), int(rng.integers(0, 13)), 2 * (s.m + s.n) + 5)
     w = max(w, int(beyond == "edge"))
     first = pick(rng, 0, 0, 1 - s.m, -(w // 2), int(rng.integers(-s.m - 9, s.n + 9)), 10**6)
-    p = rng.normal(size=(*([s.heads] if chance(rng, 0.3) else []), w, s.d))
+    q_rel = chance(rng, 0.35)
+    c = pick(rng, s.d, 8, 16, min(width(rng), 64)) if q_rel else s.d
+    p = rng.normal(size=(*([s.heads] if chance(rng, 0.3) else []), w, c))
     if chance(rng, 0.3):  # tails as wavelets have them: far rows count as zero
         p *= np.exp2(-pick(rng, 0.02, 0.3, 1.0) * np.abs(np.arange(w) + first))[:, None]
     found = {"p": p, "first": first, "beyond": beyond}
-    if chance(rng, 0.25):
-        found["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, s.d))
+    if q_rel:
+        found["q_rel"] = rng.normal(size=(s.batch, s.heads, s.m, c))
     return found
 
 
@@ -209,6 +211,7 @@ OTHERS = {
     "softcap": lambda rng, s: float(pick(rng, rng.uniform(0.3, 6), 30.0)),
     "scale": lambda rng, s: float(pick(rng, rng.normal(), rng.normal(), 0.0)),
     "mask": draw_mask,
+    "sinks": lambda rng, s: rng.normal(size=s.heads) * pick(rng, 1.0, 4.0),
     "dropout_p": lambda rng, s: pick(rng, 0.1, 0.5, 0.9, 1.0),
 }
 
@@ -240,7 +243,7 @@ def rows_of(table, k, causal):
 
 
 class Attention:
-    """Calls of ops.attention: out, lse, and gradients of some of q, k, v, p, q_rel and bias."""
+    """Calls of ops.attention: out, lse, and gradients of some of the inputs."""
 
     refused = (RuntimeError,)
     function = staticmethod(attention)
@@ -257,7 +260,7 @@ class Attention:
         }
         spoilt = None
         if chance(rng, 0.1):
-            spoilt = pick(rng, *(name for name in FLOATING if name in given))
+            spoilt = pick(rng, *(n for n in FLOATING if n in given and n != "sinks"))
             spoilt += pick(rng, " nan", " nan", " inf", " -inf")
             spoil_rows(rng, given[spoilt.split()[0]], float(spoilt.split()[1]))
         constant = "p" in given and not spoilt and chance(rng, 0.25)

@@ -351,7 +351,10 @@ class Attention(Function):
         if chance(rng, 0.5):
             w = max(length(rng), 1)
             own = pick(rng, (), (kv_heads * group,), (*lead, kv_heads * group))
-            given["p"] = rng.normal(size=(*own, w, d))
+            c = pick(rng, d, d, width(rng))
+            given["p"] = rng.normal(size=(*own, w, c))
+            if c != d or chance(rng, 0.2):
+                given["q_rel"] = rng.normal(size=(*own, m, c))
         given = {name: some_layout(rng, x.astype(dtype)) for name, x in given.items()}
         if chance(rng, 0.3):
             own = pick(rng, (), (kv_heads * group,), (*lead, kv_heads * group))
@@ -361,6 +364,8 @@ class Attention(Function):
             given["bias_beyond"] = pick(rng, "zero", "edge")
         if chance(rng, 0.3):
             given["slopes"] = rng.uniform(-0.5, 0.5, kv_heads * group)
+        if chance(rng, 0.3):
+            given["sinks"] = rng.normal(size=kv_heads * group)
         return given | {
             "first": pick(rng, 0, 0, int(rng.integers(-m - 9, n + 9))),
             "beyond": pick(rng, "zero", "edge"),
@@ -383,7 +388,8 @@ class Attention(Function):
         return [
             ("q", np.ones(d, np.float32)),
             ("k", np.ones((3, d + 1), np.float32)),
-            ("p", np.ones((3, d + 2), np.float32)),
+            ("p", np.ones((3, d + 200), np.float32)),
+            ("q_rel", np.ones((3, d + 201), np.float32)),
             ("bias", np.ones(())),
             ("bias_beyond", "both"),
             ("window", -1),

@@ -120,6 +120,7 @@ wavepe.alibi_slopes(8)
 wavepe.attention(N(2, 3, 4), N(2, 5, 4), N(2, 5, 6), p=N(7, 4), first=-1, \
 beyond='edge', slopes=N(2))
 wavepe.attention(N(2, 3, 4), N(5, 4), N(5, 6), causal=False, window=3, scale=0.5, return_lse=True)
+wavepe.attention(N(2, 3, 4), N(2, 5, 4), N(2, 5, 6), p=N(7, 3), q_rel=N(2, 3, 3), sinks=N(2))
 wavepe.attention(O(0, 3, 4), O(4, 5, 4), O(8, 5, 4), p=O(2, 3, 4))
 wavepe.encoding(SPEC)
 wavepe.encoding(SPEC, theta=100.0)
@@ -220,6 +221,8 @@ plots.wavelets(fixed('x.png'), encodings=['wavelet:scales=2'], dim=8, length=5)
 TORCH = """
 ops.attention(T(1, 4, 3, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), p=T(7, 8), first=-1, beyond='edge')
 ops.attention(T(1, 4, 3, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), p=T(4, 7, 8), q_rel=T(1, 4, 3, 8))
+ops.attention(T(1, 4, 3, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), p=T(7, 3), q_rel=T(1, 4, 3, 3))
+ops.attention(T(1, 4, 3, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), sinks=T(4), key_mask=T(1, 5) > 0.2)
 ops.attention(T(1, 4, 3, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), slopes=T(4), window=3, softcap=5.0)
 ops.attention(T(1, 4, 5, 8), T(1, 2, 5, 8), T(1, 2, 5, 6), \
 segments=T(1, 5, dtype='int64'), scale=0.5)

@@ -2,7 +2,7 @@
 
 score[i, j] = (q_i . k_j + r_i . p[delta - first]) scale - slope |delta|, delta = i + offset - j
 ([W]; [S]; [X]; [A] for the slope), + bias[delta - bias_first], then softcap tanh(score / softcap);
-softmax over the visible keys.
+softmax over the visible keys and the sink of the head, which has no value.
 The package shares no code with this file.
 """
 
@@ -115,6 +115,7 @@ def forward(
     bias=None,
     bias_first=0,
     bias_beyond="zero",
+    sinks=None,
 ):
     (batch, heads, m, d), n = q.shape, k.shape[2]
     shape = (batch, heads, m, n)
@@ -143,7 +144,7 @@ def forward(
         tanh = np.tanh(score / softcap)
         score = softcap * tanh
 
-    weights, lse = softmax(score, visible)
+    weights, lse = softmax(score, visible, sinks)
     factor = np.ones(shape)
     if dropout_p > 0:
         factor = dropout_factor(shape, dropout_p, seed)
@@ -156,25 +157,27 @@ def scale_of(d, scale):
     return (1 / math.sqrt(d) if d else 1.0) if scale is None else scale
 
 
-def softmax(score, visible):
-    """Apply the softmax over visible keys; without any, weights are 0 and lse is -inf."""
+def softmax(score, visible, sinks):
+    """Apply the softmax over visible keys and the sink; without any, weights are 0, lse is -inf."""
+    sink = -np.inf if sinks is None else sinks[:, None, None]
     with np.errstate(all="ignore"):
         score = np.where(visible, score, -np.inf)
-        largest = score.max(-1, keepdims=True, initial=-np.inf)
+        largest = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
         largest = np.where(np.isneginf(largest), 0.0, largest)
         e = np.where(visible, np.exp(score - largest), 0.0)
-        total = e.sum(-1, keepdims=True)
+        total = e.sum(-1, keepdims=True) + np.exp(sink - largest)
         weights = e / np.where(total == 0, 1.0, total)
         return weights, (largest + np.log(total))[..., 0]
 
 
 def backward(grad_out, grad_lse, done, q, k, v, **options):
-    """Gradients by name (q, k, v, and p, q_rel, bias where given), and the sizes of their terms.
+    """Gradients by name (q, k, v, and p, q_rel, bias, sinks where given), and the sizes of their terms.
 
     With w~ = weights factor: out = w~ v and lse = log sum exp(s), so
       dv_j = sum_i w~_ij do_i,    dw_ij = factor_ij do_i . v_j,
       ds_ij = w_ij (dw_ij - sum_l w_il dw_il + dlse_i)    (of s after softcap),
       ds_ij (1 - tanh^2) before it; then dq_i, dk_j and the table's are those of a bilinear form.
+    The sink is a score with dw = 0.
     """
     heads, visible = q.shape[1], done.visible
     v = heads_of(v, heads)
@@ -195,10 +198,19 @@ def backward(grad_out, grad_lse, done, q, k, v, **options):
         columns = flip(weights * done.factor)
         return {"v": summed(weighted(columns, flip(visible), grad_out), k.shape[1])}
 
+    def sinks_gradient(grad_out, grad_lse, sign, v, swing=1.0):
+        if options.get("sinks") is None:
+            return {}
+        dw = np.where(visible, done.factor * products(grad_out, v), 0.0)
+        terms = sign * (done.weights * dw).sum(-1) + grad_lse
+        return {"sinks": (sink_weights(done, options["sinks"]) * terms * swing).sum((0, 2))}
+
     ds = score_gradient(grad_out, grad_lse, -1, v)
     of = score_gradient(abs(grad_out), abs(grad_lse), 1, abs(v)) * swing
     grads = through(ds, done, q, k, **options) | value_gradient(done.weights, grad_out)
+    grads |= sinks_gradient(grad_out, grad_lse, -1, v)
     sizes = through(of, done, q, k, magnitudes=True, **options)
+    sizes |= sinks_gradient(abs(grad_out), abs(grad_lse), 1, abs(v), swing[..., 0])
     return grads, sizes | value_gradient(done.weights * swing, abs(grad_out))
 
 
@@ -210,7 +222,17 @@ def of_out(grad_out, error, done, q, k, v, **options):
     size = (abs(grad_out) * error).sum(-1, keepdims=True)
     with np.errstate(invalid="ignore"):  # 2^-22: the rounding of tanh
         ds = np.where(done.visible, done.weights * size * (1 - done.tanh**2 + 2.0**-22), 0.0)
-    return through(ds, done, q, k, magnitudes=True, **options)
+    grads = through(ds, done, q, k, magnitudes=True, **options)
+    if options.get("sinks") is not None:
+        of_sinks = sink_weights(done, options["sinks"]) * size[..., 0]
+        grads["sinks"] = of_sinks.sum((0, 2))
+    return grads
+
+
+def sink_weights(done, sinks):
+    """Return the weight of the sink in each row, (B, H, m)."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isneginf(sinks)[:, None], 0.0, np.exp(sinks[:, None] - done.lse))
 
 
 def through(ds, done, q, k, *, p=None, q_rel=None, scale=None, bias=None, magnitudes=False, **_):

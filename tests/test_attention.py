@@ -128,7 +128,9 @@ def test_a_head_does_not_depend_on_the_others(variant, option):
         whole = call(given)
         for b, h in ((0, 0), (1, 5), (0, 3)):
             alone = {"q": given["q"][b, h], "k": given["k"][b, h // 3], "v": given["v"][b, h // 3]}
-            alone |= {name: given[name][h] for name in ("p", "slopes", "bias") if name in given}
+            of_heads = ("p", "slopes", "bias", "sinks")
+            alone |= {name: given[name][h] for name in of_heads if name in given}
+            alone |= {"q_rel": given["q_rel"][b, h]} if "q_rel" in given else {}
             for x, y in zip(call(given | alone), whole, strict=True):
                 assert_same_bits(x, y[b, h], f"{m} {b} {h}")
         repeated = {name: np.repeat(given[name], 3, 1) for name in "kv"}

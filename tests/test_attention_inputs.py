@@ -74,6 +74,11 @@ def test_leading_axes_broadcast(variant, of_q, of_k, of_v, of_p, of_slopes, of_b
             )
             if axes is not None
         }
+        if "p" in given:  # q_rel has the axes of p, which are not q's
+            given["p"] = given["p"][..., :3]
+            given["q_rel"] = rng.normal(size=(*of_p, m, 3)).astype(np.float32)
+        if "slopes" in given:
+            given["sinks"] = rng.normal(size=of_slopes).astype(np.float32)
         first = {"bias_first": -1} if "bias" in given else {}
         out, lse = check(given | first, f"{m} {n}")
         assert out.shape == (*lead, m, 3)
@@ -307,7 +312,20 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
     ("error", "match", "given"),
     [
         (ValueError, r"head size, .*q .* 8\), k .* 7\)", {"k": K[..., :7]}),
-        (ValueError, r"head size, .*p float32 \(9, 7\)", {"p": np.ones((9, 7), "f4")}),
+        (
+            ValueError,
+            r"same size, .*p float32 \(9, 7\); p .* needs q_rel of size 7",
+            {"p": np.ones((9, 7), "f4")},
+        ),
+        (
+            ValueError,
+            r"q_rel and p must have the same size, .* q_rel float32 \(2, 4, 3, 8\)",
+            {"p": np.ones((9, 7), "f4"), "q_rel": Q},
+        ),
+        (ValueError, "q and q_rel .* same queries", {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]}),
+        (ValueError, "q_rel needs a table p", {"q_rel": Q}),
+        (ValueError, r"of q, sinks \(2, 4\) and \(3,\)", {"sinks": np.ones(3)}),
+        (TypeError, "sinks must hold real", {"sinks": np.ones(4, complex)}),
         (ValueError, r"same number of keys, .* 5, 8\), v .* 4, 6\)", {"v": V[:, :, :4]}),
         (ValueError, r"q has 3 heads, .* multiple of the 2 ", {"q": Q[:, :3]}),
         (ValueError, r"q has 4 heads, .* multiple of the 0 ", {"k": K[:, :0], "v": V[:, :0]}),

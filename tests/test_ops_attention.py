@@ -117,6 +117,7 @@ LARGE_OPTIONS = (
     *("bias", "bias, both sides, edge", "bias, offset of rows", "bias, table"),
     *("table per head", "offset of rows, table", "segments", "dropout, table"),
     *("mask of rows", "everything", "window, future too", "edge far above"),
+    *("narrow table", "narrow table, both sides, edge", "sinks, segments, dropout"),
 )
 SLOW = ("mask of rows", "everything")
 
@@ -164,6 +165,67 @@ def test_segments_end_where_chunks_do(option, width):
     arguments["segments"] = torch.arange(1, 1 + CHUNKS[0].n)[None] // width
     grads = incoming(rng, arguments)
     compare(run(attention, arguments, *grads), judge(arguments, *grads), F32, option)
+
+
+def test_a_sink_is_a_key_whose_value_is_0(variant):
+    """Such a key for all queries, in front of the others, with a score that a bias gives."""
+    arguments = draw(generator("sink"), Shape(2, 4, 2, 30, 50, 16, 8), OPTIONS["sinks"])
+    sinks = arguments.pop("sinks").double()
+    arguments = {name: x.double() for name, x in arguments.items()}
+    out, lse = attention(**arguments, sinks=sinks, return_lse=True)
+    with_key = {n: torch.nn.functional.pad(arguments[n], (0, 0, 1, 0)) for n in "kv"}
+    first = [i + 21 for i in range(30)]  # the distance of query i to the new key
+    bias = torch.zeros(4, 51, dtype=torch.float64)
+    bias[:, first] = sinks[:, None]
+    others = []
+    for i, delta in enumerate(first):  # a query at a time: for others the number is another key's
+        only = torch.where(torch.arange(51) == delta, bias, 0.0)
+        q = arguments["q"][:, :, i : i + 1]
+        keys = {n: x[:, :, : delta + 1] for n, x in with_key.items()}
+        others.append(attention(q, **keys, bias=only, return_lse=True))
+    torch.testing.assert_close(out, torch.cat([o for o, _ in others], 2))
+    torch.testing.assert_close(lse, torch.cat([x for _, x in others], 2))
+
+
+def test_parts_with_a_sink_are_merged(variant):
+    """One part of the keys counts the sink."""
+    arguments = draw(generator("sink"), Shape(1, 4, 2, 30, 50, 16, 8), {"causal": False})
+    q, k, v, sinks = *(arguments[n] for n in "qkv"), torch.randn(4)
+    parts = [
+        attention(q, k[:, :, i : i + 25], v[:, :, i : i + 25], causal=False, return_lse=True, **last)
+        for i, last in ((0, {}), (25, {"sinks": sinks}))
+    ]
+    want = attention(q, k, v, causal=False, sinks=sinks, return_lse=True)
+    for found, exact in zip(ops.merge_attention(*zip(*parts, strict=True)), want, strict=True):
+        torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, F32, F64])
+def test_sinks_of_any_dtype(dtype):
+    arguments = draw(generator("sink"), Shape(1, 4, 2, 9, 9, 8, 8), {})
+    sinks = torch.tensor([1.0, -0.5, -math.inf, 2.0], dtype=dtype, requires_grad=True)
+    wide = sinks.detach().float().requires_grad_()
+    out, want = (attention(**arguments, sinks=x) for x in (sinks, wide))
+    assert torch.equal(out, want)
+    for x in (out, want):
+        x.square().sum().backward()
+    assert sinks.grad.dtype == dtype
+    assert sinks.grad[2] == 0
+    assert torch.equal(sinks.grad, wide.grad.to(dtype))
+
+
+def test_zones_of_a_narrow_table(variant):
+    """A constant table of another size than the head, with its low-rank form."""
+    rng = generator("narrow zones")
+    arguments = draw(rng, Shape(1, 2, 1, 300, 300, 48, 8), {})
+    delta = np.arange(300)[:, None]
+    p = np.exp(-(((delta - np.arange(24)) / 60) ** 2))
+    table = ops.relative_table(p)
+    assert table.tensors(F32, "cpu")[2]
+    arguments["q_rel"] = torch.from_numpy(rng.normal(size=(1, 2, 300, 24))).float()
+    out = attention(**arguments, p=table)
+    want = attention(**arguments, p=torch.from_numpy(p).float())
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
 
 
 def test_scaled_dot_product_attention_is_a_case(variant):

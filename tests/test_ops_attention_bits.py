@@ -142,6 +142,7 @@ def test_offset_moves_the_queries(variant, function):
 KEYS = 1536  # a part of the keys, WPE_DECODE_KEYS
 FEW = 16  # the most queries, WPE_DECODE_QUERIES
 CHOSEN = ["plain", "table", "edge", "slopes", "softcap", "table, q_rel, per head", "bias, edge"]
+CHOSEN += ["narrow table, both sides, edge", "sinks"]
 
 
 @each_function

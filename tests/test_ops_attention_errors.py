@@ -39,6 +39,8 @@ SHAPES = [  # part of the message, arguments besides q, k, v
     (r"v.*6", {"v": ones(1, B, HK, N, DV)}),
     (r"q", {"q": torch.tensor(1.0)}),
     (both(8, 3), {"p": ones(9, 3)}),
+    (r"p of size 3 with q of head size 8 needs q_rel of size 3", {"p": ones(9, 3)}),
+    (r"p of size 9 with q of head size 8 needs q_rel of size 9", {"p": ones(H, 9, 9)}),
     (both(4, 3), {"p": ones(3, 9, D)}),
     (both(4, 2), {"p": ones(2, 9, D)}),
     (r"p.*9", {"p": ones(9)}),
@@ -47,6 +49,9 @@ SHAPES = [  # part of the message, arguments besides q, k, v
     (both(5, 6), {"p": P, "q_rel": ones(B, H, 6, D)}),
     (r"q_rel", {"p": P, "q_rel": ones(B, HK, M, D)}),
     (r"q_rel.*p", {"q_rel": Q}),
+    (r"q_rel must be .*3.*8", {"p": ones(9, 3), "q_rel": Q}),
+    (r"sinks must be .*4.*3", {"sinks": ones(3)}),
+    (r"sinks must be .*4.*1, 4", {"sinks": ones(1, H)}),
     (both(4, 3), {"bias": ones(3, 9)}),
     (r"bias", {"bias": ones(1, H, 9)}),
     (r"bias", {"bias": torch.tensor(0.5)}),
@@ -78,6 +83,7 @@ DTYPES = [
     (r"[Dd]ouble|float64", {"p": P, "q_rel": Q.double()}),
     (r"bias must be .*float32.*float64", {"bias": ones(9).double()}),
     (r"bias must be .*float32.*float16", {"bias": ones(9).half()}),
+    (r"sinks must be .*float32.*(L|l|int64)", {"sinks": ones(H, dtype=torch.int64)}),
     (r"slopes", {"slopes": ones(H, dtype=torch.int64)}),
     (r"offset", {"offset": torch.tensor(1.0)}),
     (r"offset", {"offset": torch.tensor([True, False])}),
@@ -129,7 +135,7 @@ def test_refused(match, options, way):
         attention(**given)
 
 
-NAMES = ("k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask", "bias")
+NAMES = ("k", "v", "p", "q_rel", "slopes", "offset", "key_mask", "mask", "bias", "sinks")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,7 +149,7 @@ OF_NUMBERS = ("first", "bias_first", "offset", "window", "softcap", "scale", "dr
 NO_TENSORS = [
     *({name: None} for name in "qkv"),
     *({name: "x"} for name in ("q", "k", "v", "p", "q_rel", "slopes", "key_mask", "segments")),
-    *({name: [1.0]} for name in ("q", "p", "mask", "bias")),
+    *({name: [1.0]} for name in ("q", "p", "mask", "bias", "sinks")),
 ]
 
 

@@ -41,7 +41,7 @@ nan, inf = math.nan, math.inf
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize(
-    "option", ["plain", "edge", "bias", "softcap", "window", "segments", "mask"]
+    "option", ["plain", "edge", "bias", "softcap", "window", "segments", "mask", "sinks"]
 )
 def test_what_is_hidden_does_not_leak(variant, function, value, where, option):
     """NaN and Inf in k and v of one token: the rows that do not see it keep their bits, forward
@@ -96,6 +96,8 @@ OF_NAN = {
     "table": ("q", "k", "v", "p", "grad_out", "grad_lse"),
     "bias, table": ("p", "bias"),
     "table, q_rel": ("q", "q_rel"),
+    "narrow table": ("p", "q_rel"),
+    "sinks, segments, dropout": ("q", "k", "v", "p"),
     "segments": ("q", "k", "v"),
     "everything": ("bias",),
 }

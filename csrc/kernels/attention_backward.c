@@ -70,7 +70,7 @@ static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention
                     NAME(any_not_finite)(b->r, rows * dr) ||
                     NAME(any_not_finite)(w->grad_out, rows * dv);
     memset(w->dq, 0, (size_t)(rows * d) * sizeof(REAL));
-    if (w->dr != w->dq) memset(w->dr, 0, (size_t)(rows * dr) * sizeof(REAL));
+    if (a->r.data) memset(w->dr, 0, (size_t)(rows * dr) * sizeof(REAL));
 }
 
 /* Set the columns next to a group's work columns to 0, as far as gemm_transposed reads them: it
@@ -179,7 +179,7 @@ static void NAME(backward_block)(BLOCK *b, SCRATCH *w, const PACKED *packed,
         if (g->sums.dp) NAME(table_gradient_p)(b, g->sums.dp, w->not_finite);
     }
     for (int64_t x = 0; x < b->rows * b->padded_d; x++) w->dq[x] *= (REAL)a->scale;
-    for (int64_t x = 0; w->dr != w->dq && x < b->rows * b->padded_r; x++)
+    for (int64_t x = 0; a->r.data && x < b->rows * b->padded_r; x++)
         w->dr[x] *= (REAL)a->scale;
     if (g->dq.data)
         NAME(store_rows)(NAME(from_row)(g->dq, a->storage, b->begin), a->storage, w->dq, b->rows,

@@ -93,7 +93,7 @@ static void NAME(begin_block)(BLOCK *b, int64_t begin, int64_t end) {
     REAL scale = (REAL)a->scale;
     NAME(load_rows)(b->q, b->padded_d, a->q, a->storage, begin, b->rows, b->groups * GROUP,
                     a->head_size, scale);
-    if (b->r != b->q)
+    if (a->r.data)
         NAME(load_rows)(b->r, b->padded_r, a->r, a->storage, begin, b->rows, b->groups * GROUP,
                         a->table_size, scale);
 }

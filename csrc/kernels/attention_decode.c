@@ -316,7 +316,7 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, int64_t heads, int64_t
         REAL *q = c.q + h * c.queries * c.padded_d, *r = c.r + h * c.queries * c.padded_r;
         NAME(load_rows)(q, c.padded_d, a[h].q, a->storage, 0, c.queries, c.queries, a->head_size,
                         (REAL)a[h].scale);
-        if (c.r != c.q)
+        if (a->r.data)
             NAME(load_rows)(r, c.padded_r, a[h].r, a->storage, 0, c.queries, c.queries,
                             a->table_size, (REAL)a[h].scale);
     }

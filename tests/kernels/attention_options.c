@@ -70,6 +70,7 @@ static void draw_ranges(wpe_attention *a) {
     a->window = chance(0.5)   ? INT64_C(1) << 60
                 : chance(0.6) ? least + random_size(0, 70)
                               : random_int(least, most + 2);
+    a->window = clipped(a->window, INT64_C(1) << 60);
     a->end_key = n;
     if (chance(0.3)) {
         a->first_key = random_int(0, n);

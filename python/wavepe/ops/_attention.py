@@ -248,7 +248,7 @@ def attention(
     with full_precision(kind):  # autocast has been applied above
         if missing and not standard:
             warn_of_memory(missing)
-        small = can_mask(softcap, dropout_p, return_lse) and sinks is None and not under_transforms()
+        small = can_mask(softcap, dropout_p, return_lse) and not under_transforms()
         if (missing or standard) and small:
             return masked(Arguments(*arguments))
         out, lse, _ = composed(*arguments)

@@ -32,7 +32,7 @@ def masked(call: Arguments) -> Tensor:
     -------
     out : Tensor (B, H, m, dv) of q's dtype; 0 for a query that sees no key
     """
-    q, k, v, p, bias = call.q, call.k, call.v, call.p, call.bias
+    q, k, v, p, bias, sinks = call.q, call.k, call.v, call.p, call.bias, call.sinks
     scale = _default_scale(q) if call.scale is None else call.scale
     delta, dtype = _delta(q, k, call.offset), wide(q)
     term: Any = None
@@ -51,11 +51,15 @@ def masked(call: Arguments) -> Tensor:
     if visible is not None:
         blind = ~visible.any(-1, keepdim=True)
         visible = visible | blind  # the softmax of a row of -inf would be NaN
-    if term is None:
+    if term is None and sinks is None:
         term = visible
     else:
-        term = term.to(q.dtype)
+        term = q.new_zeros(()) if term is None else term.to(q.dtype)
         term = term if visible is None else torch.where(visible, term, -math.inf)
+    if sinks is not None:  # a key whose value is 0
+        sink = sinks.to(q.dtype)[:, None, None].expand(*q.shape[:3], 1)
+        term = torch.cat([term.expand(*q.shape[:3], k.shape[2]), sink], -1)
+        k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=term, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1])
     )
