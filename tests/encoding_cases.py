@@ -8,7 +8,7 @@ of `parts_of` by name. It returns what the encoding adds to the model, in a dict
     slopes      (heads,); slope * abs(delta) is subtracted from the score
     bias        (heads, deltas); it is added to the score
     rotation    frequencies (4,), factor of cos and sin, whether the pairs are interleaved
-    vectors     a function of q and k (..., heads, length, 8): the vectors whose product is the score
+    vectors     a function of q and k (..., heads, length, 8): the vectors whose product is taken
     temperature a function of the position: the factor on the query
     product     a function of the layer's input (..., length, dim): products of other queries with a
                 table, (..., heads, length, length), which are not divided by sqrt(d)
@@ -133,11 +133,11 @@ def fox(learned, **_):
 
     def added(x, shown):
         gate = torch.sigmoid(x @ learned["f_proj"].mT + learned["f_bias"]).log().mT
-        gate = gate * torch.from_numpy(np.array(shown, ndmin=1))[..., None, :]  # padding forgets nothing
+        gate = (
+            gate * torch.from_numpy(np.array(shown, ndmin=1))[..., None, :]
+        )  # padding forgets nothing
         length = gate.shape[-1]
-        rows = [
-            [gate[..., j + 1 : i + 1].sum(-1) for j in range(length)] for i in range(length)
-        ]
+        rows = [[gate[..., j + 1 : i + 1].sum(-1) for j in range(length)] for i in range(length)]
         return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
     return {"decay": added}
@@ -147,7 +147,7 @@ def relative(learned, length, **_):
     """[I]: the product of r(x) with row delta of the table, up to its extent."""
 
     def product(x):
-        extent, rank = learned["table"].shape
+        rank = learned["table"].shape[1]
         r = (x @ learned["r_proj"].mT).unflatten(-1, (-1, rank)).transpose(-3, -2)
         rows = torch.cat([learned["table"], torch.zeros(length, rank)]).to(r)
         delta = torch.arange(length)[:, None] - torch.arange(length)

@@ -11,7 +11,6 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
-import math
 import pydoc_data.topics
 import shlex
 import shutil

@@ -174,9 +174,7 @@ FAMILIES = {
     "qwen3_moe": Family("qwen3_moe", EXPERTS),
     "olmoe": Family("olmoe", {"num_experts": 3, "num_experts_per_tok": 2}),
     "olmo3": Family("olmo3", {**SLIDING, "layer_types": MIXED}, windows=(WINDOW, None)),
-    "ministral3": Family(
-        "ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True
-    ),
+    "ministral3": Family("ministral3", SLIDING, windows=(WINDOW, WINDOW), scales_queries=True),
     "glm4": Family("glm4", partial=0.5, interleaved=True),
     "gemma4_text": Family(
         "gemma4_text",

@@ -171,7 +171,7 @@ def softmax(score, visible, sinks):
 
 
 def backward(grad_out, grad_lse, done, q, k, v, **options):
-    """Gradients by name (q, k, v, and p, q_rel, bias, sinks where given), and the sizes of their terms.
+    """Gradients by name (q, k, v; p, q_rel, bias, sinks where given), and their terms' sizes.
 
     With w~ = weights factor: out = w~ v and lse = log sum exp(s), so
       dv_j = sum_i w~_ij do_i,    dw_ij = factor_ij do_i . v_j,

@@ -322,7 +322,11 @@ Q, K, V = (np.ones(s, np.float32) for s in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5
             r"q_rel and p must have the same size, .* q_rel float32 \(2, 4, 3, 8\)",
             {"p": np.ones((9, 7), "f4"), "q_rel": Q},
         ),
-        (ValueError, "q and q_rel .* same queries", {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]}),
+        (
+            ValueError,
+            "q and q_rel .* same queries",
+            {"p": np.ones((9, 8), "f4"), "q_rel": K[:, :1]},
+        ),
         (ValueError, "q_rel needs a table p", {"q_rel": Q}),
         (ValueError, r"of q, sinks \(2, 4\) and \(3,\)", {"sinks": np.ones(3)}),
         (TypeError, "sinks must hold real", {"sinks": np.ones(4, complex)}),

@@ -9,7 +9,6 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
-
 from hf_families import FAMILIES
 
 from benchmarks import hf_families_page as page

@@ -11,7 +11,7 @@ from cases import forget_registrations, load_torch
 torch, ops = load_torch()
 
 import wavepe
-from encoding_cases import ABSOLUTE, ASKED, COMBINED_IN_CALL, CONSTANT, IN_CALL, LEARNED, YARN
+from encoding_cases import ABSOLUTE, ASKED, CONSTANT, LEARNED, YARN
 from nn_cases import RELATIVE, ROTARY, SPECS, array, assert_exact, exact, made, tokens
 from wavepe.encodings import Encoding, RoPE
 from wavepe.nn import AbsoluteEncoding, Attention, KVCache, SelfAttention

@@ -20,6 +20,7 @@ from attention_cases import (
     grid,
     incoming,
     judge,
+    ops,
     run,
     torch,
 )
@@ -192,7 +193,9 @@ def test_parts_with_a_sink_are_merged(variant):
     arguments = draw(generator("sink"), Shape(1, 4, 2, 30, 50, 16, 8), {"causal": False})
     q, k, v, sinks = *(arguments[n] for n in "qkv"), torch.randn(4)
     parts = [
-        attention(q, k[:, :, i : i + 25], v[:, :, i : i + 25], causal=False, return_lse=True, **last)
+        attention(
+            q, k[:, :, i : i + 25], v[:, :, i : i + 25], causal=False, return_lse=True, **last
+        )
         for i, last in ((0, {}), (25, {"sinks": sinks}))
     ]
     want = attention(q, k, v, causal=False, sinks=sinks, return_lse=True)

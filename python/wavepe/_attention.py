@@ -38,8 +38,8 @@ def attention(
 
     ``score[i, j] = (q[i] . k[j] + r[i] . p[delta - first]) * scale - slope * abs(delta)
     + bias[delta - bias_first]``, where ``delta = i + (n - m) - j`` is the distance from key j to
-    query i, and r is q_rel or q. The last query and the last key belong to the same token. No array of size (m, n) is
-    made: memory grows with m + n.
+    query i, and r is q_rel or q. The last query and the last key belong to the same token. No
+    array of size (m, n) is made: memory grows with m + n.
 
     Parameters
     ----------
@@ -296,13 +296,14 @@ def _run(
 
     names = ("p", "q_rel", "slopes", "bias", "sinks")
     p, q_rel, slopes, bias, sinks = (arrays.get(name) for name in names)
-    has_table = p is not None and p.size
+    if p is not None and not p.size:
+        p = None
     operands = (
         split(q, queries, d),
         _bits(k, (*key_lead, keys, d)),
         _bits(v, (*key_lead, keys, dv)),
-        split(p, *p.shape[-2:]) if has_table else None,
-        split(q_rel, *q_rel.shape[-2:]) if has_table and q_rel is not None else None,
+        None if p is None else split(p, *p.shape[-2:]),
+        None if p is None or q_rel is None else split(q_rel, *q_rel.shape[-2:]),
         None if slopes is None else split(slopes),
         split(bias, bias.shape[-1]) if bias is not None and bias.size else None,
         None if sinks is None else split(sinks),

@@ -28,7 +28,7 @@ from .register import register_encoding
 _SCALED_FACTORS = ("linear", "yarn")
 
 
-def _group(label: str, value: Any) -> int | str:
+def _group(label: str, value: Any) -> Any:
     return "inf" if value == "inf" else integer(1)(label, value)
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Sink(Encoding):
     """Let a head attend to nothing: a learned score without a value takes part in the softmax.
 
-    weight(m, n) = exp(score(m, n)) / (exp(sink_h) + sum over n of exp(score(m, n))). It is a part to
-    combine with others, such as "rope+sink". Each layer has its own sinks.
+    weight(m, n) = exp(score(m, n)) / (exp(sink_h) + sum over n of exp(score(m, n))). It is a part
+    to combine with others, such as "rope+sink". Each layer has its own sinks.
 
     Parameters
     ----------

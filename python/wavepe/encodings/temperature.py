@@ -60,13 +60,12 @@ class Temperature(Encoding):
 
     def temperature(self, positions: ArrayLike) -> np.ndarray:
         m: Any = positions
+        xp: Any = np
         if hasattr(m, "is_floating_point"):  # a Tensor
-            import torch as xp  # type: ignore[no-redef]
+            import torch
 
-            m = m.double()
+            xp, m = torch, m.double()
         else:
-            import numpy as xp  # type: ignore[no-redef]
-
             m = np.asarray(m, np.float64)
         if self.kind == "inkling":
             grown = xp.log(xp.clip((m + 1) / self.floor, 1.0, None))

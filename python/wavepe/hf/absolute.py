@@ -61,7 +61,8 @@ class AddAbsolute(AbsoluteVectors):
         """Return the vectors (1|B, q, dim) for the tokens of this call."""
         if kwargs.get("position_ids") is not None:
             return self(kwargs["position_ids"])
-        queries, mask = embeds.shape[1], kwargs.get("attention_mask")
+        queries: int = embeds.shape[1]
+        mask: Any = kwargs.get("attention_mask")
         if (positions := by_mask(mask, queries, cached)) is not None:
             return self(positions, below=mask.shape[1])
         if isinstance(cached, Tensor):  # a static cache counts on the device

@@ -277,7 +277,8 @@ def attention_forward(
         options["sinks"] = s_aux
     positions = None if score is None else kwargs.get(POSITIONS)
     size = keys if positions is None else span(positions)
-    position, learned = NO_ENCODING, {}
+    position: Scores = NO_ENCODING
+    learned: Terms = {}
     if score is not None:
         position, learned = score, layer.learned(module, size, call.hidden)
         if position_bias is not None and position_bias.shape[-1]:
@@ -339,10 +340,10 @@ def _check_split(score: Scores, given: int) -> None:
     """Raise ValueError if tensor parallelism has split heads whose encodings differ."""
     if score.encoding.learns or score.encoding.terms != ("table",):
         raise ValueError(
-            f"{score.encoding} needs all {score.heads} heads in one process, got {given}: with tensor "
-            "parallelism, heads would get the biases of other heads, or learned parameters would "
-            "miss the gradients of other processes; use FSDP, or an encoding with one constant "
-            "table for all heads (wavelet, rope)"
+            f"{score.encoding} needs all {score.heads} heads in one process, got {given}: with "
+            "tensor parallelism, heads would get the biases of other heads, or learned parameters "
+            "would miss the gradients of other processes; use FSDP, or an encoding with one "
+            "constant table for all heads (wavelet, rope)"
         )
 
 
@@ -362,7 +363,8 @@ def _rotated(angles: CosSin | None, layout: Layout | None) -> Rotated | None:
     """Return how the queries were rotated."""
     if angles is None or layout is None:
         return None
-    return Rotated(*map(layout.narrow, angles), layout.interleaved)
+    cos, sin = map(layout.narrow, angles)
+    return Rotated(cos, sin, layout.interleaved)
 
 
 def _layer(module: Any) -> LayerState:

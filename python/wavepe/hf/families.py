@@ -60,8 +60,10 @@ SUPPORTED = {
 }
 if not TRANSFORMERS_5:  # in transformers 4 their attention does not call the interface
     del SUPPORTED["qwen2_moe"], SUPPORTED["olmoe"]
-_NEW = ("granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss")
-_NEW += ("inkling_text",)
+_NEW = (
+    "granite_swa", "olmo3", "ministral3", "glm4", "cohere2", "gemma4_text", "gpt_oss",
+    "inkling_text",
+)  # fmt: skip
 if _NEW[0] not in CONFIG_MAPPING:  # before 5.24 they are missing, or built otherwise
     for _kind in _NEW:
         del SUPPORTED[_kind]

@@ -23,8 +23,8 @@ from .call import Call
 from .config import EncodedConfig, note_live, patched_config, return_changes
 from .counting import add_positions, note_positions
 from .foreign import Watch
-from .layers import Choice, StoredSpec, spec_text
 from .inkling import OWN, keep_queries, restore, without_own
+from .layers import Choice, StoredSpec, spec_text
 from .learned import SharedLearned, attach, detach
 from .live import check_live
 from .packing import add_packed_mask

@@ -92,9 +92,9 @@ def attention(
         Differentiable.
     p : Tensor (w, c) or (H, w, c) of q's dtype, or Table, or RelativeTable, optional
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
-        delta = first + r. c is d, or the size of q_rel. A tensor is differentiable. A `wavepe.Table` has its own first
-        and beyond, and its p may be a NumPy array. So does the `RelativeTable` that
-        `relative_table` returns, which is faster for a constant table.
+        delta = first + r. c is d, or the size of q_rel. A tensor is differentiable. A
+        `wavepe.Table` has its own first and beyond, and its p may be a NumPy array. So does the
+        `RelativeTable` that `relative_table` returns, which is faster for a constant table.
     first : int
         The delta of the table's first row.
     beyond : "zero" or "edge"
@@ -158,7 +158,8 @@ def attention(
     equal for any number of threads. On the CPU subnormal numbers count as zero.
 
     Under autocast the inputs are cast as scaled_dot_product_attention does, but `bias` and `sinks`
-    become float32. torch.func and forward mode run torch's own operators, whose memory grows with m n.
+    become float32. torch.func and forward mode run torch's own operators, whose memory grows with
+    m n.
 
     References
     ----------
@@ -229,7 +230,7 @@ def attention(
     hidden = (key_mask, segments, mask, dropout_p, seed)
     last = (bias, bias_first, bias_beyond, sinks)
     arguments: tuple[Any, ...] = (q, k, v, *scores, *hidden, zones or None, *last)
-    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, p)
+    missing = "" if kind in ("cpu", "meta") else missing_kernel(q, v, arguments[_P])
     standard = compiling and wants_standard()
     if not (missing or standard or under_transforms()):
         if compiling:

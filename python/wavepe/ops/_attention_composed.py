@@ -257,9 +257,7 @@ def _relative_poison(r: Tensor, p: Tensor, row: Tensor, beyond: str) -> Tensor:
 # ---- softmax and the weighted sum ---------------------------------------------------------------
 
 
-def _softmax(
-    scores: Tensor, visible: Tensor | None, sinks: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _softmax(scores: Tensor, visible: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the weights and the logarithm of the sum of exponentials, that of the sink included.
 
     Hidden pairs have the weight 0, even in a row of NaN.

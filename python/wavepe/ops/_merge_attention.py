@@ -49,8 +49,8 @@ def merge_attention(
     Notes
     -----
     Both results are differentiable in outs and lses any number of times. A query that saw no key
-    has the gradient 0. NaN and +inf in `lses` give NaN. Give `sinks` to one part only: each part counts
-    its own.
+    has the gradient 0. NaN and +inf in `lses` give NaN. Give `sinks` to one part only: each part
+    counts its own.
 
     Examples
     --------

@@ -249,9 +249,9 @@ class Learned(nn.Module):
                 f"{type(query).__name__}"
             )
         for name, x in zip(Query._fields, query, strict=True):
-            needed = (heads, head_dim)
+            needed: tuple[int, ...] = (heads, head_dim)
             if name == "projection":
-                needed = (heads, head_dim, self.encoding.table_columns(head_dim))
+                needed += (self.encoding.table_columns(head_dim),)
             if x is not None and tuple(x.shape) != needed:
                 raise ValueError(
                     f"'{self.encoding}': learned_query must return {name} of shape {needed}, got "

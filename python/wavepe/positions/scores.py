@@ -143,8 +143,8 @@ class Scores:
         decays = sum("input_decay" in part.learns for part in parts)
         if decays and (decays > 1 or not causal):
             raise ValueError(
-                f"'{encoding}': a decay from the input needs causal attention, and one part at most "
-                "can have it"
+                f"'{encoding}': a decay from the input needs causal attention, and one part at "
+                "most can have it"
             )
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None

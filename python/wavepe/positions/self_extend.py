@@ -76,7 +76,5 @@ class SelfExtend:
     def _moved(self, x: Tensor, places: Tensor, add: int, interleaved: bool) -> Tensor:
         """Rotate x from its places to those of its groups, and by `add` positions more."""
         grouped = places // self._group if self._group is not None else torch.zeros_like(places)
-        cos, sin = ops.rope_table(
-            grouped + add - places, self._inv_freq.on(x), dtype=wide(x)
-        )
+        cos, sin = ops.rope_table(grouped + add - places, self._inv_freq.on(x), dtype=wide(x))
         return ops.rope(x, cos, sin, interleaved=interleaved)

@@ -140,7 +140,8 @@ class Chunk:
         one_sided = not self.zones.columns or (call.causal and self.zones.near_first <= 0)
         options = (
             self.d, launches.width(self.d), self.dv, launches.width(self.dv),
-            *self.table_size.values(), call.causal, self.edge, self.bias_edge, self.zones.rank, 4 if one_sided else 7,
+            *self.table_size.values(), call.causal, self.edge, self.bias_edge, self.zones.rank,
+            4 if one_sided else 7,
         )  # fmt: skip
         self.config = Config(*map(tl.constexpr, options))
 
