@@ -437,6 +437,7 @@ SECTIONS: dict[str, Callable[[Path], str]] = {
     "wavelet": tables_of("wavelet"),
     "protocols": protocols,
     "combinations": tables_of("combinations"),
+    "recent": tables_of("recent"),
     "theta": tables_of("theta"),
     "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking"),
     "kinds": tables_of("kinds"),

@@ -44,7 +44,8 @@ def patch(model: M, encoding: Spec, **options: Any) -> M:
         A causal decoder of a supported family, or a model with a head around one: Llama, Mistral,
         Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3 (text), Phi-3, OLMo 2, GPT-NeoX, Granite, Mixtral,
         Qwen2-MoE, Qwen3-MoE, OLMoE, OLMo 3, Ministral 3, GLM-4, Cohere 2, Gemma 4 (text), Granite
-        SWA, GPT-OSS. It is changed in place. Give the outermost model, the one that will be saved.
+        SWA, GPT-OSS, Inkling (text). It is changed in place. Give the outermost model, the one that
+        will be saved.
     encoding : str, dict or Encoding
         One encoding, in any form that `wavepe.encoding` takes. A "rope" without theta uses the base
         of the model, without a type its scaling too, and its pairs. A dict of layer ranges makes a
