@@ -69,7 +69,7 @@ class Place:
         """Raise if the operator would not use its kernels."""
         from wavepe.ops._attention_gpu import missing_kernel
 
-        if self.device != "cpu" and (missing := missing_kernel(q, q)):
+        if self.device != "cpu" and (missing := missing_kernel(q, q, None)):
             raise RuntimeError(f"attention has no kernel: {missing}")
 
 

@@ -133,8 +133,8 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
  *     score[i][j] = (q_i . k_j + r_i . p[delta - first_delta]) * scale - slope * |delta|
  *                   + bias[delta - first_delta]
  * where the table p and the bias each have a first_delta of their own. Then the score becomes
- * softcap * tanh(score / softcap), and softmax is taken over the keys that query i sees. The sink is
- * one score more, which has no value: out = sum of exp(score[j]) v_j / (sum of exp(score[j]) +
+ * softcap * tanh(score / softcap), and softmax is taken over the keys that query i sees. The sink
+ * is one score more, which has no value: out = sum of exp(score[j]) v_j / (sum of exp(score[j]) +
  * exp(sink)), and lse counts it.
  *
  * q, k, v and the results are of a storage type. Packed memory, sums, lse and the workspace are of
@@ -142,9 +142,9 @@ typedef void wpe_unskew_fn(void *t, const void *skewed, const wpe_skew_shape *sh
  * count as zero (see flush.h).
  *
  * Every attention kernel requires of a wpe_attention: offset and window lie within +-2^60, and
- * first deltas within +-2^61; r is given or table_size is head_size; 0 <= first_key <= end_key <= keys; scale and softcap are finite;
- * run_begin and run_end never fall from one query to the next and lie in 0..keys; segments is NULL
- * unless queries = keys. */
+ * first deltas within +-2^61; r is given or table_size is head_size; 0 <= first_key <= end_key <=
+ * keys; scale and softcap are finite; run_begin and run_end never fall from one query to the next
+ * and lie in 0..keys; segments is NULL unless queries = keys. */
 
 /* Queries are handled in blocks of WPE_QUERY_BLOCK rows, keys in tiles of WPE_KEY_BLOCK columns.
  * Other sizes give results with other bits. */

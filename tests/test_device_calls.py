@@ -205,15 +205,15 @@ def test_self_attention(spec):
 @pytest.mark.parametrize("spec", [spec for spec in IN_ATTENTION if spec != SCALED])
 @torch.no_grad()
 def test_attention_with_a_cache(spec):
-    module = wavepe.nn.Attention(spec, HEAD, heads=4, trained_length=16).to(DEVICE)
-    x = empty(2, 4, LENGTH, HEAD)
+    module = wavepe.nn.Attention(spec, HEAD, heads=4, trained_length=16, dim=12).to(DEVICE)
+    q = empty(2, 4, LENGTH, HEAD)
 
     def generate():
         cache = wavepe.nn.KVCache()
-        module(x, x, x, cache=cache)
+        module(q, q, q, cache=cache, x=empty(2, LENGTH, 12))
         for beams in (2, 3):
             cache.reorder(empty(beams, dtype=torch.int64))
-            module(*[empty(beams, 4, 1, HEAD)] * 3, cache=cache)
+            module(*[empty(beams, 4, 1, HEAD)] * 3, cache=cache, x=empty(beams, 1, 12))
 
     assert second_call(generate) == []
 

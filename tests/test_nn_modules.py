@@ -417,6 +417,8 @@ def test_wrong_calls(module, given, options, words):
 @pytest.mark.parametrize("causal", [False, True])
 def test_traces_are_right_or_refused(spec, causal):
     """torch.jit.trace keeps what Python computes for one length."""
+    if spec == "fox" and not causal:
+        pytest.skip("fox is causal")
     module = SelfAttention(32, 4, encoding=spec, causal=causal).eval()
     x, longer = torch.randn(1, 10, 32), torch.randn(1, 300, 32)
     with torch.no_grad():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import wavepe
 from attention_cases import (
-    BIAS_NAMES,
     DEFAULTS,
     F32,
     F64,
     FLOATING,
+    LAST_NAMES,
     NAMES,
     OPTIONS,
     SEED,
@@ -44,9 +44,9 @@ def raw_arguments(option, dtype=F32, grad=False, shape=SMALL):
     for name in FLOATING:
         if grad and name in given:
             given[name].requires_grad_()
-    rest, of_bias = ([given.get(name) for name in names] for names in (NAMES, BIAS_NAMES))
+    rest, last = ([given.get(name) for name in names] for names in (NAMES, LAST_NAMES))
     seed = torch.tensor(11) if given["dropout_p"] else None
-    return (given["q"], given["k"], given["v"], *rest, seed, [], *of_bias)
+    return (given["q"], given["k"], given["v"], *rest, seed, [], *last)
 
 
 @pytest.mark.parametrize("option", soon(SAMPLES, "plain", "everything", "bias, both sides, edge"))
@@ -60,7 +60,7 @@ def test_opcheck_forward(option, grad):
 def test_opcheck_of_zones():
     arguments = list(raw_arguments("table"))
     c, u = torch.ones(arguments[3].shape[0], 2), torch.ones(8, 2)
-    arguments[3], arguments[-4] = c @ u.T, [c, u]
+    arguments[3], arguments[-5] = c @ u.T, [c, u]
     torch.library.opcheck(torch.ops.wavepe.attention_forward.default, tuple(arguments))
 
 
@@ -71,7 +71,7 @@ def test_opcheck_backward(option, dtype):
     out, lse = torch.ops.wavepe.attention_forward(*arguments)
     grads = incoming(generator("opcheck"), {"q": arguments[0], "v": arguments[2]})
     op = torch.ops.wavepe.attention_backward.default
-    wanted = (arguments[3] is not None, arguments[-3] is not None)  # of p and bias
+    wanted = (arguments[3] is not None, arguments[-4] is not None)  # of p and bias
     for grad_lse, flags in ((grads[1], wanted), (None, ())):
         torch.library.opcheck(op, (grads[0], grad_lse, out, lse, *arguments, *flags))
 

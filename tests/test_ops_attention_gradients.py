@@ -51,6 +51,8 @@ def calls(function, arguments):
 def test_gradcheck(variant, option, shape):
     """Along a random direction. The grid of test_ops_attention.py holds every entry, of the
     composition too, against the oracle's derivatives."""
+    if option == "table of no columns":
+        pytest.skip("gradcheck takes no tensor without elements")
     rng = generator("gradcheck", option)
     call, leaves = calls(attention, draw(rng, shape, OPTIONS[option], F64))
     assert torch.autograd.gradcheck(call, leaves, fast_mode=True)

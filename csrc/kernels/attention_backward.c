@@ -43,7 +43,8 @@ static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int6
 }
 
 /* Load dO, and lse and the row term of each row. A row that saw no key must get weights of 0, so
- * its lse is set to +inf, unless it is the sink. It may hold NaN, so its q, r and dO are set to 0. */
+ * its lse is set to +inf, unless it is the sink. It may hold NaN, so its q, r and dO are set to 0.
+ */
 static void NAME(begin_backward)(const BLOCK *b, SCRATCH *w, const wpe_attention_gradients *g) {
     const wpe_attention *a = b->a;
     const REAL *lse = (const REAL *)g->lse + b->begin, *grad_lse = g->grad_lse;
@@ -179,8 +180,7 @@ static void NAME(backward_block)(BLOCK *b, SCRATCH *w, const PACKED *packed,
         if (g->sums.dp) NAME(table_gradient_p)(b, g->sums.dp, w->not_finite);
     }
     for (int64_t x = 0; x < b->rows * b->padded_d; x++) w->dq[x] *= (REAL)a->scale;
-    for (int64_t x = 0; a->r.data && x < b->rows * b->padded_r; x++)
-        w->dr[x] *= (REAL)a->scale;
+    for (int64_t x = 0; a->r.data && x < b->rows * b->padded_r; x++) w->dr[x] *= (REAL)a->scale;
     if (g->dq.data)
         NAME(store_rows)(NAME(from_row)(g->dq, a->storage, b->begin), a->storage, w->dq, b->rows,
                          a->head_size, b->padded_d, 1, 0);

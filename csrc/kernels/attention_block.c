@@ -7,8 +7,8 @@ typedef struct {
     int64_t begin, rows, groups; /* first query; queries; groups of GROUP rows, the last padded */
     /* the head size, the value size and the table size, rounded up to whole panels */
     int64_t padded_d, padded_dv, padded_r;
-    int64_t table_cols; /* the table size, rounded up to whole vectors */
-    wpe_range key_range;         /* holds all keys that some query of the block sees */
+    int64_t table_cols;              /* the table size, rounded up to whole vectors */
+    wpe_range key_range;             /* holds all keys that some query of the block sees */
     wpe_range seen[WPE_QUERY_BLOCK]; /* key_range_of each query; padding rows see no key */
     REAL *q, *r;                     /* times scale: (rows, padded_d) and (rows, padded_r) */
     REAL *tile;                      /* memory for tiles that do not overlap the band */

@@ -157,8 +157,8 @@ static REAL NAME(softmax_row)(REAL *s, int64_t begin, int64_t end, REAL tile_max
     return factor;
 }
 
-/* Turn a row of sums into a row of out, which is 0 if neither a key was seen nor there is a sink. Return
- * the row's lse. */
+/* Turn a row of sums into a row of out, which is 0 if neither a key was seen nor there is a sink.
+ * Return the row's lse. */
 static REAL NAME(finish_row)(REAL *out, int64_t cols, REAL max, REAL sum) {
     int none = max == -(REAL)INFINITY;
     for (int64_t x = 0; x < cols; x++) out[x] = none ? 0 : out[x] / sum;

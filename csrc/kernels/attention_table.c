@@ -185,7 +185,8 @@ static void NAME(table_gradient_r)(BLOCK *b, REAL *dr) {
         }
         if (!zone->basis) {
             NAME(gemm_depth)(dr, b->padded_r, b->table + start, b->table_row_stride,
-                             zone->coefficients, zone->rows * PANEL, b->table_cols, b->groups, depth);
+                             zone->coefficients, zone->rows * PANEL, b->table_cols, b->groups,
+                             depth);
             continue;
         }
         int64_t rank = round_up(zone->rank, PANEL);

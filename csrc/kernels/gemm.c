@@ -18,9 +18,8 @@
 #define PANEL (2 * LANES)
 
 /* One tile: C (rows, PANEL) = A B, or C += A B if `add`. With vectors = 1 it is only the first half
- * of these columns. Element (r, k) of A is a[r * a_row_stride + k * a_col_stride]. `rows`, `vectors`
- * and `add` are constants where this is inlined.
- * Requires: rows <= GROUP. */
+ * of these columns. Element (r, k) of A is a[r * a_row_stride + k * a_col_stride]. `rows`,
+ * `vectors` and `add` are constants where this is inlined. Requires: rows <= GROUP. */
 INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_row_stride,
                         int64_t a_col_stride, const REAL *b, int64_t b_row_stride, int64_t depth,
                         int rows, int vectors, int add) {
@@ -140,10 +139,10 @@ static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *
                                      int64_t b_row_stride, int64_t depth, int64_t cols,
                                      int64_t rows) {
     assert(cols % PANEL == 0);
-#define TILE_OF(rows)                                                                              \
-    case rows:                                                                                     \
-        NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, b_row_stride, depth, rows, 2,  \
-                    1);                                                                            \
+#define TILE_OF(rows)                                                                             \
+    case rows:                                                                                    \
+        NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, b_row_stride, depth, rows, 2, \
+                    1);                                                                           \
         break;
     for (int64_t x = 0; x < cols; x += PANEL)
         for (int64_t r = 0; r < rows; r += GROUP) {

@@ -219,8 +219,8 @@ static PyObject *py_attention(PyObject *self, PyObject *args) {
     PyObject *p, *q_rel, *slopes, *bias, *sinks;
     long long first_delta, bias_first_delta, window, begin, end;
     if (!PyArg_ParseTuple(args, "O&O!O!O!OOOOOO!O!dLiLipLLL:attention", to_kernels, &kernels,
-                          &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p,
-                          &q_rel, &slopes, &bias, &sinks, &PyArray_Type, &c.out, &PyArray_Type, &c.lse,
+                          &PyArray_Type, &c.q, &PyArray_Type, &c.k, &PyArray_Type, &c.v, &p, &q_rel,
+                          &slopes, &bias, &sinks, &PyArray_Type, &c.out, &PyArray_Type, &c.lse,
                           &c.common.scale, &first_delta, &c.relative.beyond, &bias_first_delta,
                           &c.common.bias.beyond, &c.common.causal, &window, &begin, &end))
         return NULL;

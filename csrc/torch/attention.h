@@ -31,7 +31,7 @@
     NEXT(std::optional<std::vector<Tensor>>, zones, "Tensor[]? zones=None") \
     NEXT(std::optional<Tensor>, bias, "Tensor? bias=None")                  \
     NEXT(int64_t, bias_first_delta, "SymInt bias_first=0")                  \
-    NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")           \
+    NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")              \
     NEXT(std::optional<Tensor>, sinks, "Tensor? sinks=None")
 
 // Three lists of the arguments: for a schema, for the parameters of a function, for a call.

@@ -100,9 +100,9 @@ void Call::check_tensors() const {
         check_same_dtype(q, "q_rel", *given.q_rel);
         WPE_CHECK(given.p, "q_rel needs a table p");
         const int64_t c = last_size(*given.p);
-        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), c}),
-                  "q_rel must be (", q.size(0), ", ", q.size(1), ", ", q.size(2), ", ", c,
-                  ") for p of size ", c, ", got ", shape_of(*given.q_rel));
+        WPE_CHECK(has_sizes(*given.q_rel, {q.size(0), q.size(1), q.size(2), c}), "q_rel must be (",
+                  q.size(0), ", ", q.size(1), ", ", q.size(2), ", ", c, ") for p of size ", c,
+                  ", got ", shape_of(*given.q_rel));
     }
 }
 
@@ -131,7 +131,8 @@ void Call::check_sinks() const {
 // Check that no size of one head's memory overflows. Memory checks the products with a number of
 // heads.
 void Call::check_sizes() const {
-    const int64_t longest = std::max(queries, keys), largest = std::max({head_size, value_size, table_size});
+    const int64_t longest = std::max(queries, keys),
+                  largest = std::max({head_size, value_size, table_size});
     WPE_CHECK(longest < ADDRESS_SPACE && largest < LARGEST_HEAD &&
                   head_bytes(queries + keys) < ADDRESS_SPACE,
               current_operator, ": q, k or v is too large: ", shapes_of(given.q, given.k, given.v));

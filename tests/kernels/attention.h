@@ -11,8 +11,8 @@
  *
  * METHODS 1 [W], 3 [S] [X] [A], and the text of wavepe.h:
  *     score = (q_i . k_j + r_i . p[delta - first_delta]) scale - slope |delta| + bias[delta - ...]
- *     softcap tanh(score / softcap), softmax over the keys that i sees and the sink, dropout, times v
- * It shares nothing with csrc but the structs for options, strides and masks. It never reads the
+ *     softcap tanh(score / softcap), softmax over the keys that i sees and the sink, dropout, times
+ * v It shares nothing with csrc but the structs for options, strides and masks. It never reads the
  * data of a hidden pair. So a NaN reaches only the results that depend on it. */
 
 /* Values and the allowed errors: (rows, cols), row-major. */
@@ -81,8 +81,9 @@ typedef struct {
     attention_results want[MOST_HEADS]; /* dk, dv and dp are the same sums in all heads */
 } attention_call;
 
-/* Draw which keys each query sees, scale, slope, softcap, dropout and the sink. gentle: no weight of a seen
- * pair comes close to underflow. draw_head_options draws what may differ in the second head. */
+/* Draw which keys each query sees, scale, slope, softcap, dropout and the sink. gentle: no weight
+ * of a seen pair comes close to underflow. draw_head_options draws what may differ in the second
+ * head. */
 void draw_options(wpe_attention *a, int gentle);
 void draw_head_options(wpe_attention *a);
 

@@ -292,8 +292,9 @@ static void describe_call(const attention_call *c) {
         (long long)a->first_key, (long long)a->end_key, !!a->run_begin, !!a->segments,
         !!a->key_mask, !!a->mask, a->slope, a->softcap, a->scale, (double)a->drop_below * 0x1p-32,
         a->sink, (long long)a->bias.rows, (long long)a->bias.first_delta, a->bias.beyond,
-        p ? (long long)p->rows : 0, (long long)a->table_size, p ? (long long)p->first_delta : 0, p ? p->beyond : 0,
-        p ? p->zone_count : 0, p ? (long long)c->head[0].most_rank : 0, c->has_r, c->has_infinity);
+        p ? (long long)p->rows : 0, (long long)a->table_size, p ? (long long)p->first_delta : 0,
+        p ? p->beyond : 0, p ? p->zone_count : 0, p ? (long long)c->head[0].most_rank : 0, c->has_r,
+        c->has_infinity);
 }
 
 void draw_attention(attention_call *c, enum wpe_pass pass, int decodes) {

@@ -201,12 +201,13 @@ class _Builder:
         own_sizes, dim = [size for *_, size in learning] or sizes, self.config.hidden_size
         shared = Learned(whole, *own_sizes[0], True, layer=False, dim=dim)
         of_heads = {"bias", "sinks"}.issuperset(whole.learns)  # whatever the head size is
-        different = sorted({str(size.heads if of_heads else size.head_dim) for size in own_sizes})
+        different = sorted({size.heads if of_heads else size.head_dim for size in own_sizes})
         if shared.has_parameters and len(different) > 1:
             what, these = ("numbers", "heads") if of_heads else ("one table", "heads of the sizes")
             raise ValueError(
                 f"{whole} learns {what} for its layers, but in this model these have {these} "
-                f"{' and '.join(different)}: name layers of one size, as in {{'0-3': '{whole}'}}"
+                f"{' and '.join(map(str, different))}: name layers of one size, as in "
+                f"{{'0-3': '{whole}'}}"
             )
         if shared.has_parameters:
             self.parts.shared = shared

@@ -145,7 +145,8 @@ def sinks_gradient(
     sinks: Tensor, grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor
 ) -> Tensor:
     """Return the gradient of the sinks: -sum exp(sink - lse) (dO . out - d lse) of each head."""
-    row = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    # dense, because strides would change the order of the sum
+    row = (grad_out.to(lse.dtype) * out.to(lse.dtype)).contiguous().sum(-1)
     if grad_lse is not None:
         row = row - grad_lse
     terms = torch.exp(sinks[:, None] - lse) * row
