@@ -272,11 +272,11 @@ def test_unknown_option_lists_the_known(name):
     cls = type(wavepe.encoding(name))
     known = [field.name for field in dataclasses.fields(cls)] or ["none"]
     for call in (
-        lambda: wavepe.encoding(f"{name}:sise=1"),
-        lambda: wavepe.encoding(name, sise=1),
-        lambda: wavepe.encoding({"name": name, "sise": 1}),
+        lambda: wavepe.encoding(f"{name}:colour=1"),
+        lambda: wavepe.encoding(name, colour=1),
+        lambda: wavepe.encoding({"name": name, "colour": 1}),
     ):
-        with pytest.raises(ValueError, match=f"unknown option 'sise' of encoding '{name}'") as e:
+        with pytest.raises(ValueError, match=f"unknown option 'colour' of encoding '{name}'") as e:
             call()
         assert all(option in str(e.value) for option in known)
 
