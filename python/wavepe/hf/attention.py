@@ -135,7 +135,13 @@ class CacheWithDecay:
 
     def update(self, keys: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Add keys and values to the cache, and return all of them."""
-        return self._cache.update(self._add(keys), *args, **kwargs)
+        try:
+            return self._cache.update(self._add(keys), *args, **kwargs)
+        except RuntimeError as error:  # transformers < 5 makes static caches before it sees keys
+            raise ValueError(
+                f"this {type(self._cache).__name__} has no room for what the position encoding "
+                "keeps beside the keys: use a DynamicCache"
+            ) from error
 
 
 def before_attention(
