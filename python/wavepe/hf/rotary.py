@@ -228,7 +228,8 @@ class RopeRotation(nn.Module):
 def with_base(encoding: RoPE, config: PretrainedConfig, slot: Slot) -> RoPE:
     """Add the model's base to `encoding`; if `encoding` has no type, add the scaling too."""
     parameters = rope_config.parameters(config, slot)
-    for key in set(getattr(config, "ignore_keys_at_rope_validation", ())) - PARAMETERS.keys():
+    ignored = getattr(config, "ignore_keys_at_rope_validation", None) or ()  # None in 5.0
+    for key in set(ignored) - PARAMETERS.keys():
         parameters.pop(key, None)  # the family's layers read it, and not its rotary module
     given, problems = standard_parameters(parameters, config.max_position_embeddings)
     kind, theta = given.pop("rope_type"), given.pop("rope_theta", None)
