@@ -261,7 +261,8 @@ class Methods:
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the names and initial values of what a learned encoding learns.
 
-        The front end makes tensors of them, owns them and trains them.
+        The front end makes tensors of them, owns them and trains them. Encodings that read the
+        layer's input take one more argument: dim, the size of a token's vector.
 
         Parameters
         ----------
@@ -269,8 +270,6 @@ class Methods:
             Head size.
         heads : int
             Number of query heads.
-        dim : int
-            Size of a token's vector. Only encodings that read the layer's input take it.
 
         Returns
         -------
