@@ -1,7 +1,11 @@
 """Inkling, which rotates nothing: its own relative logits by the kernel, and other encodings."""
 
 import pytest
-import torch
+from cases import needs
+
+torch = needs("torch")
+needs("transformers")
+
 import wavepe.hf
 from hf_model import close, gradients
 from transformers import AutoModelForCausalLM

@@ -60,6 +60,14 @@ class Relative(Encoding):
     extent: int = option(1024, integer(1))
     rank: int = option(16, integer(1))
 
+    def table(self, length: int, head_dim: int, *, causal: bool = True) -> Table:
+        """Return the initial table, which is zero, as `Encoding.table` does."""
+        _checks.integer("relative length", length, 1)
+        _checks.flag("causal", causal)
+        return Table(
+            _checks.new_array((self.extent, self.rank), make=np.zeros).astype(np.float32), 0
+        )
+
     def table_columns(self, head_dim: int) -> int:
         return self.rank
 
