@@ -23,6 +23,8 @@ from attention_cases import (
 )
 from cases import compiled_once, generator, recording_backend
 from torch.autograd import forward_ad
+from wavepe.ops import _tables
+from wavepe.ops._attention_in_graph import attention_of_encoding
 from wavepe.ops._common import has_autocast
 
 func = torch.func
@@ -333,3 +335,13 @@ def test_per_sample_gradients():
     got = func.vmap(func.grad(loss, 1), (0, None))(many, leaves[-1])
     want = torch.stack([func.grad(loss, 1)(q, leaves[-1]) for q in many])
     assert_close(got, want)
+
+
+def test_a_table_given_by_name_has_the_size_of_q_rel():
+    encoding = wavepe.encoding("wavelet:scales=4")
+    arguments = draw(generator("named"), Shape(1, 2, 1, 5, 9, 32, 4), {}, F32)
+    arguments["q_rel"] = torch.randn(1, 2, 5, 16)
+    name = _tables.name_of(encoding)
+    found = attention_of_encoding(**arguments, name=name, one_sided=True)
+    want = attention(**arguments, p=encoding.table(9, 16))
+    assert_close(found, want)
