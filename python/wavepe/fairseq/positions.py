@@ -12,7 +12,7 @@ from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..encodings.base import combine
 from ..positions import Learned, PositionEncoding, named_as_in
-from ..positions.absolute import AbsoluteVectors
+from ..positions.absolute import AbsoluteVectors, token_positions
 
 
 class DecoderPositions(nn.Module):
@@ -121,8 +121,3 @@ class AbsolutePositions(nn.Module):
             )
         real = tokens != self.padding_idx
         return own.absolute(token_positions(real)).masked_fill(~real[..., None], 0)
-
-
-def token_positions(real: Tensor) -> Tensor:
-    """Return the position of each token (B, T): the number of tokens before it, without padding."""
-    return (real.cumsum(1) - 1).clamp(min=0)

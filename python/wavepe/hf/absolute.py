@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..encodings import Encoding
-from ..positions.absolute import AbsoluteVectors
+from ..positions.absolute import AbsoluteVectors, token_positions
 from . import families
 from .call import Call
 from .masks import is_packed
@@ -83,5 +83,4 @@ def by_mask(mask: Any, queries: int, cached: int | Tensor) -> Tensor | None:
     """Return the positions (B, q) of the last tokens, where a mask (B, cached + q) counts them."""
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != cached + queries:
         return None
-    positions: Tensor = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -queries:]
-    return positions
+    return token_positions(mask)[:, -queries:]

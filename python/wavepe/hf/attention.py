@@ -278,9 +278,8 @@ def attention_forward(
     offset = keys - queries if call.offset is None else call.offset
     options: dict[str, Any] = {
         "offset": offset, "scale": scaling, "dropout_p": dropout, "softcap": softcap,
+        "sinks": s_aux,
     }  # fmt: skip
-    if s_aux is not None:
-        options["sinks"] = s_aux
     positions = None if score is None else kwargs.get(POSITIONS)
     size = keys if positions is None else span(positions)
     position: Scores = NO_ENCODING
@@ -297,7 +296,6 @@ def attention_forward(
     if weights_wanted or added or positions is not None:
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
         places = Places(offset, call.positions, parts.key_mask)
-        options["sinks"] = s_aux
         given = position.arguments(query, key, learned, rotated, scaling, places, size, s_aux)
         given["window"] = position.encoding.window
         if position.extended is not None and not module.training:

@@ -19,6 +19,7 @@ from ..ops._exportable import largest_so_far, of_token_before
 from ..ops._relative_table import RelativeTable
 from ..ops._tables import rows_at
 from ..ops._torch_private import assert_async
+from ..positions.absolute import token_positions
 from . import masks
 from .call import Call
 from .families import is_cache
@@ -251,7 +252,7 @@ def _are_usual(mask: _Padding, positions: Tensor, cached: int) -> Tensor:
         return torch.all(positions == places, -1, keepdim=True)
     real = mask.real.to(positions.device)
     on_the_left = torch.all(real[:, 1:] >= real[:, :-1], -1, keepdim=True)
-    numbers = (real.long().cumsum(-1) - 1)[:, -count:]
+    numbers = token_positions(real)[:, -count:]
     same = (positions == numbers) | ~real[:, -count:]
     return on_the_left & torch.all(same, -1, keepdim=True)
 

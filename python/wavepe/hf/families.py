@@ -126,8 +126,8 @@ def decoder(model: nn.Module) -> Any:
         found = attentions(base)
     except AttributeError:
         found = []
-    has_rotary = hasattr(base, "rotary_emb") or stock_encoding(kind) != "rope"
-    if not found or not all(map(_uses_interface, found)) or not has_rotary:
+    has_module = hasattr(base, "rotary_emb") or not is_rotary(config)
+    if not found or not all(map(_uses_interface, found)) or not has_module:
         raise TypeError(
             f"{supported}; this {name} is not built like its family: its attention layers must "
             "call transformers' attention interface, and its rotary_emb must compute the angles"
@@ -142,7 +142,12 @@ def family(config: Any) -> str:
 
 def stock_encoding(kind: str) -> str:
     """Return the encoding that the stock models of a family have."""
-    return "relative" if kind.removeprefix(TYPE_PREFIX) == "inkling_text" else "rope"
+    return "relative" if kind == "inkling_text" else "rope"
+
+
+def is_rotary(config: Any) -> bool:
+    """Return whether the stock models of a family rotate."""
+    return stock_encoding(family(config)) == "rope"
 
 
 def _why_not(base: nn.Module, config: Any) -> str:
@@ -202,15 +207,13 @@ def _rotates(layer: Any) -> bool:
     """Return whether a layer has positions: Cohere 2 rotates those with a window alone."""
     if family(layer.config) == "cohere2":
         return layer.sliding_window is not None
-    if stock_encoding(family(layer.config)) != "rope":
-        return False
-    return getattr(layer, "use_rope", True)
+    return is_rotary(layer.config) and getattr(layer, "use_rope", True)
 
 
 def gets_no_angles(layer: Any) -> bool:
     """Return whether its model gives this layer no angles: Granite SWA where the base is 0."""
     config = layer.config
-    if stock_encoding(family(config)) != "rope":
+    if not is_rotary(config):
         return True
     return family(config) == "granite_swa" and not config.layer_rope_theta[layer.layer_idx]
 

@@ -99,7 +99,7 @@ class _Builder:
 
     def __init__(self, config: PretrainedConfig, owner: nn.Module) -> None:
         self.config, self.owner = config, owner
-        self.rotates = families.stock_encoding(families.family(config)) == "rope"
+        self.rotates = families.is_rotary(config)
         self.layout = families.layout(config)
         self.parts = Parts()
         self.scores: dict[tuple[str, int, int], Scores] = {}

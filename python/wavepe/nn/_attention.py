@@ -12,6 +12,7 @@ from .. import _checks
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
 from ..positions import PositionEncoding
+from ..positions.absolute import token_positions
 from ._cache import CachedTokens, KVCache
 from ._sequences import check_order, check_shape, checked_rows, joined_key_mask, joined_positions
 
@@ -198,7 +199,7 @@ class Attention(nn.Module):
             k, v = cached.extended(k, v)
         of_queries = positions
         if positions is None and key_mask is not None and self.encoding.has_temperature:
-            of_queries = (key_mask.long().cumsum(-1) - 1).clamp(min=0)
+            of_queries = token_positions(key_mask)
         if of_queries is not None:
             of_queries = of_queries[:, of_queries.shape[1] - q.shape[2] :]
         out = encoding.attend(

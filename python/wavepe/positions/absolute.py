@@ -78,3 +78,8 @@ class AbsoluteVectors:
         return self.encoding.absolute(
             positions, self.dim, length=length, trained_length=self.trained_length
         )
+
+
+def token_positions(real: Tensor) -> Tensor:
+    """Return the position of each token (B, T): the number of tokens before it, without padding."""
+    return (real.long().cumsum(-1) - 1).clamp(min=0)

@@ -199,7 +199,9 @@ class Learned(nn.Module):
             query = Query(*(y if y is None else y.clone() for y in asked))
         more: dict[str, Any] = {}
         if "sinks" in reads:
-            more["sinks"] = self._sinks(encoding.learned_sinks(parameters)).clone()
+            sinks = encoding.learned_sinks(parameters)
+            self._check_shape("learned_sinks must return", sinks, (self._heads,))
+            more["sinks"] = sinks.clone()
         if "vectors" in reads:
             more["parameters"] = {name: y.clone() for name, y in parameters.items()}
         if encoding.reads_input:
@@ -207,13 +209,10 @@ class Learned(nn.Module):
         found[encoding.name] = LearnedTerms(table, bias, query, **more)
         return found
 
-    def _sinks(self, sinks: Tensor) -> Tensor:
-        if tuple(sinks.shape) != (self._heads,):
-            raise ValueError(
-                f"'{self.encoding}': learned_sinks must return ({self._heads},), got "
-                f"{tuple(sinks.shape)}"
-            )
-        return sinks
+    def _check_shape(self, says: str, found: Tensor, needed: tuple[int, ...]) -> None:
+        """Raise ValueError, with what the encoding must do, if a tensor has another shape."""
+        if tuple(found.shape) != needed:
+            raise ValueError(f"'{self.encoding}': {says} {needed}, got {tuple(found.shape)}")
 
     def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the parameters make of the layer's input."""
@@ -233,11 +232,7 @@ class Learned(nn.Module):
         for name in needed.keys() & self._reads:
             with full_precision(x.device.type):
                 found[name] = getattr(encoding, name)(x, parameters)
-            if tuple(found[name].shape) != needed[name]:
-                raise ValueError(
-                    f"'{encoding}': {name} must return {needed[name]}, got "
-                    f"{tuple(found[name].shape)}"
-                )
+            self._check_shape(f"{name} must return", found[name], needed[name])
         return found
 
     def _checked(self, query: Any) -> Query:
@@ -252,11 +247,8 @@ class Learned(nn.Module):
             needed: tuple[int, ...] = (heads, head_dim)
             if name == "projection":
                 needed += (self.encoding.table_columns(head_dim),)
-            if x is not None and tuple(x.shape) != needed:
-                raise ValueError(
-                    f"'{self.encoding}': learned_query must return {name} of shape {needed}, got "
-                    f"{tuple(x.shape)}"
-                )
+            if x is not None:
+                self._check_shape(f"learned_query must return {name} of shape", x, needed)
         query = Query(*query)
         asks_table = query.v is not None or query.projection is not None
         if asks_table and not self._has_table:
