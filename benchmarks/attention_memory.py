@@ -7,6 +7,9 @@ attention on short tensors, so that everything is loaded. It notes its resident 
 makes q, k, v and the gradient of the output, calls attention and asks for the gradients.
 The figure is the growth to the peak (VmHWM, reset beforehand). It includes q, k and v, the output,
 its gradient, and the gradients of q, k and v; these alone are 2.67 times the bytes of q, k and v.
+
+*narrow* is a learned table of 16 columns and 1024 rows with queries of its own; their gradients are
+asked for, too. A spec is a `wavepe.nn.Attention`, with the gradients of its parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +28,19 @@ HEAD_SIZE = 64
 LENGTH = 16384
 SHORTER = 4096  # also measured, because the scores of gather would take gigabytes at LENGTH
 BAR = 6.0
-KINDS = ("plain", "wavelets", "learned", "sdpa", "gather")
+OURS = ("plain", "wavelets", "learned", "narrow", "sinks")
+SPECS = (
+    "none",
+    "relative:extent=1024,rank=16",
+    "wavelet:rank=8",
+    "rope",
+    "rope+sink+window:size=1024",
+    "rope+temperature:kind=llama4",
+    "rope:self_extend=8,neighbors=1024",
+    "fox",
+    "pope",
+    "xpos",
+)
 
 
 def configurations(quick: bool) -> list[dict]:
@@ -33,12 +48,14 @@ def configurations(quick: bool) -> list[dict]:
     length, shorter = (256, 128) if quick else (LENGTH, SHORTER)
     rows = [
         {"kind": kind, "heads": heads, "length": length, "threads": threads}
-        for kind in KINDS[:-1]
+        for kind in (*OURS, "sdpa")
         for heads in (1, 8)
         for threads in (1, 2)
     ]
     for kind in ("wavelets", "gather"):
         rows.append({"kind": kind, "heads": 1, "length": shorter, "threads": 1})
+    for spec in SPECS:
+        rows.append({"kind": spec, "heads": 8, "length": length, "threads": 1})
     return rows
 
 
@@ -53,8 +70,22 @@ def kilobytes(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def training_call(kind: str, length: int) -> Callable[..., Any]:
-    """Make the table of this kind; return its call on q, k, v and the output's gradient."""
+def training_call(kind: str, heads: int, length: int) -> Callable[..., Any]:
+    """Make what the kind has learned; return its call on q, k, v and the output's gradient."""
+    import torch
+
+    forward, parameters = (of_a_module if kind in SPECS else of_a_function)(kind, heads, length)
+
+    def call(q, k, v, grad):
+        leaves = [t.requires_grad_() for t in (q, k, v)] + parameters
+        out = forward(q, k, v)
+        return out, torch.autograd.grad(out, leaves, grad)
+
+    return call
+
+
+def of_a_function(kind: str, heads: int, length: int) -> tuple[Callable[..., Any], list]:
+    """Return a function of q, k and v, and what it has learned."""
     import torch
     import wavepe.ops as ops
 
@@ -62,7 +93,8 @@ def training_call(kind: str, length: int) -> Callable[..., Any]:
 
     p = torch.from_numpy(table(length, HEAD_SIZE))
     known = ops.relative_table(p.clone())
-    p.requires_grad_(kind == "learned")
+    few, own = torch.randn(1024, 16), torch.randn(1, heads, length, 16)
+    sinks = torch.randn(heads)
     delta = torch.arange(length if kind == "gather" else 1)[:, None]
     delta = delta - delta.T
 
@@ -71,20 +103,32 @@ def training_call(kind: str, length: int) -> Callable[..., Any]:
         index = delta[rows, rows].clamp(min=0).expand(*q.shape[:2], -1, -1)
         return gathered(q, k, v, p, index, delta[rows, rows] < 0)
 
+    def narrow(q, k, v):
+        return ops.attention(q, k, v, p=few, q_rel=own[:, :, : q.shape[2]])
+
     forward = {
         "plain": ops.attention,
         "wavelets": lambda q, k, v: ops.attention(q, k, v, p=known),
         "learned": lambda q, k, v: ops.attention(q, k, v, p=p),
+        "narrow": narrow,
+        "sinks": lambda q, k, v: ops.attention(q, k, v, sinks=sinks),
         "sdpa": sdpa,
         "gather": gather,
     }[kind]
+    parameters = {"learned": [p], "narrow": [few, own], "sinks": [sinks]}.get(kind, [])
+    return forward, [t.requires_grad_() for t in parameters]
 
-    def call(q, k, v, grad):
-        leaves = [t.requires_grad_() for t in (q, k, v)] + [p] * p.requires_grad
-        out = forward(q, k, v)
-        return out, torch.autograd.grad(out, leaves, grad)
 
-    return call
+def of_a_module(spec: str, heads: int, length: int) -> tuple[Callable[..., Any], list]:
+    """Return the same for a module with an encoding."""
+    import torch
+    from wavepe.nn import Attention
+
+    module = Attention(spec, HEAD_SIZE, heads, dim=HEAD_SIZE)
+    x = torch.randn(1, length, HEAD_SIZE)
+    if "self_extend" in spec:
+        module.eval()  # in training it is plain RoPE
+    return lambda q, k, v: module(q, k, v, x=x[:, : q.shape[2]]), list(module.parameters())
 
 
 def measure_here(kind: str, heads: int, length: int, threads: int) -> dict:
@@ -92,7 +136,7 @@ def measure_here(kind: str, heads: int, length: int, threads: int) -> dict:
     import torch
 
     torch.set_num_threads(threads)
-    call = training_call(kind, length)
+    call = training_call(kind, heads, length)
     call(*torch.randn(4, 1, heads, min(256, length), HEAD_SIZE).unbind())
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM
@@ -152,7 +196,7 @@ def table(results: dict) -> str:
 
 def too_much(results: dict) -> list[dict]:
     """Return wavepe's rows at the full length that are over the bar."""
-    ours = [row for row in results["rows"] if row["kind"] in KINDS[:3]]
+    ours = [row for row in results["rows"] if row["kind"] in OURS]
     return [row for row in ours if row["length"] == LENGTH and row["over_inputs"] > BAR]
 
 

@@ -28,6 +28,7 @@ from . import (
     attention_overhead,
     attention_profile,
     attention_tails,
+    attention_terms,
     attention_threads,
     training_step,
 )
@@ -343,6 +344,7 @@ OTHERS = {
     "decode": attention_decode,
     "tails": attention_tails,
     "threads": attention_threads,
+    "terms": attention_terms,
     "memory": attention_memory,
     "overhead": attention_overhead,
     "step": training_step,

@@ -146,15 +146,31 @@ def fox(learned, **_):
 def relative(learned, length, **_):
     """[I]: the product of r(x) with row delta of the table, up to its extent."""
 
+    rows = torch.cat([learned["table"], torch.zeros(length, learned["table"].shape[1])])
+    rows = torch.cat([rows, 0 * rows])  # of negative distances, from the end
+    return read_by_input(lambda delta: rows[delta], learned)
+
+
+def read_by_input(p, learned):
+    """[I]: p(delta) (m, n, columns) by r(x)."""
+
     def product(x):
-        rank = learned["table"].shape[1]
-        r = (x @ learned["r_proj"].mT).unflatten(-1, (-1, rank)).transpose(-3, -2)
-        rows = torch.cat([learned["table"], torch.zeros(length, rank)]).to(r)
-        delta = torch.arange(length)[:, None] - torch.arange(length)
-        p = torch.where((delta >= 0)[..., None], rows[delta.clamp(min=0)], 0)
-        return torch.einsum("...hir,ijr->...hij", r, p)
+        r = torch.einsum("...id,hrd->...hir", x, learned["r_proj"].to(x))
+        delta = torch.arange(x.shape[-2])[:, None] - torch.arange(x.shape[-2])
+        return torch.einsum("...hir,ijr->...hij", r, p(delta).to(x))
 
     return {"product": product}
+
+
+def input_wavelet(learned, **_):
+    """[W] of two columns, which the input reads."""
+    scale, shift = oracle.wavelet_grid(2, [1, 2])
+
+    def p(delta):
+        rows = oracle.wavelet_table(delta.flatten().numpy(), scale, shift, "ricker", None)
+        return torch.from_numpy(rows).unflatten(0, delta.shape)
+
+    return read_by_input(p, learned)
 
 
 def narrow_wavelet(deltas, learned, **_):
@@ -279,6 +295,7 @@ ENCODINGS = CONSTANT | {spec: parts for spec, (parts, _) in LEARNED.items()}
 # More than a table, a bias or a rotation: they act on the call of attention.
 IN_CALL = {
     "wavelet:scales=2,rank=2": narrow_wavelet,
+    "wavelet:scales=2,rank=2,from_input=true": input_wavelet,
     "relative:extent=6,rank=3": relative,
     "fox": fox,
     "pope:theta=100": pope,
@@ -430,6 +447,6 @@ COMBINED_IN_CALL = (
     "rope:theta=100+sink+window:size=4+temperature:floor=3,alpha=0.5",
     "relative:extent=6,rank=3+wavelet:scales=4+rope:theta=100",
     "fox+pope:theta=100+alibi+sink",
-    "wavelet:scales=2,rank=2+shaw:clip=3+xpos:theta=100,scale_base=6",
+    "wavelet:scales=2,rank=2,from_input=true+shaw:clip=3+xpos:theta=100,scale_base=6",
     "relative:extent=6,rank=3+temperature:kind=inkling,floor=4,alpha=0.3+kerple",
 )

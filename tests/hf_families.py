@@ -56,6 +56,7 @@ class Family:
     # Whether layers scale queries by their position. Without position_ids that counts padding.
     scales_queries: bool = False
     interleaved: bool = False  # whether pairs are (2i, 2i + 1)
+    convolutions: bool = False  # over tokens: a cache holds their states, by the configuration
     # Of the angles of the pairs, a table of the rotary module.
     table: Callable = lambda angles: torch.cat([angles, angles], -1)
 
@@ -71,6 +72,8 @@ class Family:
 
     def bases(self, theta, **scaling):
         """Options for the base of the rotation; by layer type, for that of full attention."""
+        if self.model_type in UNROTATED:
+            return {}
         if self.model_type == "gpt_neox":
             return {"rotary_emb_base": theta, "rotary_pct": self.partial}
         if self.model_type == "gemma4_text":
@@ -210,6 +213,31 @@ FAMILIES = {
     ),
 }
 FAMILIES = {name: kind for name, kind in FAMILIES.items() if kind.model_type in SUPPORTED}
+# Families that rotate nothing: their own term is the encoding "relative".
+UNROTATED = {
+    "inkling_text": Family(
+        "inkling_text",
+        {
+            "head_dim": HEAD,
+            "swa_num_attention_heads": 6,
+            "swa_num_key_value_heads": 3,
+            "swa_head_dim": HEAD,
+            "sliding_window_size": WINDOW,
+            "local_layer_ids": [0],
+            "d_rel": 4,
+            "rel_extent": 9,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse"],
+            "logits_mup_width_multiplier": 1.0,
+        },
+        windows=(WINDOW, None),
+        convolutions=True,
+    ),
+}
+UNROTATED = {name: kind for name, kind in UNROTATED.items() if name in SUPPORTED}
 # Families that `patch` refuses, for set_theta and use_fused_rope.
 ROTARY = {
     "cohere": Family("cohere"),
@@ -219,8 +247,8 @@ ROTARY = {
 }
 
 
-def by_turns(count=2, always=("llama",)):
-    """Return a decorator for the tests of one module: it runs a test with families.
+def by_turns(count=2, always=("llama",), more=()):
+    """Return a decorator for the tests of one module: it runs a test with families, and `more`.
 
     Without --all these are `always` and, by turns, `count` others: one with windows, one without.
     """
@@ -233,7 +261,7 @@ def by_turns(count=2, always=("llama",)):
         chosen = {*always, *itertools.islice(turns, count)}
         cases = [
             pytest.param(name, marks=() if name in chosen else pytest.mark.slow)
-            for name in FAMILIES
+            for name in (*FAMILIES, *more)
         ]
         return pytest.mark.parametrize("family", cases)(test)
 
@@ -242,7 +270,7 @@ def by_turns(count=2, always=("llama",)):
 
 def build(family, theta=THETA, **options):
     """A stock model in evaluation mode, with weights large enough that positions matter."""
-    kind = (FAMILIES | ROTARY)[family]
+    kind = (FAMILIES | UNROTATED | ROTARY)[family]
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,

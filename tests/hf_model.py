@@ -97,10 +97,11 @@ def logits(model, *args, **kwargs):
 
 
 def gradients(model, ids, **options):
-    """Return the gradients of all weights, of the loss of predicting `ids`."""
+    """Return the gradients of all weights in use, of the loss of predicting `ids`."""
     model.zero_grad()
     model(ids, labels=ids, use_cache=False, **options).loss.backward()
-    return [weight.grad.clone() for weight in model.parameters()]
+    used = (weight.grad for weight in model.parameters() if weight.grad is not None)
+    return [gradient.clone() for gradient in used]
 
 
 def worst(got, wanted):

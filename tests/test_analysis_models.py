@@ -76,7 +76,7 @@ def test_models_without_rotation_without_the_interface_or_with_sinks(kind, sizes
     model = of_kind(kind, **sizes)
     found = attention_map(model, ROW)
     np.testing.assert_allclose(found, told(copy.deepcopy(model)), atol=2e-6)
-    assert (found.sum(axis=-1).max() < 1) == (kind == "gpt_oss")
+    assert (found.sum(axis=-1).mean() < 0.999) == (kind == "gpt_oss")
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *LEARNED])

@@ -204,8 +204,11 @@ def test_parameters_have_the_names_of_their_parts():
     assert {key: x.shape for key, x in found.parameters(8, 4).items()} == names
     assert found.per_layer == ("wavelet.u", "wavelet.v", "wavelet.projection")
     assert encoding(ASKED + ",shared=true").per_layer == ()
-    with pytest.raises(ValueError, match="shared=true needs biases=true or projection=true"):
+    with pytest.raises(ValueError, match="shared=true needs biases=true, projection=true or"):
         encoding("wavelet:shared=true")
+    for other in ("biases", "projection"):
+        with pytest.raises(ValueError, match="from_input=true leaves no query to biases"):
+            encoding(f"wavelet:from_input=true,{other}=true")
 
 
 # --------------------------------------------------------------- modules

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import wavepe.hf
+from cases import needs
 from hf_families import FAMILIES, build
 from hf_model import logits, patched_tiny, tiny, tokens
 from processes import forked, output
@@ -56,6 +57,7 @@ def files(folder):
 
 
 def test_programs_that_do_not_know_wavepe(tmp_path):
+    needs("accelerate")
     tiny().save_pretrained(tmp_path / "stock")
     model = patched_tiny(SPEC)
     model.save_pretrained(tmp_path / "patched")

@@ -7,26 +7,21 @@ torch = needs("torch")
 needs("transformers")
 
 import wavepe.hf
-from hf_model import close, gradients
+from hf_families import UNROTATED, build, stirred
+from hf_model import VOCABULARY, close, gradients
 from transformers import AutoModelForCausalLM
-from wavepe.hf.families import SUPPORTED
 
-if "inkling_text" not in SUPPORTED:
+if not UNROTATED:
     pytest.skip("this transformers has no Inkling", allow_module_level=True)
-from transformers import InklingForCausalLM, InklingTextConfig
 
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3, "swa_head_dim": 8,
-    "sliding_window_size": 5, "local_layer_ids": [0, 2], "d_rel": 4, "rel_extent": 9,
-    "log_scaling_n_floor": 6, "max_position_embeddings": 64,
-    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "dense"],
-    "logits_mup_width_multiplier": 1.0, "pad_token_id": 0, "bos_token_id": None,
-    "eos_token_id": None,
-}  # fmt: skip
-IDS = torch.randint(1, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+# Three layers; the queries grow within the texts of the tests.
+OPTIONS = {
+    "num_hidden_layers": 3,
+    "local_layer_ids": [0, 2],
+    "mlp_layer_types": ["dense", "sparse", "dense"],
+    "log_scaling_n_floor": 6,
+}
+IDS = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
 # Parts beside the model's own term, or in its place. Heads differ by layer.
 OTHERS = (
     "wavelet:scales=4",
@@ -44,14 +39,7 @@ OTHERS = (
 
 @pytest.fixture
 def stock():
-    generator = torch.Generator().manual_seed(2)
-    model = InklingForCausalLM(InklingTextConfig(**SIZES))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            middle = 1.0 if "norm" in name else 0.0
-            weight.copy_(middle + 0.3 * torch.randn(weight.shape, generator=generator))
-    model.set_attn_implementation("eager")
-    return model.eval()
+    return build("inkling_text", attn_implementation="eager", **OPTIONS)
 
 
 @torch.no_grad()
@@ -76,35 +64,33 @@ def whole(model):
         return model(IDS, use_cache=False).logits
 
 
-def test_it_is_the_stock_model(stock, tmp_path):
+INKLING = pytest.mark.parametrize("family", UNROTATED)
+
+
+@INKLING
+def test_values(family, stock):
     wanted = [f(stock) for f in (whole, in_steps, padded)]
-    slopes = gradients(stock, IDS)
     wavepe.hf.patch(stock, "relative")
     assert wavepe.hf.encoding_of(stock) == "relative"
     for f, exact in zip((whole, in_steps, padded), wanted, strict=True):
         assert close(f(stock), exact, 1e-5)
-    for got, exact in zip(gradients(stock, IDS), slopes, strict=True):
-        assert close(got, exact, 1e-4)
     found = stock(IDS, output_attentions=True)
     assert close(found.logits.detach(), wanted[0], 1e-5)
-    stock.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded).__name__ == "WavePEInklingForCausalLM"
-    assert torch.equal(whole(loaded.eval()), whole(stock))
     wavepe.hf.unpatch(stock).set_attn_implementation("eager")
     assert torch.equal(whole(stock), wanted[0])
+
+
+@INKLING
+def test_gradients(family, stock):
+    wanted = gradients(stock, IDS)
+    for got, exact in zip(gradients(wavepe.hf.patch(stock, "relative"), IDS), wanted, strict=True):
+        assert close(got, exact, 1e-4)
 
 
 @pytest.mark.parametrize("spec", OTHERS)
 def test_other_encodings(stock, spec, tmp_path):
     before = whole(stock)
-    wavepe.hf.patch(stock, spec)
-    own = dict(stock.named_parameters())
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, weight in own.items():
-            if "position_encoding" in name:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    stirred(wavepe.hf.patch(stock, spec))
     got = whole(stock)
     assert not close(got, before, 1e-3)
     assert close(in_steps(stock), got, 1e-5)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 import wavepe.hf
 from examples_hf import stored
-from hf_families import build, by_turns
+from hf_families import UNROTATED, build, by_turns
 from hf_model import close, logits, own_tiny, patched_tiny, pickled, tiny, tokens
 from processes import forked, output
 from transformers import (
@@ -107,7 +107,7 @@ def same(one, other):
     return all(torch.equal(weight, weights[name]) for name, weight in one.state_dict().items())
 
 
-@by_turns(0)
+@by_turns(0, more=UNROTATED)
 def test_trainer_resumes(family, tmp_path, record_property):
     """A patched model that is stopped after two steps of four and resumed is one never stopped."""
     needs("accelerate")

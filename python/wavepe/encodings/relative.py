@@ -11,6 +11,7 @@ import numpy as np
 from .. import _checks
 from .._relative_bias import Table
 from .base import Encoding
+from .methods import input_queries
 from .options import integer, option
 from .register import register_encoding
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Relative(Encoding):
     """Add a learned function of the distance, which each token mixes of a few: Inkling's logits.
 
-    score(m, n) = q_m.k_n / sqrt(d) + r_m.p_delta. r_m = x_m W_h comes from the input x of the
+    score(m, n) = q_m.k_n / sqrt(d) + r_m.p_delta. r_m = W_h x_m comes from the input x of the
     attention layer, and has a few numbers for each head. The heads of a layer share the table p.
     Each layer has its own W and p. From the distance `extent` on nothing is added.
 
@@ -50,7 +51,7 @@ class Relative(Encoding):
     >>> import wavepe
     >>> relative = wavepe.encoding("relative:extent=64,rank=4")
     >>> {name: x.shape for name, x in relative.parameters(head_dim=8, heads=2, dim=16).items()}
-    {'r_proj': (8, 16), 'table': (64, 4)}
+    {'r_proj': (2, 4, 16), 'table': (64, 4)}
     """
 
     name = "relative"
@@ -72,7 +73,7 @@ class Relative(Encoding):
         return self.rank
 
     def parameters(self, head_dim: int, heads: int, dim: int = 1) -> dict[str, np.ndarray]:
-        """Return the initial "r_proj" (heads * rank, dim) and "table" (extent, rank), float64.
+        """Return the initial "r_proj" (heads, rank, dim) and "table" (extent, rank), float64.
 
         The table is zero, so the term begins at zero, and so do the distances that training never
         meets. r_proj holds normal numbers, the same in each layer. The elements of r are about as
@@ -80,7 +81,7 @@ class Relative(Encoding):
         """
         heads = _checks.integer("relative heads", heads, 1)
         dim = _checks.integer("relative dim", dim, 1)
-        size = (heads * self.rank, dim)
+        size = (heads, self.rank, dim)
         r_proj = _checks.new_array(size, make=np.random.default_rng(0).standard_normal)
         table = _checks.new_array((self.extent, self.rank), make=np.zeros)
         return {"r_proj": r_proj / np.sqrt(dim), "table": table}
@@ -91,5 +92,4 @@ class Relative(Encoding):
         return Table(parameters["table"], 0)
 
     def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        r = x @ parameters["r_proj"].to(x.device, x.dtype).mT
-        return r.unflatten(-1, (-1, self.rank)).transpose(1, 2)
+        return input_queries(x, parameters["r_proj"])

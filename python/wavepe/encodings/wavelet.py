@@ -16,7 +16,7 @@ from .._wavelet import check_kind, wavelet_grid, wavelet_table
 from .._wavelet_pywt import check_levels, is_family
 from .._wavelet_registered import registered
 from .base import Encoding
-from .methods import Query
+from .methods import Query, input_queries
 from .options import flag, integer, items, option, positive
 from .register import register_encoding
 
@@ -70,7 +70,11 @@ class Wavelet(Encoding):
         query of the table is q_m W, or (q_m + v) W with biases. The table stays constant.
     rank : int, optional
         The number of columns of the table, if it is not the head size. They are read through a
-        projection W (head size, rank).
+        projection W (head size, rank), or by the input.
+    from_input : bool
+        The input x of the attention layer reads the table, in place of the query:
+        score = q_m.k_n / sqrt(d) + (W x_m).p_delta. Each head has a W (columns, dim), which begins
+        at zero. `relative` does the same with a table that is learned.
     shared : bool
         All layers share u, v and W. Without it each layer has its own.
 
@@ -105,6 +109,7 @@ class Wavelet(Encoding):
     biases: bool = False
     projection: bool = False
     rank: int | None = option(None, integer(1))
+    from_input: bool = False
     shared: bool = False
 
     def __post_init__(self) -> None:
@@ -116,22 +121,30 @@ class Wavelet(Encoding):
             raise ValueError(
                 f"wavelet learned=true needs a gradient, but kind={self.kind} {reason}"
             )
-        if self.shared and not (self.biases or self._projects):
-            raise ValueError("wavelet shared=true needs biases=true or projection=true")
+        if self.from_input and (self.biases or self.projection):
+            raise ValueError(
+                "wavelet from_input=true leaves no query to biases=true or projection=true"
+            )
+        if self.shared and not (self.biases or self._projects or self.from_input):
+            raise ValueError(
+                "wavelet shared=true needs biases=true, projection=true or from_input=true"
+            )
 
     @property
     def _projects(self) -> bool:
-        return self.projection or self.rank is not None
+        return self.projection or (self.rank is not None and not self.from_input)
 
     @property
     def learns(self) -> tuple[str, ...]:
-        return ("table",) * self.learned + ("query",) * (self.biases or self._projects)
+        query = ("query",) * (self.biases or self._projects)
+        return ("table",) * self.learned + query + ("input_query",) * self.from_input
 
     @property
     def per_layer(self) -> tuple[str, ...]:  # type: ignore[override]
         if self.shared:
             return ()
-        return ("u", "v") * self.biases + ("projection",) * self._projects
+        asked = ("u", "v") * self.biases + ("projection",) * self._projects
+        return asked + ("r_proj",) * self.from_input
 
     def _check_scales(self) -> None:
         if isinstance(self.scales, tuple):
@@ -210,12 +223,13 @@ class Wavelet(Encoding):
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return Table(p, first)
 
-    def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
+    def parameters(self, head_dim: int, heads: int, dim: int = 1) -> dict[str, np.ndarray]:
         """Return the initial values of what the options let a model learn, float64.
 
         "scale" and "shift" (columns,) are those of `grid`. "u" and "v" (heads, head_dim) are
         zeros, and "projection" (heads, head_dim, columns) holds identities. With a rank, column c
-        takes element c * head_dim / rank of the query, rounded down.
+        takes element c * head_dim / rank of the query, rounded down. "r_proj" (heads, columns, dim)
+        is zero.
         """
         if not self.learns:
             return super().parameters(head_dim, heads)
@@ -229,12 +243,20 @@ class Wavelet(Encoding):
             matrix = _checks.new_array((heads, head_dim, columns), make=np.zeros)
             matrix[:, np.arange(columns) * head_dim // columns, np.arange(columns)] = 1
             found["projection"] = matrix
+        if self.from_input:
+            size = (heads, len(scale), _checks.integer("wavelet dim", dim, 1))
+            found["r_proj"] = _checks.new_array(size, make=np.zeros)
         return found
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:
         if "query" not in self.learns:
             return super().learned_query(parameters)
         return Query(*(parameters.get(key) for key in ("u", "v", "projection")))
+
+    def input_query(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        if not self.from_input:
+            return super().input_query(x, parameters)
+        return input_queries(x, parameters["r_proj"])
 
     def learned_table(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,8 +153,9 @@ class Scores:
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
         }
-        asked = [part for part in constant["table"] if "query" in part.learns]
-        plain = [part for part in constant["table"] if "query" not in part.learns]
+        own = {"query", "input_query"}
+        asked = [part for part in constant["table"] if own & set(part.learns)]
+        plain = [part for part in constant["table"] if not own & set(part.learns)]
         self._tables = [_Constant.of(plain)] if plain else []
         self._tables += [_Constant.of([part], query=part.name) for part in asked]
         self._bias = _Constant.of(constant["bias"]) if constant["bias"] else None
@@ -214,16 +215,18 @@ class Scores:
             given["slopes"] = self._slopes.on(q, wide(q))
         biases = self._biases(q, keys, found)
         factor = _default_scale(q) if scale is None else scale
+        every: list[tuple[Any, LearnedTerms]] = [
+            (table, found[table.query] if table.query else NOTHING) for table in self._tables
+        ]
+        every += [(terms.table, terms) for terms in found.values() if terms.table is not None]
         tables: list[tuple[Any, Query | None]] = []
-        for table in self._tables:
-            tables.append((table, found[table.query].query if table.query else None))
         read = []  # tables that the input reads, with their queries
-        for terms in found.values():
-            if terms.input_query is not None:
+        for table, terms in every:
+            if terms.input_query is None:
+                tables.append((table, terms.query))
+            else:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
-                read.append((terms.table, r.to(q.device, q.dtype) / factor))
-            elif terms.table is not None:
-                tables.append((terms.table, terms.query))
+                read.append((table, r.to(q.device, q.dtype) / factor))
         if len(tables) == 1:
             table, query = tables[0]
             if named and not read and isinstance(table, _Constant):
@@ -245,10 +248,10 @@ class Scores:
         if biases:
             b, first, beyond = self._summed(biases, keys)
             given |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
-        every = [x.sinks for x in found.values() if x.sinks is not None]
-        every += [] if sinks is None else [sinks]
-        if every:  # several are one of the same weight
-            given["sinks"] = reduce(torch.logaddexp, (x.to(q.device, wide(q)) for x in every))
+        rows = [x.sinks for x in found.values() if x.sinks is not None]
+        rows += [] if sinks is None else [sinks]
+        if rows:  # several are one of the same weight
+            given["sinks"] = reduce(torch.logaddexp, (x.to(q.device, wide(q)) for x in rows))
         if self._vectors is not None or self.has_decay or self.encoding.has_temperature:
             self._change_vectors(given, found, factor, places)
         return given
@@ -331,13 +334,13 @@ class Scores:
     def _join(
         self,
         given: dict[str, Any],
-        read: list[tuple[Table | None, Tensor]],
+        read: list[tuple[Any, Tensor]],
         q: Tensor,
         keys: int,
     ) -> None:
         """Add tables that the input reads: as more columns, if there is a table already."""
         queries = [r for _, r in read]
-        tables = [self._ready(cast(Table, table), q.dtype, q, keys) for table, _ in read]
+        tables = [self._ready(table, q.dtype, q, keys) for table, _ in read]
         if "p" in given:
             queries.insert(0, given.get("q_rel", q))
             p, first, beyond = (given[key] for key in ("p", "first", "beyond"))

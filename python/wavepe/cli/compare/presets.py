@@ -250,6 +250,8 @@ PRESETS: dict[str, Preset] = {
                 "wavelet:scales=6,projection=true",
                 "wavelet:rank=8",
                 "wavelet:scales=4,rank=8",
+                "wavelet:rank=8,from_input=true",
+                "wavelet:rank=24,from_input=true",
                 "relative:extent=128,rank=8",
                 "relative:extent=128,rank=24",
                 "relative:extent=64,rank=8",
