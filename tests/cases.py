@@ -272,6 +272,15 @@ def compiled_once(backend):
     return sum(any(n.op == "call_function" for n in g.graph.nodes) for g in backend.graphs) == 1
 
 
+def every_second(values, turn):
+    """Parameters of a test; without --all every second one alone, from number `turn` on.
+
+    Tests of one file have other turns, so that each value is in some of them.
+    """
+    marks = (() if number % 2 == turn else pytest.mark.slow for number in range(len(values)))
+    return [pytest.param(value, marks=mark) for value, mark in zip(values, marks, strict=True)]
+
+
 def needs(name):
     """Import a package that `make test` alone does not bring, or skip."""
     return pytest.importorskip(name, reason=f"needs {name.partition('.')[0]}: make extras")

@@ -340,8 +340,8 @@ def test_a_finished_model_is_not_trained_again(tmp_path, monkeypatch):
     [
         (signal.SIGKILL, -signal.SIGKILL),
         (signal.SIGINT, 130),
-        (signal.SIGTERM, -signal.SIGTERM),
-        (signal.SIGHUP, -signal.SIGHUP),
+        pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, -signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
 def test_stopped_it_resumes_with_the_same_figures(tmp_path, number, status, capsys):

@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import torch
 import wavepe.hf
 import wavepe.nn
+from cases import every_second
 from encoding_cases import ENCODINGS, FOLLOW_LENGTH, HEAD, INTERLEAVED, SCALED
 from hf_families import FAMILIES, build
 from traffic import DEVICE, Traffic, tensors
@@ -152,7 +153,7 @@ def test_on_a_gpu_nothing_waits(spec):
 DENSE = [name for name in FAMILIES if "moe" not in name and name not in ("mixtral", "gpt_oss")]
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", every_second(DENSE, 0))
 @pytest.mark.parametrize("spec", ["wavelet", pytest.param("rope", marks=pytest.mark.slow)])
 def test_a_training_step_of_each_family(family, spec):
     assert second_call(step, wavepe.hf.patch(build(family), spec).to(DEVICE).train()) == []

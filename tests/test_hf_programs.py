@@ -73,6 +73,7 @@ print(pipe("the cat", max_new_tokens=9, do_sample=False, return_full_text=False)
     assert found.strip().splitlines()[-1] == str(wanted)
 
 
+@pytest.mark.slow
 def test_the_hub(folders):
     """push_to_hub, and what it wrote in a program that knows transformers alone.
 
