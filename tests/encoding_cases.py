@@ -449,4 +449,5 @@ COMBINED_IN_CALL = (
     "fox+pope:theta=100+alibi+sink",
     "wavelet:scales=2,rank=2,from_input=true+shaw:clip=3+xpos:theta=100,scale_base=6",
     "relative:extent=6,rank=3+temperature:kind=inkling,floor=4,alpha=0.3+kerple",
+    f"{ASKED}+shaw:clip=3+temperature:floor=3,alpha=0.5",
 )

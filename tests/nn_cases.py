@@ -13,6 +13,7 @@ from wavepe.nn import SelfAttention
 SPECS = [spec for spec in ENCODINGS if not wavepe.encoding(spec).adds and spec != SCALED]
 # The others see where a sequence begins.
 RELATIVE = [spec for spec in SPECS if not wavepe.encoding(spec).has_temperature]
+EXTENDED = "rope:theta=100,self_extend=2,neighbors=3"
 ROTARY = [spec for spec in SPECS if spec.startswith("rope")]
 
 
@@ -72,8 +73,10 @@ def exact(module, x, *, key_mask=None, positions=None, segments=None, window=Non
         q, k = (oracle.rope(y, cos[:, None], sin[:, None], interleaved) for y in (q, k))
     if "temperature" in parts:  # by positions, and not by places
         counted = where.astype(np.int64)
-        if positions is None:
-            counted = (shown.cumsum(-1) - 1).clip(0)
+        if positions is None:  # without padding, and anew in each sequence
+            same = of_sequence[:, :, None] == of_sequence[:, None]
+            seen = np.tril(np.ones((length, length))) * same
+            counted = ((seen @ shown[..., None])[..., 0] - 1).clip(0)
         factors = parts["temperature"](counted)[:, None]
         parts = {**parts, "temperature": lambda _: factors}
     k, v = (np.repeat(y, heads // kv_heads, axis=1) for y in (k, v))

@@ -1,5 +1,8 @@
 """Patched Llamas under torch.compile and torch.export: one graph, right at every length."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,7 +22,7 @@ from hf_model import (
     tiny,
     tokens,
 )
-from processes import output
+from processes import forked, output
 from transformers import StaticCache
 from wavepe.hf.rope_config import TRANSFORMERS_5
 
@@ -256,3 +259,18 @@ def test_positions_that_are_not_counted_fail_in_a_graph():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     got = compiled(ids, position_ids=gap, **given).logits.detach()
     assert close(got, logits(model, ids, position_ids=gap, **given), 1e-5)
+
+
+FIRST = """
+import torch, wavepe.hf
+from hf_model import close, logits, patched_tiny, tokens
+model = patched_tiny("rope+alibi", num_hidden_layers=1)
+compiled = torch.compile(model, dynamic=True, backend="aot_eager")
+assert close(logits(compiled, tokens(2, 9)), logits(model, tokens(2, 9)), 1e-5)
+"""
+
+
+def test_a_model_is_the_first_that_a_process_compiles():
+    """Nothing of wavepe was traced before, so its marks are set in this trace."""
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(wavepe.__file__).parents[1])])
+    output("-c", FIRST, start=forked, PYTHONPATH=path)

@@ -19,6 +19,8 @@ from wavepe.hf.call import Call
 SPECS = (
     "wavelet:scales=4", "alibi", "sandwich:dim=16", "rope+alibi", "alibi@1", *LEARNED,
     "wavelet:scales=4,biases=true,projection=true", "rope:theta=30+wavelet:scales=4",
+    "pope:theta=30", "xpos:theta=30,scale_base=8", "rope+temperature:floor=3,alpha=0.5",
+    "relative:extent=6,rank=3",
 )  # fmt: skip
 GAPS = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 14]])
 IDS = tokens(1, 8)
@@ -36,7 +38,8 @@ def with_hidden(model, ids, positions):
     row = positions[0]
     whole, mask = torch.zeros(2, 1, int(row[-1]) + 1, dtype=torch.long)
     whole[0, row], mask[0, row] = ids[0], 1
-    return logits(model, whole, attention_mask=mask, use_cache=False)[:, row]
+    given = {"attention_mask": mask, "position_ids": torch.arange(whole.shape[1])[None]}
+    return logits(model, whole, **given, use_cache=False)[:, row]
 
 
 def by_path(model, ids):
@@ -77,6 +80,15 @@ def test_gradients_over_gaps(spec):
         assert torch.equal(one, two)
         if weight.shape[0] != model.config.vocab_size:  # a hidden token has an embedding, too
             assert close(one, weight.grad, 1e-4)
+
+
+@pytest.mark.parametrize("spec", ["fox", "rope:self_extend=2,neighbors=3"])
+def test_what_counts_the_tokens_between_takes_no_tree(spec):
+    """They would be those too that a mask hides."""
+    model = patched_tiny(spec)
+    for given in ({"position_ids": TREE}, {}):
+        with pytest.raises(ValueError, match="(fox|neighbors=3) counts the tokens between"):
+            logits(model, IDS, attention_mask=VISIBLE[None, None], **given, use_cache=False)
 
 
 @pytest.mark.parametrize("spec", SPECS)

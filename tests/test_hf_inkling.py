@@ -34,6 +34,7 @@ OTHERS = (
     "fox",
     "pope:theta=100",
     "relative@1+wavelet:scales=4@0.2",
+    "relative+temperature:floor=3,alpha=0.5",
 )
 
 
@@ -99,6 +100,13 @@ def test_other_encodings(stock, spec, tmp_path):
     assert torch.equal(whole(AutoModelForCausalLM.from_pretrained(tmp_path).eval()), got)
     wavepe.hf.unpatch(stock).set_attn_implementation("eager")
     assert torch.equal(whole(stock), before)
+
+
+def test_padding_is_not_counted():
+    """The layers get no position_ids; without a temperature of the model's own."""
+    model = wavepe.hf.patch(build("inkling_text"), "relative+temperature:floor=3,alpha=0.5")
+    for f in (in_steps, padded):
+        assert close(f(model), whole(model), 1e-5)
 
 
 def test_memory_is_linear(stock):

@@ -161,6 +161,15 @@ def test_wrong_bases(theta, error):
         set_theta(build("llama", **base(rope_type="yarn", **TYPES["yarn"])), 1.0)
 
 
+@pytest.mark.parametrize("spec", ["rope:self_extend=2,neighbors=3", "xpos"])
+def test_rotations_that_act_in_the_scores_too(spec):
+    model, ids = wavepe.hf.patch(build("llama"), spec), tokens(1, LENGTH)
+    wanted = logits(model, ids)
+    with pytest.raises(ValueError, match=rf"encoding '{spec}', which acts in the scores, too"):
+        set_theta(model, OTHER)
+    assert torch.equal(logits(model, ids), wanted)
+
+
 def test_models_without_a_base():
     sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4}
     for family in ("gptj", "gpt2"):

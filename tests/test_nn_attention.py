@@ -455,3 +455,39 @@ def test_a_shared_encoding_fits():
     ):
         with pytest.raises(ValueError, match=r"shared by layers of one head_dim, heads and causal"):
             other.position_encoding = first.position_encoding
+
+
+@pytest.mark.parametrize("spec", ["fox", "xpos:scale_base=8"])
+def test_float16_ends_early(spec):
+    """Sums of a decay, and products with factors, are beyond 65504."""
+    module = Attention(spec, 8, 2, dim=8).half()
+    q, k, v = torch.randn(3, 1, 2, 50, 8).half()
+    k, x = 25 * k, -200 * torch.ones(1, 50, 8).half()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(1)
+    wanted = module.double()(*(y.double() for y in (q, k, v)), x=x.double())
+    got = module.half()(q, k, v, x=x)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2e-2)
+
+
+def test_positions_before_the_first_token_stand_for_padding():
+    """Such as mask.cumsum(-1) - 1 gives: they reach no gradient."""
+    for kind in ("llama4", "ministral3", "inkling"):
+        module = Attention(f"rope+temperature:kind={kind},floor=1", 8, 2)
+        q, k, v = torch.randn(3, 1, 2, 6, 8)
+        mask = torch.arange(6)[None] >= 2
+        positions = mask.cumsum(-1) - 1
+        out = module(q.requires_grad_(), k, v, key_mask=mask, positions=positions)
+        out[:, :, 2:].sum().backward()
+        assert q.grad.isfinite().all()
+        alone = module(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:])
+        torch.testing.assert_close(out[:, :, 2:], alone)
+
+
+def test_an_input_of_integers_is_refused():
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    module = Attention("relative:extent=4,rank=2", 8, 2, dim=8)
+    with pytest.raises(ValueError, match=r"floating point; got \(1, 6, 8\) of torch\.int64"):
+        module(q, k, v, x=torch.ones(1, 6, 8, dtype=torch.int64))

@@ -87,11 +87,12 @@ void Call::check_tensors() const {
               shapes_of(q, k, v), ")");
     if (given.p) {
         const Tensor &p = *given.p;
+        const int64_t columns = p.dim() ? last_size(p) : q.size(3);
         check_same_dtype(q, "p", p);
         WPE_CHECK(p.dim() == 2 || (p.dim() == 3 && p.size(0) == q.size(1)), "p must be (w, ",
-                  q.size(3), ") or (", q.size(1), ", w, ", q.size(3), "), got ", shape_of(p));
-        WPE_CHECK(given.q_rel || last_size(p) == q.size(3), "p of size ", last_size(p),
-                  " with q of head size ", q.size(3), " needs q_rel of size ", last_size(p));
+                  columns, ") or (", q.size(1), ", w, ", columns, "), got ", shape_of(p));
+        WPE_CHECK(given.q_rel || columns == q.size(3), "p of size ", columns,
+                  " with q of head size ", q.size(3), " needs q_rel of size ", columns);
         WPE_CHECK(beyond_code(given.beyond) == WPE_ZERO || p.size(p.dim() - 2) > 0,
                   "beyond='edge' needs a table of at least one row");
     }

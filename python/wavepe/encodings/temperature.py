@@ -64,7 +64,7 @@ class Temperature(Encoding):
         if hasattr(m, "is_floating_point"):  # a Tensor
             import torch
 
-            xp, m = torch, m.double()
+            xp, m = torch, m.double().clamp(min=0)  # padding may stand before the first token
         else:
             m = np.asarray(m, np.float64)
         if self.kind == "inkling":

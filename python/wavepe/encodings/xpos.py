@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # exp(x) and exp(-x) are far from overflow for x up to these numbers.
-_LARGEST = {"torch.float16": 8.0, "torch.float64": 600.0}
+_LARGEST = {"torch.float64": 600.0}
 
 
 @register_encoding
@@ -88,7 +88,7 @@ class XPos(Encoding):
 
         from ..ops._common import wide
 
-        d, tokens = q.shape[-1], keys.shape[-1]
+        d, tokens = q.shape[-1], queries.shape[-1]
         pairs = torch.arange(d // 2, device=q.device, dtype=torch.float64)
         rate = torch.log((2 * pairs / d + self.gamma) / (1 + self.gamma)) / self.scale_base
         rate = rate.repeat_interleave(2) if self.interleaved else rate.repeat(2)
@@ -96,11 +96,12 @@ class XPos(Encoding):
         longest = -most * self.scale_base / math.log(self.gamma / (1 + self.gamma))
         if tokens > longest:
             raise ValueError(
-                f"xpos in {q.dtype} has factors for at most {int(longest)} tokens, got {tokens}: "
+                f"xpos in {q.dtype} has factors for at most {int(longest)} queries, got {tokens}: "
                 "give a larger scale_base, or a wider dtype"
             )
-        q_factor, k_factor = (
-            torch.exp(sign * places[..., None] * rate).unsqueeze(-3).to(wide(q))
-            for sign, places in ((1, queries), (-1, keys))
-        )
+        # From the last query on, so that far keys shrink to zero. Later keys are not seen.
+        last = queries[..., -1:] if tokens else keys[..., -1:]
+        of_queries = (queries - last)[..., None] * rate
+        of_keys = ((last - keys)[..., None] * rate).clamp(max=most)
+        q_factor, k_factor = (x.exp().unsqueeze(-3).to(wide(q)) for x in (of_queries, of_keys))
         return (q * q_factor).to(q.dtype), (k * k_factor).to(k.dtype)

@@ -86,6 +86,8 @@ class CausalSelfAttention(MultiheadAttention):
         if incremental_state is not None:
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
+            if key_padding_mask is not None and encoding.reads_positions:
+                positions = token_positions(~key_padding_mask.bool())[:, -q.shape[2] :]
         dropout = self.dropout_module
         out = encoding.attend(
             q,

@@ -29,7 +29,7 @@ from ..ops._attention_composed import attention_with_weights
 from ..positions import Places, Rotated, Scores, Terms
 from . import families, foreign, inkling, masks
 from .config import PatchedConfig
-from .counting import POSITIONS, by_positions, span
+from .counting import POSITIONS, TOKENS_AT, by_positions, of_layer, span
 from .families import ATTENTION, cache_in, is_cache
 from .layers import spec_text
 from .learned import MODULE_NAME, SharedLearned
@@ -187,7 +187,10 @@ def before_attention(
         )
     if layer.turned is not None:
         call.angles = kwargs["position_embeddings"]
-    call.hidden, call.positions = hidden, kwargs.get("position_ids")
+    found = kwargs.pop(TOKENS_AT, None)
+    call.hidden, call.positions = hidden, kwargs.get("position_ids", found)
+    if call.positions is None and layer.score is not None and layer.score.reads_positions:
+        call.positions = torch.arange(hidden.shape[1], device=hidden.device)[None] + cached
     if cache is not None and layer.score is not None and layer.score.has_decay:
         score, learned = layer.score, layer.learned(module, 1, hidden)
         name = next(name for name in families.CACHE_NAMES if kwargs.get(name) is cache)
@@ -293,18 +296,29 @@ def attention_forward(
     rotated = _rotated(call.angles, layer.turned)
     parts = masks.mask_parts(attention_mask)
     added = parts.mask is not None and parts.mask.is_floating_point()
+    extended = position.extended is not None and not module.training
+    if parts.mask is not None and (extended or position.has_decay):
+        raise ValueError(
+            f"{position.encoding} counts the tokens between query and key, so it takes no mask of "
+            "queries x keys: give a mask of tokens, (batch, tokens)"
+        )
     if weights_wanted or added or positions is not None:
+        if extended:
+            raise ValueError(
+                f"{position.encoding} gives no weights, and takes no position_ids with gaps"
+            )
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
         places = Places(offset, call.positions, parts.key_mask)
-        given = position.arguments(query, key, learned, rotated, scaling, places, size, s_aux)
-        given["window"] = position.encoding.window
-        if position.extended is not None and not module.training:
-            raise ValueError(f"{position.encoding} gives no weights, and takes no mask to be added")
         if positions is not None:
             first = positions.keys.shape[1] - queries - int(offset)
-            given = by_positions(given, positions, first, keys)
+            positions = of_layer(positions, first, keys)
+            places = places._replace(positions=positions.queries, of_keys=positions.keys)
+        given = position.arguments(query, key, learned, rotated, scaling, places, size, s_aux)
+        given["window"] = position.encoding.window
+        if positions is not None:
+            given = by_positions(given, positions)
         out, weights = attention_with_weights(v=value, mask=mask, **{**options, **given})
-        weights = weights.to(query.dtype)
+        out, weights = out.to(query.dtype), weights.to(query.dtype)
         return out.transpose(1, 2).contiguous(), weights if weights_wanted else None
     plain = score is None and softcap is None and s_aux is None
     if plain and query.device.type not in families.FUSED_ON:

@@ -26,6 +26,7 @@ from .families import is_cache
 
 NOTE = "_wavepe_positions"  # attribute of a cache: a `_Note`
 POSITIONS = "wavepe_positions"  # argument of a base model: a `KeyPositions`
+TOKENS_AT = "wavepe_tokens_at"  # argument of a base model: position_ids for layers that get none
 UNKNOWN = -(1 << 62)  # shift of a row of which no token is known: all were padding, or others' keys
 # The positions of the passes that run in this thread, by their model.
 _passing = threading.local()
@@ -290,23 +291,27 @@ def _counted(
     return good, of_latest[:, -1:]
 
 
-def by_positions(
-    given: dict[str, Any], positions: KeyPositions, first: int, keys: int
-) -> dict[str, Any]:
+def of_layer(positions: KeyPositions, first: int, keys: int) -> KeyPositions:
+    """Return the positions for a layer that has the keys first..first+keys-1 of all tokens.
+
+    Unused room behind them has the position 0.
+    """
+    own = positions.keys[:, first : first + keys]
+    return positions._replace(keys=torch.nn.functional.pad(own, (0, keys - own.shape[1])))
+
+
+def by_positions(given: dict[str, Any], positions: KeyPositions) -> dict[str, Any]:
     """Return arguments of `attention_with_weights` that take distances from positions.
 
     Parameters
     ----------
     given : dict
-        The arguments that an encoding sets, for distances up to `span(positions)`.
+        The arguments that an encoding sets, for distances up to `span` of all positions.
     positions : KeyPositions
-    first, keys : int
-        The layer has the keys first..first+keys-1 of all tokens, or unused room behind them.
+        Those of the layer.
     """
     q = given["q"]
-    of_keys = positions.keys[:, first : first + keys].to(q.device)
-    of_keys = torch.nn.functional.pad(of_keys, (0, keys - of_keys.shape[1]))
-    delta = positions.queries.to(q.device)[:, :, None] - of_keys[:, None]
+    delta = positions.queries.to(q.device)[:, :, None] - positions.keys.to(q.device)[:, None]
     unique, place = delta.unique(return_inverse=True)
     given = {**given, "delta": place[:, None]}
     if given["window"] is not None:

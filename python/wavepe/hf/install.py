@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from ..encodings import Encoding
 from ..encodings import encoding as read_encoding
+from ..ops._compiler import before_marked
 from ..ops._tables import refuse_trace
 from ..positions import Learned, Scores, named_as_in
 from . import families, rope_config
@@ -21,7 +22,7 @@ from .attention import LayerState, after_attention, before_attention, before_lay
 from .cache_guard import EncodingGuard, caches_in
 from .call import Call
 from .config import EncodedConfig, note_live, patched_config, return_changes
-from .counting import add_positions, note_positions
+from .counting import TOKENS_AT, add_positions, note_positions
 from .foreign import Watch
 from .inkling import OWN, keep_queries, restore, without_own
 from .layers import Choice, StoredSpec, spec_text
@@ -273,7 +274,7 @@ class _PassHooks:
         self.config = None if parts.rotaries else config  # else a `Rotary` looks at it
         scores = [layer.score for layer in parts.layers if layer.score is not None]
         self.counts = bool(scores)
-        self.has_temperature = any(score.encoding.has_temperature for score in scores)
+        self.reads_positions = any(score.reads_positions for score in scores)
         self.guard = EncodingGuard(spec, parts.cache_parts)
 
     def attach(self, base: nn.Module) -> list[RemovableHandle]:
@@ -284,13 +285,16 @@ class _PassHooks:
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        before_marked()
         refuse_trace(self.spec)
         call = Call(module, self.names, args, kwargs)
         self.watch.before()
         if self.config is not None:
             check_config(self.config, self.stored)
-        if self.has_temperature:
+        if self.reads_positions:
             add_absolute_positions(call)
+            if not families.is_rotary(module.config):
+                call.kwargs[TOKENS_AT] = call.kwargs.get("position_ids")
         if "logits_to_keep" in self.names:
             # A number lets Gemma 4 cut the angles of its last layers, which ours would not know.
             call.kwargs["logits_to_keep"] = None

@@ -199,6 +199,11 @@ def _rope_rotations(rotary: Rotary) -> list[RopeRotation]:
             f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
             "there is no theta to set"
         )
+    if found[0].encoding.in_scores:
+        raise ValueError(
+            f"this model has the position encoding {rotary.spec!r}, which acts in the scores, too: "
+            "unpatch it, and patch it with the theta that it should have"
+        )
     return found
 
 

@@ -198,8 +198,10 @@ class Attention(nn.Module):
         if cached is not None:
             k, v = cached.extended(k, v)
         of_queries = positions
-        if positions is None and key_mask is not None and self.encoding.has_temperature:
-            of_queries = token_positions(key_mask)
+        hidden = key_mask is not None or segments is not None
+        if positions is None and hidden and encoding.reads_positions:
+            real = k.new_ones((batch, count), dtype=torch.bool) if key_mask is None else key_mask
+            of_queries = token_positions(real, segments)
         if of_queries is not None:
             of_queries = of_queries[:, of_queries.shape[1] - q.shape[2] :]
         out = encoding.attend(

@@ -174,7 +174,7 @@ def _check_shapes(q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
             listed = " or ".join(map(str, dict.fromkeys(shapes)))
             check(False, f"{name} must be {listed}, got {tuple(x.shape)}")
     if p is not None and not (p.dim() == 2 or (p.dim() == 3 and p.shape[0] == heads)):
-        check(False, f"p must be (w, {d}) or ({heads}, w, {d}), got {tuple(p.shape)}")
+        check(False, f"p must be (w, {c}) or ({heads}, w, {c}), got {tuple(p.shape)}")
     if c != d and "q_rel" not in given:
         check(False, f"p of size {c} with q of head size {d} needs q_rel of size {c}")
     bias = given.get("bias")

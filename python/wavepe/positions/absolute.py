@@ -9,6 +9,7 @@ from torch import Tensor
 from ..encodings import Encoding
 from ..encodings.base import combine
 from ..ops._absolute import graph_range, graph_vectors, range_of, to_torch, vectors
+from ..ops._exportable import largest_so_far, of_token_before
 from ..ops._tables import FIX_LENGTH, name_of, refuse_trace
 
 
@@ -80,6 +81,13 @@ class AbsoluteVectors:
         )
 
 
-def token_positions(real: Tensor) -> Tensor:
-    """Return the position of each token (B, T): the number of tokens before it, without padding."""
-    return (real.long().cumsum(-1) - 1).clamp(min=0)
+def token_positions(real: Tensor, segments: Tensor | None = None) -> Tensor:
+    """Return the positions of tokens (B, n), int64, if only `real` ones (B, n) are counted.
+
+    `segments` (B|1, n) are the numbers of the tokens' sequences, each of which counts from 0.
+    """
+    counted = real.long().cumsum(-1)
+    if segments is not None:
+        begins = segments != of_token_before(segments, segments[:, :1] + 1)
+        counted = counted - largest_so_far(torch.where(begins, counted - real.long(), 0))
+    return (counted - 1).clamp(min=0)

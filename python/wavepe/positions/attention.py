@@ -41,6 +41,8 @@ class PositionEncoding(Learned):
     encoding : Encoding
     contiguous : bool
         Whether positions must be contiguous, because distances are counted in tokens.
+    reads_positions : bool
+        As in `Scores`.
 
     Raises
     ------
@@ -83,6 +85,10 @@ class PositionEncoding(Learned):
     @property
     def contiguous(self) -> bool:
         return self.encoding.in_scores
+
+    @property
+    def reads_positions(self) -> bool:
+        return self._scores.reads_positions
 
     def rotate(
         self, q: Tensor, k: Tensor, positions: Tensor | None, state: CacheState | None

@@ -12,8 +12,6 @@ from torch import Tensor
 
 # How many numbers of a dtype hold a float32.
 _PARTS = {torch.bfloat16: 3, torch.float16: 3}
-# What stands beside the sums. float16 ends at 65504, so its sums are divided by this number.
-_UNIT = {torch.float16: 64.0}
 
 
 def as_columns(x: Tensor, like: Tensor) -> Tensor:
@@ -53,13 +51,15 @@ def with_sums(
         The factor on the products.
     """
     batch, heads, rows, _ = q.shape
-    unit = _UNIT.get(q.dtype, 1.0)
-    total = decay.cumsum(-1) / (factor * unit)
+    total = decay.cumsum(-1) / factor
     place = queries.clamp(0, max(k.shape[2] - 1, 0))[:, None].expand(batch, heads, -1)
+    # Only differences matter. Counted from the middle query, the numbers are smaller, so exacter.
+    if rows:
+        total = total - total.gather(-1, place[..., rows // 2, None])
     of_query, of_keys = as_columns(total.gather(-1, place), q), as_columns(-total, k)
     parts = of_query.shape[-1]
     # A query reads the columns of its own head, among those of its key head.
     own = torch.eye(heads // k.shape[1], dtype=q.dtype, device=q.device).repeat(k.shape[1], 1)
-    own = (unit * own).repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
-    ones = k.new_full((), unit).expand(*k.shape[:3], parts)
+    own = own.repeat_interleave(parts, 1)[None, :, None].expand(batch, -1, rows, -1)
+    ones = k.new_ones(()).expand(*k.shape[:3], parts)
     return torch.cat([q, own, of_query], -1), torch.cat([k, of_keys, ones], -1)

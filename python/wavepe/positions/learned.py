@@ -216,11 +216,12 @@ class Learned(nn.Module):
 
     def _from_input(self, x: Tensor | None, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the parameters make of the layer's input."""
-        if x is None or x.dim() != 3 or x.shape[-1] != self._dim:
-            given = "none" if x is None else str(tuple(x.shape))
+        good = x is not None and x.dim() == 3 and x.shape[-1] == self._dim
+        if x is None or not (good and x.is_floating_point()):
+            given = "none" if x is None else f"{tuple(x.shape)} of {x.dtype}"
             raise ValueError(
                 f"'{self.encoding}' reads the input of the attention layer: give x of shape "
-                f"(B, tokens, {self._dim}), got {given}"
+                f"(B, tokens, {self._dim}), floating point; got {given}"
             )
         found, encoding, heads = {}, self.encoding, self._heads
         batch, tokens, _ = x.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Rotated(NamedTuple):
     def undone(self, q: Tensor) -> Tensor:
         """Return the queries before the rotation."""
         if self.plain is not None:
-            return self.plain
+            return self.plain.to(q.dtype)
         cos, sin = (x.to(wide(q)) for x in (self.cos, self.sin))
         size = cos * cos + sin * sin  # not 1 with an attention factor, and after rounding
         return ops.rope(q, cos / size, sin / size, interleaved=self.interleaved, inverse=True)
@@ -71,11 +71,14 @@ class Places(NamedTuple):
         The positions of the queries; None: their places.
     key_mask : bool Tensor (B|1, n), optional
         False for tokens that no query sees.
+    of_keys : integer Tensor (B|1, n), optional
+        The positions of the keys, if they are not counted. It needs `positions`.
     """
 
     offset: int | Tensor | None = None
     positions: Tensor | None = None
     key_mask: Tensor | None = None
+    of_keys: Tensor | None = None
 
     def queries(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the indices of the keys at the places of the queries, int64 (B|1, m)."""
@@ -83,6 +86,33 @@ class Places(NamedTuple):
         if isinstance(first, Tensor):
             first = first.to(q.device).reshape(-1, 1)
         return torch.arange(q.shape[2], device=q.device)[None] + first
+
+    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return numbers of queries and keys whose differences are the distances."""
+        if self.of_keys is not None and self.positions is not None:
+            return self.positions.to(q.device), self.of_keys.to(q.device)
+        return self.queries(q, k), torch.arange(k.shape[2], device=k.device)[None]
+
+    def absolute(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of queries and keys, (B|1, m) and (B|1, n).
+
+        Keys before the queries are counted back from the queries that are no padding.
+        """
+        places, keys = self.both(q, k)
+        if self.positions is None or self.of_keys is not None:
+            return places, keys
+        positions = self.positions.to(q.device)
+        positions = positions if positions.dim() == 2 else positions[None]
+        if q.shape[2] == k.shape[2]:
+            return positions, positions
+        shift = positions - places
+        if self.key_mask is None:
+            return positions, keys + shift[:, -1:]
+        seen = self.key_mask.to(q.device)
+        rows = max(len(seen), len(places))
+        place = places.clamp(0, max(k.shape[2] - 1, 0)).expand(rows, -1)
+        shift = torch.where(seen.expand(rows, -1).gather(1, place), shift, -(1 << 32))
+        return positions, keys + shift.amax(1, keepdim=True)
 
 
 AT_THE_END = Places()
@@ -124,6 +154,8 @@ class Scores:
         Whether keys get columns, see `with_decay`.
     extended : SelfExtend, optional
         What makes two calls of one, outside training.
+    reads_positions : bool
+        Whether positions matter, and not their differences alone.
     """
 
     def __init__(
@@ -149,6 +181,7 @@ class Scores:
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None
         self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None
+        self.reads_positions = extends or encoding.has_temperature
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
@@ -204,6 +237,9 @@ class Scores:
             Give a single constant table by the arguments "name" and "one_sided" of
             `attention_of_encoding`.
         """
+        changes = self.has_decay or self._vectors is not None
+        if changes and q.dtype == torch.float16:  # it does not reach far enough
+            q, k = q.float(), k.float()
         keys = max(k.shape[2] if size is None else size, 1)  # tables of no token have no range
         given: dict[str, Any] = {"q": q, "k": k}
         found = {name: learned.get(name, NOTHING) for name in self._learning} if learned else {}
@@ -227,6 +263,10 @@ class Scores:
             else:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
                 read.append((table, r.to(q.device, q.dtype) / factor))
+        if self.encoding.has_temperature and len(tables) > 1:  # it scales what each of them adds
+            plain = q if rotated is None else rotated.undone(q)
+            read += [(table, _asked(plain, query)) for table, query in tables]
+            tables = []
         if len(tables) == 1:
             table, query = tables[0]
             if named and not read and isinstance(table, _Constant):
@@ -252,7 +292,7 @@ class Scores:
         rows += [] if sinks is None else [sinks]
         if rows:  # several are one of the same weight
             given["sinks"] = reduce(torch.logaddexp, (x.to(q.device, wide(q)) for x in rows))
-        if self._vectors is not None or self.has_decay or self.encoding.has_temperature:
+        if changes or self.encoding.has_temperature:
             self._change_vectors(given, found, factor, places)
         return given
 
@@ -280,12 +320,12 @@ class Scores:
         options = {"scale": scale, **options, **given}
         if self.extended is not None and not training:
             assert rotated is not None
-            queries = places.queries(q, k)
-            return self.extended.attend({**options, "v": v}, queries, rotated.interleaved)
+            where = places.absolute(q, k)
+            return self.extended.attend({**options, "v": v}, *where, rotated.interleaved)
         if "name" in given:
             return attention_of_encoding(v=v, **options)
-        out: Any = ops.attention(v=v, **options)
-        return out
+        out = cast(Tensor, ops.attention(v=v.to(given["q"].dtype), **options))
+        return out.to(q.dtype)
 
     def window(self, window: int | None) -> int | None:
         """Return the smaller one of a layer's window and the encoding's."""
@@ -314,9 +354,9 @@ class Scores:
         if "p" in given:
             given.setdefault("q_rel", q)
         if self._vectors is not None:
-            keys = torch.arange(k.shape[2], device=k.device)[None]
             terms = found.get(self._vectors.name, NOTHING)
-            q, k = self._vectors.score_vectors(q, k, queries, keys, terms.parameters or {})
+            where = places.both(q, k)
+            q, k = self._vectors.score_vectors(q, k, *where, terms.parameters or {})
         if self.encoding.has_temperature:
             positions = queries if places.positions is None else places.positions.to(q.device)
             t: Any = self.encoding.temperature(positions)

@@ -39,15 +39,17 @@ class SelfExtend:
         inv_freq, _ = rope.frequencies(dims)
         self._inv_freq = DeviceConstant(inv_freq)
 
-    def attend(self, given: dict[str, Any], queries: Tensor, interleaved: bool) -> Tensor:
+    def attend(
+        self, given: dict[str, Any], queries: Tensor, keys: Tensor, interleaved: bool
+    ) -> Tensor:
         """Call `ops.attention` twice, for the near keys and for the far ones.
 
         Parameters
         ----------
         given : dict
             The arguments of one call.
-        queries : int64 Tensor (B|1, m)
-            The indices of the keys at the places of the queries.
+        queries, keys : int64 Tensor (B|1, m), (B|1, n)
+            The positions.
         interleaved : bool
             How q and k were rotated.
         """
@@ -56,7 +58,6 @@ class SelfExtend:
             out: Any = ops.attention(**given)
             return out
         parts = [ops.attention(**{**given, "window": near}, return_lse=True)]
-        keys = torch.arange(k.shape[2], device=k.device)[None]
         shift = 0 if self._group is None else near // self._group
         offset = given.get("offset")
         offset = (k.shape[2] - q.shape[2] if offset is None else offset) - near

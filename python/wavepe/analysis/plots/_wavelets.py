@@ -185,8 +185,8 @@ def table(
     Returns
     -------
     dict
-        The drawn numbers: "encoding" (str), "p", an array (L, dim) by distance, and "squares", a
-        list of dicts with "column" (int) and "bias", an array (L, L) that is NaN where a causal
+        The drawn numbers: "encoding" (str), "p", an array (L, columns) by distance, and "squares",
+        a list of dicts with "column" (int) and "bias", an array (L, L) that is NaN where a causal
         mask hides the key.
 
     Raises
@@ -204,11 +204,12 @@ def table(
     dim = _head_size(chosen, dim, 128)
     p, first, beyond = chosen.table(length, dim)
     rows = rows_at(np.arange(length), p, first, beyond, axis=-2)
-    columns = sorted({(2 * number + 1) * dim // 6 for number in range(3)})
+    width = p.shape[-1]  # another than `dim`, if not the queries themselves read the table
+    columns = sorted({(2 * number + 1) * width // 6 for number in range(3)})
     squares: list[dict[str, Any]] = []
     hidden = np.arange(length)[:, None] < np.arange(length)
     for column in columns:
-        query = np.broadcast_to(np.eye(dim, dtype=np.float32)[column], (length, dim))
+        query = np.broadcast_to(np.eye(width, dtype=np.float32)[column], (length, width))
         bias = wavepe.relative_bias(query, p, length, first=first, beyond=beyond)
         squares.append({"column": column, "bias": np.where(hidden, np.nan, bias)})
 
@@ -223,7 +224,7 @@ def table(
     axes = left.subplots()
     image = axes.imshow(rows, aspect="auto", **colours)
     axes.set_ylabel("distance (tokens)")
-    axes.set_xlabel("column of the head")
+    axes.set_xlabel("column")
     _parts.title(axes, _parts.name_of(str(chosen), 60))
     _mark_scales(axes, chosen, dim)
     left.colorbar(image, ax=axes, label="p(distance)", pad=0.02)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from wavepe.encodings import Encoding
+from wavepe.encodings.methods import initial_parameters
 from wavepe.encodings.wavelet import scale_hint
 
 from ..errors import UsageError
@@ -291,5 +292,6 @@ def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...
     """Return the shape of each learned parameter, by name."""
     if not encoding.learns:
         return {}
-    initial = encoding.parameters(settings.head_dim, settings.heads)
+    sizes = (settings.head_dim, settings.heads, settings.heads * settings.head_dim)
+    initial = initial_parameters(encoding, *sizes)
     return {name: np.shape(value) for name, value in initial.items()}
