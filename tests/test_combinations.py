@@ -204,10 +204,11 @@ def test_parameters_have_the_names_of_their_parts():
     assert {key: x.shape for key, x in found.parameters(8, 4).items()} == names
     assert found.per_layer == ("wavelet.u", "wavelet.v", "wavelet.projection")
     assert encoding(ASKED + ",shared=true").per_layer == ()
-    with pytest.raises(ValueError, match="shared=true needs biases=true, projection=true or"):
-        encoding("wavelet:shared=true")
+    for others in ("", ",from_input=true"):
+        with pytest.raises(ValueError, match="shared=true needs biases=true or projection=true"):
+            encoding(f"wavelet:shared=true{others}")
     for other in ("biases", "projection"):
-        with pytest.raises(ValueError, match="from_input=true leaves no query to biases"):
+        with pytest.raises(ValueError, match="not the query: leave out biases=true and proj"):
             encoding(f"wavelet:from_input=true,{other}=true")
 
 

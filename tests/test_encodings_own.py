@@ -180,6 +180,16 @@ def test_own_options_are_checked(own):
             for method in ("slopes", "parameters", "learned_table", "learned_query")
         ),
         ({"options": [("learned", bool, True)]}, TypeError, r"learned and needs parameters\(\)"),
+        (
+            {"learned": True, "parameters": len, "input_decay": len},
+            TypeError,
+            r"input_decay\(\), which each layer calls: name its parameters in per_layer",
+        ),
+        (
+            {"learned": True, "parameters": len, "input_query": len, "per_layer": ("w",)},
+            TypeError,
+            r"has input_query\(\) and needs table\(\) or learned_table\(\)",
+        ),
     ],
 )
 def test_unfit_own_class(own, body, error, message):

@@ -87,7 +87,7 @@ def test_what_counts_the_tokens_between_takes_no_tree(spec):
     """They would be those too that a mask hides."""
     model = patched_tiny(spec)
     for given in ({"position_ids": TREE}, {}):
-        with pytest.raises(ValueError, match="(fox|neighbors=3) counts the tokens between"):
+        with pytest.raises(ValueError, match=r"(fox|neighbors=3) counts the tokens between"):
             logits(model, IDS, attention_mask=VISIBLE[None, None], **given, use_cache=False)
 
 

@@ -109,7 +109,7 @@ def test_models(family):
     late = in_pieces(model, ids[:1], None, cache)
     plain = wavepe.hf.patch(build(family), "rope:theta=100")
     assert not close(late, logits(plain, ids[:1]), 1e-2)
-    with pytest.raises(ValueError, match="gives no weights"):
+    with pytest.raises(ValueError, match="takes no output_attentions=True"):
         model(ids, output_attentions=True)
-    with pytest.raises(ValueError, match="no position_ids with gaps"):
+    with pytest.raises(ValueError, match="takes no position_ids with gaps"):
         model(ids[:1], position_ids=torch.tensor([[0, 1, *range(5, 16)]]), use_cache=False)

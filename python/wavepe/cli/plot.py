@@ -115,7 +115,10 @@ def _pictures_of(name: str) -> tuple[list[str], str]:
         "bias": "bias" in encoding.terms or "slopes" in encoding.terms,
     }
     if not any(shown.values()):
-        raise UsageError(f"{name}: has nothing to draw")
+        raise UsageError(
+            f"{name}: has nothing to draw, because it depends on more than positions, such as q, k "
+            "or the layer's input"
+        )
     return [picture for picture, has in shown.items() if has], name
 
 

@@ -47,7 +47,9 @@ class FoX(Encoding):
     learned = True
     per_layer = ("f_proj", "f_bias")
 
-    def parameters(self, head_dim: int, heads: int, dim: int = 1) -> dict[str, np.ndarray]:
+    def parameters(
+        self, head_dim: int, heads: int, dim: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Return the initial "f_proj" (heads, dim) and "f_bias" (heads,): zeros, float64.
 
         So all gates begin at 1/2, the middle of the authors' initial values.

@@ -111,6 +111,14 @@ def _check_class(cls: Any) -> None:
         raise TypeError(
             f"{cls.__name__} is learned and needs parameters() and one of {', '.join(_LEARNED)}"
         )
+    reads = [method for method in ("input_query", "input_decay") if has(method)]
+    if reads and cls.per_layer == ():
+        raise TypeError(
+            f"{cls.__name__} has {reads[0]}(), which each layer calls: name its parameters in "
+            "per_layer"
+        )
+    if has("input_query") and not (has("table") or has("learned_table")):
+        raise TypeError(f"{cls.__name__} has input_query() and needs table() or learned_table()")
     for field in fields:
         if field.default is dataclasses.MISSING:
             raise TypeError(f"{cls.__name__}: option {field.name} needs a default value")

@@ -72,7 +72,9 @@ class Relative(Encoding):
     def table_columns(self, head_dim: int) -> int:
         return self.rank
 
-    def parameters(self, head_dim: int, heads: int, dim: int = 1) -> dict[str, np.ndarray]:
+    def parameters(
+        self, head_dim: int, heads: int, dim: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Return the initial "r_proj" (heads, rank, dim) and "table" (extent, rank), float64.
 
         The table is zero, so the term begins at zero, and so do the distances that training never

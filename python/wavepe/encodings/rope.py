@@ -154,6 +154,8 @@ class RoPE(Encoding):
             raise ValueError(
                 f"{self.name}: give one of factor=scaled and inference_theta=scaled, got both"
             )
+        if self.self_extend is None and self.neighbors != 512:
+            raise ValueError(f"{self.name} neighbors needs self_extend, the size of the groups")
         if self.self_extend is not None and self.follows_length:
             raise ValueError(
                 f"{self.name} self_extend needs frequencies that do not follow the length: leave "

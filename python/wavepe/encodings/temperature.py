@@ -64,9 +64,10 @@ class Temperature(Encoding):
         if hasattr(m, "is_floating_point"):  # a Tensor
             import torch
 
-            xp, m = torch, m.double().clamp(min=0)  # padding may stand before the first token
+            xp, m = torch, m.double()
         else:
             m = np.asarray(m, np.float64)
+        m = xp.clip(m, 0, None)  # padding may stand before the first token
         if self.kind == "inkling":
             grown = xp.log(xp.clip((m + 1) / self.floor, 1.0, None))
         else:

@@ -123,12 +123,11 @@ class Wavelet(Encoding):
             )
         if self.from_input and (self.biases or self.projection):
             raise ValueError(
-                "wavelet from_input=true leaves no query to biases=true or projection=true"
+                "wavelet from_input=true lets the layer's input read the table, and not the query: "
+                "leave out biases=true and projection=true"
             )
-        if self.shared and not (self.biases or self._projects or self.from_input):
-            raise ValueError(
-                "wavelet shared=true needs biases=true, projection=true or from_input=true"
-            )
+        if self.shared and not (self.biases or self._projects):
+            raise ValueError("wavelet shared=true needs biases=true or projection=true")
 
     @property
     def _projects(self) -> bool:
@@ -141,10 +140,11 @@ class Wavelet(Encoding):
 
     @property
     def per_layer(self) -> tuple[str, ...]:  # type: ignore[override]
+        if self.from_input:
+            return ("r_proj",)
         if self.shared:
             return ()
-        asked = ("u", "v") * self.biases + ("projection",) * self._projects
-        return asked + ("r_proj",) * self.from_input
+        return ("u", "v") * self.biases + ("projection",) * self._projects
 
     def _check_scales(self) -> None:
         if isinstance(self.scales, tuple):
@@ -223,7 +223,9 @@ class Wavelet(Encoding):
         p = wavelet_table(offsets, scale, shift, kind=self.kind, mirrored=self.mirrored)
         return Table(p, first)
 
-    def parameters(self, head_dim: int, heads: int, dim: int = 1) -> dict[str, np.ndarray]:
+    def parameters(
+        self, head_dim: int, heads: int, dim: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Return the initial values of what the options let a model learn, float64.
 
         "scale" and "shift" (columns,) are those of `grid`. "u" and "v" (heads, head_dim) are

@@ -87,7 +87,7 @@ class CausalSelfAttention(MultiheadAttention):
             k, v, key_padding_mask = self._with_cached(cached, k, v, key_padding_mask)
             self._set_input_buffer(incremental_state, cached)
             if key_padding_mask is not None and encoding.reads_positions:
-                positions = token_positions(~key_padding_mask.bool())[:, -q.shape[2] :]
+                positions = token_positions(key_padding_mask.logical_not())[:, -q.shape[2] :]
         dropout = self.dropout_module
         out = encoding.attend(
             q,

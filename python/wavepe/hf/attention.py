@@ -304,9 +304,8 @@ def attention_forward(
         )
     if weights_wanted or added or positions is not None:
         if extended:
-            raise ValueError(
-                f"{position.encoding} gives no weights, and takes no position_ids with gaps"
-            )
+            what = "position_ids with gaps" if positions is not None else "output_attentions=True"
+            raise ValueError(f"self_extend makes two calls of attention and takes no {what}")
         mask = masks.full_mask(attention_mask, queries, keys, offset, query.device, sliding_window)
         places = Places(offset, call.positions, parts.key_mask)
         if positions is not None:

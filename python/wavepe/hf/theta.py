@@ -197,7 +197,7 @@ def _rope_rotations(rotary: Rotary) -> list[RopeRotation]:
     if not found:
         raise ValueError(
             f"this model has the position encoding {rotary.spec!r}, which is not rotary: "
-            "there is no theta to set"
+            "there is no theta to set (if it has an option of that name, patch it again)"
         )
     if found[0].encoding.in_scores:
         raise ValueError(

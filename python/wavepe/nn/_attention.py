@@ -231,8 +231,12 @@ class Attention(nn.Module):
         check_shape("v", v, "B", self.kv_heads, "tokens", "dv")
         queries, keys = q.shape[2], k.shape[2]
         if self.encoding.reads_input:
-            given: Any = x  # None is refused, too
-            check_shape("x, the input of the layer,", given, k.shape[0], keys, self.dim or 0)
+            if x is None:
+                raise RuntimeError(
+                    f"wavepe: '{self.encoding}' reads the input of the layer: give x= "
+                    f"({k.shape[0]}, {keys}, {self.dim}), of the tokens of k"
+                )
+            check_shape("x, of all tokens of k,", x, k.shape[0], keys, self.dim or 0)
         if queries > keys or (cache is not None and queries != keys):
             needed = "m = n with a cache" if cache is not None else "m <= n"
             raise RuntimeError(

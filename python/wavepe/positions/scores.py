@@ -172,12 +172,11 @@ class Scores:
         parts = encoding.parts
         self._learning = [part.name for part in parts if part.learns]
         self._vectors = next((part for part in parts if part.has_vectors), None)
-        decays = sum("input_decay" in part.learns for part in parts)
-        if decays and (decays > 1 or not causal):
-            raise ValueError(
-                f"'{encoding}': a decay from the input needs causal attention, and one part at "
-                "most can have it"
-            )
+        decays = [part.name for part in parts if "input_decay" in part.learns]
+        if len(decays) > 1:
+            raise ValueError(f"'{encoding}': {' and '.join(decays)} both decay: keep one of them")
+        if decays and not causal:
+            raise ValueError(f"'{encoding}' needs causal attention: give causal=True")
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None
         self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None

@@ -29,11 +29,15 @@ class SelfExtend:
 
     def __init__(self, encoding: Encoding, dims: int, causal: bool) -> None:
         rope = cast(RoPE, encoding.rotary)
-        if encoding.terms or "input_decay" in encoding.learns or not causal:
+        adds = {"table", "slopes", "bias", "input_decay"}
+        others = [part.name for part in encoding.parts if adds & {*part.terms, *part.learns}]
+        if others:
             raise ValueError(
-                f"'{encoding}': self_extend needs causal attention, and no other part that adds to "
-                "the scores"
+                f"self_extend cannot be combined with {' and '.join(others)}, which add to the "
+                "scores by the distance; sink, window and temperature can"
             )
+        if not causal:
+            raise ValueError("self_extend needs causal attention: give causal=True")
         self._near = rope.neighbors
         self._group = None if rope.self_extend == "inf" else cast(int, rope.self_extend)
         inv_freq, _ = rope.frequencies(dims)
