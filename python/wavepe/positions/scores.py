@@ -180,7 +180,8 @@ class Scores:
         self.has_decay = bool(decays)
         extends = getattr(encoding.rotary, "self_extend", None) is not None
         self.extended = SelfExtend(encoding, rotated_dims or head_dim, causal) if extends else None
-        self.reads_positions = extends or encoding.has_temperature
+        self._has_temperature, self._own_window = encoding.has_temperature, encoding.window
+        self.reads_positions = extends or self._has_temperature
         constant = {
             term: [part for part in parts if term in part.terms and term not in part.learns]
             for term in ("table", "slopes", "bias")
@@ -242,18 +243,22 @@ class Scores:
         keys = max(k.shape[2] if size is None else size, 1)  # tables of no token have no range
         given: dict[str, Any] = {"q": q, "k": k}
         found = {name: learned.get(name, NOTHING) for name in self._learning} if learned else {}
-        u = [x.query.u for x in found.values() if x.query and x.query.u is not None]
+        u: list[Tensor] = []
+        if found:
+            u = [x.query.u for x in found.values() if x.query and x.query.u is not None]
         if u:
             shift = reduce(add, u)[:, None].to(q.device, q.dtype)
             given["q"] = q + (shift if rotated is None else rotated.turned(shift[None]))
         if self._slopes is not None:
             given["slopes"] = self._slopes.on(q, wide(q))
-        biases = self._biases(q, keys, found)
+        biases = self._biases(q, keys, found) if self._bias is not None or found else []
         factor = _default_scale(q) if scale is None else scale
-        every: list[tuple[Any, LearnedTerms]] = [
-            (table, found[table.query] if table.query else NOTHING) for table in self._tables
-        ]
-        every += [(terms.table, terms) for terms in found.values() if terms.table is not None]
+        every: list[tuple[Any, LearnedTerms]] = []
+        for table in self._tables:
+            every.append((table, found[table.query] if table.query else NOTHING))
+        for terms in found.values():
+            if terms.table is not None:
+                every.append((terms.table, terms))
         tables: list[tuple[Any, Query | None]] = []
         read = []  # tables that the input reads, with their queries
         for table, terms in every:
@@ -262,7 +267,7 @@ class Scores:
             else:
                 r = terms.input_query[:, :, terms.input_query.shape[2] - q.shape[2] :]
                 read.append((table, r.to(q.device, q.dtype) / factor))
-        if self.encoding.has_temperature and len(tables) > 1:  # it scales what each of them adds
+        if self._has_temperature and len(tables) > 1:  # it scales what each of them adds
             plain = q if rotated is None else rotated.undone(q)
             read += [(table, _asked(plain, query)) for table, query in tables]
             tables = []
@@ -287,11 +292,13 @@ class Scores:
         if biases:
             b, first, beyond = self._summed(biases, keys)
             given |= {"bias": b, "bias_first": first, "bias_beyond": beyond}
-        rows = [x.sinks for x in found.values() if x.sinks is not None]
-        rows += [] if sinks is None else [sinks]
+        rows = [] if sinks is None else [sinks]
+        for terms in found.values():
+            if terms.sinks is not None:
+                rows.append(terms.sinks)
         if rows:  # several are one of the same weight
             given["sinks"] = reduce(torch.logaddexp, (x.to(q.device, wide(q)) for x in rows))
-        if changes or self.encoding.has_temperature:
+        if changes or self._has_temperature:
             self._change_vectors(given, found, factor, places)
         return given
 
@@ -310,8 +317,8 @@ class Scores:
 
         `positions` (m,) or (B|1, m) are those of the queries, if they are not their places.
         """
-        named = is_compiling() and q.device.type == "cpu" and not wants_standard()
-        named = named and self._vectors is None and not self.has_decay
+        named = bool(self._tables) and self._vectors is None and not self.has_decay
+        named = named and q.is_cpu and is_compiling() and not wants_standard()
         scale, sinks = (options.pop(name, None) for name in ("scale", "sinks"))
         places = Places(options.get("offset"), positions, options.get("key_mask"))
         given = self.arguments(q, k, learned, rotated, scale, places, sinks=sinks, named=named)
@@ -328,7 +335,7 @@ class Scores:
 
     def window(self, window: int | None) -> int | None:
         """Return the smaller one of a layer's window and the encoding's."""
-        own = self.encoding.window
+        own = self._own_window
         return own if window is None else window if own is None else min(window, own)
 
     # ---- queries and keys that are not what the model gave ----
@@ -356,7 +363,7 @@ class Scores:
             terms = found.get(self._vectors.name, NOTHING)
             where = places.both(q, k)
             q, k = self._vectors.score_vectors(q, k, *where, terms.parameters or {})
-        if self.encoding.has_temperature:
+        if self._has_temperature:
             positions = queries if places.positions is None else places.positions.to(q.device)
             t: Any = self.encoding.temperature(positions)
             t = (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
