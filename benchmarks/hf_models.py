@@ -231,9 +231,11 @@ def rotation_of(model: LlamaForCausalLM, length: int) -> Callable[[], Any]:
     return call
 
 
-def decoding_of(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], Any], Any]:
+def decoding_of(
+    model: LlamaForCausalLM, length: int, sequences: int = 1
+) -> tuple[Callable[[], Any], Any]:
     """Return a call that makes a decoding step, and its cache, which has `length` tokens."""
-    ids = inputs(Size(length))["input_ids"]
+    ids = inputs(Size(length, sequences))["input_ids"]
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
 
@@ -242,6 +244,16 @@ def decoding_of(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], Any]
             return model(ids[:, :1], past_key_values=cache, use_cache=True).logits
 
     return call, cache
+
+
+def shortener(caches: dict[str, Any], length: int) -> Callable[[str], None]:
+    """Return a function that cuts a cache to `length` tokens again."""
+
+    def shorten(name: str) -> None:
+        if added := caches[name].get_seq_length() - length:
+            caches[name].crop(-added)  # the meaning of a positive argument differs between versions
+
+    return shorten
 
 
 def fused(layers: int, hidden: int, length: int, most: int) -> dict:
@@ -255,17 +267,13 @@ def fused(layers: int, hidden: int, length: int, most: int) -> dict:
     for name, model in models.items():
         decodings[name], caches[name] = decoding_of(model, length)
 
-    def shorten(name: str) -> None:
-        if added := caches[name].get_seq_length() - length:
-            caches[name].crop(-added)  # the meaning of a positive argument differs between versions
-
     options: dict[str, Any] = {"budget": 60, "warm_up": 2}
     many = {**options, "repeats": FUSED_ROUNDS * most, "batch": DECODED}
     return {
         "length": length,
         "rotation": compared(take_turns(rotations, **many)),
         "forward": compared(take_turns(forwards, repeats=rounds, **options)),
-        "decoding": compared(take_turns(decodings, before=shorten, **many)),
+        "decoding": compared(take_turns(decodings, before=shortener(caches, length), **many)),
     }
 
 

@@ -1,7 +1,8 @@
 """Write the tables of docs/results/speed.md and docs/results/swap.md.
 
-The sources are benchmarks/results/hf-models.json, which `python -m benchmarks.hf_models --json`
-makes, and docs/results/hf-swap.json, the results.json of examples/hf_swap_and_train.py.
+The sources are benchmarks/results/hf-models.json and hf-decoding.json, which `benchmarks.hf_models`
+and `benchmarks.hf_decoding` make with --json, and docs/results/hf-swap.json, the results.json of
+examples/hf_swap_and_train.py.
 
 python -m benchmarks.hf_page --write | --check
 """
@@ -21,6 +22,7 @@ from .readme import Missing, in_threads, replaced, wrapped
 
 SPEED_PAGE, SWAP_PAGE = Path("docs", "results", "speed.md"), Path("docs", "results", "swap.md")
 SPEED = Path("benchmarks", "results", "hf-models.json")
+DECODING = Path("benchmarks", "results", "hf-decoding.json")
 SWAP = Path("docs", "results", "hf-swap.json")
 
 
@@ -34,7 +36,7 @@ def kept(source: Path, root: Path) -> dict:
 
 def speed_updated(text: str, root: Path) -> str:
     """Return docs/results/speed.md with the tables of the kept figures."""
-    from . import hf_models  # needs torch and transformers
+    from . import hf_decoding, hf_models  # need torch and transformers
 
     results = kept(SPEED, root)
     for name, table in (
@@ -44,17 +46,25 @@ def speed_updated(text: str, root: Path) -> str:
     ):
         section = f"{table(results)}\n\n{wrapped(measured_on(results))}"
         text = replaced(text, name, section, SPEED_PAGE)
-    return text
+    decoding = kept(DECODING, root)
+    made = wrapped(f"Caches of {decoding['cached']} tokens. {versions(decoding['environment'])}")
+    section = f"{hf_decoding.table(decoding)}\n\n{made}"
+    return replaced(text, "hf-decoding", section, SPEED_PAGE)
 
 
 def measured_on(results: dict) -> str:
     """Return the machine and versions of the figures."""
-    about, sizes = results["environment"], results["sizes"]
-    threads = in_threads(about["threads"])
+    sizes = results["sizes"]
     return (
         f"The model has {sizes['layers']} layers of {sizes['hidden']} with {sizes['heads']} heads, "
-        f"and a vocabulary of {results['vocabulary']}. {about['cpu']}, {threads}, "
-        f"{about['variant']}; "
+        f"and a vocabulary of {results['vocabulary']}. {versions(results['environment'])}"
+    )
+
+
+def versions(about: dict) -> str:
+    """Return the machine and the versions as a sentence."""
+    return (
+        f"{about['cpu']}, {in_threads(about['threads'])}, {about['variant']}; "
         f"torch {about['torch']}, transformers {about['transformers']}; {about['date'][:10]}, "
         f"{commit_of(about)}."
     )

@@ -113,6 +113,8 @@ class LayerCall:
         The input of the layer.
     positions : Tensor (B|1, m), optional
         The positions of its tokens.
+    learned : mapping of str to LearnedTerms, optional
+        What the encoding has learned, if the cache needed it already.
     reached : bool
         Whether the attention function has run.
     """
@@ -121,6 +123,7 @@ class LayerCall:
     angles: CosSin | None = None
     hidden: Tensor | None = None
     positions: Tensor | None = None
+    learned: Terms | None = None
     reached: bool = False
 
 
@@ -192,7 +195,10 @@ def before_attention(
     if call.positions is None and layer.score is not None and layer.score.reads_positions:
         call.positions = torch.arange(hidden.shape[1], device=hidden.device)[None] + cached
     if cache is not None and layer.score is not None and layer.score.has_decay:
-        score, learned = layer.score, layer.learned(module, 1, hidden)
+        unknown = isinstance(cached, Tensor)  # a static cache counts in a tensor
+        size: Any = 1 if unknown else cached + hidden.shape[1]
+        score, learned = layer.score, layer.learned(module, size, hidden)
+        call.learned = None if unknown else learned
         name = next(name for name in families.CACHE_NAMES if kwargs.get(name) is cache)
         kwargs[name] = CacheWithDecay(cache, lambda keys: score.with_decay(keys, learned))
     return (), kwargs | {"wavepe_call": call}
@@ -288,7 +294,9 @@ def attention_forward(
     position: Scores = NO_ENCODING
     learned: Terms = {}
     if score is not None:
-        position, learned = score, layer.learned(module, size, call.hidden)
+        position, learned = score, call.learned or {}
+        if call.learned is None or positions is not None:
+            learned = layer.learned(module, size, call.hidden)
         if position_bias is not None and position_bias.shape[-1]:
             learned = {**learned, inkling.OWN: inkling.own_terms(module, position_bias)}
         if score.has_decay and key.shape[-1] == query.shape[-1]:  # there is no cache

@@ -1,0 +1,114 @@
+"""Time a step of decoding of whole Llamas, stock and with other position encodings.
+
+`python -m benchmarks.hf_decoding` prints the table; `--json FILE` keeps the figures.
+
+A step adds one token to each sequence of a batch; the caches hold 512 tokens before. Models of one
+shape have the same random weights, and take turns in one process with one thread. Figures are the
+times of the other encodings over that of the stock model with SDPA, of the fastest steps. The
+vocabulary is small, so that the logits do not hide the rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import wavepe.hf
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .command import add_json, add_quick, add_repeats, keep, new_parser
+from .hf_models import STOCK, VOCABULARY, compared, decoding_of, shortener
+from .machine import surroundings
+from .memory import prepared
+from .timing import take_turns
+
+CACHED = 512
+BATCHES = (1, 8)
+SPECS = ("rope", "wavelet", "wavelet:rank=24,from_input=true", "alibi", "fox", "rope+sink", "none")
+
+
+class Shape(NamedTuple):
+    """The sizes of a Llama."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+
+    def __str__(self) -> str:
+        heads = f"{self.heads} / {self.kv_heads} heads"
+        return f"{self.layers} layers of {self.hidden}, {heads}"
+
+
+SHAPES = (
+    Shape(512, 8, 8, 4, 1376),
+    Shape(576, 30, 9, 3, 1536),  # SmolLM2-135M's
+    Shape(2048, 8, 32, 8, 5632),
+)
+TINY = Shape(64, 2, 2, 1, 64)
+
+
+def model_of(shape: Shape) -> LlamaForCausalLM:
+    """Return a stock model with random weights, in evaluation mode."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=2 * CACHED,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def row_of(shape: Shape, batch: int, repeats: int, cached: int) -> dict:
+    """Time all encodings of one shape and batch."""
+    stock = model_of(shape)
+    steps, caches = {}, {}
+    for spec in (STOCK, *SPECS):
+        model = stock if spec == STOCK else wavepe.hf.patch(copy.deepcopy(stock), spec)
+        steps[spec], caches[spec] = decoding_of(model, cached, batch)
+    again = shortener(caches, cached)
+    timings = take_turns(steps, before=again, repeats=repeats, budget=60, warm_up=2)
+    return {"shape": str(shape), "batch": batch, **compared(timings)}
+
+
+def measure(repeats: int, shapes: Sequence[Shape] = SHAPES, cached: int = CACHED) -> dict:
+    """Measure all rows with one thread; return them ready for JSON."""
+    about = {**surroundings("wavepe", "torch", "transformers"), "threads": 1}
+    with prepared(1):
+        rows = [row_of(shape, batch, repeats, cached) for shape in shapes for batch in BATCHES]
+    return {"environment": about, "cached": cached, "rows": rows}
+
+
+def table(results: dict) -> str:
+    """Return tokens a second of the stock model, and the ratios of time, as Markdown."""
+    head = " | ".join(f"`{spec}`" for spec in SPECS)
+    lines = [f"| | batch | stock, tokens/s | {head} |", "|---|---:|" + "---:|" * (len(SPECS) + 1)]
+    for row in results["rows"]:
+        rate = row["batch"] / row["seconds"][STOCK]["min"]
+        cells = [f"{rate:,.0f}", *(f"{row['ratio'][spec]:.2f}" for spec in SPECS)]
+        lines.append(f"| {row['shape']} | {row['batch']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0."""
+    parser = new_parser(__doc__)
+    add_repeats(parser, 41, "steps of each model")
+    add_json(parser)
+    add_quick(parser)
+    args = parser.parse_args(argv)
+    results = measure(args.repeats, *(((TINY,), 16) if args.quick else ()))
+    print(table(results))
+    keep(results, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
