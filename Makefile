@@ -8,7 +8,7 @@ MIDDLE_HF := transformers==5.0.0 huggingface_hub==1.33.0 tokenizers==0.22.2 http
     httpcore==1.0.9 certifi
 BIN    := .venv/bin
 MIDDLE := PYTHONPATH=$(CURDIR)/build/transformers-5.0 $(BIN)/python
-PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 # setuptools warns of every editable package that is not one folder; avx2x2 is a variant for tests
 EDITABLE := PYTHONWARNINGS=ignore WAVEPE_TEST_VARIANT=1 $(BIN)/python -m pip install --quiet --editable
 # The command $(1) is there, or the target ends with the advice $(2).
