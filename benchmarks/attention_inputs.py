@@ -101,6 +101,16 @@ def table(rows: int, d: int):
     return wavepe.wavelet_table(rows, scale, shift)
 
 
+def module_of(spec: str, d: int, heads: int):
+    """Return a `wavepe.nn.Attention`; the layer's input, if it is read, has the size d, too.
+
+    Self-Extend is in evaluation mode, because in training it is plain RoPE.
+    """
+    import wavepe.nn
+
+    return wavepe.nn.Attention(spec, d, heads, dim=d).train("self_extend" not in spec)
+
+
 # ------------------------------------------------------------------ attention without wavepe
 
 

@@ -122,12 +122,10 @@ def of_a_function(kind: str, heads: int, length: int) -> tuple[Callable[..., Any
 def of_a_module(spec: str, heads: int, length: int) -> tuple[Callable[..., Any], list]:
     """Return the same for a module with an encoding."""
     import torch
-    from wavepe.nn import Attention
 
-    module = Attention(spec, HEAD_SIZE, heads, dim=HEAD_SIZE)
-    x = torch.randn(1, length, HEAD_SIZE)
-    if "self_extend" in spec:
-        module.eval()  # in training it is plain RoPE
+    from .attention_inputs import module_of
+
+    module, x = module_of(spec, HEAD_SIZE, heads), torch.randn(1, length, HEAD_SIZE)
     return lambda q, k, v: module(q, k, v, x=x[:, : q.shape[2]]), list(module.parameters())
 
 

@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 import wavepe
-import wavepe.nn
 import wavepe.ops as ops
 from torch import Tensor
 
-from .attention_inputs import Inputs, sdpa
+from .attention_inputs import Inputs, module_of, sdpa
 from .bench_attention import trained, with_gradients
 from .command import add_json, add_quick, add_repeats, keep, new_parser
 from .machine import surroundings
@@ -32,7 +31,6 @@ SIZE = (8, 2048, 64)  # heads, length, head size
 ROWS = 1024  # of each learned table
 COLUMNS = (8, 16, 24, 64)
 BAR = {"16 columns": 1.15}  # asked of them
-INPUT_SIZE = 64  # of the layer's input, for encodings that read it: the cost is the term's alone
 SPECS = (
     "relative:extent=1024,rank=16",
     "wavelet",
@@ -79,12 +77,10 @@ def encoding_calls(x: Inputs) -> Calls:
     """Return the same for a module of each encoding; its parameters have gradients, too."""
     _, heads, length, d = x.q.shape
     torch.manual_seed(2)
-    given = torch.randn(1, length, INPUT_SIZE)
+    given = torch.randn(1, length, d)
     calls: Calls = {}
     for spec in (PLAIN, *SPECS):
-        module = wavepe.nn.Attention(spec, d, heads, dim=INPUT_SIZE)
-        if "self_extend" in spec:
-            module.eval()  # in training it is plain RoPE
+        module = module_of(spec, d, heads)
 
         def call(q, k, v, *parameters, module=module):
             return module(q, k, v, x=given)

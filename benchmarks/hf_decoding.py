@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import wavepe.hf
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from .command import add_json, add_quick, add_repeats, keep, new_parser
-from .hf_models import STOCK, VOCABULARY, compared, decoding_of, shortener
+from .hf_models import STOCK, compared, decoding_of, shortener, stock_model
 from .machine import surroundings
 from .memory import prepared
 from .timing import take_turns
@@ -51,30 +50,14 @@ SHAPES = (
 TINY = Shape(64, 2, 2, 1, 64)
 
 
-def model_of(shape: Shape) -> LlamaForCausalLM:
-    """Return a stock model with random weights, in evaluation mode."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=2 * CACHED,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def row_of(shape: Shape, batch: int, repeats: int, cached: int) -> dict:
     """Time all encodings of one shape and batch."""
-    stock = model_of(shape)
+    stock = stock_model(*shape).eval()
     weights = {id(weight): weight for weight in stock.parameters()}  # one for all models
     steps, caches = {}, {}
     for spec in (STOCK, *SPECS):
-        model = (
-            stock if spec == STOCK else wavepe.hf.patch(copy.deepcopy(stock, dict(weights)), spec)
-        )
+        model = copy.deepcopy(stock, dict(weights))
+        model = model if spec == STOCK else wavepe.hf.patch(model, spec)
         steps[spec], caches[spec] = decoding_of(model, cached, batch)
     again = shortener(caches, cached)
     timings = take_turns(steps, before=again, repeats=repeats, budget=25, warm_up=2)

@@ -76,22 +76,30 @@ def sizes_of(args: argparse.Namespace) -> list[Size]:
 # ------------------------------------------------------------------ the measured calls
 
 
-def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:
-    """Return a small Llama; the weights are the same for every encoding."""
+def stock_model(
+    hidden: int, layers: int, heads: int, kv_heads: int, inner: int
+) -> LlamaForCausalLM:
+    """Return a stock Llama with random weights, the same in each call."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
-        intermediate_size=-(-8 * hidden // 48) * 16,  # 8/3, rounded up to a multiple of 16
+        intermediate_size=inner,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD_SIZE,
-        num_key_value_heads=max(1, hidden // HEAD_SIZE // 2),
-        head_dim=HEAD_SIZE,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=max(LENGTHS),
         attn_implementation="sdpa",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
+        return LlamaForCausalLM(config)
+
+
+def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:
+    """Return a small Llama; the weights are the same for every encoding."""
+    heads = hidden // HEAD_SIZE
+    inner = -(-8 * hidden // 48) * 16  # 8/3, rounded up to a multiple of 16
+    model = stock_model(hidden, layers, heads, max(1, heads // 2), inner)
     return model if spec is None else wavepe.hf.patch(model, spec)
 
 

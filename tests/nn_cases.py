@@ -13,7 +13,6 @@ from wavepe.nn import SelfAttention
 SPECS = [spec for spec in ENCODINGS if not wavepe.encoding(spec).adds and spec != SCALED]
 # The others see where a sequence begins.
 RELATIVE = [spec for spec in SPECS if not wavepe.encoding(spec).has_temperature]
-EXTENDED = "rope:theta=100,self_extend=2,neighbors=3"
 ROTARY = [spec for spec in SPECS if spec.startswith("rope")]
 
 

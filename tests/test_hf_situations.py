@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 import wavepe.hf
 from hf_families import FAMILIES, UNROTATED, WINDOW, build, by_turns
-from hf_model import VOCABULARY, close, gradients, logits, tokens
+from hf_model import VOCABULARY, close, gradients, kept_gradients, logits, tokens
 from transformers import DynamicCache, StaticCache
 
 WAVELET, ALIBI = "wavelet:scales=4", "alibi"
@@ -350,8 +350,7 @@ def slopes(run, model, *args, **kwargs):
     model.zero_grad()
     found = run(*args, **kwargs).logits
     found.square().sum().backward()
-    used = (weight.grad for weight in model.parameters() if weight.grad is not None)
-    return found.detach(), [gradient.clone() for gradient in used]
+    return found.detach(), kept_gradients(model)
 
 
 # What transformers 4.57 makes masks of, as PyTorch traces it.

@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import wavepe
-from nn_cases import EXTENDED, made, tokens
+from nn_cases import made, tokens
 from wavepe.nn import Attention, KVCache
 
 THETA, D = 100.0, 8
+EXTENDED = f"rope:theta={THETA:g},self_extend=2,neighbors=3"
 
 
 def scores(q, k, group, near, interleaved=False):

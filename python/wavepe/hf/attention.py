@@ -294,9 +294,8 @@ def attention_forward(
     position: Scores = NO_ENCODING
     learned: Terms = {}
     if score is not None:
-        position, learned = score, call.learned or {}
-        if call.learned is None or positions is not None:
-            learned = layer.learned(module, size, call.hidden)
+        position, known = score, call.learned if positions is None else None
+        learned = layer.learned(module, size, call.hidden) if known is None else known
         if position_bias is not None and position_bias.shape[-1]:
             learned = {**learned, inkling.OWN: inkling.own_terms(module, position_bias)}
         if score.has_decay and key.shape[-1] == query.shape[-1]:  # there is no cache
@@ -321,7 +320,7 @@ def attention_forward(
             positions = of_layer(positions, first, keys)
             places = places._replace(positions=positions.queries, of_keys=positions.keys)
         given = position.arguments(query, key, learned, rotated, scaling, places, size, s_aux)
-        given["window"] = position.encoding.window
+        given["window"] = position.window(None)
         if positions is not None:
             given = by_positions(given, positions)
         out, weights = attention_with_weights(v=value, mask=mask, **{**options, **given})

@@ -356,7 +356,6 @@ class Scores:
         q, k = given["q"], given["k"]
         k, columns = k[..., : q.shape[-1]], k[..., q.shape[-1] :]
         given["scale"] = factor
-        queries = places.queries(q, k)
         if "p" in given:
             given.setdefault("q_rel", q)
         if self._vectors is not None:
@@ -364,8 +363,8 @@ class Scores:
             where = places.both(q, k)
             q, k = self._vectors.score_vectors(q, k, *where, terms.parameters or {})
         if self._has_temperature:
-            positions = queries if places.positions is None else places.positions.to(q.device)
-            t: Any = self.encoding.temperature(positions)
+            at = places.queries(q, k) if places.positions is None else places.positions
+            t: Any = self.encoding.temperature(at.to(q.device))
             t = (t if t.dim() == 2 else t[None])[:, None, :, None].to(wide(q))
             q = (q * t).to(q.dtype)
             if "q_rel" in given:
@@ -374,7 +373,7 @@ class Scores:
             decay = from_columns(columns, k, self.heads)
             if places.key_mask is not None:
                 decay = decay.masked_fill(~places.key_mask.to(k.device)[:, None], 0)
-            q, k = with_sums(q, k, decay, queries, factor)
+            q, k = with_sums(q, k, decay, places.queries(q, k), factor)
         given |= {"q": q, "k": k}
 
     def _join(
