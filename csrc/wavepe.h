@@ -213,6 +213,7 @@ typedef struct {
 /* One query head: its tensors and options, and which keys each query sees. */
 typedef struct {
     int64_t queries, keys, head_size, value_size;
+    int64_t group;                /* the query heads that share the key head */
     int64_t table_size;           /* columns of r and p */
     int64_t offset;               /* position of query 0, if key 0 has position 0 */
     double scale, slope, softcap; /* softcap 0 means none */
@@ -351,12 +352,12 @@ static inline wpe_range wpe_decode_rows(const wpe_attention *a, int64_t begin, i
  * It reads keys and values once for all of them, where they are, without packing. A table is packed
  * as for forward; the rows that wpe_decode_rows returns are enough. The part from key 0 on counts
  * the sink.
- * Requires: heads > 0; the heads a[0..heads-1] have the same members but for q, r, scale, slope,
- * sink, relative's zones, bias.values, mask and drop_row; zones of two heads have the same rows and
- * ranks; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of WPE_KEY_BLOCK; begin <= end <=
- * keys; workspace holds as many elements as decode_sizes returns for these heads, and
- * is aligned to 64 bytes. Writes: sums, one head after the other. A head's bits do not
- * depend on the other heads. */
+ * Requires: 0 < heads <= group; the heads a[0..heads-1] have the same members but for q, r, scale,
+ * slope, sink, relative's zones, bias.values, mask and drop_row; zones of two heads have the same
+ * rows and ranks; 0 < queries <= WPE_DECODE_QUERIES; begin is a multiple of WPE_KEY_BLOCK; begin <=
+ * end <= keys; workspace holds as many elements as decode_sizes returns for these heads, and is
+ * aligned to 64 bytes. Writes: sums, one head after the other. A head's bits do not depend on the
+ * other heads. */
 typedef void wpe_attention_decode_fn(const wpe_attention *a, int64_t heads, int64_t begin,
                                      int64_t end, void *sums, void *workspace);
 

@@ -141,6 +141,7 @@ def test_offset_moves_the_queries(variant, function):
 
 KEYS = 1536  # a part of the keys, WPE_DECODE_KEYS
 FEW = 16  # the most queries, WPE_DECODE_QUERIES
+DOTS = 8  # up to so many rows of a key head, scores are summed in another order (FEW_ROWS)
 CHOSEN = ["plain", "table", "edge", "slopes", "softcap", "table, q_rel, per head", "bias, edge"]
 CHOSEN += ["narrow table, both sides, edge", "sinks"]
 
@@ -149,18 +150,19 @@ CHOSEN += ["narrow table, both sides, edge", "sinks"]
 @pytest.mark.parametrize("option", CHOSEN)
 @pytest.mark.parametrize("count", [1, 2, 7, FEW, 40])
 def test_a_cached_decode_is_the_full_pass(variant, function, option, count):
-    """To the bit, for as long as the keys are one part and the queries are few."""
+    """To the bit, if the keys are one part and the queries are few, but not very few."""
+    to_the_bit = function is not composed and DOTS < 3 * count <= 3 * FEW  # 3 heads for a key head
     for n in (17, 200, 450):
         arguments = draw(generator("decode", option), Shape(2, 6, 2, n, n, 24, 9), OPTIONS[option])
         whole = function(**arguments)[:, :, -count:]
         last = {n: x[:, :, -count:] for n in ("q", "q_rel") if (x := arguments.get(n)) is not None}
         found = function(**arguments | last)
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
-        assert function is composed or count > FEW or torch.equal(found, whole), n
+        assert not to_the_bit or torch.equal(found, whole), n
 
 
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("count", [3, 7])
 def test_zones_of_a_table_have_the_bits_of_the_whole(variant, count, window):
     table = ops.relative_table(wavelets(32, 300))
     assert table.tensors(torch.float32, "cpu")[2]  # zones

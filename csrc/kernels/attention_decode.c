@@ -1,19 +1,23 @@
 /* attention_decode.c: attention of few queries, as in generation.
  *
  * A row is a query of a query head. All rows of the query heads that share a key head are computed
- * in one pass over its keys and values. They are read where they are, a few at a time: keys are
- * transposed, and values are converted if they are not dense and of type REAL. Every sum runs in
- * forward's order, so a row has the bits of forward's row, if all its keys are one part. */
+ * in one pass over its keys and values. They are read where they are, a few at a time, and
+ * converted if they are not dense and of type REAL. For more than FEW_ROWS rows keys are
+ * transposed. Then every sum runs in forward's order, and a row has the bits of forward's row, if
+ * all its keys are one part. For few rows that would take longer than the products. So the sums of
+ * q . k run in 16 lanes. */
 
 /* Room before a row of scores: relative terms come in whole panels, and those of later queries lie
  * further on. */
 #define SCORE_MARGIN 48
 #define SCORE_STRIDE (SCORE_MARGIN + WPE_KEY_BLOCK + 64)
+#define FEW_ROWS     8  /* up to so many rows of a key head, keys are not transposed */
 #define VALUE_KEYS   64 /* the values that are converted at once */
 
 typedef struct {
     const wpe_attention *a; /* the query heads */
     int64_t queries, rows;  /* row r is query r % queries of head r / queries */
+    int is_few;             /* whether keys are multiplied without transposing them */
     int64_t padded_d, padded_dv, padded_r;
     REAL *q, *r;     /* times scale: (rows, padded_d) and (rows, padded_r) */
     REAL *projected; /* R U of all zones with a basis, one behind the other: (rows, all_ranks) */
@@ -48,7 +52,8 @@ static void NAME(decode_memory)(DECODER *c, const wpe_attention *a, int64_t head
     c->a = a;
     c->queries = a->queries;
     c->rows = heads * a->queries;
-    c->padded_d = round_up(a->head_size, PANEL);
+    c->is_few = a->group * a->queries <= FEW_ROWS;
+    c->padded_d = round_up(a->head_size, KEY_STEP); /* gemm_dots needs a multiple of 16 */
     c->padded_dv = round_up(a->value_size, PANEL);
     c->sums_stride = c->padded_dv + 16;
     c->q = NAME(take)(memory, c->rows * c->padded_d);
@@ -74,9 +79,12 @@ static int64_t NAME(end_of_table)(const DECODER *c, int64_t row) {
 }
 
 /* Ask for rows begin..end-1 of m, which are read soon. The CPU by itself does not look so far
- * ahead. It makes a pass over memory a third faster, and costs a few percent in the caches. */
-static void NAME(prefetch_rows)(wpe_matrix m, int storage, int64_t begin, int64_t end,
+ * ahead. It makes a pass over memory a third faster, and costs a few percent in the caches. Few
+ * rows read whole keys and values one after the other, which the CPU foresees. */
+static void NAME(prefetch_rows)(const DECODER *c, wpe_matrix m, int64_t begin, int64_t end,
                                 int64_t cols) {
+    if (c->is_few) return;
+    int storage = c->a->storage;
     int64_t bytes = NAME(element)(m, storage, 0, cols) - NAME(element)(m, storage, 0, 0);
     for (int64_t r = begin; r < end && m.col_stride == 1; r++)
         prefetch(NAME(element)(m, storage, r, 0), 0, bytes);
@@ -84,16 +92,40 @@ static void NAME(prefetch_rows)(wpe_matrix m, int storage, int64_t begin, int64_
 
 /* ---- the scores of a tile -------------------------------------------------------------------- */
 
+/* add_keys for few rows: keys are not transposed, but converted if they are not dense and of type
+ * REAL. */
+static void NAME(add_dots)(const DECODER *c, int64_t first_key, int64_t begin, int64_t end) {
+    const wpe_attention *a = c->a;
+    int64_t depth = round_up(a->head_size, 16);
+    int is_dense = a->storage == REAL_STORAGE && a->k.col_stride == 1 && a->head_size == depth;
+    for (int64_t j = begin; j < end; j += LANES) {
+        int64_t count = smaller(end - j, LANES), stride = depth;
+        const REAL *keys = c->panel;
+        if (is_dense && count == LANES) {
+            keys = (const REAL *)NAME(element)(a->k, a->storage, first_key + j, 0);
+            stride = a->k.row_stride;
+            for (int64_t l = 2 * LANES; l < 3 * LANES; l++) /* in memory it saves up to a fifth */
+                prefetch(keys + l * stride, 0, depth * (int64_t)sizeof(REAL));
+        } else {
+            NAME(load_rows)(c->panel, depth, a->k, a->storage, first_key + j, count, LANES,
+                            a->head_size, 1);
+        }
+        NAME(gemm_dots)(c->scores + SCORE_MARGIN + j, SCORE_STRIDE, c->q, c->padded_d, keys, stride,
+                        depth, c->rows);
+    }
+}
+
 /* Add q . k to columns begin..end-1 of all rows. Up to PANEL columns behind them are overwritten.
  */
 static void NAME(add_keys)(const DECODER *c, int64_t first_key, int64_t begin, int64_t end) {
     const wpe_attention *a = c->a;
     int64_t d = a->head_size, end_key = first_key + end;
+    if (c->is_few) return NAME(add_dots)(c, first_key, begin, end);
     for (int64_t j = begin; j < end; j += PANEL) {
         int64_t key = first_key + j, next = key + PANEL;
         wpe_matrix keys = {NAME(element)(a->k, a->storage, key, 0), a->k.row_stride,
                            a->k.col_stride};
-        NAME(prefetch_rows)(a->k, a->storage, next, smaller(next + PANEL, end_key), d);
+        NAME(prefetch_rows)(c, a->k, next, smaller(next + PANEL, end_key), d);
         NAME(pack_columns)(c->panel, keys, a->storage, 0, smaller(end - j, PANEL), PANEL, d);
         NAME(gemm_rows)(c->scores + SCORE_MARGIN + j, SCORE_STRIDE, c->q, c->padded_d, c->panel, 0,
                         PANEL, d, PANEL, c->rows);
@@ -124,7 +156,7 @@ static void NAME(project)(DECODER *c) {
 static void NAME(add_table)(const DECODER *c, int64_t row, int64_t end_row, int64_t begin,
                             int64_t end, int64_t zero, int later) {
     const wpe_relative *p = c->a[row / c->queries].relative;
-    int64_t each = later ? c->queries : end_row - row, rank_begin = 0, zone_begin = 0;
+    int64_t each = later ? c->queries : end_row - row, rank_begin = 0, zone_begin = 0, cols;
     for (int z = 0; z < p->zone_count; zone_begin += p->zones[z++].rows) {
         const wpe_zone *zone = &p->zones[z];
         const REAL *left = zone->basis ? c->projected + rank_begin : c->r;
@@ -132,14 +164,13 @@ static void NAME(add_table)(const DECODER *c, int64_t row, int64_t end_row, int6
         if (zone->basis) rank_begin += round_up(zone->rank, PANEL);
         int64_t x = larger(begin - zone_begin, 0), past = smaller(end - zone_begin, zone->rows);
         if (x >= past) continue;
-        for (x = round_down(x, PANEL); x < past; x += PANEL) {
-            const REAL *panel = (const REAL *)zone->coefficients_t + x * zone->rank;
-            int64_t panel_bytes = zone->rank * PANEL * (int64_t)sizeof(REAL);
-            if (x + PANEL < past) prefetch(panel, panel_bytes, 2 * panel_bytes);
+        for (x = round_down(x, PANEL); x < past; x += cols) {
+            cols = smaller(round_up(past, PANEL) - x, WIDEST * LANES);
+            const REAL *panels = (const REAL *)zone->coefficients_t + x * zone->rank;
             for (int64_t r = row; r < end_row; r += each)
                 NAME(gemm_rows)(NAME(row_scores)(c, r) + zone_begin + x - zero,
-                                SCORE_STRIDE + later, left + r * left_stride, left_stride, panel, 0,
-                                PANEL, zone->rank, PANEL, each);
+                                SCORE_STRIDE + later, left + r * left_stride, left_stride, panels,
+                                zone->rank * PANEL, PANEL, zone->rank, cols, each);
         }
         /* The padding of the last panel is 0, but 0 times Inf is NaN. The next zone adds to it. */
         for (int64_t r = row; past == zone->rows && r < end_row; r++)
@@ -256,7 +287,7 @@ static void NAME(decode_values)(DECODER *c, const DECODE_TILE *t) {
     for (int64_t j = t->begin; j < t->end; j += VALUE_KEYS) {
         int64_t count = smaller(VALUE_KEYS, t->end - j), stride = c->padded_dv;
         int64_t next = t->first_key + j + VALUE_KEYS, end = t->first_key + t->end;
-        NAME(prefetch_rows)(a->v, a->storage, next, smaller(next + VALUE_KEYS, end), a->value_size);
+        NAME(prefetch_rows)(c, a->v, next, smaller(next + VALUE_KEYS, end), a->value_size);
         const REAL *values = c->values;
         if (is_dense) {
             values = (const REAL *)NAME(element)(a->v, a->storage, t->first_key + j, 0);
@@ -325,11 +356,11 @@ static NOINLINE void NAME(decode)(const wpe_attention *a, int64_t heads, int64_t
     for (int64_t j = begin; j < end; j += WPE_KEY_BLOCK) {
         if (!NAME(begin_decode_tile)(&t, &c, j, (wpe_range){begin, end})) continue;
         NAME(decode_scores)(&c, &t);
-        NAME(prefetch_rows)(a->v, a->storage, j + t.begin, j + smaller(t.begin + VALUE_KEYS, t.end),
+        NAME(prefetch_rows)(&c, a->v, j + t.begin, j + smaller(t.begin + VALUE_KEYS, t.end),
                             a->value_size);
         NAME(decode_softmax)(&c, &t);
         int64_t next = j + WPE_KEY_BLOCK;
-        NAME(prefetch_rows)(a->k, a->storage, next, smaller(next + PANEL, end), a->head_size);
+        NAME(prefetch_rows)(&c, a->k, next, smaller(next + PANEL, end), a->head_size);
         NAME(decode_values)(&c, &t);
     }
 }
@@ -345,7 +376,8 @@ static wpe_decode_sizes NAME(attention_decode_sizes)(const wpe_attention *a, int
 static void NAME(attention_decode)(const wpe_attention *a, int64_t heads, int64_t begin,
                                    int64_t end, void *sums, void *workspace) {
     for (int64_t h = 0; h < heads; h++) check_attention(a + h);
-    assert(heads > 0 && a->queries > 0 && a->queries <= WPE_DECODE_QUERIES);
+    assert(heads > 0 && heads <= a->group);
+    assert(a->queries > 0 && a->queries <= WPE_DECODE_QUERIES);
     assert(begin >= 0 && begin <= end && end <= a->keys && begin % WPE_KEY_BLOCK == 0);
     assert(is_aligned(workspace, 64) && is_aligned(sums, sizeof(REAL)));
     FLUSHED(NAME(decode)(a, heads, begin, end, sums, workspace));

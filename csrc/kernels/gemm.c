@@ -7,45 +7,50 @@
  * its element (k, x) is b[x / PANEL * b_panel_stride + k * b_row_stride + x % PANEL]. */
 
 /* A tile has GROUP x 2 vectors of sums. 6 x 2 fill the 16 registers of AVX2. AVX-512 and NEON have
- * 32. EACH_GROUP is DO(rows) for each number of rows of a group. */
+ * 32. Fewer rows may have more vectors, up to MOST_SUMS in all. EACH_REST is DO(rows) for each
+ * number of rows below GROUP. */
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
-#define GROUP          8
-#define EACH_GROUP(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
+#define GROUP         8
+#define MOST_SUMS     24
+#define EACH_REST(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #else
-#define GROUP          6
-#define EACH_GROUP(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+#define GROUP         6
+#define MOST_SUMS     12
+#define EACH_REST(DO) DO(1) DO(2) DO(3) DO(4) DO(5)
 #endif
-#define PANEL (2 * LANES)
+#define PANEL  (2 * LANES)
+#define WIDEST 8 /* the most vectors of a tile's row */
 
-/* One tile: C (rows, PANEL) = A B, or C += A B if `add`. With vectors = 1 it is only the first half
- * of these columns. Element (r, k) of A is a[r * a_row_stride + k * a_col_stride]. `rows`,
- * `vectors` and `add` are constants where this is inlined. Requires: rows <= GROUP. */
+/* One tile: C (rows, vectors * LANES) = A B, or C += A B if `add`. Element (r, k) of A is
+ * a[r * a_row_stride + k * a_col_stride]. `rows`, `vectors` and `add` are constants where this is
+ * inlined. Requires: rows <= GROUP; vectors <= WIDEST, and its sums fit into the registers. */
 INLINE void NAME(micro)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_row_stride,
-                        int64_t a_col_stride, const REAL *b, int64_t b_row_stride, int64_t depth,
-                        int rows, int vectors, int add) {
-    V sum[GROUP][2];
+                        int64_t a_col_stride, const REAL *b, int64_t b_panel_stride,
+                        int64_t b_row_stride, int64_t depth, int rows, int vectors, int add) {
+    V sum[GROUP][WIDEST];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        sum[r][0] = add ? LOAD_REAL(c + r * c_row_stride, 1, LANES) : (V){0};
-        if (vectors == 2)
-            sum[r][1] = add ? LOAD_REAL(c + r * c_row_stride + LANES, 1, LANES) : (V){0};
-    }
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = add ? LOAD_REAL(c + r * c_row_stride + v * LANES, 1, LANES) : (V){0};
 #pragma GCC unroll 4
     for (int64_t k = 0; k < depth; k++, a += a_col_stride, b += b_row_stride) {
-        V b0 = LOAD_REAL(b, 1, LANES), b1 = b0;
-        if (vectors == 2) b1 = LOAD_REAL(b + LANES, 1, LANES);
+        V y[WIDEST];
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+            y[v] = LOAD_REAL(b + v / 2 * b_panel_stride + v % 2 * LANES, 1, LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             REAL x = a[r * a_row_stride];
-            sum[r][0] += x * b0;
-            if (vectors == 2) sum[r][1] += x * b1;
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) sum[r][v] += x * y[v];
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        STORE_REAL(c + r * c_row_stride, 1, LANES, sum[r][0]);
-        if (vectors == 2) STORE_REAL(c + r * c_row_stride + LANES, 1, LANES, sum[r][1]);
-    }
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+            STORE_REAL(c + r * c_row_stride + v * LANES, 1, LANES, sum[r][v]);
 }
 
 /* Multiply row group g of A by the columns column[g] of B: C = A B, or C += A B if `add`. While a
@@ -73,11 +78,11 @@ static NOINLINE void NAME(gemm_columns)(REAL *c, int64_t c_row_stride, const REA
                        *panel = b + x / PANEL * b_panel_stride;
             prefetch(panel + b_panel_stride, g * share, smaller((g + 1) * share, panel_bytes));
             if (add)
-                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 2,
-                            1);
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, 0, PANEL, depth, GROUP,
+                            2, 1);
             else
-                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, depth, GROUP, 2,
-                            0);
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, 0, PANEL, depth, GROUP,
+                            2, 0);
         }
 }
 
@@ -95,11 +100,11 @@ static NOINLINE void NAME(gemm_depth)(REAL *c, int64_t c_row_stride, const REAL 
             const REAL *from = a + g * GROUP * a_row_stride + k,
                        *panel = b + x / PANEL * b_panel_stride + k * PANEL;
             if (count > 0 && cols - x >= PANEL)
-                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, count, GROUP, 2,
-                            1);
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, 0, PANEL, count, GROUP,
+                            2, 1);
             else if (count > 0)
-                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, PANEL, count, GROUP, 1,
-                            1);
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, 0, PANEL, count, GROUP,
+                            1, 1);
         }
 }
 
@@ -123,12 +128,28 @@ static NOINLINE void NAME(gemm_transposed)(REAL *c, int64_t c_row_stride, const 
                 prefetch(c, (r * c_row_stride + x) * (int64_t)sizeof(REAL),
                          (r * c_row_stride + x + PANEL) * (int64_t)sizeof(REAL));
             if (count > 0 && cols - x >= PANEL)
-                NAME(micro)(to, c_row_stride, from, 1, a_row_stride, row, b_row_stride, count,
+                NAME(micro)(to, c_row_stride, from, 1, a_row_stride, row, 0, b_row_stride, count,
                             GROUP, 2, 1);
             else if (count > 0)
-                NAME(micro)(to, c_row_stride, from, 1, a_row_stride, row, b_row_stride, count,
+                NAME(micro)(to, c_row_stride, from, 1, a_row_stride, row, 0, b_row_stride, count,
                             GROUP, 1, 1);
         }
+}
+
+/* C (rows, cols) += A B for less than GROUP rows: as many columns at once as the registers hold. So
+ * each row of B is read in long pieces, and enough sums run side by side. */
+INLINE void NAME(gemm_few)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t a_row_stride,
+                           const REAL *b, int64_t b_panel_stride, int64_t b_row_stride,
+                           int64_t depth, int64_t cols, int rows) {
+    int64_t x = 0;
+#define TILES_OF(vectors)                                                                    \
+    for (; rows * vectors <= MOST_SUMS && x + vectors * LANES <= cols; x += vectors * LANES) \
+        NAME(micro)(c + x, c_row_stride, a, a_row_stride, 1, b + x / PANEL * b_panel_stride, \
+                    b_panel_stride, b_row_stride, depth, rows, vectors, 1);
+    TILES_OF(8)
+    TILES_OF(4)
+    TILES_OF(2)
+#undef TILES_OF
 }
 
 /* C (rows, cols) += A B for any number of rows. Panel x of B begins at b + x * b_panel_stride, so B
@@ -139,16 +160,71 @@ static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *
                                      int64_t b_row_stride, int64_t depth, int64_t cols,
                                      int64_t rows) {
     assert(cols % PANEL == 0);
-#define TILE_OF(rows)                                                                             \
-    case rows:                                                                                    \
-        NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, b_row_stride, depth, rows, 2, \
-                    1);                                                                           \
+    int64_t whole = round_down(rows, GROUP);
+    for (int64_t x = 0; x < cols && whole; x += PANEL)
+        for (int64_t r = 0; r < whole; r += GROUP)
+            NAME(micro)(c + r * c_row_stride + x, c_row_stride, a + r * a_row_stride, a_row_stride,
+                        1, b + x / PANEL * b_panel_stride, 0, b_row_stride, depth, GROUP, 2, 1);
+    a += whole * a_row_stride;
+    c += whole * c_row_stride;
+#define REST_OF(rows)                                                                            \
+    case rows:                                                                                   \
+        NAME(gemm_few)(c, c_row_stride, a, a_row_stride, b, b_panel_stride, b_row_stride, depth, \
+                       cols, rows);                                                              \
         break;
-    for (int64_t x = 0; x < cols; x += PANEL)
-        for (int64_t r = 0; r < rows; r += GROUP) {
-            REAL *to = c + r * c_row_stride + x;
-            const REAL *from = a + r * a_row_stride, *panel = b + x / PANEL * b_panel_stride;
-            switch (smaller(rows - r, GROUP)) { EACH_GROUP(TILE_OF) }
+    switch (rows - whole) { EACH_REST(REST_OF) }
+#undef REST_OF
+}
+
+/* ---- dot products ---------------------------------------------------------------------------- */
+
+/* The rows of B that are multiplied at once. Each has a sum of 16 lanes, which the registers hold.
+ * With 16 rows AVX-512 would read so many places at once that memory is up to a tenth slower. */
+#define LANE_VECTORS (16 / LANES)
+#define DOT_ROWS     (8 / LANE_VECTORS)
+
+/* C (rows, LANES) += A B^T, where row l of B begins at b + l * b_row_stride. B is read where it is
+ * and not transposed, which pays for few rows of A. An element is summed in 16 lanes. They are
+ * added by halves, so wider registers give the same bits. Requires: depth is a multiple of 16. */
+static NOINLINE void NAME(gemm_dots)(REAL *c, int64_t c_row_stride, const REAL *a,
+                                     int64_t a_row_stride, const REAL *b, int64_t b_row_stride,
+                                     int64_t depth, int64_t rows) {
+    assert(depth % 16 == 0);
+    for (int64_t r = 0; r < rows; r++, a += a_row_stride, c += c_row_stride) {
+        V dot[LANES];
+#pragma GCC unroll 1
+        for (int l = 0; l < LANES; l += DOT_ROWS) {
+            V sum[DOT_ROWS][LANE_VECTORS] = {0};
+            const REAL *row[DOT_ROWS > 4 ? DOT_ROWS / 4 : 1]; /* each fourth one */
+            for (int i = 0; i < DOT_ROWS; i += 4) row[i / 4] = b + (l + i) * b_row_stride;
+            for (int64_t k = 0; k < depth; k += 16)
+#pragma GCC unroll 8
+                for (int u = 0; u < LANE_VECTORS; u++) {
+                    V x = LOAD_REAL(a + k + u * LANES, 1, LANES);
+#pragma GCC unroll 16
+                    for (int i = 0; i < DOT_ROWS; i++)
+                        sum[i][u] +=
+                            x *
+                            LOAD_REAL(row[i / 4] + i % 4 * b_row_stride + k + u * LANES, 1, LANES);
+                }
+#pragma GCC unroll 16
+            for (int i = 0; i < DOT_ROWS; i++) {
+#pragma GCC unroll 8
+                for (int half = LANE_VECTORS / 2; half; half /= 2)
+                    for (int u = 0; u < half; u++) sum[i][u] += sum[i][u + half];
+                dot[l + i] = sum[i][0];
+            }
         }
-#undef TILE_OF
+        /* Add the lanes of each vector. Lane l of the result belongs to dot[l]. */
+#define FOLD_BLOCKS(s)                                                                \
+    _Pragma("GCC unroll 8") for (int i = 0; i < s && s < LANES; i++) dot[i] =         \
+        __builtin_shufflevector(dot[i], dot[i + s], REAL_ORDER(EXCHANGE)(LOWER, s)) + \
+        __builtin_shufflevector(dot[i], dot[i + s], REAL_ORDER(EXCHANGE)(UPPER, s));
+        FOLD_BLOCKS(8)
+        FOLD_BLOCKS(4)
+        FOLD_BLOCKS(2)
+        FOLD_BLOCKS(1)
+#undef FOLD_BLOCKS
+        STORE_REAL(c, 1, LANES, LOAD_REAL(c, 1, LANES) + dot[0]);
+    }
 }

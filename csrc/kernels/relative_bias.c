@@ -70,7 +70,7 @@ INLINE void NAME(bias_tile)(REAL *out, const REAL *q, const REAL *panel, const w
                             int64_t i, int rows, int64_t first_key, int64_t count) {
     REAL tile[GROUP * PANEL];
     if (i + rows - 1 + first_key + count <= 0 || i + first_key >= s->keys) return;
-    NAME(micro)(tile, PANEL, q + i * s->q_row_stride, s->q_row_stride, s->q_col_stride, panel,
+    NAME(micro)(tile, PANEL, q + i * s->q_row_stride, s->q_row_stride, s->q_col_stride, panel, 0,
                 PANEL, s->head_size, rows, 2, 0);
     for (int r = 0; r < rows; r++)
         NAME(store_row)(out + (i + r) * s->out_row_stride, s->out_col_stride, tile + r * PANEL,

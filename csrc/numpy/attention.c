@@ -151,7 +151,7 @@ static int storage_of(PyArrayObject *x) {
 static void read_arrays(attention_call *c) {
     wpe_attention *a = &c->common;
     c->lead = PyArray_NDIM(c->k) - 2;
-    c->group = PyArray_DIM(c->q, c->lead);
+    c->group = a->group = PyArray_DIM(c->q, c->lead);
     a->queries = PyArray_DIM(c->q, c->lead + 1);
     a->keys = a->end_key = PyArray_DIM(c->k, c->lead);
     a->head_size = PyArray_DIM(c->k, c->lead + 1);

@@ -3,8 +3,6 @@
 // No sum runs across tasks. So how a call is split into tasks may depend on the number of threads.
 #include "attention.h"
 
-#include <numeric>
-
 namespace wavepe {
 namespace {
 
@@ -32,10 +30,9 @@ class Decoding {
     void run() {
         const int64_t threads = torch::stable::get_num_threads();
         // Key heads that share a table share its packing. So a task has as many of them as leave
-        // each thread equally many tasks.
-        int64_t shares = pairs;
-        if (table_bytes && !call.table_per_head())
-            shares = std::min(pairs, threads / std::gcd(threads, parts));
+        // each thread one share of each part.
+        const bool share_packing = table_bytes && !call.table_per_head();
+        const int64_t shares = share_packing ? std::min(pairs, threads) : pairs;
         run_tasks(parts * shares, workspace_bytes + tables() * table_bytes,
                   [&](int64_t task, char *scratch) {
                       const int64_t share = task % shares;

@@ -258,6 +258,7 @@ wpe_attention Call::head(int64_t b, int64_t h) const {
     a.keys = keys;
     a.head_size = head_size;
     a.value_size = value_size;
+    a.group = group;
     a.table_size = table_size;
     a.offset = offset[b];
     a.scale = given.scale ? *given.scale : 1 / std::sqrt((double)std::max<int64_t>(head_size, 1));

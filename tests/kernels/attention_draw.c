@@ -34,6 +34,7 @@ static void draw_sizes(attention_call *c, wpe_attention *a) {
     c->has_r = chance(0.3);
     a->table_size = c->has_r && chance(0.6) ? random_size(0, most_d) : a->head_size;
     c->heads = chance(0.3) ? 2 : 1;
+    a->group = chance(0.5) ? c->heads : random_int(c->heads, 9);
     c->all_variants = a->queries * a->keys < 15000 || chance(0.2);
 }
 

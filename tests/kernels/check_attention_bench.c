@@ -31,7 +31,7 @@ static void begin_bench(attention_bench *b, enum wpe_pass pass, int decodes, enu
     c->pass = pass;
     c->decodes = decodes;
     c->storage = c->compute_type = a->storage = WPE_F32;
-    c->heads = 1;
+    c->heads = a->group = 1;
     a->queries = decodes ? 1 : LENGTH;
     a->keys = a->end_key = LENGTH;
     a->offset = a->keys - a->queries;
