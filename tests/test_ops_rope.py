@@ -46,6 +46,22 @@ def test_no_pairs_is_a_copy():
     assert got.data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize("high", [0x0000, 0x3F80, 0x3F81, 0xFF7F, 0x7F80, 0xFFFF])
+def test_bfloat16_rounds_every_number_to_nearest_even(variant, high):
+    """Every float32 with these upper 16 bits: ties, the largest number, infinity and NaNs."""
+    bits = np.arange(1 << 16, dtype=np.uint32) | np.uint32(high << 16)
+    cos = torch.from_numpy(bits.view(np.float32)).reshape(-1, 32)
+    sin = cos.flip(1)
+    for interleaved in (False, True):
+        x = torch.zeros(len(cos), 64, dtype=torch.bfloat16)
+        a = x[:, ::2] if interleaved else x[:, :32]
+        a.fill_(1)  # the pairs become (cos, sin)
+        got = ops.rope(x, cos, sin, interleaved=interleaved)
+        pairs = got.unflatten(1, (32, 2)).mT if interleaved else got.unflatten(1, (2, 32))
+        want = torch.stack([cos * 1 - sin * 0, sin * 1 + cos * 0], 1).bfloat16()
+        torch.testing.assert_close(pairs, want, rtol=0, atol=0, equal_nan=True)
+
+
 @each_form
 def test_inverse_undoes(variant, interleaved, inverse):
     rng = generator("inverse")

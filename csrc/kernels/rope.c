@@ -83,15 +83,19 @@ INLINE void NAME(rope_row)(T *out, const T *x, const REAL *cos, const REAL *sin,
 }
 
 INLINE void NAME(rope_rows)(T *out, const T *x, const REAL *cos, const REAL *sin,
-                            const wpe_rope_shape *s, int unit_strides, int interleaved) {
-    REAL sign = s->inverse ? -1 : 1;
-    for (int64_t i = 0; i < s->outer; i++)
-        for (int64_t j = 0; j < s->inner; j++)
-            NAME(rope_row)(out + i * s->out_stride[0] + j * s->out_stride[1],
-                           x + i * s->x_stride[0] + j * s->x_stride[1],
-                           cos + i * s->cos_stride[0] + j * s->cos_stride[1],
-                           sin + i * s->sin_stride[0] + j * s->sin_stride[1], s, unit_strides,
-                           interleaved, sign);
+                            const wpe_rope_shape *shape, int unit_strides, int interleaved) {
+    const wpe_rope_shape s = *shape; /* no store can change it, so it stays in registers */
+    REAL sign = s.inverse ? -1 : 1;
+    for (int64_t i = 0; i < s.outer; i++) {
+        T *to = out + i * s.out_stride[0];
+        const T *from = x + i * s.x_stride[0];
+        const REAL *c = cos + i * s.cos_stride[0], *si = sin + i * s.sin_stride[0];
+        for (int64_t j = 0; j < s.inner; j++) {
+            NAME(rope_row)(to, from, c, si, &s, unit_strides, interleaved, sign);
+            to += s.out_stride[1], from += s.x_stride[1];
+            c += s.cos_stride[1], si += s.sin_stride[1];
+        }
+    }
 }
 
 static void NAME(rope)(void *out, const void *x, const void *cos, const void *sin,

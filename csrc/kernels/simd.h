@@ -396,12 +396,21 @@ INLINE void load_pairs_bf16(const bf16 *p, int count, f32v *a, f32v *b) {
     *a = (f32v)(both << 16);
     *b = (f32v)(both & 0xffff0000);
 }
+/* Requires: NaNs are quiet, as the results of arithmetic are. */
 INLINE void store_pairs_bf16(bf16 *p, int count, f32v a, f32v b) {
-    u32v low = round_bf16(a) >> 16, high = round_bf16(b);
-#if VECTOR_BYTES == 32
-    u32v both = (u32v)_mm256_blend_epi16((__m256i)low, (__m256i)high, 0xaa);
+#if VECTOR_BYTES == 32 && defined(__AVX2__)
+    /* Both are rounded at once, in 16-bit lanes: up if the dropped bits are more than half, or half
+     * and the kept bits are odd. AVX-512 gains nothing by it. */
+    const __m256i half = _mm256_set1_epi16((short)0x8000);
+    const __m256i even = (__m256i)a, odd = (__m256i)b; /* the lanes of the pair */
+    __m256i kept = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
+    __m256i dropped = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
+    __m256i sticky = _mm256_or_si256(dropped, _mm256_and_si256(kept, _mm256_set1_epi16(1)));
+    __m256i up = _mm256_cmpgt_epi16(_mm256_xor_si256(sticky, half), _mm256_setzero_si256());
+    __m256i is_nan = _mm256_cmpgt_epi16(_mm256_andnot_si256(half, kept), _mm256_set1_epi16(0x7f80));
+    u32v both = (u32v)_mm256_or_si256(_mm256_sub_epi16(kept, up), is_nan);
 #else
-    u32v both = low | (high & 0xffff0000);
+    u32v both = round_bf16(a) >> 16 | (round_bf16(b) & 0xffff0000);
 #endif
     if (count == F32_LANES)
         memcpy(p, &both, sizeof both);
