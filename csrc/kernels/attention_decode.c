@@ -96,22 +96,21 @@ static void NAME(prefetch_rows)(const DECODER *c, wpe_matrix m, int64_t begin, i
  * REAL. */
 static void NAME(add_dots)(const DECODER *c, int64_t first_key, int64_t begin, int64_t end) {
     const wpe_attention *a = c->a;
-    int64_t depth = round_up(a->head_size, 16);
-    int is_dense = a->storage == REAL_STORAGE && a->k.col_stride == 1 && a->head_size == depth;
+    int64_t d = a->head_size;
+    int is_dense = a->storage == REAL_STORAGE && a->k.col_stride == 1;
     for (int64_t j = begin; j < end; j += LANES) {
-        int64_t count = smaller(end - j, LANES), stride = depth;
+        int64_t count = smaller(end - j, LANES), stride = c->padded_d;
         const REAL *keys = c->panel;
         if (is_dense && count == LANES) {
             keys = (const REAL *)NAME(element)(a->k, a->storage, first_key + j, 0);
             stride = a->k.row_stride;
             for (int64_t l = 2 * LANES; l < 3 * LANES; l++) /* in memory it saves up to a fifth */
-                prefetch(keys + l * stride, 0, depth * (int64_t)sizeof(REAL));
+                prefetch(keys + l * stride, 0, d * (int64_t)sizeof(REAL));
         } else {
-            NAME(load_rows)(c->panel, depth, a->k, a->storage, first_key + j, count, LANES,
-                            a->head_size, 1);
+            NAME(load_rows)(c->panel, stride, a->k, a->storage, first_key + j, count, LANES, d, 1);
         }
         NAME(gemm_dots)(c->scores + SCORE_MARGIN + j, SCORE_STRIDE, c->q, c->padded_d, keys, stride,
-                        depth, c->rows);
+                        d, c->rows);
     }
 }
 
@@ -279,8 +278,7 @@ static void NAME(decode_seen)(DECODER *c, const DECODE_TILE *t) {
 /* Add weight times value to the sums. */
 static void NAME(decode_values)(DECODER *c, const DECODE_TILE *t) {
     const wpe_attention *a = c->a;
-    int is_dense =
-        a->storage == REAL_STORAGE && a->v.col_stride == 1 && a->value_size == c->padded_dv;
+    int is_dense = a->storage == REAL_STORAGE && a->v.col_stride == 1 && a->value_size % LANES == 0;
     for (int64_t row = 0; t->has_hidden && row < c->rows; row++)
         memcpy(c->saved + row * c->padded_dv, NAME(row_sums)(c, row),
                (size_t)c->padded_dv * sizeof(REAL));
@@ -297,7 +295,7 @@ static void NAME(decode_values)(DECODER *c, const DECODE_TILE *t) {
                             a->value_size, 1);
         }
         NAME(gemm_rows)(c->sums, c->sums_stride, c->scores + SCORE_MARGIN + j, SCORE_STRIDE, values,
-                        PANEL, stride, count, c->padded_dv, c->rows);
+                        PANEL, stride, count, round_up(a->value_size, LANES), c->rows);
     }
     if (t->has_hidden) NAME(decode_seen)(c, t);
 }

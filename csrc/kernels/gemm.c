@@ -149,22 +149,30 @@ INLINE void NAME(gemm_few)(REAL *c, int64_t c_row_stride, const REAL *a, int64_t
     TILES_OF(8)
     TILES_OF(4)
     TILES_OF(2)
+    TILES_OF(1)
 #undef TILES_OF
 }
 
 /* C (rows, cols) += A B for any number of rows. Panel x of B begins at b + x * b_panel_stride, so B
  * may also be a matrix: then b_panel_stride is PANEL.
- * Requires: cols is a multiple of PANEL. */
+ * Requires: cols is a multiple of LANES. */
 static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *a,
                                      int64_t a_row_stride, const REAL *b, int64_t b_panel_stride,
                                      int64_t b_row_stride, int64_t depth, int64_t cols,
                                      int64_t rows) {
-    assert(cols % PANEL == 0);
+    assert(cols % LANES == 0);
     int64_t whole = round_down(rows, GROUP);
     for (int64_t x = 0; x < cols && whole; x += PANEL)
-        for (int64_t r = 0; r < whole; r += GROUP)
-            NAME(micro)(c + r * c_row_stride + x, c_row_stride, a + r * a_row_stride, a_row_stride,
-                        1, b + x / PANEL * b_panel_stride, 0, b_row_stride, depth, GROUP, 2, 1);
+        for (int64_t r = 0; r < whole; r += GROUP) {
+            REAL *to = c + r * c_row_stride + x;
+            const REAL *from = a + r * a_row_stride, *panel = b + x / PANEL * b_panel_stride;
+            if (cols - x >= PANEL)
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, 0, b_row_stride, depth,
+                            GROUP, 2, 1);
+            else
+                NAME(micro)(to, c_row_stride, from, a_row_stride, 1, panel, 0, b_row_stride, depth,
+                            GROUP, 1, 1);
+        }
     a += whole * a_row_stride;
     c += whole * c_row_stride;
 #define REST_OF(rows)                                                                            \
@@ -185,11 +193,11 @@ static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *
 
 /* C (rows, LANES) += A B^T, where row l of B begins at b + l * b_row_stride. B is read where it is
  * and not transposed, which pays for few rows of A. An element is summed in 16 lanes. They are
- * added by halves, so wider registers give the same bits. Requires: depth is a multiple of 16. */
+ * added by halves, so wider registers give the same bits.
+ * Requires: rows of A are padded with zeros to a multiple of 16. */
 static NOINLINE void NAME(gemm_dots)(REAL *c, int64_t c_row_stride, const REAL *a,
                                      int64_t a_row_stride, const REAL *b, int64_t b_row_stride,
                                      int64_t depth, int64_t rows) {
-    assert(depth % 16 == 0);
     for (int64_t r = 0; r < rows; r++, a += a_row_stride, c += c_row_stride) {
         V dot[LANES];
 #pragma GCC unroll 1
@@ -197,16 +205,23 @@ static NOINLINE void NAME(gemm_dots)(REAL *c, int64_t c_row_stride, const REAL *
             V sum[DOT_ROWS][LANE_VECTORS] = {0};
             const REAL *row[DOT_ROWS > 4 ? DOT_ROWS / 4 : 1]; /* each fourth one */
             for (int i = 0; i < DOT_ROWS; i += 4) row[i / 4] = b + (l + i) * b_row_stride;
-            for (int64_t k = 0; k < depth; k += 16)
+            int64_t k = 0;
+#define ADD_VECTOR(u, lanes)                                                 \
+    V x = LOAD_REAL(a + k + u * LANES, 1, LANES);                            \
+    _Pragma("GCC unroll 16") for (int i = 0; i < DOT_ROWS; i++) sum[i][u] += \
+        x * LOAD_REAL(row[i / 4] + i % 4 * b_row_stride + k + u * LANES, 1, lanes);
+            for (; k + 16 <= depth; k += 16)
 #pragma GCC unroll 8
                 for (int u = 0; u < LANE_VECTORS; u++) {
-                    V x = LOAD_REAL(a + k + u * LANES, 1, LANES);
-#pragma GCC unroll 16
-                    for (int i = 0; i < DOT_ROWS; i++)
-                        sum[i][u] +=
-                            x *
-                            LOAD_REAL(row[i / 4] + i % 4 * b_row_stride + k + u * LANES, 1, LANES);
+                    ADD_VECTOR(u, LANES)
                 }
+#pragma GCC unroll 8
+            for (int u = 0; u < LANE_VECTORS; u++) {
+                if (k + u * LANES >= depth) continue;
+                int lanes = (int)smaller(LANES, depth - k - u * LANES);
+                ADD_VECTOR(u, lanes)
+            }
+#undef ADD_VECTOR
 #pragma GCC unroll 16
             for (int i = 0; i < DOT_ROWS; i++) {
 #pragma GCC unroll 8
