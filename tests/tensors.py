@@ -1,6 +1,8 @@
 """Helpers of the tests of torch's operators: random tensors, layouts, threads, `check_rope`."""
 
 import contextlib
+import ctypes
+import gc
 
 import numpy as np
 import oracle
@@ -111,6 +113,31 @@ def threads(count):
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class _Heap(ctypes.Structure):
+    """`mallinfo2` of the GNU C library."""
+
+    _fields_ = [(f"unused{i}", ctypes.c_size_t) for i in range(7)]
+    _fields_ += [(name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")]
+
+
+def assert_keeps_no_memory(call, count=300):
+    """Assert that calls leave nothing on the heap; skip without the GNU C library."""
+    heap = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if heap is None:
+        pytest.skip("needs mallinfo2 of glibc 2.33")
+    heap.restype = _Heap
+    with threads(1):
+        for _ in range(20):
+            call()
+        gc.collect()
+        before = heap().uordblks
+        for _ in range(count):
+            call()
+        gc.collect()
+    each = (heap().uordblks - before) / count
+    assert each < 16, f"each call keeps {each:.0f} bytes"  # an allocation takes at least 24
 
 
 def assert_threads_agree(call, *counts):

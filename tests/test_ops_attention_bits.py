@@ -21,7 +21,7 @@ from attention_cases import (
     torch,
 )
 from cases import generator, using, wavelets
-from tensors import threads
+from tensors import assert_keeps_no_memory, threads
 from variants import WIDE
 
 CASES = [
@@ -90,6 +90,15 @@ def test_a_head_does_not_depend_on_its_neighbours(variant, option):
         if "bias" in rest:
             rest["bias"] = rest["bias"][h]
         assert torch.equal(attention(**one, **rest)[0, 0], whole[b, h])
+
+
+@pytest.mark.parametrize("queries", [1, 60])
+def test_calls_keep_no_memory(queries):
+    """As the test of this name in test_ops_every.py, for attention and its gradients."""
+    rng = generator("memory")
+    arguments = draw(rng, Shape(1, 2, 1, queries, 60, 16, 16), OPTIONS["table, q_rel, per head"])
+    grads = incoming(rng, arguments)
+    assert_keeps_no_memory(lambda: run(attention, arguments, *grads))
 
 
 CAUSAL = ["plain", "table", "edge", "slopes", "softcap", "table, q_rel, per head"]

@@ -13,7 +13,16 @@ from cases import (
     recording_backend,
 )
 from op_cases import F32, F64, OPERATORS, fake, tensors_of
-from tensors import FLOATS, LAYOUTS, WIDE, assert_threads_agree, laid_out, normal, of_transforms
+from tensors import (
+    FLOATS,
+    LAYOUTS,
+    WIDE,
+    assert_keeps_no_memory,
+    assert_threads_agree,
+    laid_out,
+    normal,
+    of_transforms,
+)
 
 torch, ops = load_torch()
 from torch.autograd import forward_ad
@@ -136,6 +145,15 @@ def test_fake_tensors_autocast_and_inference(case):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for name, x in op.call(a).items() if op.keeps_types else ():
             close(x, want[name], rtol=0, atol=0)
+
+
+@each(EACH)
+def test_calls_keep_no_memory(op):
+    """A few bytes would also split the heap, which then grows by megabytes in generation."""
+    rng = generator("memory")
+    a = op.draw(rng, 3)
+    grads = op.incoming(rng, a)
+    assert_keeps_no_memory(lambda: op.call(a, grads))
 
 
 # ---- what must be refused ------------------------------------------------------------------------

@@ -15,7 +15,7 @@
     NEXT(Tensor, v, "Tensor v")                                             \
     NEXT(std::optional<Tensor>, p, "Tensor? p=None")                        \
     NEXT(int64_t, first_delta, "SymInt first=0")                            \
-    NEXT(std::string, beyond, "str beyond=\"zero\"")                        \
+    NEXT(String, beyond, "str beyond=\"zero\"")                             \
     NEXT(std::optional<Tensor>, q_rel, "Tensor? q_rel=None")                \
     NEXT(std::optional<Tensor>, slopes, "Tensor? slopes=None")              \
     NEXT(bool, causal, "bool causal=True")                                  \
@@ -31,7 +31,7 @@
     NEXT(std::optional<std::vector<Tensor>>, zones, "Tensor[]? zones=None") \
     NEXT(std::optional<Tensor>, bias, "Tensor? bias=None")                  \
     NEXT(int64_t, bias_first_delta, "SymInt bias_first=0")                  \
-    NEXT(std::string, bias_beyond, "str bias_beyond=\"zero\"")              \
+    NEXT(String, bias_beyond, "str bias_beyond=\"zero\"")                   \
     NEXT(std::optional<Tensor>, sinks, "Tensor? sinks=None")
 
 // Three lists of the arguments: for a schema, for the parameters of a function, for a call.

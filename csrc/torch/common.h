@@ -25,6 +25,30 @@
 
 namespace wavepe {
 
+// A string argument of an operator. For std::string, torch::stable (2.13) leaks a copy in each
+// call.
+struct String : std::string {
+    using std::string::string;
+};
+
+}  // namespace wavepe
+
+template <>
+struct torch::stable::detail::ToImpl<wavepe::String> {
+    static wavepe::String call(StableIValue value, uint64_t, bool) {
+        const StringHandle handle = to<StringHandle>(value);
+        size_t length;
+        const char *data;
+        STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+        STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+        wavepe::String copy(data, length);
+        STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+        return copy;
+    }
+};
+
+namespace wavepe {
+
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 

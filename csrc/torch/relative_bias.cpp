@@ -79,7 +79,7 @@ Tensor skew_on_cuda(const Tensor &x, int64_t rows, int64_t keys, int64_t first_d
     return out;
 }
 
-Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first_delta, std::string beyond) {
+Tensor relative_bias(Tensor q, Tensor p, int64_t keys, int64_t first_delta, String beyond) {
     check_real("q", q);
     check_real("p", p);
     check_same_device("q", q, "p", p);
@@ -170,7 +170,7 @@ Tensor run_skew(const Tensor &x, int64_t rows, int64_t keys, int64_t first_delta
     return out;
 }
 
-Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first_delta, std::string beyond) {
+Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first_delta, String beyond) {
     check_real("t", t);
     WPE_CHECK(t.dim() >= 2, "t must be (..., m, w), got shape ", shape_of(t));
     WPE_CHECK(keys >= 0, "keys must not be negative, got ", keys);
@@ -179,7 +179,7 @@ Tensor relative_bias_skew(Tensor t, int64_t keys, int64_t first_delta, std::stri
     return run_skew(t, last_size(t), keys, first_delta, code, false);
 }
 
-Tensor relative_bias_unskew(Tensor skewed, int64_t rows, int64_t first_delta, std::string beyond) {
+Tensor relative_bias_unskew(Tensor skewed, int64_t rows, int64_t first_delta, String beyond) {
     check_real("skewed", skewed);
     WPE_CHECK(skewed.dim() >= 2, "skewed must be (..., m, n), got shape ", shape_of(skewed));
     const int code = beyond_code(beyond);

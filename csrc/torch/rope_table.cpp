@@ -67,7 +67,7 @@ Tensor finite_double(const Tensor &inv_freq) {
 }
 
 std::tuple<Tensor, Tensor> rope_table(Tensor positions, Tensor inv_freq, double attention_factor,
-                                      std::string precision,
+                                      String precision,
                                       std::optional<std::vector<int64_t>> sections,
                                       std::optional<ScalarType> dtype) {
     check_integer("positions", positions);

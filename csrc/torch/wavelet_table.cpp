@@ -63,7 +63,7 @@ struct Wavelets {
     }
 };
 
-Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, std::string kind,
+Tensor wavelet_table(Tensor offsets, Tensor scale, Tensor shift, String kind,
                      std::optional<bool> mirrored) {
     const Wavelets w(offsets, scale, shift, kind, mirrored);
     const ScalarType type = scale.scalar_type();
@@ -114,7 +114,7 @@ std::tuple<Tensor, Tensor> gradients_on_cuda(const Wavelets &w, const Tensor &gr
 // Return the gradients, in the dtypes of scale and shift. This runs on one thread, as each column
 // sums its rows in order.
 std::tuple<Tensor, Tensor> wavelet_table_backward(Tensor grad, Tensor offsets, Tensor scale,
-                                                  Tensor shift, std::string kind,
+                                                  Tensor shift, String kind,
                                                   std::optional<bool> mirrored) {
     Wavelets w(offsets, scale, shift, kind, mirrored);
     check_same_device("scale", scale, "grad", grad);

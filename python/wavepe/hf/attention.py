@@ -337,8 +337,11 @@ def attention_forward(
         key, value = (x[:, :, : parts.segments.shape[1]] for x in (key, value))
     # A user's own mask alone decides, but for the window of the encoding.
     window = sliding_window if parts.causal else None
-    options |= {**parts._asdict(), "window": window, "positions": call.positions}
-    options["training"] = module.training
+    options |= {
+        "causal": parts.causal, "key_mask": parts.key_mask, "segments": parts.segments,
+        "mask": parts.mask, "window": window, "positions": call.positions,
+        "training": module.training,
+    }  # fmt: skip
     out = position.attend(query, key, value, learned, rotated, **options)
     return out.transpose(1, 2).contiguous(), None
 

@@ -217,6 +217,9 @@ class MaskParts(NamedTuple):
     mask: Tensor | None = None
 
 
+_ALL_SEEN = MaskParts()
+
+
 def mask_parts(mask: Tensor | None) -> MaskParts:
     """Turn a mask of `attention_mask`, or a user's own mask, into arguments of `ops.attention`.
 
@@ -226,7 +229,7 @@ def mask_parts(mask: Tensor | None) -> MaskParts:
         The mask is an integer tensor that `attention_mask` did not return.
     """
     if mask is None:
-        return MaskParts()
+        return _ALL_SEEN
     if mask.dtype == torch.bool or mask.is_floating_point():
         return MaskParts(causal=False, mask=mask)
     if mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.dtype not in (KEY_MASK, SEGMENTS):

@@ -198,7 +198,10 @@ def attention(
         return_lse = flag("return_lse", return_lse)
     if not compiling:  # a compiler's numbers may have no value yet
         first, window, softcap, scale, dropout_p = numbers(first, window, softcap, scale, dropout_p)
-        bias_first = integer("bias_first", bias_first)
+        if type(bias_first) is not int or bias_first != 0:
+            bias_first = integer("bias_first", bias_first)
+        if type(offset) is int and q.dim() == k.dim() == 4 and offset == k.shape[2] - q.shape[2]:
+            offset = None  # a tensor of it would take four microseconds
     elif isinstance(scale, Tensor) or isinstance(softcap, Tensor):
         number(*(("scale", scale) if isinstance(scale, Tensor) else ("softcap", softcap)))
     if isinstance(p, RelativeTable):

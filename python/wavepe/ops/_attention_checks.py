@@ -31,7 +31,7 @@ _Numbers = tuple[int, int | None, float | None, float | None, float]
 def numbers(first: Any, window: Any, softcap: Any, scale: Any, dropout_p: Any) -> _Numbers:
     """Return these options as plain int and float; NumPy's numbers are accepted."""
     return (
-        integer("first", first),
+        first if type(first) is int and first == 0 else integer("first", first),
         None if window is None else integer("window", window),
         None if softcap is None else number("softcap", softcap),
         None if scale is None else number("scale", scale),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -319,7 +319,7 @@ class Scores:
         """
         named = bool(self._tables) and self._vectors is None and not self.has_decay
         named = named and q.is_cpu and is_compiling() and not wants_standard()
-        scale, sinks = (options.pop(name, None) for name in ("scale", "sinks"))
+        scale, sinks = options.pop("scale", None), options.pop("sinks", None)
         places = Places(options.get("offset"), positions, options.get("key_mask"))
         given = self.arguments(q, k, learned, rotated, scale, places, sinks=sinks, named=named)
         options["window"] = self.window(options.get("window"))
@@ -330,7 +330,7 @@ class Scores:
             return self.extended.attend({**options, "v": v}, *where, rotated.interleaved)
         if "name" in given:
             return attention_of_encoding(v=v, **options)
-        out = cast(Tensor, ops.attention(v=v.to(given["q"].dtype), **options))
+        out: Any = ops.attention(v=v.to(given["q"].dtype), **options)
         return out.to(q.dtype)
 
     def window(self, window: int | None) -> int | None:
