@@ -39,11 +39,15 @@ class Size(NamedTuple):
 
 
 GROUPED = (32, 8)
+ALONE = (8, 8)  # no head shares keys
 SIZES = (
-    *(Size(*GROUPED, n, d) for d in (64, 128) for n in (256, 1024, 4096, 8192, 32768)),
-    *(Size(*GROUPED, n, queries=m) for n in (1024, 8192) for m in (4, 8)),
+    *(Size(*GROUPED, n, d) for d in (64, 128) for n in (256, 1024, 2048, 4096, 8192, 32768)),
+    *(Size(*GROUPED, n, queries=m) for n in (1024, 8192) for m in (2, 4, 8, 16)),
     *(Size(*GROUPED, n, dtype="bfloat16") for n in (1024, 8192)),
-    *(Size(*heads, n) for heads in ((8, 8), (32, 32)) for n in (1024, 8192)),
+    *(Size(*ALONE, n, d) for d in (64, 128) for n in (256, 1024, 2048, 8192)),
+    *(Size(*ALONE, 1024, 64, m) for m in (2, 4, 16)),
+    *(Size(*ALONE, 1024, d) for d in (72, 80)),
+    *(Size(32, 32, n) for n in (1024, 8192)),
 )
 WAYS = ("plain", "wavelets", "learned")
 

@@ -34,7 +34,12 @@ BAR = {"16 columns": 1.15}  # asked of them
 SPECS = (
     "relative:extent=1024,rank=16",
     "wavelet",
+    "wavelet:biases=true",
+    "wavelet:projection=true,biases=true",
     "wavelet:rank=8",
+    "wavelet:rank=24,from_input=true",
+    "rope+wavelet",
+    "transformer_xl",
     "rope",
     "rope+sink",
     "rope+window:size=512",

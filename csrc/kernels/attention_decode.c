@@ -275,27 +275,35 @@ static void NAME(decode_seen)(DECODER *c, const DECODE_TILE *t) {
     }
 }
 
-/* Add weight times value to the sums. */
+/* Add weight times value to the sums. Whole vectors of dense values of type REAL are read where
+ * they are, and the other columns are converted. */
 static void NAME(decode_values)(DECODER *c, const DECODE_TILE *t) {
     const wpe_attention *a = c->a;
-    int is_dense = a->storage == REAL_STORAGE && a->v.col_stride == 1 && a->value_size % LANES == 0;
+    int is_dense = a->storage == REAL_STORAGE && a->v.col_stride == 1;
+    int64_t whole = is_dense ? round_down(a->value_size, LANES) : 0, rest = a->value_size - whole;
     for (int64_t row = 0; t->has_hidden && row < c->rows; row++)
         memcpy(c->saved + row * c->padded_dv, NAME(row_sums)(c, row),
                (size_t)c->padded_dv * sizeof(REAL));
     for (int64_t j = t->begin; j < t->end; j += VALUE_KEYS) {
-        int64_t count = smaller(VALUE_KEYS, t->end - j), stride = c->padded_dv;
-        int64_t next = t->first_key + j + VALUE_KEYS, end = t->first_key + t->end;
+        int64_t count = smaller(VALUE_KEYS, t->end - j), key = t->first_key + j;
+        int64_t next = key + VALUE_KEYS, end = t->first_key + t->end, cols = round_up(rest, LANES);
+        const REAL *weights = c->scores + SCORE_MARGIN + j;
         NAME(prefetch_rows)(c, a->v, next, smaller(next + VALUE_KEYS, end), a->value_size);
-        const REAL *values = c->values;
-        if (is_dense) {
-            values = (const REAL *)NAME(element)(a->v, a->storage, t->first_key + j, 0);
-            stride = a->v.row_stride;
-        } else {
-            NAME(load_rows)(c->values, stride, a->v, a->storage, t->first_key + j, count, count,
-                            a->value_size, 1);
+        if (whole)
+            NAME(gemm_rows)(c->sums, c->sums_stride, weights, SCORE_STRIDE,
+                            (const REAL *)NAME(element)(a->v, a->storage, key, 0), PANEL,
+                            a->v.row_stride, count, whole, c->rows);
+        if (!rest) continue;
+        wpe_matrix others = {NAME(element)(a->v, a->storage, 0, whole), a->v.row_stride,
+                             a->v.col_stride};
+        for (int64_t r = 0; is_dense && r < count; r++) { /* a part of one vector */
+            const REAL *value = (const REAL *)NAME(element)(others, a->storage, key + r, 0);
+            STORE_REAL(c->values + r * LANES, 1, LANES, LOAD_REAL(value, 1, (int)rest));
         }
-        NAME(gemm_rows)(c->sums, c->sums_stride, c->scores + SCORE_MARGIN + j, SCORE_STRIDE, values,
-                        PANEL, stride, count, round_up(a->value_size, LANES), c->rows);
+        if (!is_dense)
+            NAME(load_rows)(c->values, cols, others, a->storage, key, count, count, rest, 1);
+        NAME(gemm_rows)(c->sums + whole, c->sums_stride, weights, SCORE_STRIDE, c->values, PANEL,
+                        cols, count, cols, c->rows);
     }
     if (t->has_hidden) NAME(decode_seen)(c, t);
 }
