@@ -96,7 +96,7 @@ static void NAME(prefetch_rows)(const DECODER *c, wpe_matrix m, int64_t begin, i
  * REAL. */
 static void NAME(add_dots)(const DECODER *c, int64_t first_key, int64_t begin, int64_t end) {
     const wpe_attention *a = c->a;
-    int64_t d = a->head_size;
+    int64_t d = a->head_size, size = sizeof(REAL);
     int is_dense = a->storage == REAL_STORAGE && a->k.col_stride == 1;
     for (int64_t j = begin; j < end; j += LANES) {
         int64_t count = smaller(end - j, LANES), stride = c->padded_d;
@@ -105,7 +105,7 @@ static void NAME(add_dots)(const DECODER *c, int64_t first_key, int64_t begin, i
             keys = (const REAL *)NAME(element)(a->k, a->storage, first_key + j, 0);
             stride = a->k.row_stride;
             for (int64_t l = 2 * LANES; l < 3 * LANES; l++) /* in memory it saves up to a fifth */
-                prefetch(keys + l * stride, 0, d * (int64_t)sizeof(REAL));
+                prefetch(keys, l * stride * size, (l * stride + d) * size);
         } else {
             NAME(load_rows)(c->panel, stride, a->k, a->storage, first_key + j, count, LANES, d, 1);
         }
