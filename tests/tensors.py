@@ -122,22 +122,21 @@ class _Heap(ctypes.Structure):
     _fields_ += [(name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")]
 
 
-def assert_keeps_no_memory(call, count=300):
+def assert_keeps_no_memory(call, count=200):
     """Assert that calls leave nothing on the heap; skip without the GNU C library."""
     heap = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if heap is None:
         pytest.skip("needs mallinfo2 of glibc 2.33")
     heap.restype = _Heap
+    kept = []
     with threads(1):
-        for _ in range(20):
-            call()
-        gc.collect()
-        before = heap().uordblks
-        for _ in range(count):
-            call()
-        gc.collect()
-    each = (heap().uordblks - before) / count
-    assert each < 16, f"each call keeps {each:.0f} bytes"  # an allocation takes at least 24
+        for _ in range(3):  # the first calls fill caches, here and in torch
+            before = heap().uordblks
+            for _ in range(count):
+                call()
+            gc.collect()
+            kept.append((heap().uordblks - before) / count)
+    assert min(kept) < 16, f"each call keeps {min(kept):.0f} bytes"  # the least allocation: 24
 
 
 def assert_threads_agree(call, *counts):
