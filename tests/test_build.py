@@ -47,7 +47,8 @@ def functions():
     found = {}
     for part in listing.split("\n\n"):
         if match := re.search(r"<(\w[\w.]*)>:", part):
-            found.setdefault(match[1], []).append(part)
+            # a compiler's clone for constant arguments, helper.constprop.0, is a copy of the helper
+            found.setdefault(match[1].partition(".")[0], []).append(part)
     if not any("_portable" in name for name in found):
         pytest.skip("the module is stripped of its symbols")
     return found
