@@ -3,7 +3,6 @@
  * Sums run in 16 lanes, whatever the width of a vector, over columns that begin at a multiple
  * of 16. So wider registers give the same bits. */
 
-#define SUM_VECTORS  (16 / LANES)       /* the vectors that hold these 16 lanes */
 #define STEP_VECTORS (KEY_STEP / LANES) /* the columns of a row are whole steps of KEY_STEP */
 
 /* Combine all lanes of the vectors x[0..count-1] by halves: the first half of the lanes with the

@@ -186,10 +186,11 @@ static NOINLINE void NAME(gemm_rows)(REAL *c, int64_t c_row_stride, const REAL *
 
 /* ---- dot products ---------------------------------------------------------------------------- */
 
-/* The rows of B that are multiplied at once. Each has a sum of 16 lanes, which the registers hold.
- * With 16 rows AVX-512 would read so many places at once that memory is up to a tenth slower. */
-#define LANE_VECTORS (16 / LANES)
-#define DOT_ROWS     (8 / LANE_VECTORS)
+#define SUM_VECTORS (16 / LANES) /* the vectors that hold a sum of 16 lanes */
+
+/* The rows of B that are multiplied at once. The registers hold their sums. With 16 rows AVX-512
+ * would read so many places at once that memory is up to a tenth slower. */
+#define DOT_ROWS (8 / SUM_VECTORS)
 
 /* C (rows, LANES) += A B^T, where row l of B begins at b + l * b_row_stride. B is read where it is
  * and not transposed, which pays for few rows of A. An element is summed in 16 lanes. They are
@@ -202,7 +203,7 @@ static NOINLINE void NAME(gemm_dots)(REAL *c, int64_t c_row_stride, const REAL *
         V dot[LANES];
 #pragma GCC unroll 1
         for (int l = 0; l < LANES; l += DOT_ROWS) {
-            V sum[DOT_ROWS][LANE_VECTORS] = {0};
+            V sum[DOT_ROWS][SUM_VECTORS] = {0};
             const REAL *row[DOT_ROWS > 4 ? DOT_ROWS / 4 : 1]; /* each fourth one */
             for (int i = 0; i < DOT_ROWS; i += 4) row[i / 4] = b + (l + i) * b_row_stride;
             int64_t k = 0;
@@ -212,11 +213,11 @@ static NOINLINE void NAME(gemm_dots)(REAL *c, int64_t c_row_stride, const REAL *
         x * LOAD_REAL(row[i / 4] + i % 4 * b_row_stride + k + u * LANES, 1, lanes);
             for (; k + 16 <= depth; k += 16)
 #pragma GCC unroll 8
-                for (int u = 0; u < LANE_VECTORS; u++) {
+                for (int u = 0; u < SUM_VECTORS; u++) {
                     ADD_VECTOR(u, LANES)
                 }
 #pragma GCC unroll 8
-            for (int u = 0; u < LANE_VECTORS; u++) {
+            for (int u = 0; u < SUM_VECTORS; u++) {
                 if (k + u * LANES >= depth) continue;
                 int lanes = (int)smaller(LANES, depth - k - u * LANES);
                 ADD_VECTOR(u, lanes)
@@ -225,7 +226,7 @@ static NOINLINE void NAME(gemm_dots)(REAL *c, int64_t c_row_stride, const REAL *
 #pragma GCC unroll 16
             for (int i = 0; i < DOT_ROWS; i++) {
 #pragma GCC unroll 8
-                for (int half = LANE_VECTORS / 2; half; half /= 2)
+                for (int half = SUM_VECTORS / 2; half; half /= 2)
                     for (int u = 0; u < half; u++) sum[i][u] += sum[i][u + half];
                 dot[l + i] = sum[i][0];
             }
