@@ -26,8 +26,8 @@ static REAL NAME(dot_out)(const BLOCK *b, const SCRATCH *w, wpe_matrix out, int6
     REAL buffer[BUFFER_SIZE], sum = 0;
     for (int64_t x = 0; x < a->value_size; x += BUFFER_SIZE) {
         int64_t count = smaller(BUFFER_SIZE, a->value_size - x);
-        NAME(read_row)(buffer, NAME(element)(out, a->storage, b->begin + i, x), a->storage,
-                       out.col_stride, count, 1);
+        wpe_matrix row = {NAME(element)(out, a->storage, b->begin + i, x), 0, out.col_stride};
+        NAME(read_rows)(buffer, 0, row, a->storage, 0, 1, count, 1);
         V sums[SUM_VECTORS] = {0};
         for (int64_t c = 0; c < count; c += LANES) {
             int lanes = (int)smaller(LANES, count - c);

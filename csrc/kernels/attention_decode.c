@@ -268,8 +268,7 @@ static void NAME(decode_seen)(DECODER *c, const DECODE_TILE *t) {
         for (int64_t j = larger(seen.begin - t->first_key, t->begin);
              j < smaller(seen.end - t->first_key, t->end); j++) {
             if (!unmasked(head, i, t->first_key + j)) continue;
-            NAME(read_row)(c->values, NAME(element)(a->v, a->storage, t->first_key + j, 0),
-                           a->storage, a->v.col_stride, a->value_size, 1);
+            NAME(read_rows)(c->values, 0, a->v, a->storage, t->first_key + j, 1, a->value_size, 1);
             for (int64_t x = 0; x < a->value_size; x++) o[x] += s[j] * c->values[x];
         }
     }
@@ -296,12 +295,7 @@ static void NAME(decode_values)(DECODER *c, const DECODE_TILE *t) {
         if (!rest) continue;
         wpe_matrix others = {NAME(element)(a->v, a->storage, 0, whole), a->v.row_stride,
                              a->v.col_stride};
-        for (int64_t r = 0; is_dense && r < count; r++) { /* a part of one vector */
-            const REAL *value = (const REAL *)NAME(element)(others, a->storage, key + r, 0);
-            STORE_REAL(c->values + r * LANES, 1, LANES, LOAD_REAL(value, 1, (int)rest));
-        }
-        if (!is_dense)
-            NAME(load_rows)(c->values, cols, others, a->storage, key, count, count, rest, 1);
+        NAME(read_rows)(c->values, cols, others, a->storage, key, count, rest, 1);
         NAME(gemm_rows)(c->sums + whole, c->sums_stride, weights, SCORE_STRIDE, c->values, PANEL,
                         cols, count, cols, c->rows);
     }

@@ -6,28 +6,24 @@
  * zeros. The number of keys is padded to a multiple of KEY_STEP. So sums in 16 fixed lanes begin at
  * the same key in every variant. */
 
+#define ROWS_AT_ONCE 64 /* a panel of so many rows stays in the nearest cache */
+
 /* Pack rows begin..end-1 of m, as rows begin..end-1 of panels with `depth` rows. Pad the columns.
  * Return whether any element is NaN or Inf. */
 static int NAME(pack_rows)(REAL *panels, int64_t depth, wpe_matrix m, int storage, int64_t begin,
                            int64_t end, int64_t cols) {
-    REAL buffer[BUFFER_SIZE];
-    V check = {0};
-    for (int64_t r = begin; r < end; r++)
-        for (int64_t x = 0; x < cols; x += BUFFER_SIZE) {
-            int64_t count = smaller(BUFFER_SIZE, cols - x), padded = round_up(count, PANEL);
-            NAME(read_row)(buffer, NAME(element)(m, storage, r, x), storage, m.col_stride, count,
-                           1);
-            for (int64_t c = count; c < padded; c++) buffer[c] = 0;
-            for (int64_t c = 0; c < padded; c += PANEL) {
-                REAL *dst = panels + ((x + c) / PANEL * depth + r) * PANEL;
-                V low = LOAD_REAL(buffer + c, 1, LANES),
-                  high = LOAD_REAL(buffer + c + LANES, 1, LANES);
-                STORE_REAL(dst, 1, LANES, low);
-                STORE_REAL(dst + LANES, 1, LANES, high);
-                check += low * 0 + high * 0;
-            }
+    int not_finite = 0;
+    for (int64_t r = begin; r < end; r += ROWS_AT_ONCE) {
+        int64_t rows = smaller(ROWS_AT_ONCE, end - r);
+        for (int64_t x = 0; x < cols; x += PANEL) {
+            REAL *panel = panels + (x / PANEL * depth + r) * PANEL;
+            wpe_matrix from = {NAME(element)(m, storage, r, x), m.row_stride, m.col_stride};
+            NAME(load_rows)(panel, PANEL, from, storage, 0, rows, rows, smaller(PANEL, cols - x),
+                            1);
+            not_finite |= NAME(any_not_finite)(panel, rows * PANEL);
         }
-    return NAME(is_not_zero)(check);
+    }
+    return not_finite;
 }
 
 /* Transpose a square of LANES vectors: exchange the blocks of each size beside the diagonal, from

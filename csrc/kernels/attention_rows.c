@@ -30,20 +30,27 @@ INLINE int NAME(any_not_finite)(const REAL *x, int64_t count) {
     return NAME(is_not_zero)(check);
 }
 
-/* dst = factor * src for `count` elements of storage. dst has stride 1. */
-static void NAME(read_row)(REAL *dst, const void *src, int storage, int64_t stride, int64_t count,
-                           REAL factor) {
-    int64_t x = 0;
-#define READ(storage, type)                                                               \
-    case storage:                                                                         \
-        for (; stride == 1 && x + LANES <= count; x += LANES)                             \
-            STORE_REAL(dst + x, 1, LANES,                                                 \
-                       factor * PASTE2(load_, type)((const type *)src + x, 1, LANES));    \
-        for (; x < count; x += LANES) {                                                   \
-            int lanes = (int)smaller(LANES, count - x);                                   \
-            V value = PASTE2(load_, type)((const type *)src + x * stride, stride, lanes); \
-            STORE_REAL(dst + x, 1, lanes, factor * value);                                \
-        }                                                                                 \
+/* Rows 0..count-1 of dst = factor * rows begin..begin+count-1 of m. Whole vectors are written: up
+ * to a multiple of LANES, the columns from `cols` on become factor * 0. */
+static void NAME(read_rows)(REAL *dst, int64_t dst_row_stride, wpe_matrix m, int storage,
+                            int64_t begin, int64_t count, int64_t cols, REAL factor) {
+    int64_t stride = m.col_stride, dense = stride == 1 ? cols : 0, whole = round_down(dense, LANES);
+    int rest = (int)(dense - whole);
+#define READ(storage, type)                                                                     \
+    case storage:                                                                               \
+        for (int64_t r = 0; r < count; r++, dst += dst_row_stride) {                            \
+            const type *src = (const type *)m.data + (begin + r) * m.row_stride;                \
+            for (int64_t x = 0; x < whole; x += LANES)                                          \
+                STORE_REAL(dst + x, 1, LANES, factor * PASTE2(load_, type)(src + x, 1, LANES)); \
+            if (rest)                                                                           \
+                STORE_REAL(dst + whole, 1, LANES,                                               \
+                           factor * PASTE2(load_, type)(src + whole, 1, rest));                 \
+            for (int64_t x = dense; x < cols; x += LANES) {                                     \
+                int lanes = (int)smaller(LANES, cols - x);                                      \
+                STORE_REAL(dst + x, 1, LANES,                                                   \
+                           factor * PASTE2(load_, type)(src + x * stride, stride, lanes));      \
+            }                                                                                   \
+        }                                                                                       \
         break;
     switch (storage) { EACH_STORAGE(READ) }
 #undef READ
@@ -80,16 +87,15 @@ static wpe_matrix_out NAME(from_row)(wpe_matrix_out m, int storage, int64_t row)
     return m;
 }
 
-/* Load rows begin..begin+count-1 of m times factor as rows 0..count-1 of dst. The other elements of
- * dst (rows, dst_row_stride) become 0. */
+/* read_rows. The other elements of dst (rows, dst_row_stride) become 0. */
 static void NAME(load_rows)(REAL *dst, int64_t dst_row_stride, wpe_matrix m, int storage,
                             int64_t begin, int64_t count, int64_t rows, int64_t cols, REAL factor) {
-    for (int64_t r = 0; r < rows; r++, dst += dst_row_stride) {
+    NAME(read_rows)(dst, dst_row_stride, m, storage, begin, count, cols, factor);
+    for (int64_t r = 0; r < rows; r++) {
         int64_t filled = r < count ? cols : 0;
-        if (filled)
-            NAME(read_row)(dst, NAME(element)(m, storage, begin + r, 0), storage, m.col_stride,
-                           cols, factor);
-        memset(dst + filled, 0, (size_t)(dst_row_stride - filled) * sizeof(REAL));
+        if (filled < dst_row_stride)
+            memset(dst + r * dst_row_stride + filled, 0,
+                   (size_t)(dst_row_stride - filled) * sizeof(REAL));
     }
 }
 
