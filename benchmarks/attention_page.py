@@ -30,7 +30,6 @@ from . import (
     attention_tails,
     attention_terms,
     attention_threads,
-    training_step,
 )
 from .bench_attention import BY_DISTANCE
 from .command import add_page, new_parser, write_page
@@ -206,13 +205,30 @@ def _sized(kind: str, length: int) -> str:
     return kind.format(few=min(512, length), length=length)
 
 
+def bfloat16(machines: Sequence[dict[int, Rows]]) -> str:
+    """Return wavepe's time over PyTorch's attention without positions, in bfloat16, by machine."""
+    keys = [
+        key
+        for key, row in machines[0][1].found.items()
+        if key[1:3] == ("bfloat16", "wavepe") and "sdpa" in row["ratios"]
+    ]
+    lines = []
+    for key in keys:
+        cells = [f"`{key[0]}` {machines[0][1].found[key]['size']}"]
+        for by_threads in machines:
+            both = [Rows.over_rival(rows.found.get(key), "sdpa") for rows in by_threads.values()]
+            cells.append(" / ".join(filter(None, both)))
+        lines.append(cells)
+    return markdown(["", *(machine_of(by_threads[1]) for by_threads in machines)], lines)
+
+
 def others(machines: Sequence[dict[int, Rows]]) -> str:
-    """Return the table of bfloat16, ALiBi, bias, one query and NumPy, for the newest machine."""
+    """Return the table of ALiBi, bias, one query and NumPy in float32, for the newest machine."""
     lines, by_threads = [], machines[0]
     for key, row in by_threads[1].found.items():
         op, dtype, who, kind, *_ = key
-        beside = op in (DECODE, "wavepe.attention") or dtype != "float32" or kind in BY_DISTANCE
-        if who != "wavepe" or not beside:
+        beside = op in (DECODE, "wavepe.attention") or kind in BY_DISTANCE
+        if who != "wavepe" or dtype != "float32" or not beside:
             continue
         both = [rows.found.get(key) for rows in by_threads.values()]
         cells = [f"`{op}` {row['size']}, {dtype}", f"{1e3 * row['seconds']['median']:.2f} ms"]
@@ -338,7 +354,7 @@ def _panels(
     save(figure, path, dpi=110)
 
 
-TIMES = {"times": times, "others": others}
+TIMES = {"times": times, "bfloat16": bfloat16, "others": others}
 OTHERS = {
     "profile": attention_profile,
     "decode": attention_decode,
@@ -347,7 +363,6 @@ OTHERS = {
     "terms": attention_terms,
     "memory": attention_memory,
     "overhead": attention_overhead,
-    "step": training_step,
 }
 
 

@@ -10,15 +10,12 @@ vocabulary is small, so that the logits do not hide the rest.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import wavepe.hf
-
 from .command import add_json, add_quick, add_repeats, keep, new_parser
-from .hf_models import STOCK, compared, decoding_of, shortener, stock_model
+from .hf_models import STOCK, compared, decoding_of, same_weights, shortener
 from .machine import surroundings
 from .memory import prepared
 from .timing import take_turns
@@ -52,12 +49,8 @@ TINY = Shape(64, 2, 2, 1, 64)
 
 def row_of(shape: Shape, batch: int, repeats: int, cached: int) -> dict:
     """Time all encodings of one shape and batch."""
-    stock = stock_model(*shape).eval()
-    weights = {id(weight): weight for weight in stock.parameters()}  # one for all models
     steps, caches = {}, {}
-    for spec in (STOCK, *SPECS):
-        model = copy.deepcopy(stock, dict(weights))
-        model = model if spec == STOCK else wavepe.hf.patch(model, spec)
+    for spec, model in same_weights(shape, (STOCK, *SPECS)).items():
         steps[spec], caches[spec] = decoding_of(model, cached, batch)
     again = shortener(caches, cached)
     timings = take_turns(steps, before=again, repeats=repeats, budget=25, warm_up=2)

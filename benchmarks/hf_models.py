@@ -19,6 +19,7 @@ a step of decoding. A length is then the number of tokens in the cache.
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import inspect
 import json
@@ -93,6 +94,17 @@ def stock_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LlamaForCausalLM(config)
+
+
+def same_weights(shape: Sequence[int], specs: Sequence[str]) -> dict[str, LlamaForCausalLM]:
+    """Return a model of `stock_model`'s sizes for each encoding; all have the same parameters."""
+    stock = stock_model(*shape).eval()
+    weights = {id(weight): weight for weight in stock.parameters()}
+    copies = {spec: copy.deepcopy(stock, dict(weights)) for spec in specs}
+    return {
+        spec: model if spec == STOCK else wavepe.hf.patch(model, spec)
+        for spec, model in copies.items()
+    }
 
 
 def new_model(spec: str | None, layers: int, hidden: int) -> LlamaForCausalLM:

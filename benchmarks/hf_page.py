@@ -1,7 +1,7 @@
 """Write the tables of docs/results/speed.md and docs/results/swap.md.
 
-The sources are benchmarks/results/hf-models.json and hf-decoding.json, which `benchmarks.hf_models`
-and `benchmarks.hf_decoding` make with --json, and docs/results/hf-swap.json, the results.json of
+The sources are hf-models.json, hf-decoding.json and hf-profile.json in benchmarks/results, which
+the modules of these names make with --json, and docs/results/hf-swap.json, the results.json of
 examples/hf_swap_and_train.py.
 
 python -m benchmarks.hf_page --write | --check
@@ -17,12 +17,13 @@ from pathlib import Path
 from wavepe.cli.compare.report import markdown_table
 
 from .attention_page import commit_of
-from .command import add_page, new_parser, write_page
-from .readme import Missing, in_threads, replaced, wrapped
+from .command import RESULTS, add_page, new_parser, write_page
+from .readme import Missing, in_threads, kernel_rates, replaced, wrapped
 
 SPEED_PAGE, SWAP_PAGE = Path("docs", "results", "speed.md"), Path("docs", "results", "swap.md")
-SPEED = Path("benchmarks", "results", "hf-models.json")
-DECODING = Path("benchmarks", "results", "hf-decoding.json")
+SPEED = RESULTS / "hf-models.json"
+DECODING = RESULTS / "hf-decoding.json"
+PROFILE = RESULTS / "hf-profile.json"
 SWAP = Path("docs", "results", "hf-swap.json")
 
 
@@ -36,7 +37,7 @@ def kept(source: Path, root: Path) -> dict:
 
 def speed_updated(text: str, root: Path) -> str:
     """Return docs/results/speed.md with the tables of the kept figures."""
-    from . import hf_decoding, hf_models  # need torch and transformers
+    from . import hf_decoding, hf_models, hf_profile  # need torch and transformers
 
     results = kept(SPEED, root)
     for name, table in (
@@ -49,7 +50,11 @@ def speed_updated(text: str, root: Path) -> str:
     decoding = kept(DECODING, root)
     made = wrapped(f"Caches of {decoding['cached']} tokens. {versions(decoding['environment'])}")
     section = f"{hf_decoding.table(decoding)}\n\n{made}"
-    return replaced(text, "hf-decoding", section, SPEED_PAGE)
+    text = replaced(text, "hf-decoding", section, SPEED_PAGE)
+    profiled = kept(PROFILE, root)
+    section = f"{hf_profile.table(profiled)}\n\n{wrapped(versions(profiled['environment']))}"
+    text = replaced(text, "hf-profile", section, SPEED_PAGE)
+    return replaced(text, "kernels", kernel_rates(root / RESULTS), SPEED_PAGE)
 
 
 def measured_on(results: dict) -> str:

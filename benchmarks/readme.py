@@ -190,6 +190,35 @@ def bench_section(folder: Path) -> str:
     return "\n".join(line if line.startswith("|") else wrapped(line) for line in lines)
 
 
+def kernel_rates(folder: Path) -> str:
+    """Return the rate of each operator's largest case, by dtype, and its share of the machine.
+
+    Rates are those of the variant that wavepe chooses, in memory that was used before.
+    """
+    largest: dict[tuple[str, str], dict] = {}
+    newest = newest_results(folder)
+    for op, path in sorted(newest.items()):
+        results = json.loads(path.read_text("utf-8"))
+        variant = results["environment"]["variant"]
+        for row in results["rows"]:
+            ours = row["op"] == op and row["who"] == "wavepe" and row["variant"] == variant
+            if not ours or not op.startswith("ops.") or row["memory"] == "fresh":
+                continue
+            key = (op, row["dtype"])
+            largest[key] = max(largest.get(key, row), row, key=lambda each: each["work"])
+    lines = ["| operation | input | rate | share of the machine |", "|---|---|---:|---:|"]
+    for (op, dtype), row in largest.items():
+        rate = f"{row['rate'] / 1e9:,.1f} {row['unit']}"
+        of = "the matrix product" if row["share_of"] == "sgemm" else "a copy"
+        lines.append(
+            f"| `{op}` | {row['size']}, {dtype} | {rate} | {100 * row['share']:.0f} % of {of} |"
+        )
+    shown = {newest[op] for op, _ in largest}
+    loaded = {path: json.loads(path.read_text("utf-8")) for path in sorted(shown)}
+    sources = "; ".join(_source(path, results, "../../") for path, results in loaded.items())
+    return "\n".join([*lines, "", wrapped(f"{sources}.")])
+
+
 def _line(row: dict, *cells: str) -> str:
     memory = ", fresh memory" if row["memory"] == "fresh" else ""
     size = f"{row['size']}, {row['dtype']}{memory}"
@@ -212,15 +241,15 @@ def _cell(ratio: float, name: str) -> str:
     return f"{ratio:.2f}, {name}" if name else ""
 
 
-def _source(path: Path, results: dict) -> str:
+def _source(path: Path, results: dict, to_root: str = "") -> str:
     about, machine = results["environment"], results["machine"]
     commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
+    where = f"{about['cpu']}, {about['variant']}, {in_threads(about['threads'])}"
     return (
-        f"[{path.name}](benchmarks/results/{path.name}) ({about['cpu']}, {about['variant']}, "
-        f"{in_threads(about['threads'])}, {about['date'][:10]}, commit {commit}; torch "
-        f"{about['torch']}, NumPy {about['numpy']}, transformers {about['transformers']}; copies "
-        f"{machine['copy']['rate'] / 1e9:.1f} GB/s and multiplies matrices at "
-        f"{machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run)"
+        f"[{path.name}]({to_root}benchmarks/results/{path.name}) ({where}, {about['date'][:10]}, "
+        f"commit {commit}; torch {about['torch']}, NumPy {about['numpy']}, transformers "
+        f"{about['transformers']}; copies {machine['copy']['rate'] / 1e9:.1f} GB/s and multiplies "
+        f"matrices at {machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run)"
     )
 
 

@@ -28,7 +28,6 @@ from benchmarks import (
     attention_threads,
     bench,
     bench_attention,
-    training_step,
 )
 from benchmarks.attention_inputs import Inputs, dense, exact_results, gathered, judged, skewed
 from benchmarks.case import Compiler
@@ -248,28 +247,6 @@ def test_the_profile_needs_perf(monkeypatch, capsys):
     assert "needs perf" in capsys.readouterr().err
 
 
-def test_kinds_of_operators():
-    kinds = {
-        "wavepe::attention_forward": "attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
-        "aten::addmm": "linear layers",
-        "aten::_fused_adamw_": "optimizer",
-        "aten::mul": "element by element, copies",
-        "MulBackward0": None,
-    }
-    assert {name: training_step.kind_of(name) for name in kinds} == kinds
-
-
-def test_the_models_differ_in_position_alone():
-    models = training_step.models(training_step.demo_settings())
-    ours, alibi, stock = (models[name] for name in ("wavelets", "alibi", "stock"))
-    assert ours.config.position_encoding == training_step.SPEC
-    assert alibi.config.position_encoding == "alibi"
-    assert stock.config._attn_implementation == "sdpa"
-    sizes = [{name: p.shape for name, p in m.named_parameters()} for m in models.values()]
-    assert sizes[0] == sizes[1] == sizes[2]
-
-
 # ------------------------------------------------------------------ the page
 
 PAGE = "".join(
@@ -340,7 +317,7 @@ def test_the_page_is_written_and_checked(repository, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", ["1t.json", "attention-memory.json", "training-step.json"])
+@pytest.mark.parametrize("missing", ["1t.json", "attention-memory.json", "attention-terms.json"])
 def test_a_missing_source_is_named(missing, repository, tmp_path, capsys):
     root = tmp_path / "copy"
     shutil.copytree(repository, root)

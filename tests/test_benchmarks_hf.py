@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,8 +16,9 @@ pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 
-from benchmarks import hf_decoding, hf_models, hf_page
+from benchmarks import hf_decoding, hf_models, hf_page, hf_profile
 from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
+from benchmarks.readme import newest_results
 
 TINY = {"layers": 1, "hidden": 128}
 MIB = 1 << 20
@@ -148,10 +151,59 @@ def test_decoding_appends_to_a_cache_that_is_cut_again():
     torch.testing.assert_close(call(), first, rtol=0, atol=0)
 
 
+# ------------------------------------------------------------------ where the time goes
+
+
+def test_kinds_of_operators():
+    kinds = {
+        "wavepe::attention_forward": "attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
+        "aten::addmm": "linear layers",
+        "aten::_fused_adamw_": "loss, optimizer",
+        "wavepe::rope_table": "other operators",
+        "aten::mul": "other operators",
+        "MulBackward0": None,
+    }
+    assert {name: hf_profile.kind_of(name) for name in kinds} == kinds
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    assert hf_profile.main(["--quick", "--repeats", "1", "--json", str(path)]) == 0
+    return path
+
+
+def test_the_parts_of_a_call_sum_to_its_time(profiled):
+    rows = json.loads(profiled.read_text())["rows"]
+    assert [row["phase"] for row in rows] == [x.phase for x in hf_profile.SITUATIONS]
+    for row in rows:
+        for parts in row["shares"].values():
+            assert sum(parts.values()) == pytest.approx(1)
+            assert parts["linear layers"] > 0
+            assert parts["attention"] > 0
+            assert (parts["loss, optimizer"] > 0) == (row["phase"] == hf_profile.TRAINING)
+
+
+def test_models_of_one_shape_share_their_weights():
+    models = hf_models.same_weights(hf_decoding.TINY, ("stock", "rope", "none"))
+    weights = [[id(weight) for weight in model.parameters()] for model in models.values()]
+    assert weights[0] == weights[1] == weights[2]
+    assert models["stock"].config._attn_implementation == "sdpa"
+    assert models["rope"].config.position_encoding == "rope"
+
+
 # ------------------------------------------------------------------ the pages
 
 MARKERS = {
-    hf_page.SPEED_PAGE: ("hf-time", "hf-memory", "hf-fused-rope", "hf-decoding"),
+    hf_page.SPEED_PAGE: (
+        "hf-time",
+        "hf-memory",
+        "hf-fused-rope",
+        "hf-decoding",
+        "hf-profile",
+        "kernels",
+    ),
     hf_page.SWAP_PAGE: ("hf-swap",),
 }
 
@@ -161,7 +213,7 @@ CPU = " ".join(["Name"] * 10)
 
 
 @pytest.fixture
-def repository(run, tmp_path):
+def repository(run, profiled, tmp_path):
     """Pages with empty markers, the results of the tiny run, and the kept ones of the swap."""
     for file in (hf_page.SPEED, hf_page.SWAP):
         (tmp_path / file).parent.mkdir(parents=True)
@@ -170,6 +222,10 @@ def repository(run, tmp_path):
     named = {**run, "environment": {**run["environment"], "cpu": CPU}}
     (tmp_path / hf_page.SPEED).write_text(json.dumps(named))
     (tmp_path / hf_page.SWAP).write_bytes((ROOT / hf_page.SWAP).read_bytes())
+    shutil.copy(profiled, tmp_path / hf_page.PROFILE)
+    shutil.copy(
+        newest_results(ROOT / hf_page.RESULTS)["ops.relative_bias"], tmp_path / hf_page.RESULTS
+    )
     for page, names in MARKERS.items():
         text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)
         (tmp_path / page).write_text(f"before\n{text}after\n")
@@ -191,8 +247,10 @@ def test_the_pages_are_written_and_checked(repository, run, capsys):
         assert table(run) in speed
     unwrapped = " ".join(speed.split())
     for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
-        assert unwrapped.count(words) == (3 if "heads" in words else 4)
+        assert unwrapped.count(words) == (3 if "heads" in words else 6)
     assert "| 2 layers of 64, 2 / 1 heads | 8 |" in speed
+    assert "| decoding, 8 x 16 | stock |" in speed
+    assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", speed)
     kept = json.loads((ROOT / hf_page.SWAP).read_text())
     for each in kept["runs"]:
         assert f"| `{each['encoding']}` |" in swap
