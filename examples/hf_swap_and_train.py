@@ -111,9 +111,8 @@ def train(
     model: torch.nn.Module, text: np.ndarray, args: argparse.Namespace, steps: int, first: int
 ) -> float:
     """Train for `steps` with the batches `first`, `first` + 1, ...; return the seconds."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
+    groups = wavepe.hf.parameter_groups(model, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: learning_rate(i, steps))
     began = time.perf_counter()
     model.train()

@@ -26,6 +26,7 @@ from wavepe.cli.compare.plan import plan_of
 from wavepe.cli.compare.settings import Settings
 from wavepe.cli.device import CPU, Device
 from wavepe.cli.errors import CommandError
+from wavepe.hf.learned import learned_ids
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)
 ONE = {"specs": ["none"]}
@@ -36,6 +37,20 @@ def like_cuda(monkeypatch):
     """Let `--device cuda` be the CPU, used like a GPU."""
     named = {"cpu": CPU, "cuda": LIKE_CUDA}
     monkeypatch.setattr(devices, "device_named", named.get)
+
+
+@pytest.mark.parametrize(
+    "spec", ["shaw", "t5", "transformer_xl", "kerple", "wavelet:scales=2,biases=true"]
+)
+def test_nothing_that_an_encoding_learns_decays(spec):
+    model = training.new_model(spec, 0, SETTINGS)
+    groups = training._optimizer(model, SETTINGS).param_groups
+    decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
+    learned = learned_ids(model)
+    for name, weight in model.named_parameters():
+        matrix = weight.dim() >= 2 and id(weight) not in learned
+        assert decay[id(weight)] == (training.WEIGHT_DECAY if matrix else 0), name
+    assert learned
 
 
 @pytest.mark.parametrize("built", [None, "13.0"])

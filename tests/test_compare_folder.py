@@ -137,6 +137,10 @@ def test_out_that_cannot_serve(copy, tmp_path, capsys):
     other.write_bytes(b"some other text " * 100)
     assert "text_sha256" in refused(capsys, copy, data=other, **TWO)
     assert figures(copy) == before
+    kept = json.loads((copy / "settings.json").read_text())
+    del kept["decayed"]  # a folder of the time when tables that an encoding learns decayed, too
+    (copy / "settings.json").write_text(json.dumps(kept))
+    assert "decayed None there, the model's matrices here" in refused(capsys, copy, **TWO)
 
 
 def test_one_process_a_folder(tmp_path, capsys):

@@ -25,6 +25,10 @@ from .protocols import Protocol
 from .rows import Row
 from .tasks import TASKS
 
+# Which parameters take weight decay. Older folders, which decayed matrices that an encoding learns,
+# have no such entry, so their rows are not mixed with new ones.
+DECAYED = "the model's matrices"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -67,7 +71,7 @@ class Settings:
         settings = asdict(self)
         if not self.imports:  # folders of earlier comparisons do not have this key
             del settings["imports"]
-        return json.loads(json.dumps({**settings, "text_sha256": text_sha256}))
+        return json.loads(json.dumps({**settings, "text_sha256": text_sha256, "decayed": DECAYED}))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Settings:

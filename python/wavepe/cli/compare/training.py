@@ -290,17 +290,9 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _optimizer(model: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return AdamW with weight decay for matrices only."""
-    parameters = list(model.parameters())
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ],
-        lr=settings.learning_rate,
-        betas=BETAS,
-        fused=True,
-    )
+    """Return AdamW; only the model's matrices decay, and nothing that an encoding learns."""
+    groups = wavepe.hf.parameter_groups(model, WEIGHT_DECAY)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=BETAS, fused=True)
 
 
 def _intermediate(hidden: int) -> int:
