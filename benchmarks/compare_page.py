@@ -65,6 +65,7 @@ COMBINED = (
 )
 W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
 HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
+BANK, FIXED_BANK = "relative:extent=128,rank=24", "wavelet:rank=24,from_input=true"
 FIXED_BASES = tuple(f"rope:theta=10000,inference_theta={10000 * n}" for n in (2, 4, 8, 16, 64))
 L_SCALED, SCALED = "rope:theta=128,inference_theta=scaled", "rope:inference_theta=scaled"
 
@@ -118,6 +119,11 @@ CLAIMS = (
     Claim("RoPE and wavelets by turns of layers are ahead of wavelets alone", "combinations",
           "rope@::2+wavelet:scales=6@1::2", W),
     Claim("RoPE with ALiBi is ahead of ALiBi", "combinations", "rope+alibi", "alibi"),
+    Claim("A learned bank is ahead of Transformer-XL", "recent", BANK, "transformer_xl"),
+    Claim("A fixed bank that the input reads is ahead of the learned one", "recent", FIXED_BANK,
+          BANK),
+    Claim("A fixed bank that the input reads is ahead of Transformer-XL", "recent", FIXED_BANK,
+          "transformer_xl"),
 )  # fmt: skip
 
 
@@ -432,11 +438,19 @@ def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     return statistics.correlation(*ranks)
 
 
+def why(root: Path) -> str:
+    """Return what encodings add to the scores, near and far."""
+    from .score_parts import NAME, table  # needs torch and transformers
+
+    return table(kept(root, NAME))
+
+
 SECTIONS: dict[str, Callable[[Path], str]] = {
     "claims": claims,
     "wavelet": tables_of("wavelet"),
     "protocols": protocols,
     "combinations": tables_of("combinations"),
+    "score-parts": why,
     "recent": tables_of("recent"),
     "theta": tables_of("theta"),
     "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking"),
