@@ -1,17 +1,18 @@
 """Split the scores of trained models into content and position, by distance.
 
-The models are the checkpoints of `wavepe compare --preset combinations`, read on held-out text of 16
-times the trained length. Means are taken over queries, heads and layers:
+The models are checkpoints of `wavepe compare` with the presets `combinations` and `recent`, read on
+held-out text of 16 times the trained length. Means are taken over queries, heads and layers:
 
 content    q . k; RoPE's rotation counts here, as it cannot be told from the content
 position   what the encoding adds: its mean over the queries, and how far a query's value is from it
 weight     the weight of the keys, for the last 64 queries
 
-python -m benchmarks.score_parts FOLDER      keep the figures, and draw the picture
+python -m benchmarks.score_parts FOLDER ...    keep the figures, and draw the picture
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-import wavepe.hf
+import wavepe.hf  # noqa: F401 (it knows models of compare)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from wavepe import ops
@@ -36,15 +37,16 @@ FACTOR = 16  # lengths over the trained one
 SEQUENCES = 8
 LAST = 64  # queries whose weights count
 NAME = "score-parts"
-MODELS = {
-    "rope": "rope-theta-10000",
-    "alibi": "alibi",
-    "transformer_xl": "transformer_xl",
-    "wavelet": "wavelet-scales-6",
-    "wavelet, biases": "wavelet-scales-6-biases-true",
-    "wavelet, projection": "wavelet-scales-6-projection-true",
-    "wavelet, biases, projection": "wavelet-scales-6-projection-true-biases-true",
-}
+SPECS = (
+    "rope:theta=10000",
+    "kerple",
+    "transformer_xl",
+    "wavelet:scales=6",
+    "wavelet:scales=6,biases=true",
+    "wavelet:scales=6,projection=true",
+    "wavelet:scales=6,biases=true,projection=true",
+    "wavelet:rank=24,from_input=true",
+)
 
 
 # ------------------------------------------------------------------ the parts of one call
@@ -151,7 +153,7 @@ def parts_of(call: dict) -> dict[str, list[float]]:
         "of_query": spread.sqrt().mean(0),
     }
     edges = edges_of(n)
-    bins = [slice(*pair) for pair in zip(edges, edges[1:], strict=False)]
+    bins = [slice(*pair) for pair in itertools.pairwise(edges)]
     found = {name: [values[b].mean().item() for b in bins] for name, values in means.items()}
     found["weight"] = [weights[..., b].sum(-1).mean().item() for b in bins]
     return found
@@ -173,21 +175,19 @@ def measured(folder: Path, text: np.ndarray, length: int, sequences: int) -> dic
 
 
 def table(kept: dict) -> str:
-    """Return what is near, at the trained length and far, and the weight beyond it, as Markdown."""
+    """Return the encoding's part at four distances, and the weight far away, as Markdown."""
     edges, trained = kept["edges"], kept["train_length"]
-    length = edges[-1]
-    at = {
-        f"at {distance}": edges.index(distance) for distance in (1, trained // 4, trained, length // 2)
-    }
-    heads = [f"position {place}" for place in at]
+    shown = (1, trained // 4, trained, edges[-1] // 2)
+    heads = [f"position at {distance}" for distance in shown]
     lines = [
         f"| encoding | {' | '.join(heads)} | weight beyond {trained} |",
         "|---|" + "---:|" * (len(heads) + 1),
     ]
     for name, found in kept["models"].items():
-        cells = [f"{found['position'][i]:.1f} ± {found['of_query'][i]:.1f}" for i in at.values()]
+        at = map(edges.index, shown)
+        cells = [f"{found['position'][i]:.1f} ± {found['of_query'][i]:.1f}" for i in at]
         far = sum(found["weight"][edges.index(trained) :])
-        lines.append(f"| {name} | {' | '.join(cells)} | {100 * far:.0f} % |")
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {100 * far:.0f} % |")
     return "\n".join(lines)
 
 
@@ -197,7 +197,8 @@ def draw(kept: dict, path: Path) -> None:
     columns = (len(models) + 1) // 2
     figure = new_figure(2.6 * columns, 5.2)
     grid = figure.subplots(2, columns, sharex=True, sharey=True, squeeze=False)
-    middles = [max(1, a) * 2**0.5 for a in kept["edges"][:-1]]
+    middles = [0.5, *(a * 2**0.5 for a in kept["edges"][1:-1])]  # 0 stands at 0.5
+    ticks = [1, length // 8, length, 8 * length]
     for axes in grid.flat[len(models) :]:
         axes.set_axis_off()
     for axes, (name, found) in zip(grid.flat, models.items(), strict=False):
@@ -210,7 +211,8 @@ def draw(kept: dict, path: Path) -> None:
         )  # fmt: skip
         axes.axvline(length, color="0.5", linestyle=":", label="trained length")
         axes.set_xscale("log", base=2)
-        axes.set_title(name, fontsize="medium", loc="left")
+        axes.set_xticks(ticks, ticks)
+        axes.set_title(name.replace(",", ",\n", 1), fontsize="small", loc="left")
         axes.grid(True, color="0.9")
     for axes in grid[:, 0]:
         axes.set_ylabel("part of the score")
@@ -225,17 +227,19 @@ def draw(kept: dict, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, keep and draw; return 0."""
     parser = new_parser(__doc__)
-    parser.add_argument("folder", type=Path, help="the folder that wavepe compare wrote")
+    parser.add_argument("folder", type=Path, nargs="+", help="a folder that wavepe compare wrote")
     add_root(parser)
     args = parser.parse_args(argv)
-    results = json.loads((args.folder / "results.json").read_text("utf-8"))
+    results = json.loads((args.folder[0] / "results.json").read_text("utf-8"))
     trained = results["train_length"]
     length = FACTOR * trained
     text = load_text(None, SEQUENCES * length, trained).held_out
-    models = {
-        name: measured(args.folder / "checkpoints" / f"{stem}-seed0", text, length, SEQUENCES)
-        for name, stem in MODELS.items()
+    folders = {
+        json.loads(file.read_text("utf-8"))["spec"]: file.parent
+        for folder in args.folder
+        for file in folder.glob("checkpoints/*-seed0/training.json")
     }
+    models = {spec: measured(folders[spec], text, length, SEQUENCES) for spec in SPECS}
     kept = {"train_length": trained, "edges": edges_of(length), "models": models}
     (args.root / KEPT / f"{NAME}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     draw(kept, args.root / PICTURES / f"{NAME}.png")

@@ -1,4 +1,4 @@
-"""benchmarks/score_parts.py: content and position are all that the attention's weights come from."""
+"""benchmarks/score_parts.py: content and position are all that weights of attention come from."""
 
 import pytest
 
