@@ -88,12 +88,6 @@ class Rows:
         return self.found.get((op, dtype, who, kind, length, d))
 
     @staticmethod
-    def over_rival(row: dict | None, rival: str) -> str:
-        """Return wavepe's time over the rival's, or "" if the row or the rival is missing."""
-        ratio = row and row["ratios"].get(rival)
-        return f"{1 / ratio['rounds']:.2f}" if ratio else ""
-
-    @staticmethod
     def rival_over(row: dict | None, rival: str) -> str:
         """Return the rival's time over wavepe's, or "" if the row or the rival is missing."""
         ratio = row and row["ratios"].get(rival)
@@ -180,6 +174,15 @@ def machine_of(rows: Rows) -> str:
     return f"{rows.about['cpu']}, {rows.about['variant']}"
 
 
+def over_rival(rows: Sequence[dict | None], rival: str) -> str:
+    """Return wavepe's time over the rival's with each number of threads; missing ones are left out.
+
+    `rows` has the row of one case for each number of threads.
+    """
+    ratios = (row["ratios"].get(rival) for row in rows if row)
+    return " / ".join(f"{1 / ratio['rounds']:.2f}" for ratio in ratios if ratio)
+
+
 def times(machines: Sequence[dict[int, Rows]]) -> str:
     """Return wavepe's time over that of PyTorch's attention without positions, by machine."""
     return "\n\n".join(f"### {machine_of(of[1])}\n\n{times_on(of)}" for of in machines)
@@ -195,7 +198,7 @@ def times_on(by_threads: dict[int, Rows]) -> str:
         cells = [f"{length}"]
         for op, kind in OVER_SDPA.values():
             both = [rows.get(op, _sized(kind, length), length, d) for rows in by_threads.values()]
-            cells.append(" / ".join(filter(None, (Rows.over_rival(row, "sdpa") for row in both))))
+            cells.append(over_rival(both, "sdpa"))
         lines.append(cells)
     table = markdown([f"L, d = {d}", *OVER_SDPA], lines)
     return "\n\n".join([table, "\n".join(map(made_with, by_threads.values()))])
@@ -216,8 +219,7 @@ def bfloat16(machines: Sequence[dict[int, Rows]]) -> str:
     for key in keys:
         cells = [f"`{key[0]}` {machines[0][1].found[key]['size']}"]
         for by_threads in machines:
-            both = [Rows.over_rival(rows.found.get(key), "sdpa") for rows in by_threads.values()]
-            cells.append(" / ".join(filter(None, both)))
+            cells.append(over_rival([rows.found.get(key) for rows in by_threads.values()], "sdpa"))
         lines.append(cells)
     return markdown(["", *(machine_of(by_threads[1]) for by_threads in machines)], lines)
 
@@ -232,9 +234,7 @@ def others(machines: Sequence[dict[int, Rows]]) -> str:
             continue
         both = [rows.found.get(key) for rows in by_threads.values()]
         cells = [f"`{op}` {row['size']}, {dtype}", f"{1e3 * row['seconds']['median']:.2f} ms"]
-        for name in ("sdpa", "plain"):
-            ratios = (Rows.over_rival(one, name) for one in both)
-            cells.append(" / ".join(filter(None, ratios)))
+        cells += [over_rival(both, name) for name in ("sdpa", "plain")]
         theirs = [name for name in row["ratios"] if name not in ("sdpa", "plain")]
         cells.append(", ".join(f"{Rows.rival_over(row, name)} {name}" for name in theirs))
         lines.append(cells)

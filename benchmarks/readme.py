@@ -19,7 +19,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,30 +144,43 @@ def newest_results(folder: Path) -> dict[str, Path]:
     return {row["op"]: path for *_, path, rows in dated for row in rows}
 
 
+def own_rows(folder: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path, dict]]]:
+    """Return wavepe's rows of each operator, and the file and the results that they come from.
+
+    The rows are of the variant that wavepe chooses itself.
+    """
+    newest = newest_results(folder)
+    loaded = {path: json.loads(path.read_text("utf-8")) for path in set(newest.values())}
+    found = {op: (path, loaded[path]) for op, path in sorted(newest.items())}
+    rows = {
+        op: [
+            row
+            for row in results["rows"]
+            if row["op"] == op
+            and row["who"] == "wavepe"
+            and row["variant"] == results["environment"]["variant"]
+        ]
+        for op, (_, results) in found.items()
+    }
+    return rows, found
+
+
 def bench_section(folder: Path) -> str:
     """Return the headline rows, the rows where a rival is faster, and the sources.
 
     Of the latter rows, each operator shows the slowest. All rows are of the variants that wavepe
     chooses itself.
     """
-    newest = newest_results(folder)
-    loaded = {path: json.loads(path.read_text("utf-8")) for path in set(newest.values())}
+    rows, found = own_rows(folder)
     headline: list[dict] = []
     slower: list[dict] = []
-    for op, path in sorted(newest.items()):
-        variant = loaded[path]["environment"]["variant"]
-        own = [
-            row
-            for row in loaded[path]["rows"]
-            if row["op"] == op and row["who"] == "wavepe" and row["variant"] == variant
-        ]
+    for own in rows.values():
         headline += [row for row in own if row["headline"]]
         worst = min(own, key=lambda row: _fastest(row, AIMED_AT)[0], default=None)
         if worst and _fastest(worst, AIMED_AT)[0] < SLOWER:
             slower.append(worst)
     if not headline:
         raise Missing(f"the results in {folder} hold no headline rows")
-    shown = {newest[row["op"]] for row in (*headline, *slower)}
     lines = [
         "The number before a rival says how many times as long it takes: above 1 wavepe is faster. "
         "Times are medians. *Fresh* memory comes from the system page by page.",
@@ -185,7 +198,7 @@ def bench_section(folder: Path) -> str:
         "|---|---|---:|---|",
         *(_line(row, _cell(*_fastest(row, AIMED_AT))) for row in slower),
         "",
-        f"All rows: `make bench` and {'; '.join(_source(p, loaded[p]) for p in sorted(shown))}.",
+        f"All rows: `make bench` and {_sources(found, (*headline, *slower))}.",
     ]
     return "\n".join(line if line.startswith("|") else wrapped(line) for line in lines)
 
@@ -196,16 +209,12 @@ def kernel_rates(folder: Path) -> str:
     Rates are those of the variant that wavepe chooses, in memory that was used before.
     """
     largest: dict[tuple[str, str], dict] = {}
-    newest = newest_results(folder)
-    for op, path in sorted(newest.items()):
-        results = json.loads(path.read_text("utf-8"))
-        variant = results["environment"]["variant"]
-        for row in results["rows"]:
-            ours = row["op"] == op and row["who"] == "wavepe" and row["variant"] == variant
-            if not ours or not op.startswith("ops.") or row["memory"] == "fresh":
-                continue
-            key = (op, row["dtype"])
-            largest[key] = max(largest.get(key, row), row, key=lambda each: each["work"])
+    rows, found = own_rows(folder)
+    for op, own in rows.items():
+        for row in own:
+            if op.startswith("ops.") and row["memory"] != "fresh":
+                key = (op, row["dtype"])
+                largest[key] = max(largest.get(key, row), row, key=lambda each: each["work"])
     lines = ["| operation | input | rate | share of the machine |", "|---|---|---:|---:|"]
     for (op, dtype), row in largest.items():
         rate = f"{row['rate'] / 1e9:,.1f} {row['unit']}"
@@ -213,10 +222,7 @@ def kernel_rates(folder: Path) -> str:
         lines.append(
             f"| `{op}` | {row['size']}, {dtype} | {rate} | {100 * row['share']:.0f} % of {of} |"
         )
-    shown = {newest[op] for op, _ in largest}
-    loaded = {path: json.loads(path.read_text("utf-8")) for path in sorted(shown)}
-    sources = "; ".join(_source(path, results, "../../") for path, results in loaded.items())
-    return "\n".join([*lines, "", wrapped(f"{sources}.")])
+    return "\n".join([*lines, "", wrapped(f"{_sources(found, largest.values(), '../../')}.")])
 
 
 def _line(row: dict, *cells: str) -> str:
@@ -241,7 +247,13 @@ def _cell(ratio: float, name: str) -> str:
     return f"{ratio:.2f}, {name}" if name else ""
 
 
-def _source(path: Path, results: dict, to_root: str = "") -> str:
+def _sources(found: dict[str, tuple[Path, dict]], rows: Iterable[dict], to_root: str = "") -> str:
+    """Return the files that these rows come from, each once."""
+    shown = dict(found[row["op"]] for row in rows)
+    return "; ".join(_source(path, shown[path], to_root) for path in sorted(shown))
+
+
+def _source(path: Path, results: dict, to_root: str) -> str:
     about, machine = results["environment"], results["machine"]
     commit = (about["commit"] or "unknown")[:12] + (" with changes" if about["dirty"] else "")
     where = f"{about['cpu']}, {about['variant']}, {in_threads(about['threads'])}"

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 from wavepe import ops
 from wavepe.analysis.plots._figure import COLOURS, new_figure, save
 from wavepe.cli.compare.data import load_text
+from wavepe.ops._tables import rows_at
 
 from .command import new_parser
 from .compare_page import KEPT, PICTURES
@@ -90,15 +91,6 @@ def position_term(call: dict) -> Tensor:
         rows = rows_at(p.float(), first or 0, beyond or "zero", distances)
         term += scale_of(call) * (r.float() @ rows.mT)
     return term
-
-
-def rows_at(table: Tensor, first: int, beyond: str, distances: Tensor) -> Tensor:
-    """Return the rows of a table (.., rows, d) at these distances."""
-    row, last = distances - first, table.shape[-2] - 1
-    found = table[..., row.clamp(0, last), :]
-    if beyond == "edge":
-        return found
-    return found * ((row >= 0) & (row <= last))[:, None]
 
 
 def scale_of(call: dict) -> float:
