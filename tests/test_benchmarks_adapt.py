@@ -14,7 +14,7 @@ from compare_cases import compare
 from hf_model import tiny
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import adapt_page, adapt_recipes, real_model
+from benchmarks import adapt_page, adapt_recipes, prose, real_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
@@ -92,9 +92,9 @@ def test_a_real_model(tmp_path, capsys):
 
 def test_documents(tmp_path):
     page = "<html><head><title>x</title></head><p>It is&nbsp;so.<pre>code</pre><br>And more.</html>"
-    assert real_model.text_of(page) == "It is\xa0so.\nAnd more."
+    assert prose.text_of(page) == "It is\xa0so.\nAnd more."
     (tmp_path / "a.html").write_text(page + "<p>" + "word " * 500)
     (tmp_path / "b.de.html").write_text(page + "<p>" + "Wort " * 500)
     (tmp_path / "c.txt").write_text("short")
-    (one,) = real_model.documents(tmp_path)
+    (one,) = prose.documents(tmp_path)
     assert one.startswith("It is")

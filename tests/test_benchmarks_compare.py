@@ -55,6 +55,37 @@ def test_what_is_not_complete_is_not_kept(folder, tmp_path):
         keep(path.parent, tmp_path)
 
 
+def test_rows_are_added(folder, tmp_path):
+    found = results(folder)
+    found["runs"] = [run for run in found["runs"] if run["encoding"] == "alibi"]
+    found["runs"] += [dict(run, encoding="shaw") for run in found["runs"]]
+    for run in found["runs"]:
+        run["perplexity"] = dict.fromkeys(run["perplexity"], 7.0)
+    found["environment"]["settings"]["encodings"] = ["alibi", "shaw"]
+    found["environment"]["machine"] = "Another machine"
+    old, folder = keep(folder, tmp_path), tmp_path / "newer"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(found))
+    add = ["--root", str(tmp_path), "--add", str(folder), "wavelet"]
+    for _ in range(2):  # the second time its rows take the place of themselves
+        assert compare_page.main(add) == 0
+        kept = compare_page.kept(tmp_path, "wavelet")
+        assert [run["encoding"] for run in kept["runs"]] == 2 * ["none", "alibi", "shaw"]
+        assert kept["environment"]["settings"]["encodings"] == ["none", "alibi", "shaw"]
+        assert kept["runs"][::3] == old["runs"][::2]
+        newer_rows = kept["runs"][1:3] + kept["runs"][4:]
+        assert {run["perplexity"]["32"] for run in newer_rows} == {7.0}
+        assert [one["rows"] for one in kept["added"]] == [["alibi", "shaw"]]
+    table = compare_page.tables_of("wavelet")(tmp_path)
+    assert "Newer rows: `alibi`, `shaw`." in table
+    assert "Another machine" in table
+    found["environment"]["settings"]["steps"] = 7
+    (folder / "results.json").write_text(json.dumps(found))
+    with pytest.raises(SystemExit, match="steps"):
+        compare_page.main(add)
+    assert compare_page.kept(tmp_path, "wavelet") == kept
+
+
 @pytest.mark.parametrize(
     ("first", "second", "cell"),
     [
