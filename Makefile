@@ -135,6 +135,7 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.rope_roofline --write
 	$(BIN)/python -m benchmarks.rope_images_page --write
 	$(BIN)/python -m benchmarks.compare_page --write
+	$(BIN)/python -m benchmarks.choice_page --write
 	$(BIN)/python -m benchmarks.multiscale_rope --write
 	$(BIN)/python -m benchmarks.attention_page --write
 	$(BIN)/python -m benchmarks.cuda_kernels --write

@@ -30,20 +30,9 @@ def updated(text: str, root: Path) -> str:
     return replaced(text, "small", "\n\n".join(map(small, _kept(root, "adapt"))), PAGE)
 
 
-def readme_sentence(root: Path) -> str:
-    """Return README's sentence on a real model."""
-    run = max(_kept(root, "real-model"), key=lambda run: run["settings"]["tokens"])
-    rows = {row["arm"]: row["perplexity"] for row in run["rows"]}
-    given, near, far = run["settings"], str(run["settings"]["length"]), str(2 * TRAINED_LENGTH)
-    cells = {name: f"{rows[name][near]:.2f} and {rows[name][far]:.2f}" for name in rows}
-    return wrapped(
-        f"**A real model**: the trained length of {run['model']} is {TRAINED_LENGTH} tokens. "
-        "`wavepe.hf.adapt` gave it wavelets in the place of RoPE's slow pairs, and "
-        f"{given['tokens']:,} tokens of training. Its perplexity at {near} and {far} tokens is "
-        f"then {cells['plain']}. The stock model, trained on the same tokens, has "
-        f"{cells['control']}; with YaRN and no training it has {cells['yarn']}. "
-        "[More](docs/results/adapt.md)"
-    )
+def largest(root: Path) -> dict[str, Any]:
+    """Return the kept run of benchmarks.real_model with the most tokens."""
+    return max(_kept(root, "real-model"), key=lambda run: run["settings"]["tokens"])
 
 
 def _kept(root: Path, name: str) -> list[dict[str, Any]]:

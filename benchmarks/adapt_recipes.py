@@ -63,6 +63,8 @@ def arms(rope: str) -> Iterator[Arm]:
         yield Arm(spec)
     for other in ("wavelet", "wavelet:biases=true", "alibi", "kerple", "transformer_xl"):
         yield Arm(f"{rope}+{other}")
+    for spec in (RICH, chosen):
+        yield Arm(f"{spec}+kerple")
     yield Arm(f"{chosen},shared=true", 30)
     yield Arm(f"rope@::2+{RICH}@1::2", 30)  # by layer
     yield Arm(RICH, 30)
@@ -70,6 +72,7 @@ def arms(rope: str) -> Iterator[Arm]:
     yield Arm(None, steps=1000)
     for transfer in (0, 30, 300):
         yield Arm(chosen, transfer, steps=1000)
+    yield Arm(f"{chosen}+kerple", steps=1000)
 
 
 def stock_model(folder: Path) -> Any:
@@ -119,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="the folder that wavepe compare wrote")
     parser.add_argument("--data", metavar="PATH", help="the text that the models were trained on")
-    parser.add_argument("--arms", type=int, metavar="N", help="only the first N arms")
+    parser.add_argument("--arms", type=int, nargs="+", metavar="N", help="only these (from 0)")
     add_json(parser)
     args = parser.parse_args(argv)
     return run(args)
@@ -146,7 +149,9 @@ def run(args: argparse.Namespace) -> int:
     folders = sorted((args.folder / "checkpoints").glob("rope*-seed*"))
     stocks = [stock_model(folder) for folder in folders]
     kept = recipes.choose("auto", RICH, families.decoder(stocks[0]), length).encoding.rotary
-    for arm in list(arms(str(kept)))[: args.arms]:
+    for number, arm in enumerate(arms(str(kept))):
+        if args.arms is not None and number not in args.arms:
+            continue
         for seed, stock in enumerate(stocks):
             if (arm.label, seed) in there:
                 continue

@@ -123,3 +123,9 @@ def page_command(
     add_page(parser, page, required=True)
     args = parser.parse_args(argv)
     return write_page(page, updated, args.root, args.check)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table of cells that are Markdown."""
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])

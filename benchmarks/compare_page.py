@@ -1,7 +1,4 @@
-"""Write the tables of docs/results/index.md from kept comparisons.
-
-README's table of wins and losses is made here too. benchmarks/results/compare/NAME.json is the
-results.json of a preset, without its large parts.
+"""Write the tables of docs/results/index.md and more.md from kept comparisons.
 
 python -m benchmarks.compare_page --keep FOLDER NAME    keep the results.json of a folder as NAME
 python -m benchmarks.compare_page --add FOLDER NAME     add its rows to NAME, or take their place
@@ -11,15 +8,14 @@ python -m benchmarks.compare_page --write | --check     --write draws the pictur
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from wavepe.analysis.plots import perplexity_by_length
-from wavepe.cli.compare.presets import PRESETS
 from wavepe.cli.compare.protocols import Protocol
 from wavepe.cli.compare.report import (
     headings,
@@ -28,19 +24,16 @@ from wavepe.cli.compare.report import (
     sections,
     title,
 )
-from wavepe.cli.compare.rows import Row
 from wavepe.cli.compare.settings import Settings
-from wavepe.cli.tables import Row as TableRow
 from wavepe.cli.tables import markdown_rows
 
 from .command import add_page, new_parser, write_page
+from .compare_claims import BEST, LEARNED, claims
+from .compare_kept import KEPT, keep_results, kept, made_with
 from .readme import Missing, replaced, wrapped
 
-PAGE = Path("docs", "results", "index.md")
-KEPT = Path("benchmarks", "results", "compare")
 PICTURES = Path("docs", "results")
-FAIRSEQ, SWAP = PICTURES / "fairseq-demo.json", PICTURES / "hf-swap.json"
-ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")
+PAGE, MORE = PICTURES / "index.md", PICTURES / "more.md"
 # README's picture has no room for all rows. It shows the encodings in use, and the best ones.
 HEADLINE = (
     "none",
@@ -51,12 +44,9 @@ HEADLINE = (
     "kerple",
     "transformer_xl",
     "wavelet:scales=6",
+    BEST,
 )
-# README's table has the rivals that were trained with their encoding and are close.
-RIVALS = (*HEADLINE[1:-1], "shaw", "sandwich")
-ONE_SEED = 0.02  # twice the usual difference between seeds
 # The picture of combinations has these.
-LEARNED = "wavelet:scales=6,biases=true,projection=true"
 COMBINED = (
     "rope",
     "rope+alibi",
@@ -65,72 +55,9 @@ COMBINED = (
     "rope@::2+wavelet:scales=6@1::2",
     "wavelet:scales=6",
     LEARNED,
-    f"rope:fraction=0.25+{LEARNED}",
+    "wavelet:scales=6+kerple",
+    BEST,
 )
-W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
-HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
-BANK, FIXED_BANK = "relative:extent=128,rank=24", "wavelet:rank=24,from_input=true"
-FIXED_BASES = tuple(f"rope:theta=10000,inference_theta={10000 * n}" for n in (2, 4, 8, 16, 64))
-L_SCALED, SCALED = "rope:theta=128,inference_theta=scaled", "rope:inference_theta=scaled"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A published or expected result: `better` has a lower perplexity than `worse`.
-
-    If `worse` has several rows, `better` is compared to the best of them at each length.
-    """
-
-    text: str
-    preset: str
-    better: str
-    worse: str | tuple[str, ...]
-
-
-CLAIMS = (
-    Claim("Wavelets are ahead of RoPE [W]", "wavelet", W, "rope"),
-    Claim("Wavelets are ahead of ALiBi [W]", "wavelet", W, "alibi"),
-    Claim("Wavelets are ahead of Transformer-XL with its query biases", "wavelet", W,
-          "transformer_xl"),
-    Claim("Wavelets are ahead of sine waves in their place [W]", "wavelet", W,
-          "transformer_xl:biases=false"),
-    Claim("Wavelets are ahead of YaRN without training", "wavelet", W,
-          "rope/rope:type=yarn,factor=scaled"),
-    Claim("Wavelets are ahead of KERPLE", "wavelet", W, "kerple"),
-    Claim("Literal wavelets are ahead of mirrored ones", "wavelet", W, MIRRORED),
-    Claim("Haar of many scales is ahead of Haar of one [W]", "kinds", HAAR, FIXED),
-    Claim("Ricker is ahead of Haar [W]", "kinds", W, HAAR),
-    Claim("Ricker is ahead of Morlet [W]", "kinds", W, "wavelet:kind=morlet,scales=6"),
-    Claim("Gaussian is ahead of Ricker at five times the trained length [W]", "kinds",
-          "wavelet:kind=gaussian,scales=6", W),
-    Claim("Base 128 times the factor of the length is ahead of 10000 times the same factor [F]",
-          "theta", L_SCALED, SCALED),
-    Claim("Base 128 times the factor of the length is ahead of 10000 times the best of five fixed "
-          "factors at each length (control)", "theta", L_SCALED, FIXED_BASES),
-    Claim("Base 128 alone is ahead of 10000 alone", "theta", "rope:theta=128", "rope"),
-    Claim("Wavelets with biases and projection are ahead of plain ones", "combinations", LEARNED,
-          W),
-    Claim("Wavelets with biases and projection are ahead of Transformer-XL", "combinations",
-          LEARNED, "transformer_xl"),
-    Claim("A quarter of RoPE's pairs improves wavelets", "combinations",
-          "rope:fraction=0.25+wavelet:scales=6", W),
-    Claim("A quarter of RoPE's pairs improves wavelets with biases and projection",
-          "combinations", f"rope:fraction=0.25+{LEARNED}", LEARNED),
-    Claim("Wavelets with all three are ahead of Transformer-XL", "combinations",
-          f"rope:fraction=0.25+{LEARNED}", "transformer_xl"),
-    Claim("All of RoPE beside wavelets is ahead of wavelets alone", "combinations",
-          "rope+wavelet:scales=6", W),
-    Claim("RoPE and wavelets by turns of layers are ahead of wavelets alone", "combinations",
-          "rope@::2+wavelet:scales=6@1::2", W),
-    Claim("RoPE with ALiBi is ahead of ALiBi", "combinations", "rope+alibi", "alibi"),
-    Claim("A learned bank is ahead of Transformer-XL", "recent", BANK, "transformer_xl"),
-    Claim("A fixed bank that the input reads is ahead of the learned one", "recent", FIXED_BANK,
-          BANK),
-    Claim("A fixed bank that the input reads is ahead of Transformer-XL", "recent", FIXED_BANK,
-          "transformer_xl"),
-)  # fmt: skip
-
-
 # [W], table 3: perplexity of Ricker's sets of scales, in the preset's order, trained on 512 tokens.
 # The keys are our lengths in bytes; the paper's are 512 tokens, then 2512.
 PUBLISHED = {
@@ -160,129 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Missing as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
-    return write_page(PAGE, updated, args.root, args.check)
-
-
-def keep_results(folder: Path, target: Path, name: str, add: bool = False) -> None:
-    """Keep the results of a comparison, one file for each of its parts.
-
-    With `add` they join what is kept: the same comparison with other rows, or with newer ones.
-    """
-    parts = {path.parent.name: path for path in sorted(folder.glob("*/results.json"))}
-    for part, path in (parts or {"": folder / "results.json"}).items():
-        results = json.loads(path.read_text("utf-8"))
-        about = results["environment"]
-        if not about["complete"]:
-            raise SystemExit(f"{path} is not complete")
-        trained = [model["seconds"] for model in about["models"].values()]
-        kept = {
-            "train_length": results["train_length"],
-            "trainings": len(trained),
-            "seconds": round(sum(trained)),
-            "runs": [_rounded(run) for run in results["runs"]],
-            "environment": {key: about[key] for key in ABOUT},
-        }
-        target.mkdir(exist_ok=True)
-        file = target / f"{name}{f'-{part}' if part else ''}.json"
-        if add:
-            kept = _joined(json.loads(file.read_text("utf-8")), kept, name)
-        file.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-
-
-def _joined(old: dict[str, Any], new: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return `old` with the rows of `new`, in the order of the preset `name`.
-
-    The entry "added" says of each later comparison which rows came from it, and how.
-    """
-    about, settings = new["environment"], dict(new["environment"]["settings"])
-    rows = settings.pop("encodings")
-    there = old["environment"]["settings"] | old["environment"]["data"]
-    other = [key for key, value in (settings | about["data"]).items() if value != there[key]]
-    if other:
-        raise SystemExit(f"the kept {name} was made with other values of {', '.join(other)}")
-    wanted = PRESETS[name].options["encodings"]
-    wanted = wanted(new["train_length"]) if callable(wanted) else wanted
-    order = [Row.parse(spec).name for spec in wanted]
-    stay = [run for run in old["runs"] if run["encoding"] not in rows]
-    runs = sorted(
-        (*stay, *new["runs"]), key=lambda run: (run["seed"], order.index(run["encoding"]))
-    )
-    facts = {key: about[key] for key in ABOUT if key not in ("settings", "data")}
-    added = [one | {"rows": [row for row in one["rows"] if row not in rows]}
-             for one in old.get("added", ())]  # fmt: skip
-    added.append({key: new[key] for key in ("trainings", "seconds")} | facts | {"rows": rows})
-    old["environment"]["settings"]["encodings"] = list(dict.fromkeys(r["encoding"] for r in runs))
-    return old | {"runs": runs, "added": [one for one in added if one["rows"]]}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return value
-
-
-# ------------------------------------------------------------------ the page
-
-
-def kept(root: Path, name: str) -> dict[str, Any]:
-    """Return the kept results of `name`."""
-    path = root / KEPT / f"{name}.json"
-    if not path.exists():
-        raise Missing(f"{path.relative_to(root)} is missing")
-    return json.loads(path.read_text("utf-8"))
+    return max(write_page(page, updated, args.root, args.check) for page in (PAGE, MORE))
 
 
 def updated(text: str, root: Path) -> str:
-    """Return the page with the tables of the kept results."""
-    for name, section in SECTIONS.items():
-        if f"<!-- {name}:begin" not in text:
-            continue
-        text = replaced(text, name, section(root), PAGE)
+    """Return a page with the tables of the kept results."""
+    for name in re.findall(r"<!-- ([\w-]+):begin -->", text):
+        text = replaced(text, name, SECTIONS[name](root), PAGE)
     return text
-
-
-def standings(root: Path) -> str:
-    """Return README's table: wavelets against each rival, at each multiple of the length."""
-    results = kept(root, "wavelet")
-    lengths, trained = results["environment"]["settings"]["lengths"], results["train_length"]
-    compared = {run["encoding"] for run in results["runs"]}
-    rows = [(f"`{name}`", results["runs"], W, name) for name in RIVALS if name in compared]
-    fairseq = _runs_of(root / FAIRSEQ)
-    for protocol, text in (("blocks", "blocks"), ("sliding", "sliding window")):
-        runs = [run for run in fairseq if run["protocol"] == protocol]
-        rows.append((f"`alibi`, in fairseq, {text}, one seed", runs, "wavelet", "alibi"))
-    swapped, stayed = f"rope -> {W}, trained on", "rope, trained on"
-    text = "`rope` trained on, after a swap and the same steps, one seed"
-    rows.append((text, _runs_of(root / SWAP), swapped, stayed))
-    cells = [
-        (name, [_standing(_ratios(runs, ours, (rival,), str(length))) for length in lengths])
-        for name, runs, ours, rival in rows
-    ]
-    table = _plain_rows("wavelets against", headings(lengths, trained), cells)
-    others = (
-        "The rows of one seed are measured elsewhere: [in fairseq](docs/results/fairseq.md), and "
-        "[after a swap](docs/results/swap.md). The other rows:"
-    )
-    return f"{table}\n{wrapped(others)}\n{made_with(results)}"
-
-
-def _runs_of(path: Path) -> list[dict[str, Any]]:
-    """Return the runs of an example's results.json."""
-    if not path.exists():
-        raise Missing(f"{path.name} is missing")
-    return json.loads(path.read_text("utf-8"))["runs"]
-
-
-def _standing(ratios: Sequence[float], lower: str = "ahead", higher: str = "behind") -> str:
-    """Return `lower` or `higher` if all seeds agree, else "unclear", and the mean ratio."""
-    if not ratios:
-        return ""
-    margin = 0 if len(ratios) > 1 else ONE_SEED
-    ahead, behind = max(ratios) < 1 - margin, min(ratios) > 1 + margin
-    says = lower if ahead else higher if behind else "unclear"
-    return f"{says}, {statistics.fmean(ratios):.2f}"
 
 
 def protocols(root: Path) -> str:
@@ -296,8 +108,8 @@ def protocols(root: Path) -> str:
     return markdown_rows("encoding", heads, rows)
 
 
-def tables_of(*names: str) -> Callable[[Path], str]:
-    """Return a section with all tables of these comparisons, and how they were made."""
+def tables_of(*names: str, tables: int | None = None) -> Callable[[Path], str]:
+    """Return a section with the first or all tables of each comparison, and how it was made."""
 
     def section(root: Path) -> str:
         parts = []
@@ -305,90 +117,13 @@ def tables_of(*names: str) -> Callable[[Path], str]:
             results = kept(root, name)
             settings = Settings.from_dict(results["environment"]["settings"])
             settings = replace(settings, protocols=settings.protocols[:1])
-            for one in sections(results["runs"], settings):
+            for one in sections(results["runs"], settings)[:tables]:
                 rows = markdown_rows("encoding", one.headings, one.rows)
                 parts.append(f"{one.title}, mean ± standard deviation:\n\n{rows}")
             parts.append(f"{made_with(results)}\n")
         return "\n".join(parts)
 
     return section
-
-
-def made_with(*parts: Mapping[str, Any]) -> str:
-    """Return how a comparison of one or more parts was made, in sentences."""
-    about = parts[0]["environment"]
-    settings, data = about["settings"], about["data"]
-    trainings = sum(part["trainings"] for part in parts)
-    minutes = sum(part["seconds"] for part in parts) / 60
-    each = [part["environment"]["settings"] for part in parts]
-    batches = " or ".join(
-        f"{one['batch']} sequences of {one['train_length']} bytes" for one in each
-    )
-    steps = f"{settings['steps']} steps"
-    if settings.get("finetune"):
-        steps += f", or of {settings['finetune_steps']} that continue one,"
-    text = (
-        f"{settings['seeds']} seeds. {trainings} trainings of {steps} took "
-        f"{minutes:.0f} minutes of one thread. A model has {settings['layers']} layers with "
-        f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
-        f"A step takes {batches}. "
-        f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated. "
-        f"{_where(about)}"
-    )
-    for one in (one for part in parts for one in part.get("added", ())):
-        names = ", ".join(f"`{row}`" for row in one["rows"])
-        text += (
-            f" Newer rows: {names}. Their {one['trainings']} trainings took "
-            f"{one['seconds'] / 60:.0f} minutes. {_where(one)}"
-        )
-    return wrapped(text)
-
-
-def _where(about: Mapping[str, Any]) -> str:
-    return f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
-
-
-def claims(root: Path) -> str:
-    """Return the table of claims, with the verdict and the ratio at each length."""
-    lengths = kept(root, "wavelet")["environment"]["settings"]["lengths"]
-    rows = []
-    for claim in CLAIMS:
-        if not (root / KEPT / f"{claim.preset}.json").exists():
-            rows.append((claim.text, ["not run yet"] * len(lengths)))
-            continue
-        runs = kept(root, claim.preset)["runs"]
-        rows.append((claim.text, [_verdict(runs, claim, str(length)) for length in lengths]))
-    return _plain_rows("claim", headings(lengths, kept(root, "wavelet")["train_length"]), rows)
-
-
-def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: str) -> str:
-    """Return "yes" or "no" if all seeds agree, else "unclear", and the mean ratio."""
-    rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
-    return _standing(_ratios(runs, claim.better, rivals, length), "yes", "no")
-
-
-def _ratios(
-    runs: Sequence[Mapping[str, Any]], one: str, rivals: Sequence[str], length: str
-) -> list[float]:
-    """Return the perplexity of `one` over that of the rival that is best on average, by seed.
-
-    The list is empty if the length was not evaluated.
-    """
-    found: dict[str, dict[int, float]] = {name: {} for name in (one, *rivals)}
-    for run in runs:
-        if run["encoding"] in found and length in run["perplexity"]:
-            found[run["encoding"]][run.get("seed", 0)] = run["perplexity"][length]
-    if not found[one]:
-        return []
-    best = min((found[name] for name in rivals), key=lambda own: statistics.fmean(own.values()))
-    return [found[one][seed] / best[seed] for seed in found[one]]
-
-
-def _plain_rows(heading: str, heads: Sequence[str], rows: Sequence[TableRow]) -> str:
-    """Return a Markdown table. `markdown_rows` is not used, because its labels are code."""
-    lines = [f"| {' | '.join((heading, *heads))} |", "|---|" + "---|" * len(heads)]
-    lines += [f"| {' | '.join((name, *cells))} |" for name, cells in rows]
-    return "\n".join(lines) + "\n"
 
 
 def scale_sets(root: Path) -> str:
@@ -497,10 +232,12 @@ SECTIONS: dict[str, Callable[[Path], str]] = {
     "wavelet": tables_of("wavelet"),
     "protocols": protocols,
     "combinations": tables_of("combinations"),
+    "larger": tables_of("larger-prose"),
     "score-parts": why,
     "recent": tables_of("recent"),
     "theta": tables_of("theta"),
-    "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking"),
+    # The perplexity of the answers says nothing more.
+    "tasks": tables_of("tasks-needle", "tasks-keys", "tasks-tracking", tables=1),
     "kinds": tables_of("kinds"),
     "scales": scale_sets,
     "scale-ranks": scale_ranks,

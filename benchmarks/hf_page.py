@@ -18,7 +18,7 @@ from wavepe.cli.compare.report import markdown_table
 
 from .attention_page import commit_of
 from .command import RESULTS, add_page, new_parser, write_page
-from .readme import Missing, in_threads, kernel_rates, replaced, wrapped
+from .readme import Missing, bench_section, in_threads, kernel_rates, replaced, wrapped
 
 SPEED_PAGE, SWAP_PAGE = Path("docs", "results", "speed.md"), Path("docs", "results", "swap.md")
 SPEED = RESULTS / "hf-models.json"
@@ -54,6 +54,7 @@ def speed_updated(text: str, root: Path) -> str:
     profiled = kept(PROFILE, root)
     section = f"{hf_profile.table(profiled)}\n\n{wrapped(versions(profiled['environment']))}"
     text = replaced(text, "hf-profile", section, SPEED_PAGE)
+    text = replaced(text, "bench", bench_section(root / RESULTS, "../../"), SPEED_PAGE)
     return replaced(text, "kernels", kernel_rates(root / RESULTS), SPEED_PAGE)
 
 
@@ -94,22 +95,6 @@ def swap_updated(text: str, root: Path) -> str:
     )
     section = f"{table}\n{wrapped(made)}"
     return replaced(text, "hf-swap", section, SWAP_PAGE)
-
-
-def swap_sentence(root: Path) -> str:
-    """Return README's sentence on a model that was swapped and trained further."""
-    results = kept(SWAP, root)
-    before, swapped, rope, trained = (run["perplexity"] for run in results["runs"])
-    near, far = before  # the trained length, and a longer one
-    times = int(far) // results["train_length"]
-    return wrapped(
-        f"**A swapped model must be trained on**: its weights were made for the old encoding. In "
-        f"[our example](docs/results/swap.md) a small Llama with RoPE has perplexity "
-        f"{before[near]:.2f} at its trained length. The swap to wavelets makes it "
-        f"{swapped[near]:.2f}, and half as many steps again bring it to {trained[near]:.2f}. "
-        f"The same steps with RoPE give {rope[near]:.2f}. At {times} times the trained length "
-        f"wavelets then have {trained[far]:.2f}, and RoPE has {rope[far]:.2f}."
-    )
 
 
 PAGES: dict[Path, Callable[[str, Path], str]] = {

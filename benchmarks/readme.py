@@ -4,11 +4,9 @@ Run `python -m benchmarks.readme`. Each table is between two markers, `<!-- NAME
 `<!-- NAME:end -->`:
 
 address    the command that gets the sources
-bench      the headline rows of each operator, from the newest file in benchmarks/results that has
-           the operator (one thread before several), and the rows where a rival is faster
-results    `compare_page.standings`
-swap       `hf_page.swap_sentence`
-adapt      `adapt_page.readme_sentence`
+choice     `choice_page.readme_table`
+bench      the first headline row of some operators, from the newest file in benchmarks/results that
+           has the operator (one thread before several); docs/results/speed.md has all of them
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ LESS = {
     "matmul": "the matrix product alone",
     "sdpa": "PyTorch's attention without positions",
 }
+SHOWN = ("ops.attention", "ops.attention + gradients", "ops.rope_qk")  # in README
 # The rivals that wavepe should be faster than.
 AIMED_AT = RIVALS | {"sdpa": LESS["sdpa"]}
 SLOWER = 0.95  # a ratio between this and 1 may be noise
@@ -82,16 +81,12 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 def updated(text: str, root: Path) -> tuple[str, list[str]]:
     """Return README's text with the tables of the committed figures, and what is missing."""
-    from .adapt_page import readme_sentence
-    from .compare_page import standings
-    from .hf_page import swap_sentence
+    from .choice_page import readme_table
 
     sections = {
         "address": lambda: how_to_get(root),
-        "bench": lambda: bench_section(root / "benchmarks" / "results"),
-        "results": lambda: standings(root),
-        "swap": lambda: swap_sentence(root),
-        "adapt": lambda: readme_sentence(root),
+        "choice": lambda: readme_table(root),
+        "bench": lambda: bench_headline(root / "benchmarks" / "results"),
     }
     problems = []
     for name, section in sections.items():
@@ -165,11 +160,38 @@ def own_rows(folder: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path,
     return rows, found
 
 
-def bench_section(folder: Path) -> str:
+def bench_headline(folder: Path) -> str:
+    """Return the first headline row of the operators that README shows, and the source."""
+    rows, found = own_rows(folder)
+    shown = [row for op in SHOWN for row in rows.get(op, ()) if row["headline"]]
+    shown = list({row["op"]: row for row in reversed(shown)}.values())[::-1]
+    if not shown:
+        raise Missing(f"the results in {folder} hold no headline rows")
+    return f"{_headline_table(shown)}\n\n{wrapped(f'{_sources(found, shown)}.')}"
+
+
+def _headline_table(rows: Sequence[dict]) -> str:
+    fresh = any(row["memory"] == "fresh" for row in rows)
+    lines = [
+        wrapped(
+            "The number before a rival says how many times as long it takes: above 1 wavepe is "
+            "faster. Times are medians."
+            + " *Fresh* memory comes from the system page by page."
+            * fresh
+        ),
+        "",
+        "| operation | input | wavepe | fastest other way to the same | what does less work |",
+        "|---|---|---:|---|---|",
+        *(_line(row, _cell(*_fastest(row, RIVALS)), _cell(*_fastest(row, LESS))) for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def bench_section(folder: Path, to_root: str = "") -> str:
     """Return the headline rows, the rows where a rival is faster, and the sources.
 
     Of the latter rows, each operator shows the slowest. All rows are of the variants that wavepe
-    chooses itself.
+    chooses itself. `to_root` leads from the page to the repository's root.
     """
     rows, found = own_rows(folder)
     headline: list[dict] = []
@@ -182,25 +204,16 @@ def bench_section(folder: Path) -> str:
     if not headline:
         raise Missing(f"the results in {folder} hold no headline rows")
     lines = [
-        "The number before a rival says how many times as long it takes: above 1 wavepe is faster. "
-        "Times are medians. *Fresh* memory comes from the system page by page.",
-        "",
-        "| operation | input | wavepe | fastest other way to the same | what does less work |",
-        "|---|---|---:|---|---|",
-        *(
-            _line(row, _cell(*_fastest(row, RIVALS)), _cell(*_fastest(row, LESS)))
-            for row in headline
-        ),
-        "",
         "In these cases wavepe is slower by more than 5 %, the worst case of each operation:",
         "",
         "| operation | input | wavepe | what is faster |",
         "|---|---|---:|---|",
         *(_line(row, _cell(*_fastest(row, AIMED_AT))) for row in slower),
         "",
-        f"All rows: `make bench` and {_sources(found, (*headline, *slower))}.",
+        f"All rows: `make bench` and {_sources(found, (*headline, *slower), to_root)}.",
     ]
-    return "\n".join(line if line.startswith("|") else wrapped(line) for line in lines)
+    text = "\n".join(line if line.startswith("|") else wrapped(line) for line in lines)
+    return f"{_headline_table(headline)}\n\n{text}"
 
 
 def kernel_rates(folder: Path) -> str:

@@ -8,6 +8,8 @@ position   what the encoding adds: its mean over the queries, and how far a quer
 weight     the weight of the keys, for the last 64 queries
 
 python -m benchmarks.score_parts FOLDER ...    keep the figures, and draw the picture
+
+Models that are in none of the folders keep their figures.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from wavepe.cli.compare.data import load_text
 from wavepe.ops._tables import rows_at
 
 from .command import new_parser
-from .compare_page import KEPT, PICTURES
+from .compare_kept import KEPT
+from .compare_page import PICTURES
 from .readme import add_root
 
 FACTOR = 16  # lengths over the trained one
@@ -43,9 +46,9 @@ SPECS = (
     "kerple",
     "transformer_xl",
     "wavelet:scales=6",
-    "wavelet:scales=6,biases=true",
     "wavelet:scales=6,projection=true",
     "wavelet:scales=6,biases=true,projection=true",
+    "wavelet:scales=6,biases=true,projection=true+kerple",
     "wavelet:rank=24,from_input=true",
 )
 
@@ -204,7 +207,7 @@ def draw(kept: dict, path: Path) -> None:
         axes.axvline(length, color="0.5", linestyle=":", label="trained length")
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, ticks)
-        axes.set_title(name.replace(",", ",\n", 1), fontsize="small", loc="left")
+        axes.set_title(name.replace(",", ",\n"), fontsize="small", loc="left")
         axes.grid(True, color="0.9")
     for axes in grid[:, 0]:
         axes.set_ylabel("part of the score")
@@ -231,9 +234,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for folder in args.folder
         for file in folder.glob("checkpoints/*-seed0/training.json")
     }
-    models = {spec: measured(folders[spec], text, length, SEQUENCES) for spec in SPECS}
+    file = args.root / KEPT / f"{NAME}.json"
+    models = json.loads(file.read_text("utf-8"))["models"] if file.exists() else {}
+    for spec in folders.keys() & SPECS:
+        models[spec] = measured(folders[spec], text, length, SEQUENCES)
+    models = {spec: models[spec] for spec in SPECS}
     kept = {"train_length": trained, "edges": edges_of(length), "models": models}
-    (args.root / KEPT / f"{NAME}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     draw(kept, args.root / PICTURES / f"{NAME}.png")
     return 0
 

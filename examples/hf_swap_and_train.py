@@ -52,7 +52,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--data", metavar="PATH", help="a text file, or a folder of text files (default: the "
         "sources of Python's standard library)")  # fmt: skip
-    add("--encoding", default="wavelet:scales=6", metavar="SPEC",
+    add("--encoding", default="wavelet:scales=6,biases=true,projection=true+kerple", metavar="SPEC",
         help="the new encoding (default: %(default)s)")  # fmt: skip
     add("--length", type=int, default=128, metavar="N",
         help="trained length in bytes (default: %(default)s)")  # fmt: skip

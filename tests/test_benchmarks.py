@@ -381,46 +381,9 @@ def test_fresh_memory_is_fresh_and_warm_memory_is_warm():
 
 # ------------------------------------------------------------------ README's tables
 
-SECTIONS = ("address", "results", "swap", "adapt")
+SECTIONS = ("address", "choice")
 MARKERS = "".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in SECTIONS)
 PAGE = f"# x\n{MARKERS}between\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
-KEPT = {
-    "train_length": 128,
-    "trainings": 4,
-    "seconds": 90,
-    "runs": [
-        {"encoding": name, "seed": seed, "perplexity": {"128": a + seed, "256": b}}
-        for seed in range(2)
-        for name, a, b in (("rope", 4.0, 9.0), ("wavelet:scales=6", 4.5, 4.25), ("t5", 1.0, 1.0))
-    ],
-    "environment": {
-        "machine": "Some CPU", "torch": "2.13.0", "variant": "avx2", "date": "2026-01-02",
-        "data": {"evaluated_bytes": 4096},
-        "settings": {"lengths": [128, 256], "steps": 7, "seeds": 2, "layers": 2, "heads": 4,
-                     "head_dim": 24, "batch": 8, "train_length": 128, "split": "test"},
-    },
-}  # fmt: skip
-
-
-FAIRSEQ = {
-    "runs": [
-        {"encoding": name, "protocol": protocol, "seed": 1, "perplexity": {"128": value}}
-        for protocol, alibi in (("blocks", 25.0), ("sliding", 16.0))
-        for name, value in (("wavelet", 20.0), ("alibi", alibi))
-    ]
-}
-SWAP = {
-    "train_length": 128,
-    "runs": [
-        {"encoding": name, "perplexity": {"128": near, "512": far}}
-        for name, near, far in (
-            ("rope", 3.0, 9.0),
-            ("rope -> wavelet:scales=6", 20.0, 30.0),
-            ("rope, trained on", 2.0, 8.0),
-            ("rope -> wavelet:scales=6, trained on", 2.5, 4.0),
-        )
-    ],
-}
 
 
 def results_of(date, threads=1, quick=False, ratio=2.0):
@@ -444,16 +407,13 @@ def results_of(date, threads=1, quick=False, ratio=2.0):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A README with empty markers, a comparison and three results files."""
+    """A README with empty markers, the kept comparisons, and results files of operators."""
     folder = tmp_path / "benchmarks" / "results"
-    (folder / "compare").mkdir(parents=True)
-    (tmp_path / "docs" / "results").mkdir(parents=True)
+    shutil.copytree(ROOT / "benchmarks" / "results" / "compare", folder / "compare")
+    for name in ("real-model-h200", "adapt-128", "attention-terms-intel-xeon-avx512"):
+        shutil.copy(ROOT / "benchmarks" / "results" / f"{name}.json", folder)
     (tmp_path / "README.md").write_text(PAGE)
     (tmp_path / "pyproject.toml").write_text("[project]\n")
-    (folder / "compare" / "wavelet.json").write_text(json.dumps(KEPT))
-    (tmp_path / "docs" / "results" / "fairseq-demo.json").write_text(json.dumps(FAIRSEQ))
-    (tmp_path / "docs" / "results" / "hf-swap.json").write_text(json.dumps(SWAP))
-    shutil.copy(ROOT / "benchmarks" / "results" / "real-model-h200.json", folder)
     files = {
         "z-old": results_of("2026-01-01T10:00:00+00:00", ratio=1.0),
         "a-new": results_of("2026-01-02T10:00:00+00:00", ratio=5.0),
@@ -496,33 +456,23 @@ def test_the_address_of_the_repository(repository):
         assert ("In a checkout" in text) == (not shown)
 
 
-def test_tables_and_sentences(repository):
-    """The fastest rival of each headline row; then the worst row, of all, that loses to a rival.
-
-    Wavelets are ahead or behind where all seeds agree; lengths not evaluated stay empty.
-    """
-    readme_main(repository)
-    text = (repository / "README.md").read_text()
-    unwrapped = re.sub(r"\n(?=\w)", " ", text)
-    assert [line for line in text.splitlines() if line.startswith("| `ops")] == [
+def test_tables_of_operators(repository):
+    """The fastest rival of each headline row; then the worst row, of all, that loses to a rival."""
+    folder = repository / "benchmarks" / "results"
+    headline, slower = (
         "| `ops.rope_qk` | tiny, float32 | 1.25 ms | 5.00, transformers | "
         "0.50, a copy of the same memory |",
         "| `ops.rope_qk` | large, float32 | 1.25 ms | 0.70, "
         "PyTorch's attention without positions |",
-    ]
-    for figures in (
-        "a-new.json", "Some CPU", "one thread", "2026-01-02", "0123456789ab;",
-        "| wavelets against | 128 (1x) | 256 (2x) |",
-        "| `rope` | behind, 1.11 | ahead, 0.47 |",
-        "| `alibi`, in fairseq, blocks, one seed | ahead, 0.80 |  |",
-        "| `alibi`, in fairseq, sliding window, one seed | behind, 1.25 |  |",
-        "after a swap and the same steps, one seed | behind, 1.25 |  |",
-        "2 seeds. 4 trainings of 7 steps took 2 minutes of one thread.",
-        "has perplexity 3.00 at", "makes it 20.00, and", "bring it to 2.50.", "RoPE give 2.00.",
-        "At 4 times the trained length wavelets then have 4.00, and RoPE has 8.00.",
-    ):  # fmt: skip
-        assert figures in unwrapped, figures
-    assert "t5" not in text
+    )
+    for text, rows in (
+        (readme.bench_headline(folder), [headline]),
+        (readme.bench_section(folder), [headline, slower]),
+    ):
+        assert [line for line in text.splitlines() if line.startswith("| `ops")] == rows
+        for words in ("a-new.json", "Some CPU", "one thread", "2026-01-02", "0123456789ab;"):
+            assert words in " ".join(text.split())
+        assert "t5" not in text
 
 
 def test_each_operator_comes_from_its_newest_file(repository):
@@ -531,8 +481,7 @@ def test_each_operator_comes_from_its_newest_file(repository):
     for row in other["rows"]:
         row |= {"op": "ops.attention", "seconds": {"median": 0.25}}
     (folder / "attention.json").write_text(json.dumps(other))
-    readme_main(repository)
-    text = (repository / "README.md").read_text()
+    text = readme.bench_section(folder)
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `ops")]
     assert rows == ["ops.attention", "ops.rope_qk"] * 2
     assert "a-new.json" in text
@@ -543,8 +492,8 @@ def test_each_operator_comes_from_its_newest_file(repository):
 @pytest.mark.parametrize(
     ("remove", "message"),
     [
-        ("benchmarks/results/compare/wavelet.json", "wavelet.json is missing"),
-        ("docs/results/fairseq-demo.json", "fairseq-demo.json is missing"),
+        ("benchmarks/results/compare/recent.json", "recent.json is missing"),
+        ("benchmarks/results/real-model-h200.json", "no real-model-*.json"),
         ("benchmarks/results", "no results in"),
     ],
 )
@@ -553,7 +502,7 @@ def test_a_missing_source_is_named(repository, remove, message, capsys):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert readme_main(repository) == 1
     assert message in capsys.readouterr().err
-    assert "<!-- results:begin -->\n<!-- results:end" in (repository / "README.md").read_text()
+    assert "<!-- choice:begin -->\n<!-- choice:end" in (repository / "README.md").read_text()
 
 
 def test_missing_markers_are_named(repository, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import wavepe
 from cases import HAS_TORCH
 from processes import forked, output, python
-from wavepe.cli import main
+from wavepe.cli import _EXAMPLES, _parser, main
 from wavepe.cli.environment import cpu_name, version_of
 from wavepe.cli.errors import CommandError, UsageError, out_of_memory, thread_count
 
@@ -53,6 +54,34 @@ def test_wrong_arguments_are_one_line(capsys, argv):
     assert err.count("\n") == 1
     assert err.startswith("wavepe")
     assert err.endswith("(wavepe info --help)\n" if argv[:1] == ["info"] else "(wavepe --help)\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["Compare"], "'compare'"),
+        (["perplexty"], "'perplexity'"),
+        (["compare", "--preset", "Wavelets"], "'wavelet'"),
+        (["compare", "--task", "NEEDLE"], "'needle'"),
+        (["compare", "--encodings", "ALiBi"], "'alibi'"),
+        (["compare", "--encodings", "NoPE"], "'none'"),
+        (["compare", "--encodings", "rope+wavelett"], "'wavelet'"),
+        (["plot", "decay", "--encodings", "YaRN"], "'rope:type=yarn,factor=4'"),
+    ],
+)
+def test_misspelt_names_get_a_suggestion(capsys, argv, meant):
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert f"did you mean {meant}?" in err
+
+
+@pytest.mark.parametrize("command", _EXAMPLES)
+def test_the_example_of_a_help_is_a_call(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert f"example: {_EXAMPLES[command]}\n" in run(capsys, command, "--help")[1]
+    prog, *argv = shlex.split(_EXAMPLES[command])
+    assert (prog, argv[0]) == ("wavepe", command)
+    _parser(command).parse_args(argv)
 
 
 def test_info(capsys):

@@ -98,6 +98,16 @@ def figures(capsys, place, *argv):
 # ------------------------------------------------------------------ figures
 
 
+def test_figures_on_stdout_stand_alone(capsys, place):
+    given = ("perplexity", checkpoint(place, "rope"), "--data", text())
+    kept, table = figures(capsys, place, *given)
+    code, out, err = run(capsys, *given, "--json", "-")
+    assert code == 0
+    assert json.loads(out) == kept
+    assert table.splitlines()[0] in err  # what stdout would have
+    assert not (place / "-").exists()
+
+
 def test_perplexity_of_a_comparison_is_what_it_printed(capsys, place):
     """The same bytes, also of one of the lengths alone; --data is known by its content."""
     runs = {run["encoding"]: run["perplexity"] for run in results(place / "run")["runs"]}

@@ -33,8 +33,9 @@ from benchmarks import (
 )
 
 WRITERS = (rope_accuracy, rope_roofline)
-PAGES = ("adapt_page", "attention_page", "compare_page", "fairseq_page", "gpu_page", "hf_page")
-PAGES += ("multiscale_rope", "readme", "rope_accuracy", "rope_images_page", "rope_roofline")
+PAGES = ("adapt_page", "attention_page", "choice_page", "compare_page", "fairseq_page", "gpu_page")
+PAGES += ("hf_page", "multiscale_rope", "readme", "rope_accuracy", "rope_images_page")
+PAGES += ("rope_roofline",)
 
 
 def results():
@@ -236,3 +237,10 @@ def test_every_public_name_has_its_docstring_on_a_page(name):
     if name != "wavepe":  # what wavepe shows, too, stands on its page
         public = {each for each in public if vars(module)[each] is not vars(wavepe).get(each)}
     assert {f"{name}.{each}" for each in public} <= listed
+
+
+def test_the_navigation_calls_pages_what_they_call_themselves():
+    for name, page in re.findall(r"^ +- (.+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M):
+        path = ROOT / "docs" / page
+        if path.exists() and "reference/api" not in page:
+            assert path.read_text("utf-8").startswith(f"# {name.strip(chr(34))}\n"), page

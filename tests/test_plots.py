@@ -359,15 +359,18 @@ def test_the_picture_of_two_bumps_is_at_their_places(png):
     assert 16 <= drawn["scale"][scale] <= 64
 
 
-def test_an_encoding_has_one_colour_in_every_picture():
+@pytest.mark.parametrize("part", ["color", "marker"])
+def test_an_encoding_has_one_look_in_every_picture(part):
     def lines(specs):
-        return {spec: look["color"] for spec, look in zip(specs, line_looks(specs), strict=True)}
+        return {spec: look[part] for spec, look in zip(specs, line_looks(specs), strict=True)}
 
-    one, other = lines(["rope", "alibi", "wavelet"]), lines(["wavelet:scales=6", "none", "rope"])
+    one = lines(["rope", "alibi", "wavelet+kerple", "rope@::2+none@1::2"])
+    other = lines(["wavelet:scales=6+kerple", "none", "rope"])
     assert one["rope"] == other["rope"]
-    assert one["wavelet"] == other["wavelet:scales=6"]
+    assert one["wavelet+kerple"] == other["wavelet:scales=6+kerple"]
+    assert one["rope@::2+none@1::2"] == lines(["rope", "rope:theta=9"])["rope:theta=9"]
     rows = ["rope", "rope/rope:type=yarn,factor=scaled", "rope:theta=128", "none", "mine"]
-    assert len(set(lines(rows).values())) == len(rows)
+    assert len(set(lines(rows).values())) == len(rows) or part == "marker"
     assert lines(["none -> rope:theta=128"])["none -> rope:theta=128"] == one["rope"]
 
 

@@ -1,8 +1,26 @@
-"""Short labels for the specs of encodings, so that a long spec does not fill a table or picture."""
+"""Short labels for the specs of encodings, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+def suggestion(
+    given: Any, names: Iterable[str], others: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return ", did you mean NAME?" for the name that is closest in any case; "" if none is close.
+
+    `others` has names that other people use, and what they are called here.
+    """
+    names, given = list(names), str(given)
+    close = [name for name in names if name.lower() == given.lower()]
+    close = close or [others[name] for name in (given.lower(),) if name in others]
+    close = close or difflib.get_close_matches(given, names, n=1)
+    close = close or difflib.get_close_matches(given.lower(), names, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def shortened(specs: Iterable[str], width: int, lines: int = 3) -> tuple[list[str], list[str]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
+import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 import wavepe
 
 from .._files import interrupt_on_signals
-from .._labels import fold
+from .._labels import fold, suggestion
 from .errors import CommandError, UsageError, out_of_memory
 
 # Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).
@@ -31,6 +33,19 @@ _COMMANDS = {
     "plot": "draw the encodings themselves, by distance, position, head or scale",
     "bench": "time the operators beside their alternatives",
     "info": "show what is installed, and the commands that install what is missing",
+}
+_EXAMPLES = {
+    "compare": "wavepe compare --encodings rope alibi wavelet:scales=6+kerple --seeds 3 --jobs 2",
+    "perplexity": "wavepe perplexity my-llama --lengths 512 2048 --data book.txt",
+    "bands": "wavepe bands my-llama --length 2048",
+    "needle": "wavepe needle my-llama --lengths 1024 4096",
+    "heatmap": "wavepe heatmap my-llama my-wavelet-llama --length 1024 --png maps.png",
+    "sweep": "wavepe sweep my-llama --theta 1e4 1e5 1e6 --lengths 2048 8192",
+    "convert": "wavepe convert my-llama my-wavelet-llama wavelet+kerple",
+    "adapt": "wavepe adapt my-llama my-wavelet-llama wavelet --data books/",
+    "plot": "wavepe plot bias --encodings alibi kerple --png slopes.png",
+    "bench": "wavepe bench rope_qk --quick",
+    "info": "wavepe info",
 }
 # Command -> advice if the memory is not enough.
 _MEMORY_ADVICE = {
@@ -78,6 +93,9 @@ class _Parser(argparse.ArgumentParser):
                   and action.option_strings]  # fmt: skip
         if "arguments are required" in message and greedy:
             message += f"; write it before options that take several values ({', '.join(greedy)})"
+        if chosen := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            close = suggestion(chosen[1], re.findall(r"[\w-]+", chosen[2]))
+            message = message.replace(" (choose", f"{close} (choose")
         raise UsageError(f"{message} ({self.prog} --help)")
 
 
@@ -146,7 +164,8 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({name} --help)")
         if command is None:
             raise UsageError("give a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
-        return importlib.import_module(f".{command}", __name__).run(args), ""
+        with _results_alone(args):
+            return importlib.import_module(f".{command}", __name__).run(args), ""
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0), ""
     except CommandError as error:
@@ -168,6 +187,17 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
         return 1, f"error: {memory}; {_MEMORY_ADVICE[command]}"
 
 
+@contextlib.contextmanager
+def _results_alone(args: argparse.Namespace) -> Iterator[None]:
+    """With --json -, leave stdout to the results: all else that is printed goes to stderr."""
+    if "stdout" not in args or args.json != "-":
+        yield
+        return
+    args.stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
 def _parser(command: str | None) -> argparse.ArgumentParser:
     """Return the parser. It loads only the module of the command that will run."""
     parser = _Parser(
@@ -180,4 +210,5 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == command:
             importlib.import_module(f".{name}", __name__).add_arguments(sub)
+            sub.epilog = "\n".join(filter(None, (sub.epilog, f"example: {_EXAMPLES[name]}")))
     return parser

@@ -16,9 +16,17 @@ from .errors import CommandError, UsageError, require
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options --json and --png."""
-    parser.add_argument("--json", metavar="FILE", help="write the figures to this file, as JSON")
+    add_json(parser, "figures")
     parser.add_argument("--png", metavar="FILE",
         help="draw the figures to this file (.png, .pdf or .svg)")  # fmt: skip
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option --json."""
+    parser.set_defaults(stdout=None)  # `main` sets it if --json is -
+    parser.add_argument(
+        "--json", metavar="FILE", help=f"write the {what} to this file, as JSON; - for stdout"
+    )
 
 
 def check(args: argparse.Namespace, command: str) -> None:
@@ -28,8 +36,7 @@ def check(args: argparse.Namespace, command: str) -> None:
             raise UsageError(f"--{option}: needs the name of a file, got an empty name")
     if args.json is not None and args.json == args.png:
         raise UsageError(f"--json and --png name the same file, {args.json}")
-    if args.json is not None:
-        check_file("--json", Path(args.json))
+    check_json(args)
     if args.png is not None:
         need_matplotlib(f"{command} --png")
         check_picture("--png", Path(args.png))
@@ -38,8 +45,8 @@ def check(args: argparse.Namespace, command: str) -> None:
 def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], None]) -> None:
     """Write the files of --json and --png: `figures` as JSON, and the picture of `draw(path)`."""
     if args.json is not None:
-        facts = {**environment(), **figures["environment"]}
-        write_json(Path(args.json), {**figures, "environment": facts})
+        figures = {**figures, "environment": {**environment(), **figures["environment"]}}
+        write_json(args, figures)
     if args.png is not None:
         with new_file(Path(args.png)) as part:
             draw(part)
@@ -66,6 +73,12 @@ def check_picture(option: str, path: Path) -> None:
     check_file(option, path)
 
 
+def check_json(args: argparse.Namespace) -> None:
+    """Raise UsageError unless the file of --json can be written."""
+    if args.json not in (None, "-"):
+        check_file("--json", Path(args.json))
+
+
 def check_file(option: str, path: Path) -> None:
     """Raise UsageError unless a file can be written to `path`."""
     if path.is_dir():
@@ -81,14 +94,19 @@ def check_file(option: str, path: Path) -> None:
         raise UsageError(f"{option} {path}: {getattr(error, 'strerror', error)}") from None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON: arrays become lists, and numbers that are not finite become null."""
+def write_json(args: argparse.Namespace, value: Any) -> None:
+    """Write `value` to the file of --json.
+
+    Arrays become lists, and numbers that are not finite become null.
+    """
     text = json.dumps(_plain(value), allow_nan=False) + "\n"
-    if not _replaceable(path):
-        path.write_text(text, "utf-8")
-        return
-    with new_file(path) as part:
-        part.write_text(text, "utf-8")
+    if args.json == "-":
+        args.stdout.write(text)
+    elif not _replaceable(Path(args.json)):
+        Path(args.json).write_text(text, "utf-8")
+    else:
+        with new_file(Path(args.json)) as part:
+            part.write_text(text, "utf-8")
 
 
 def _replaceable(path: Path) -> bool:

@@ -15,7 +15,7 @@ from .._files import new_file
 from ..analysis import plots
 from .errors import UsageError
 from .imports import import_all
-from .outputs import check_file, check_picture, need_matplotlib, write_json
+from .outputs import add_json, check_json, check_picture, need_matplotlib, write_json
 
 # Each picture is a function of wavepe.analysis.plots.
 PICTURES = (
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--png", metavar="FILE", help="file of the picture: .png, .pdf or .svg (default: "
         "NAME.png)")  # fmt: skip
     add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
-    add("--json", metavar="FILE", help="write the drawn numbers to this file, as JSON")
+    add_json(parser, "drawn numbers")
     for option, (argument, text) in _OPTIONS.items():
         of = [f"{name} {_shown(defaults[option])}" for name in PICTURES
               if option in (defaults := _defaults(name))]  # fmt: skip
@@ -62,19 +62,18 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         _check_options(args.name, name, options)
     need_matplotlib("wavepe plot")
-    files, numbers_file = _files(args, names), Path(args.json) if args.json else None
-    if numbers_file is not None:
-        check_file("--json", numbers_file)
+    files = _files(args, names)
+    check_json(args)
     numbers = {}
     for name, file in files.items():
         numbers[name] = _draw(name, file, options)
-    if numbers_file is not None:
+    if args.json:
         one = {"picture": names[0], **numbers[names[0]]}
-        write_json(numbers_file, numbers if args.name == "all" else one)
+        write_json(args, numbers if args.name == "all" else one)
     for name, file in files.items():
         print(f"{name}: {file}" if args.name == "all" else f"picture: {file}")
-    if numbers_file is not None:
-        print(f"numbers: {numbers_file}")
+    if args.json:
+        print(f"numbers: {args.json}")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _checks
+from .._labels import suggestion
 from .._relative_bias import Bias, Table, rows_at
 from .layers import check_layers, layers_of
 from .methods import TERMS, Methods, initial_parameters
@@ -439,27 +439,40 @@ def read_dict(data: Mapping[str, Any]) -> Encoding:
     return combine(placed)
 
 
+# Names that other people use, and the spec here.
+_OTHER_NAMES = {
+    "nope": "none",
+    "yarn": "rope:type=yarn,factor=4",
+    "ntk": "rope:type=dynamic,factor=1",
+    "selfextend": "rope:self_extend=32,neighbors=64",
+    "self_extend": "rope:self_extend=32,neighbors=64",
+    "rerope": "rope:self_extend=inf,neighbors=64",
+    "p-rope": "rope:fraction=0.75",
+    "ricker": "wavelet:kind=ricker",
+    "haar": "wavelet:kind=haar",
+    "morlet": "wavelet:kind=morlet",
+    "gaussian": "wavelet:kind=gaussian",
+    "xl": "transformer_xl",
+    "transformerxl": "transformer_xl",
+}
+
+
 def build(name: str, options: Mapping[str, Any]) -> Encoding:
     """Return the encoding of that name with these options."""
     cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(
-            f"unknown encoding {name!r}{_suggestion(name, known)}; known: {', '.join(known)}; an "
-            "encoding of your own must be registered first"
+            f"unknown encoding {name!r}{suggestion(name, known, _OTHER_NAMES)}; known: "
+            f"{', '.join(known)}; an encoding of your own must be registered first"
         )
     names = [field.name for field in dataclasses.fields(cls)]
     for key in options:
         if key not in names:
             listed = f"known: {', '.join(names)}" if names else "it has none"
             raise ValueError(
-                f"unknown option {key!r} of encoding {name!r}{_suggestion(key, names)}; {listed}"
+                f"unknown option {key!r} of encoding {name!r}{suggestion(key, names)}; {listed}"
             )
     return cls(**options)
-
-
-def _suggestion(given: Any, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(given), list(names), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def sequence_length(encoding: Encoding, positions: ArrayLike, length: int | None) -> int:

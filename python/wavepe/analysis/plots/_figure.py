@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
-# An encoding has the same colour in every picture.
+# An encoding has the same colour and the same first marker in every picture.
 _COLOUR_OF = {
     "wavelet": COLOURS[0], "rope": COLOURS[1], "alibi": COLOURS[2], "none": COLOURS[3],
     "transformer_xl": COLOURS[4], "kerple": COLOURS[5], "sinusoidal": COLOURS[6],
     "shaw": COLOURS[7], "t5": "#882255", "sandwich": "#999933", "binary": "#AA4499",
-    "integer": "#44AA99", "normalised": "#6699CC",
+    "integer": "#44AA99", "normalised": "#6699CC", "relative": "#117733", "fox": "#332288",
+    "pope": "#BB5566", "xpos": "#DDAA33",
 }  # fmt: skip
 _SHADES = (0.0, -0.5, 0.45, -0.75, 0.65)  # of the rows of one encoding: below 0 towards black
 
@@ -29,20 +30,21 @@ _SHADES = (0.0, -0.5, 0.45, -0.75, 0.65)  # of the rows of one encoding: below 0
 def line_looks(specs: Sequence[str]) -> list[dict[str, Any]]:
     """Return colour, line style and marker of each row of a comparison.
 
-    The colour is that of the encoding which the row evaluates: "rope" of "none/rope:theta=128".
-    Rows of one encoding differ in shade, style and marker.
+    They are those of the first encoding which the row evaluates: "rope" of
+    "none/rope:theta=128+alibi". Rows of one encoding differ in shade, style and marker.
     """
     seen: dict[str, int] = {}
     looks = []
     for number, spec in enumerate(specs):
-        name = re.split(r"/|-> ", spec)[-1].partition(":")[0].partition(",")[0].strip()
+        name = re.split("[:,+@]", re.split(r"/|-> ", spec)[-1])[0].strip()
         colour = _COLOUR_OF.get(name, COLOURS[number % len(COLOURS)])
         before = seen[name] = seen.get(name, -1) + 1
+        first = [*_COLOUR_OF].index(name) if name in _COLOUR_OF else number
         looks.append(
             {
                 "color": _shaded(colour, _SHADES[before % len(_SHADES)]),
                 "linestyle": LINES[before % len(LINES)],
-                "marker": MARKERS[number % len(MARKERS)],
+                "marker": MARKERS[(first + before) % len(MARKERS)],
             }
         )
     return looks

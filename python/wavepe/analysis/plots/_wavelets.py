@@ -149,9 +149,11 @@ def _draw(
 ) -> None:
     _parts.hide_future(axes, distance[0], named)
     for row, colour in zip(rows, _parts.shades(len(rows)), strict=True):
+        jumps = len(np.unique(row["p"])) <= 3  # as Haar does
         # The first line is on top: it has the narrowest scale.
         axes.plot(distance, row["p"], color=colour, label=f"{row[label]:g}", linewidth=1.4,
-            zorder=3 - row[label] / (1 + rows[-1][label]))  # fmt: skip
+            zorder=3 - row[label] / (1 + rows[-1][label]),
+            drawstyle="steps-mid" if jumps else "default")  # fmt: skip
     axes.set_xlim(distance[0], distance[-1])
     axes.set_xlabel("distance (tokens)")
     axes.grid(True, color="0.88")

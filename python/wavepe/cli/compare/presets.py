@@ -72,6 +72,7 @@ class Preset:
     by: str = ""
 
 
+_LEARNED = "wavelet:scales=6,biases=true,projection=true"
 _WAVELETS = (
     "wavelet:scales=6",
     "wavelet:scales=6,mirrored=true",
@@ -107,6 +108,8 @@ def _main(length: int) -> list[str]:
         "kerple",
         "sandwich",
         "wavelet:scales=6",
+        _LEARNED,
+        f"{_LEARNED}+kerple",
         "wavelet:scales=6,mirrored=true",
         "wavelet:kind=haar,scales=6",
     ]
@@ -221,15 +224,21 @@ PRESETS: dict[str, Preset] = {
                 "rope",
                 "alibi",
                 "transformer_xl",
+                "transformer_xl+kerple",
                 "wavelet:scales=6",
                 "wavelet:scales=6,biases=true",
                 "wavelet:scales=6,projection=true",
-                "wavelet:scales=6,biases=true,projection=true",
+                _LEARNED,
+                *(
+                    f"{waves}+{slope}"
+                    for waves in ("wavelet:scales=6", _LEARNED)
+                    for slope in ("alibi", "kerple")
+                ),
                 "rope+alibi",
                 "rope+wavelet:scales=6",
                 "rope:fraction=0.25",
                 "rope:fraction=0.25+wavelet:scales=6",
-                "rope:fraction=0.25+wavelet:scales=6,biases=true,projection=true",
+                f"rope:fraction=0.25+{_LEARNED}",
                 "rope@::2+wavelet:scales=6@1::2",
                 "rope@::2",
                 "wavelet:scales=6@::2",
@@ -266,6 +275,30 @@ PRESETS: dict[str, Preset] = {
         },
         FACTORS_TO_16,
     ),
+    "larger": Preset(
+        "the rows that matter, for models of 4 M parameters, trained on 512 bytes",
+        {
+            "encodings": [
+                "rope",
+                "rope/rope:type=yarn,factor=scaled",
+                "kerple",
+                "transformer_xl",
+                "transformer_xl+kerple",
+                "wavelet",
+                "wavelet:biases=true,projection=true",
+                "wavelet:biases=true,projection=true+kerple",
+            ],
+            "seeds": 2,
+            "train_length": 512,
+            "layers": 4,
+            "heads": 6,
+            "head_dim": 48,
+            "batch": 4,
+            "lr": 2e-3,
+            "steps": 800,
+        },
+        FACTORS_TO_16,
+    ),
     "tasks": Preset(
         "three retrieval tasks, which need far tokens",
         {
@@ -274,9 +307,13 @@ PRESETS: dict[str, Preset] = {
                 "rope",
                 "rope/rope:type=yarn,factor=scaled",
                 "alibi",
+                "transformer_xl",
                 "transformer_xl:biases=false",
                 "wavelet:scales=6",
                 "wavelet:scales=6,mirrored=true",
+                _LEARNED,
+                f"{_LEARNED}+kerple",
+                "wavelet:rank=24,from_input=true",
             ],
             "seeds": 3,
             "steps": 2000,

@@ -1,0 +1,218 @@
+"""Write the table of docs/guides/choose.md, and README's, from kept figures.
+
+python -m benchmarks.choice_page --write | --check
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import wavepe
+from wavepe.encodings.methods import initial_parameters
+
+from .adapt_page import TRAINED_LENGTH, largest
+from .command import RESULTS, page_command, table
+from .compare_claims import BANK, BEST, FIXED_BANK, LARGE_BEST, LARGE_W, W
+from .compare_kept import kept
+from .readme import Missing, replaced
+
+PAGE = Path("docs", "guides", "choose.md")
+YARN = "rope/rope:type=yarn,factor=scaled"
+SELF_EXTEND = "rope/rope:self_extend=32,neighbors=64"
+RAISED = "rope:theta=10000,inference_theta=40000"
+HEAD_DIM, HEADS = 64, 32  # of the model whose parameters are counted
+
+
+class Case(NamedTuple):
+    """A row of the table; cells are Markdown."""
+
+    have: str
+    take: str
+    price: str
+    evidence: str
+    loses: str
+
+
+def means(root: Path, name: str) -> Callable[[str, int], str]:
+    """Return a function: row, multiple of the trained length -> the mean perplexity over seeds."""
+    results = kept(root, name)
+
+    def mean(row: str, factor: int) -> str:
+        length = str(results["train_length"] * factor)
+        found = [r["perplexity"][length] for r in results["runs"] if r["encoding"] == row]
+        return f"{statistics.fmean(found):.2f}"
+
+    return mean
+
+
+def learned(spec: str) -> str:
+    """Return how many numbers an encoding learns per layer."""
+    encoding = wavepe.encoding(spec)
+    if not encoding.learns:
+        return "nothing to learn"
+    found = initial_parameters(encoding, HEAD_DIM, HEADS, HEAD_DIM * HEADS)
+    return f"{sum(value.size for value in found.values()):,} numbers to learn per layer"
+
+
+def price(root: Path, spec: str) -> str:
+    """Return the time of attention, with gradients if it is trained, over that without positions.
+
+    It is the range over the machines that were measured.
+    """
+    found = []
+    for path in (root / RESULTS).glob("attention-terms-*.json"):
+        results = json.loads(path.read_text("utf-8"))
+        fastest = results["environment"]["variant"]
+        for row in results["tables"]["nn.Attention"]:
+            if (row["name"], row["variant"]) == (spec, fastest):
+                found.append(list(row["over_plain"].values())[-1])
+    if not found:
+        raise Missing(f"no attention-terms-*.json in {RESULTS} has {spec}")
+    low, high = f"{min(found):.2f}", f"{max(found):.2f}"
+    times = low if low == high else f"{low} to {high}"
+    return f"attention takes {times} times as long as without positions"
+
+
+def cases(root: Path) -> list[Case]:
+    """Return the rows of the table."""
+    return [*checkpoints(root), *new_models(root)]
+
+
+def checkpoints(root: Path) -> list[Case]:
+    """Return the rows of those who have a model that was trained with RoPE."""
+    recent, theta, tuned, large = (
+        means(root, name) for name in ("recent", "theta", "finetune", "larger-prose")
+    )
+    tuned_yarn, tuned_base = "rope/rope:type=yarn,factor=4", "rope/rope:theta=40000"
+    real = largest(root)
+    model = real["model"].removesuffix("-Instruct")
+    arms = {row["arm"]: row["perplexity"] for row in real["rows"]}
+    full, twice, four = (str(TRAINED_LENGTH * factor) for factor in (1, 2, 4))
+    worse = [arms["yarn"][n] / arms["stock"][n] - 1 for n in arms["stock"] if int(n) <= int(full)]
+    (seconds,) = (row["seconds"] for row in real["rows"] if row["arm"] == "plain")
+    return [
+        Case(
+            "a checkpoint with RoPE, no training, texts up to 4 times as long",
+            "`rope:type=yarn,factor=4`; transformers' own `rope_parameters` do it, too",
+            f"perplexity {min(worse):.0%} to {max(worse):.0%} higher within the trained length "
+            f"({model})",
+            f"{model} at twice its trained length: {arms['yarn'][twice]:.2f}, stock "
+            f"{arms['stock'][twice]:.2f}. Small models at 2 and 4 times: {recent(YARN, 2)} and "
+            f"{recent(YARN, 4)}, plain RoPE {recent('rope', 2)} and {recent('rope', 4)}; larger "
+            f"ones on prose: {large(YARN, 2)} and {large(YARN, 4)}, {large('rope', 2)} and "
+            f"{large('rope', 4)}",
+            f"a base four times as large is ahead at twice the length ({theta(RAISED, 2)}) and "
+            f"behind from 4 times on ({theta(RAISED, 4)})",
+        ),
+        Case(
+            "the same, texts longer than that",
+            "`rope:self_extend=32,neighbors=N`, N half the trained length",
+            f"two calls of attention; {price(root, 'rope:self_extend=8,neighbors=512')}",
+            f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
+            f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}",
+            f"small models only, and no task; YaRN has {large(YARN, 8)} and {large(YARN, 16)} in "
+            f"the larger ones, after {large(YARN, 1)} at the trained length",
+        ),
+        Case(
+            "a checkpoint with RoPE, training on long texts",
+            "YaRN or a larger base (`set_theta`), trained at the new length",
+            "a tenth of the training's steps here",
+            f"small models at 4 times, trained there: YaRN {tuned(tuned_yarn, 4)}, larger base "
+            f"{tuned(tuned_base, 4)}",
+            f"both rise again beyond the new length (at twice it {tuned(tuned_yarn, 8)} and "
+            f"{tuned(tuned_base, 8)}); a new model with wavelets has {tuned(W, 4)} and "
+            f"{tuned(W, 8)} after the same steps",
+        ),
+        Case(
+            "a checkpoint with RoPE, training at no more than its trained length, longer texts",
+            "[`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, which keeps RoPE's fast "
+            "pairs",
+            f"{real['settings']['tokens']:,} tokens of training for {model}: {seconds:.0f} s on an "
+            f"{real['environment']['gpu'].split()[-1]}",
+            f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
+            f"stock model after the same training {arms['control'][twice]:.2f}. Small models at 16 "
+            f"times, `wavelet` and `wavelet+kerple`: {adapted(root, '')} and "
+            f"{adapted(root, '+kerple')}",
+            f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
+            f"trained length; {arms['plain'][four]:.2f} at 4 times, where YaRN without training "
+            f"has {arms['yarn'][four]:.2f}; YaRN with the same training was not measured",
+        ),
+    ]
+
+
+def adapted(root: Path, more: str) -> str:
+    """Return the mean perplexity of adapted small models at 16 times their trained length."""
+    results = json.loads((root / RESULTS / "adapt-128.json").read_text("utf-8"))
+    length = str(16 * results["length"])
+    arm = f"rope:fraction=0.166667+wavelet:biases=true,projection=true{more} | 0 | 300 | None"
+    found = [row["perplexity"][length] for row in results["rows"] if row["arm"] == arm]
+    return f"{statistics.fmean(found):.2f}"
+
+
+def new_models(root: Path) -> list[Case]:
+    """Return the rows of those who train a model from the start."""
+    small, recent, large = (
+        means(root, name) for name in ("combinations", "recent", "larger-prose")
+    )
+    best, xl = _users(BEST), "transformer_xl"
+    return [
+        Case(
+            "a new model, texts within the trained length",
+            f"`{best}`",
+            f"{price(root, best)}; {learned(best)}",
+            f"small models: {small(BEST, 1)}, Transformer-XL {small(xl, 1)}, RoPE "
+            f"{small('rope', 1)}; larger ones on prose: {large(LARGE_BEST, 1)}, {large(xl, 1)}, "
+            f"{large('rope', 1)}",
+            f"other programs run RoPE only; `{BANK}` has {recent(BANK, 1)}, and breaks beyond",
+        ),
+        Case(
+            "a new model, texts up to 16 times as long",
+            f"`{best}`",
+            "as above",
+            f"small models at 16 times: {small(BEST, 16)}, Transformer-XL {small(xl, 16)}, KERPLE "
+            f"alone {recent('kerple', 16)}, wavelets alone {small(W, 16)}; larger ones on prose: "
+            f"{large(LARGE_BEST, 16)}, {large(xl, 16)}, {large('kerple', 16)}, "
+            f"{large(LARGE_W, 16)}",
+            f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)}, but {price(root, xl)}, "
+            f"and it has {learned(xl)}; `{FIXED_BANK}` {recent(FIXED_BANK, 16)}",
+        ),
+        Case(
+            "the same, with nothing to learn in the encoding",
+            "`wavelet+alibi`",
+            price(root, "wavelet+alibi"),
+            f"small models at 1 and 16 times: {small(f'{W}+alibi', 1)} and "
+            f"{small(f'{W}+alibi', 16)}, ALiBi alone {small('alibi', 1)} and {small('alibi', 16)}",
+            f"Transformer-XL has {small(xl, 1)} and {small(xl, 16)}",
+        ),
+    ]
+
+
+def _users(spec: str) -> str:
+    """Return the spec of a small model as users of larger ones write it: with eight scales."""
+    return spec.replace("scales=6,", "")
+
+
+def updated(text: str, root: Path) -> str:
+    """Return the page with the table."""
+    heads = ("you have", "take", "price", "evidence", "where it loses")
+    return replaced(text, "choice", table(heads, cases(root)), PAGE)
+
+
+def readme_table(root: Path) -> str:
+    """Return README's table: without the evidence, and where it loses."""
+    text = table(("you have", "take", "price"), [case[:3] for case in cases(root)])
+    return text.replace("](adapt.md)", "](docs/guides/adapt.md)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
+    return page_command(__doc__, PAGE, updated, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

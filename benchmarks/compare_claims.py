@@ -1,0 +1,135 @@
+"""Which claims hold, from kept comparisons."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wavepe.cli.compare.presets import FACTORS_TO_16
+
+from .command import table
+from .compare_kept import kept
+
+W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
+HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
+BANK, FIXED_BANK = "relative:extent=128,rank=24", "wavelet:rank=24,from_input=true"
+FIXED_BASES = tuple(f"rope:theta=10000,inference_theta={10000 * n}" for n in (2, 4, 8, 16, 64))
+L_SCALED, SCALED = "rope:theta=128,inference_theta=scaled", "rope:inference_theta=scaled"
+LEARNED = "wavelet:scales=6,biases=true,projection=true"
+# The slopes are chosen on the validation text.
+BEST = f"{LEARNED}+kerple"
+LARGE_W = "wavelet"  # of eight scales
+LARGE_LEARNED = "wavelet:biases=true,projection=true"
+LARGE_BEST = f"{LARGE_LEARNED}+kerple"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published or expected result: `better` has a lower perplexity than `worse`.
+
+    If `worse` has several rows, `better` is compared to the best of them at each length.
+    """
+
+    text: str
+    preset: str
+    better: str
+    worse: str | tuple[str, ...]
+
+
+CLAIMS = (
+    Claim("KERPLE's slopes improve wavelets", "combinations", f"{W}+kerple", W),
+    Claim("KERPLE's slopes improve wavelets with biases and projection", "combinations", BEST,
+          LEARNED),
+    Claim("Wavelets with KERPLE are ahead of KERPLE", "wavelet", BEST, "kerple"),
+    Claim("Wavelets with KERPLE are ahead of Transformer-XL", "combinations", f"{W}+kerple",
+          "transformer_xl"),
+    Claim("Wavelets with biases, projection and KERPLE are ahead of Transformer-XL",
+          "combinations", BEST, "transformer_xl"),
+    Claim("Wavelets with biases, projection and KERPLE are ahead of Transformer-XL with KERPLE",
+          "combinations", BEST, "transformer_xl+kerple"),
+    Claim("4 M parameters, prose: wavelets with biases, projection and KERPLE are ahead of "
+          "Transformer-XL", "larger-prose", LARGE_BEST, "transformer_xl"),
+    Claim("4 M parameters, prose: wavelets with biases, projection and KERPLE are ahead of KERPLE",
+          "larger-prose", LARGE_BEST, "kerple"),
+    Claim("4 M parameters, prose: KERPLE improves wavelets with biases and projection",
+          "larger-prose", LARGE_BEST, LARGE_LEARNED),
+    Claim("4 M parameters, prose: wavelets with biases and projection are ahead of Transformer-XL",
+          "larger-prose", LARGE_LEARNED, "transformer_xl"),
+    Claim("4 M parameters, prose: wavelets alone are ahead of KERPLE", "larger-prose", LARGE_W,
+          "kerple"),
+    Claim("4 M parameters, prose: wavelets alone are ahead of RoPE", "larger-prose", LARGE_W,
+          "rope"),
+    Claim("Wavelets are ahead of RoPE [W]", "wavelet", W, "rope"),
+    Claim("Wavelets are ahead of ALiBi [W]", "wavelet", W, "alibi"),
+    Claim("Wavelets are ahead of Transformer-XL with its query biases", "wavelet", W,
+          "transformer_xl"),
+    Claim("Wavelets are ahead of sine waves in their place [W]", "wavelet", W,
+          "transformer_xl:biases=false"),
+    Claim("Wavelets are ahead of YaRN without training", "wavelet", W,
+          "rope/rope:type=yarn,factor=scaled"),
+    Claim("Wavelets are ahead of KERPLE", "wavelet", W, "kerple"),
+    Claim("Literal wavelets are ahead of mirrored ones", "wavelet", W, MIRRORED),
+    Claim("Haar of many scales is ahead of Haar of one [W]", "kinds", HAAR, FIXED),
+    Claim("Ricker is ahead of Haar [W]", "kinds", W, HAAR),
+    Claim("Ricker is ahead of Morlet [W]", "kinds", W, "wavelet:kind=morlet,scales=6"),
+    Claim("Gaussian is ahead of Ricker at five times the trained length [W]", "kinds",
+          "wavelet:kind=gaussian,scales=6", W),
+    Claim("Base 128 times the factor of the length is ahead of 10000 times the same factor [F]",
+          "theta", L_SCALED, SCALED),
+    Claim("Base 128 times the factor of the length is ahead of 10000 times the best of five fixed "
+          "factors at each length (control)", "theta", L_SCALED, FIXED_BASES),
+    Claim("Base 128 alone is ahead of 10000 alone", "theta", "rope:theta=128", "rope"),
+    Claim("Wavelets with biases and projection are ahead of plain ones", "combinations", LEARNED,
+          W),
+    Claim("Wavelets with biases and projection are ahead of Transformer-XL", "combinations",
+          LEARNED, "transformer_xl"),
+    Claim("A quarter of RoPE's pairs improves wavelets", "combinations",
+          "rope:fraction=0.25+wavelet:scales=6", W),
+    Claim("A quarter of RoPE's pairs improves wavelets with biases and projection",
+          "combinations", f"rope:fraction=0.25+{LEARNED}", LEARNED),
+    Claim("Wavelets with all three are ahead of Transformer-XL", "combinations",
+          f"rope:fraction=0.25+{LEARNED}", "transformer_xl"),
+    Claim("All of RoPE beside wavelets is ahead of wavelets alone", "combinations",
+          "rope+wavelet:scales=6", W),
+    Claim("RoPE and wavelets by turns of layers are ahead of wavelets alone", "combinations",
+          "rope@::2+wavelet:scales=6@1::2", W),
+    Claim("RoPE with ALiBi is ahead of ALiBi", "combinations", "rope+alibi", "alibi"),
+    Claim("A learned bank is ahead of Transformer-XL", "recent", BANK, "transformer_xl"),
+    Claim("A fixed bank that the input reads is ahead of the learned one", "recent", FIXED_BANK,
+          BANK),
+    Claim("A fixed bank that the input reads is ahead of Transformer-XL", "recent", FIXED_BANK,
+          "transformer_xl"),
+)  # fmt: skip
+
+
+def claims(root: Path) -> str:
+    """Return the table of claims, with the verdict and the ratio at each multiple of the length."""
+    rows = []
+    for claim in CLAIMS:
+        results = kept(root, claim.preset)
+        lengths = [results["train_length"] * factor for factor in FACTORS_TO_16]
+        rows.append((claim.text, *(_verdict(results["runs"], claim, n) for n in lengths)))
+    return table(("claim", *(f"{factor}x" for factor in FACTORS_TO_16)), rows)
+
+
+def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: int) -> str:
+    """Return "yes" or "no" if all seeds agree, else "unclear", and the mean ratio."""
+    rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
+    ratios = _ratios(runs, claim.better, rivals, length)
+    says = "yes" if max(ratios) < 1 else "no" if min(ratios) > 1 else "unclear"
+    return f"{says}, {statistics.fmean(ratios):.2f}"
+
+
+def _ratios(
+    runs: Sequence[Mapping[str, Any]], one: str, rivals: Sequence[str], length: int
+) -> list[float]:
+    """Return the perplexity of `one` over that of the rival that is best on average, by seed."""
+    found: dict[str, dict[int, float]] = {name: {} for name in (one, *rivals)}
+    for run in runs:
+        if run["encoding"] in found:
+            found[run["encoding"]][run["seed"]] = run["perplexity"][str(length)]
+    best = min((found[name] for name in rivals), key=lambda own: statistics.fmean(own.values()))
+    return [found[one][seed] / best[seed] for seed in found[one]]
