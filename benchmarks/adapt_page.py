@@ -9,6 +9,7 @@ python -m benchmarks.adapt_page --write | --check
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from .readme import Missing, replaced, wrapped
 
 PAGE = Path("docs", "results", "adapt.md")
 TRAINED_LENGTH = 8192  # of SmolLM2
+PAIRS = 12  # of the small models' heads
 STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, trained on"}
 
 
@@ -101,10 +103,12 @@ def small(run: dict[str, Any]) -> str:
 
 
 def _short(spec: str) -> str:
-    """Return a spec with fractions instead of digits."""
-    for n in (12, 6, 3):
-        spec = spec.replace(f"{1 / n:g}", f"1/{n}")
-    return spec
+    """Return a spec with the number of pairs that rotate instead of many digits."""
+    return re.sub(
+        r"(?<=rope:fraction=)[\d.]{6,}",
+        lambda found: f"{int(float(found[0]) * PAIRS)}/{PAIRS}",
+        spec,
+    )
 
 
 def means(found: list[dict[str, float]]) -> str:

@@ -56,7 +56,8 @@ def arms(rope: str) -> Iterator[Arm]:
     for transfer in (0, 30):
         yield Arm(chosen, transfer, steps=100)
     yield Arm(rope)  # without wavelets
-    for other in (f"rope:fraction={x:g}" for x in (1 / 12, 1 / 6, 1 / 3, 1 / 2)):
+    # Rounded up: int(fraction * pairs) pairs rotate.
+    for other in (f"rope:fraction={x}" for x in (0.083334, 0.166667, 0.333334, 0.5)):
         if other != rope:
             yield Arm(f"{other}+{RICH}")
     for spec in (RICH, "wavelet", "none", "alibi"):

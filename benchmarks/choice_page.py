@@ -9,6 +9,8 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from wavepe.encodings.methods import initial_parameters
 
 from .adapt_page import TRAINED_LENGTH, largest
 from .command import RESULTS, page_command, table
-from .compare_claims import BANK, BEST, FIXED_BANK, LARGE_BEST, LARGE_W, W
+from .compare_claims import BANK, BEST, LARGE_BEST, LARGE_W, W
 from .compare_kept import kept
 from .readme import Missing, replaced
 
@@ -38,25 +40,29 @@ class Case(NamedTuple):
     loses: str
 
 
-def means(root: Path, name: str) -> Callable[[str, int], str]:
-    """Return a function: row, multiple of the trained length -> the mean perplexity over seeds."""
+def means(root: Path, name: str, *keys: str, what: str = "perplexity") -> Callable[[str, int], str]:
+    """Return a function: row, multiple of the trained length -> the mean over seeds.
+
+    `keys` lead to the part of a run that has `what`.
+    """
     results = kept(root, name)
 
     def mean(row: str, factor: int) -> str:
         length = str(results["train_length"] * factor)
-        found = [r["perplexity"][length] for r in results["runs"] if r["encoding"] == row]
+        runs = [run for run in results["runs"] if run["encoding"] == row]
+        found = [reduce(getitem, keys, run)[what][length] for run in runs]
         return f"{statistics.fmean(found):.2f}"
 
     return mean
 
 
-def learned(spec: str) -> str:
-    """Return how many numbers an encoding learns per layer."""
+def learned(spec: str) -> int:
+    """Return how many numbers one set of an encoding's parameters has."""
     encoding = wavepe.encoding(spec)
     if not encoding.learns:
-        return "nothing to learn"
+        return 0
     found = initial_parameters(encoding, HEAD_DIM, HEADS, HEAD_DIM * HEADS)
-    return f"{sum(value.size for value in found.values()):,} numbers to learn per layer"
+    return sum(value.size for value in found.values())
 
 
 def price(root: Path, spec: str) -> str:
@@ -75,7 +81,7 @@ def price(root: Path, spec: str) -> str:
         raise Missing(f"no attention-terms-*.json in {RESULTS} has {spec}")
     low, high = f"{min(found):.2f}", f"{max(found):.2f}"
     times = low if low == high else f"{low} to {high}"
-    return f"attention takes {times} times as long as without positions"
+    return f"attention takes {times} times as long"
 
 
 def cases(root: Path) -> list[Case]:
@@ -88,31 +94,38 @@ def checkpoints(root: Path) -> list[Case]:
     recent, theta, tuned, large = (
         means(root, name) for name in ("recent", "theta", "finetune", "larger-prose")
     )
+    before = means(root, "finetune", "before")
     tuned_yarn, tuned_base = "rope/rope:type=yarn,factor=4", "rope/rope:theta=40000"
     real = largest(root)
     model = real["model"].removesuffix("-Instruct")
     arms = {row["arm"]: row["perplexity"] for row in real["rows"]}
     full, twice, four = (str(TRAINED_LENGTH * factor) for factor in (1, 2, 4))
     worse = [arms["yarn"][n] / arms["stock"][n] - 1 for n in arms["stock"] if int(n) <= int(full)]
+    small_price = float(before(tuned_yarn, 1)) / float(before("rope", 1)) - 1
+    lost = {
+        arm: arms[arm][four] / arms[own][full] - 1
+        for arm, own in (("plain", "control"), ("yarn", "stock"))
+    }
     (seconds,) = (row["seconds"] for row in real["rows"] if row["arm"] == "plain")
     return [
         Case(
-            "a checkpoint with RoPE, no training, texts up to 4 times as long",
-            "`rope:type=yarn,factor=4`; transformers' own `rope_parameters` do it, too",
-            f"perplexity {min(worse):.0%} to {max(worse):.0%} higher within the trained length "
-            f"({model})",
+            "a checkpoint with RoPE, no training, texts F times as long, F up to 4",
+            "`rope:type=yarn,factor=F`; transformers' own `rope_parameters` do it, too",
+            f"with F = 4 perplexity is {min(worse):.0%} to {max(worse):.0%} higher within the "
+            f"trained length ({model}), in small models {small_price:.0%}",
             f"{model} at twice its trained length: {arms['yarn'][twice]:.2f}, stock "
             f"{arms['stock'][twice]:.2f}. Small models at 2 and 4 times: {recent(YARN, 2)} and "
             f"{recent(YARN, 4)}, plain RoPE {recent('rope', 2)} and {recent('rope', 4)}; larger "
             f"ones on prose: {large(YARN, 2)} and {large(YARN, 4)}, {large('rope', 2)} and "
             f"{large('rope', 4)}",
-            f"a base four times as large is ahead at twice the length ({theta(RAISED, 2)}) and "
-            f"behind from 4 times on ({theta(RAISED, 4)})",
+            f"Self-Extend, the next row, is ahead in small models: {recent(SELF_EXTEND, 2)} and "
+            f"{recent(SELF_EXTEND, 4)}. A base four times as large is ahead at twice the length "
+            f"({theta(RAISED, 2)}) and behind from 4 times on ({theta(RAISED, 4)})",
         ),
         Case(
-            "the same, texts longer than that",
+            "the same, texts up to 16 times as long",
             "`rope:self_extend=32,neighbors=N`, N half the trained length",
-            f"two calls of attention; {price(root, 'rope:self_extend=8,neighbors=512')}",
+            f"two calls of attention: {price(root, 'rope:self_extend=8,neighbors=512')}",
             f"small models at 8 and 16 times: {recent(SELF_EXTEND, 8)} and "
             f"{recent(SELF_EXTEND, 16)}, YaRN {recent(YARN, 8)} and {recent(YARN, 16)}",
             f"small models only, and no task; YaRN has {large(YARN, 8)} and {large(YARN, 16)} in "
@@ -123,24 +136,26 @@ def checkpoints(root: Path) -> list[Case]:
             "YaRN or a larger base (`set_theta`), trained at the new length",
             "a tenth of the training's steps here",
             f"small models at 4 times, trained there: YaRN {tuned(tuned_yarn, 4)}, larger base "
-            f"{tuned(tuned_base, 4)}",
-            f"both rise again beyond the new length (at twice it {tuned(tuned_yarn, 8)} and "
-            f"{tuned(tuned_base, 8)}); a new model with wavelets has {tuned(W, 4)} and "
-            f"{tuned(W, 8)} after the same steps",
+            f"{tuned(tuned_base, 4)}, plain RoPE {tuned('rope', 4)}",
+            f"both rise again beyond the new length (at twice that length {tuned(tuned_yarn, 8)} "
+            f"and {tuned(tuned_base, 8)}), and short texts lose ({tuned(tuned_yarn, 1)} after "
+            f"{recent('rope', 1)}); Self-Extend without training has {recent(SELF_EXTEND, 4)}",
         ),
         Case(
             "a checkpoint with RoPE, training at no more than its trained length, longer texts",
-            "[`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, which keeps RoPE's fast "
-            "pairs",
-            f"{real['settings']['tokens']:,} tokens of training for {model}: {seconds:.0f} s on an "
-            f"{real['environment']['gpu'].split()[-1]}",
+            "YaRN, as above; and [`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, to "
+            "compare with it",
+            f"{real['settings']['tokens']:,} tokens of training for {model} ({seconds:.0f} s on an "
+            f"{real['environment']['gpu'].split()[-1]}); a full recovery needs some percent of the "
+            "tokens that a model was trained on",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
             f"stock model after the same training {arms['control'][twice]:.2f}. Small models at 16 "
             f"times, `wavelet` and `wavelet+kerple`: {adapted(root, '')} and "
             f"{adapted(root, '+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
-            f"trained length; {arms['plain'][four]:.2f} at 4 times, where YaRN without training "
-            f"has {arms['yarn'][four]:.2f}; YaRN with the same training was not measured",
+            f"trained length. At 4 times it has lost {lost['plain']:.0%} of that model's level, "
+            f"YaRN without training {lost['yarn']:.0%} of the stock model's; YaRN with the same "
+            "training was not measured. Retrieval comes back later than perplexity",
         ),
     ]
 
@@ -159,12 +174,16 @@ def new_models(root: Path) -> list[Case]:
     small, recent, large = (
         means(root, name) for name in ("combinations", "recent", "larger-prose")
     )
+    needle, keys, chains = (
+        means(root, f"tasks-{task}", what="accuracy") for task in ("needle", "keys", "tracking")
+    )
     best, xl = _users(BEST), "transformer_xl"
     return [
         Case(
             "a new model, texts within the trained length",
             f"`{best}`",
-            f"{price(root, best)}; {learned(best)}",
+            f"{price(root, best)}; {learned(best):,} numbers to learn per layer, or for all layers "
+            "with `shared=true`",
             f"small models: {small(BEST, 1)}, Transformer-XL {small(xl, 1)}, RoPE "
             f"{small('rope', 1)}; larger ones on prose: {large(LARGE_BEST, 1)}, {large(xl, 1)}, "
             f"{large('rope', 1)}",
@@ -178,8 +197,20 @@ def new_models(root: Path) -> list[Case]:
             f"alone {recent('kerple', 16)}, wavelets alone {small(W, 16)}; larger ones on prose: "
             f"{large(LARGE_BEST, 16)}, {large(xl, 16)}, {large('kerple', 16)}, "
             f"{large(LARGE_W, 16)}",
-            f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)}, but {price(root, xl)}, "
-            f"and it has {learned(xl)}; `{FIXED_BANK}` {recent(FIXED_BANK, 16)}",
+            f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)} in the small models; with "
+            f"Transformer-XL alone {price(root, xl)}, and {learned(xl):,} numbers are learned for "
+            "all layers",
+        ),
+        Case(
+            "the same, and facts far back must be found",
+            f"`{best}`; for chains of facts RoPE with YaRN",
+            "as above",
+            f"in texts 16 times as long one fact is found in {needle(BEST, 16)} of the cases, "
+            f"ALiBi {needle('alibi', 16)}, YaRN {needle(YARN, 16)}, wavelets alone "
+            f"{needle(W, 16)}; of eight facts {keys(BEST, 16)}, {keys('alibi', 16)}, "
+            f"{keys(YARN, 16)}, {keys(W, 16)}",
+            f"eight facts are not learned with one seed of three (ALiBi: with each); chains of "
+            f"facts at 8 times: {chains(BEST, 8)}, YaRN {chains(YARN, 8)}",
         ),
         Case(
             "the same, with nothing to learn in the encoding",

@@ -43,7 +43,8 @@ CLAIMS = (
     Claim("KERPLE's slopes improve wavelets", "combinations", f"{W}+kerple", W),
     Claim("KERPLE's slopes improve wavelets with biases and projection", "combinations", BEST,
           LEARNED),
-    Claim("Wavelets with KERPLE are ahead of KERPLE", "wavelet", BEST, "kerple"),
+    Claim("Wavelets with biases, projection and KERPLE are ahead of KERPLE", "wavelet", BEST,
+          "kerple"),
     Claim("Wavelets with KERPLE are ahead of Transformer-XL", "combinations", f"{W}+kerple",
           "transformer_xl"),
     Claim("Wavelets with biases, projection and KERPLE are ahead of Transformer-XL",
@@ -120,7 +121,7 @@ def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: int) -> st
     rivals = (claim.worse,) if isinstance(claim.worse, str) else claim.worse
     ratios = _ratios(runs, claim.better, rivals, length)
     says = "yes" if max(ratios) < 1 else "no" if min(ratios) > 1 else "unclear"
-    return f"{says}, {statistics.fmean(ratios):.2f}"
+    return f"{says}, {statistics.fmean(ratios):.3f}"
 
 
 def _ratios(

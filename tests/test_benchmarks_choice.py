@@ -34,14 +34,14 @@ def test_a_price_is_the_range_over_machines(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("alibi", "nothing to learn"),
-        ("wavelet+alibi", "nothing to learn"),
-        ("kerple", "64 numbers"),
-        ("wavelet:biases=true,projection=true+kerple", "135,232 numbers"),  # 2 x 2048, 32 x 64 x 64
+        ("alibi", 0),
+        ("wavelet+alibi", 0),
+        ("kerple", 64),
+        ("wavelet:biases=true,projection=true+kerple", 64 + 2 * 32 * 64 + 32 * 64 * 64),
     ],
 )
 def test_what_an_encoding_learns_is_counted(spec, expected):
-    assert choice_page.learned(spec).startswith(expected)
+    assert choice_page.learned(spec) == expected
 
 
 def test_a_mean_is_over_the_seeds_at_a_multiple_of_the_length(tmp_path):

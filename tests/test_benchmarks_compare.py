@@ -89,10 +89,10 @@ def test_rows_are_added(folder, tmp_path):
 @pytest.mark.parametrize(
     ("first", "second", "cell"),
     [
-        ((2.0, 3.0), (4.0, 4.0), "yes, 0.62"),
-        ((5.0, 6.0), (4.0, 4.0), "no, 1.38"),
-        ((2.0, 6.0), (4.0, 4.0), "unclear, 1.00"),
-        ((4.0, 2.0), (4.0, 4.0), "unclear, 0.75"),
+        ((2.0, 3.0), (4.0, 4.0), "yes, 0.625"),
+        ((5.0, 6.0), (4.0, 4.0), "no, 1.375"),
+        ((2.0, 6.0), (4.0, 4.0), "unclear, 1.000"),
+        ((4.0, 2.0), (4.0, 4.0), "unclear, 0.750"),
     ],
 )
 def test_a_claim_holds_where_every_seed_says_so(first, second, cell):

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import math
 import random
 import shutil
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -62,6 +64,15 @@ def test_recipes(name, spec, length, wanted, transfers):
     assert (found.encoding, found.transfers) == (wavepe.encoding(wanted), transfers)
     assert [found.transfer(n) for n in (10, 1000)] == ([3, 30] if transfers else [0, 0])
     assert found.why.startswith(name)
+
+
+@pytest.mark.parametrize("turning", range(1, 13))
+def test_as_many_pairs_stay_as_turn(turning):
+    """Also where their share of all pairs, such as 4 of 12, is no short fraction."""
+    model = tiny(head_dim=24)
+    length = math.ceil(recipes.TURNS * 2 * math.pi * 10000 ** ((turning - 1) / 12)) + 1
+    rope = recipes.choose("auto", "alibi", families.decoder(model), length).encoding.rotary
+    assert np.count_nonzero(rope.frequencies(24)[0]) == turning
 
 
 def losses(model, given):

@@ -103,7 +103,8 @@ def _kept_fraction(base: Any, length: int) -> float:
     if theta is None or families.family(base.config) in families.PARTIAL:
         return 0.0
     periods = [2 * math.pi * theta ** (2 * i / size) for i in range(size // 2)]
-    return sum(TURNS * period <= length for period in periods) / len(periods)
+    turning = sum(TURNS * period <= length for period in periods)
+    return math.ceil(1e6 * turning / len(periods)) / 1e6  # rounded down, it would lose a pair
 
 
 # ---- transfer -----------------------------------------------------------------------------------
