@@ -197,8 +197,9 @@ def new_models(root: Path) -> list[Case]:
             f"alone {recent('kerple', 16)}, wavelets alone {small(W, 16)}; larger ones on prose: "
             f"{large(LARGE_BEST, 16)}, {large(xl, 16)}, {large('kerple', 16)}, "
             f"{large(LARGE_W, 16)}",
-            f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)} in the small models; with "
-            f"Transformer-XL alone {price(root, xl)}, and {learned(xl):,} numbers are learned for "
+            f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)} in the small models and "
+            f"{large(f'{xl}+kerple', 16)} in the larger ones; with Transformer-XL alone "
+            f"{price(root, xl)}, and {learned(xl):,} numbers are learned for "
             "all layers",
         ),
         Case(
