@@ -202,6 +202,7 @@ MARKERS = {
         "hf-fused-rope",
         "hf-decoding",
         "hf-profile",
+        "bench",
         "kernels",
     ),
     hf_page.SWAP_PAGE: ("hf-swap",),
@@ -247,7 +248,7 @@ def test_the_pages_are_written_and_checked(repository, run, capsys):
         assert table(run) in speed
     unwrapped = " ".join(speed.split())
     for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
-        assert unwrapped.count(words) == (3 if "heads" in words else 6)
+        assert unwrapped.count(words) == (3 if "heads" in words else 7)
     assert "| 2 layers of 64, 2 / 1 heads | 8 |" in speed
     assert "| decoding, 8 x 16 | stock |" in speed
     assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", speed)
