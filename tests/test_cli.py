@@ -66,7 +66,7 @@ def test_wrong_arguments_are_one_line(capsys, argv):
         (["compare", "--encodings", "ALiBi"], "'alibi'"),
         (["compare", "--encodings", "NoPE"], "'none'"),
         (["compare", "--encodings", "rope+wavelett"], "'wavelet'"),
-        (["plot", "decay", "--encodings", "YaRN"], "'rope:type=yarn,factor=4'"),
+        (["compare", "--encodings", "YaRN"], "'rope:type=yarn,factor=4'"),
     ],
 )
 def test_misspelt_names_get_a_suggestion(capsys, argv, meant):
