@@ -8,7 +8,6 @@ python -m benchmarks.adapt_page --write | --check
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .attention_page import commit_of
-from .command import RESULTS, page_command
-from .readme import Missing, replaced, wrapped
+from .command import kept_results, page_command
+from .readme import replaced, wrapped
 
 PAGE = Path("docs", "results", "adapt.md")
 TRAINED_LENGTH = 8192  # of SmolLM2
@@ -28,20 +27,27 @@ STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, train
 
 def updated(text: str, root: Path) -> str:
     """Return docs/results/adapt.md with the tables of the kept figures."""
-    text = replaced(text, "real", "\n\n".join(map(real, _kept(root, "real-model"))), PAGE)
-    return replaced(text, "small", "\n\n".join(map(small, _kept(root, "adapt"))), PAGE)
+    text = replaced(text, "real", "\n\n".join(map(real, kept_results(root, "real-model"))), PAGE)
+    return replaced(text, "small", "\n\n".join(map(small, kept_results(root, "adapt"))), PAGE)
 
 
 def largest(root: Path) -> dict[str, Any]:
     """Return the kept run of benchmarks.real_model with the most tokens."""
-    return max(_kept(root, "real-model"), key=lambda run: run["settings"]["tokens"])
+    return max(kept_results(root, "real-model"), key=lambda run: run["settings"]["tokens"])
 
 
-def _kept(root: Path, name: str) -> list[dict[str, Any]]:
-    paths = sorted((root / RESULTS).glob(f"{name}-*.json"))
-    if not paths:
-        raise Missing(f"no {name}-*.json in {RESULTS}")
-    return [json.loads(path.read_text("utf-8")) for path in paths]
+def farthest(root: Path, spec: str) -> str:
+    """Return the mean perplexity, at the longest length, of the smallest models with `spec`.
+
+    They are those of 300 steps without transfer and LoRA.
+    """
+    run = min(kept_results(root, "adapt"), key=lambda run: run["length"])
+    found = [
+        list(row["perplexity"].values())[-1]
+        for row in run["rows"]
+        if (row["spec"], row["steps"], row["transfer"], row["lora"]) == (spec, 300, 0, None)
+    ]
+    return f"{statistics.fmean(found):.2f}"
 
 
 # ---- a real model --------------------------------------------------------------------------------

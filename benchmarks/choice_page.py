@@ -5,20 +5,18 @@ python -m benchmarks.choice_page --write | --check
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import NamedTuple
 
 import wavepe
+from wavepe.cli.compare.report import lookup
 from wavepe.encodings.methods import initial_parameters
 
-from .adapt_page import TRAINED_LENGTH, largest
-from .command import RESULTS, page_command, table
+from .adapt_page import TRAINED_LENGTH, farthest, largest
+from .command import RESULTS, kept_results, page_command, table
 from .compare_claims import BANK, BEST, LARGE_BEST, LARGE_W, W
 from .compare_kept import kept
 from .readme import Missing, replaced
@@ -40,17 +38,17 @@ class Case(NamedTuple):
     loses: str
 
 
-def means(root: Path, name: str, *keys: str, what: str = "perplexity") -> Callable[[str, int], str]:
+def means(root: Path, name: str, *keys: str) -> Callable[[str, int], str]:
     """Return a function: row, multiple of the trained length -> the mean over seeds.
 
-    `keys` lead to the part of a run that has `what`.
+    It is of the perplexity, or of what `keys` lead to in a run.
     """
     results = kept(root, name)
 
     def mean(row: str, factor: int) -> str:
         length = str(results["train_length"] * factor)
         runs = [run for run in results["runs"] if run["encoding"] == row]
-        found = [reduce(getitem, keys, run)[what][length] for run in runs]
+        found = [lookup(run, keys or ("perplexity",))[length] for run in runs]
         return f"{statistics.fmean(found):.2f}"
 
     return mean
@@ -71,8 +69,7 @@ def price(root: Path, spec: str) -> str:
     It is the range over the machines that were measured.
     """
     found = []
-    for path in (root / RESULTS).glob("attention-terms-*.json"):
-        results = json.loads(path.read_text("utf-8"))
+    for results in kept_results(root, "attention-terms"):
         fastest = results["environment"]["variant"]
         for row in results["tables"]["nn.Attention"]:
             if (row["name"], row["variant"]) == (spec, fastest):
@@ -94,7 +91,7 @@ def checkpoints(root: Path) -> list[Case]:
     recent, theta, tuned, large = (
         means(root, name) for name in ("recent", "theta", "finetune", "larger-prose")
     )
-    before = means(root, "finetune", "before")
+    before = means(root, "finetune", "before", "perplexity")
     tuned_yarn, tuned_base = "rope/rope:type=yarn,factor=4", "rope/rope:theta=40000"
     real = largest(root)
     model = real["model"].removesuffix("-Instruct")
@@ -106,6 +103,7 @@ def checkpoints(root: Path) -> list[Case]:
         arm: arms[arm][four] / arms[own][full] - 1
         for arm, own in (("plain", "control"), ("yarn", "stock"))
     }
+    adapted = "rope:fraction=0.166667+wavelet:biases=true,projection=true"  # by `auto`
     (seconds,) = (row["seconds"] for row in real["rows"] if row["arm"] == "plain")
     return [
         Case(
@@ -150,8 +148,8 @@ def checkpoints(root: Path) -> list[Case]:
             "tokens that a model was trained on",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
             f"stock model after the same training {arms['control'][twice]:.2f}. Small models at 16 "
-            f"times, `wavelet` and `wavelet+kerple`: {adapted(root, '')} and "
-            f"{adapted(root, '+kerple')}",
+            f"times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
+            f"{farthest(root, f'{adapted}+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
             f"trained length. At 4 times it has lost {lost['plain']:.0%} of that model's level, "
             f"YaRN without training {lost['yarn']:.0%} of the stock model's; YaRN with the same "
@@ -160,24 +158,15 @@ def checkpoints(root: Path) -> list[Case]:
     ]
 
 
-def adapted(root: Path, more: str) -> str:
-    """Return the mean perplexity of adapted small models at 16 times their trained length."""
-    results = json.loads((root / RESULTS / "adapt-128.json").read_text("utf-8"))
-    length = str(16 * results["length"])
-    arm = f"rope:fraction=0.166667+wavelet:biases=true,projection=true{more} | 0 | 300 | None"
-    found = [row["perplexity"][length] for row in results["rows"] if row["arm"] == arm]
-    return f"{statistics.fmean(found):.2f}"
-
-
 def new_models(root: Path) -> list[Case]:
     """Return the rows of those who train a model from the start."""
     small, recent, large = (
         means(root, name) for name in ("combinations", "recent", "larger-prose")
     )
     needle, keys, chains = (
-        means(root, f"tasks-{task}", what="accuracy") for task in ("needle", "keys", "tracking")
+        means(root, f"tasks-{task}", "accuracy") for task in ("needle", "keys", "tracking")
     )
-    best, xl = _users(BEST), "transformer_xl"
+    best, xl = LARGE_BEST, "transformer_xl"  # with eight scales, as users of larger models write it
     return [
         Case(
             "a new model, texts within the trained length",
@@ -222,11 +211,6 @@ def new_models(root: Path) -> list[Case]:
             f"Transformer-XL has {small(xl, 1)} and {small(xl, 16)}",
         ),
     ]
-
-
-def _users(spec: str) -> str:
-    """Return the spec of a small model as users of larger ones write it: with eight scales."""
-    return spec.replace("scales=6,", "")
 
 
 def updated(text: str, root: Path) -> str:

@@ -46,11 +46,16 @@ def kept_runs(root: Path, name: str, command: str) -> list[dict]:
     Missing
         There are none. The message names the command that makes them.
     """
+    runs = kept_results(root, name, f": run {command}")
+    return sorted(runs, key=lambda run: _version(run["transformers"]), reverse=True)
+
+
+def kept_results(root: Path, name: str, advice: str = "") -> list[dict]:
+    """Return the results <name>-*.json, by name of the file; Missing if there are none."""
     paths = sorted((root / RESULTS).glob(f"{name}-*.json"))
     if not paths:
-        raise Missing(f"no {name}-*.json in {RESULTS}: run {command}")
-    runs = [json.loads(path.read_text("utf-8")) for path in paths]
-    return sorted(runs, key=lambda run: _version(run["transformers"]), reverse=True)
+        raise Missing(f"no {name}-*.json in {RESULTS}{advice}")
+    return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
 def _version(text: str) -> list[int]:

@@ -163,8 +163,8 @@ def own_rows(folder: Path) -> tuple[dict[str, list[dict]], dict[str, tuple[Path,
 def bench_headline(folder: Path) -> str:
     """Return the first headline row of the operators that README shows, and the source."""
     rows, found = own_rows(folder)
-    shown = [row for op in SHOWN for row in rows.get(op, ()) if row["headline"]]
-    shown = list({row["op"]: row for row in reversed(shown)}.values())[::-1]
+    each = ([row for row in rows.get(op, ()) if row["headline"]] for op in SHOWN)
+    shown = [own[0] for own in each if own]
     if not shown:
         raise Missing(f"the results in {folder} hold no headline rows")
     return f"{_headline_table(shown)}\n\n{wrapped(f'{_sources(found, shown)}.')}"

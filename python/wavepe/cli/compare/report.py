@@ -170,11 +170,12 @@ def _values(
     for run in runs:
         cells = values.setdefault(run["encoding"], [[] for _ in lengths])
         for cell, length in zip(cells, lengths, strict=True):
-            cell.append(_lookup(run, keys)[str(length)])
+            cell.append(lookup(run, keys)[str(length)])
     return values
 
 
-def _lookup(run: Any, keys: Sequence[str]) -> Any:
+def lookup(run: Any, keys: Sequence[str]) -> Any:
+    """Return what the keys lead to in a run."""
     for key in keys:
         run = run[key]
     return run
@@ -184,7 +185,7 @@ def _perplexity(runs: Runs, settings: Settings, heading: str, picture: str, *key
     from wavepe.analysis.plots import perplexity_by_length
 
     lengths, length = settings.lengths, settings.train_length
-    drawn = [{**run, "perplexity": _lookup(run, keys)} for run in runs]
+    drawn = [{**run, "perplexity": lookup(run, keys)} for run in runs]
 
     def draw(path: Path) -> None:
         perplexity_by_length(drawn, path, train_length=length, title=heading)
