@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from wavepe.cli.compare.data import load_text
+    from wavepe.experiments.data import load_text
     from wavepe.hf import families, recipes
 
     about = json.loads((args.folder / "results.json").read_text("utf-8"))

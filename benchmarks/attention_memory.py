@@ -153,7 +153,7 @@ def measure(quick: bool = False) -> dict:
     """Measure all rows; return them ready for JSON."""
     import datetime
 
-    from wavepe.cli.environment import cpu_name, version_of
+    from wavepe.experiments.environment import cpu_name, version_of
 
     from .machine import commit
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from wavepe._files import new_file, part_of
-from wavepe.cli.errors import CommandError, UsageError, thread_count
+from wavepe.experiments.errors import CommandError, UsageError, thread_count
 
 _MOST_REPEATS = 1_000_000
 

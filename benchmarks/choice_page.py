@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import wavepe
-from wavepe.cli.compare.report import lookup
 from wavepe.encodings.methods import initial_parameters
+from wavepe.experiments.report import lookup
 
 from .adapt_page import TRAINED_LENGTH, farthest, largest
 from .command import RESULTS, kept_results, page_command, table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wavepe.cli.compare.presets import FACTORS_TO_16
+from wavepe.experiments.presets import FACTORS_TO_16
 
 from .command import table
 from .compare_kept import kept

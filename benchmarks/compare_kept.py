@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wavepe.cli.compare.presets import PRESETS, Preset
-from wavepe.cli.compare.rows import Row
+from wavepe.experiments.presets import PRESETS, Preset
+from wavepe.experiments.rows import Row
 
 from .readme import Missing, wrapped
 

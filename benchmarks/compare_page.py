@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from wavepe.analysis.plots import perplexity_by_length
-from wavepe.cli.compare.protocols import Protocol
-from wavepe.cli.compare.report import (
+from wavepe.experiments.protocols import Protocol
+from wavepe.experiments.report import (
     headings,
     mean_and_spread,
     rows_of,
     sections,
     title,
 )
-from wavepe.cli.compare.settings import Settings
-from wavepe.cli.tables import markdown_rows
+from wavepe.experiments.settings import Settings
+from wavepe.experiments.tables import markdown_rows
 
 from .command import add_page, new_parser, write_page
 from .compare_claims import BEST, LEARNED, claims

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from wavepe.cli.compare.report import markdown_table
+from wavepe.experiments.report import markdown_table
 
 from . import fairseq_training
 from .command import page_command

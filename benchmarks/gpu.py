@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import wavepe
-from wavepe.cli.environment import version_of
+from wavepe.experiments.environment import version_of
 
 from . import gpu_tasks
 from .command import add_json, keep, new_parser

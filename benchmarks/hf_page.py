@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from wavepe.cli.compare.report import markdown_table
+from wavepe.experiments.report import markdown_table
 
 from .attention_page import commit_of
 from .command import RESULTS, add_page, new_parser, write_page

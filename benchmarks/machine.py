@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import wavepe
-from wavepe.cli.environment import cpu_name, version_of
+from wavepe.experiments.environment import cpu_name, version_of
 
 from .memory import Allocator
 from .timing import Timing, take_turns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wavepe.cli.terminal import GAP, columns, groups, wrapped
+from wavepe.experiments.terminal import GAP, columns, groups, wrapped
 
 _COLUMNS = (
     "size",

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 import wavepe
 import wavepe.ops
-from wavepe.cli.environment import cpu_name, version_of
+from wavepe.experiments.environment import cpu_name, version_of
 
 from .command import measuring_command
 from .exact_angles import Exact, ideal_frequencies, near_quarter_turns

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from wavepe import ops
 from wavepe.analysis.plots._figure import COLOURS, new_figure, save
-from wavepe.cli.compare.data import load_text
+from wavepe.experiments.data import load_text
 from wavepe.ops._tables import rows_at
 
 from .command import new_parser

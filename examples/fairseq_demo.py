@@ -24,8 +24,8 @@ from pathlib import Path
 import matplotlib
 from fairseq_text import write_text
 from wavepe.analysis.plots._figure import line_looks
-from wavepe.cli.compare.report import console_table
-from wavepe.cli.environment import cpu_name, version_of
+from wavepe.experiments.environment import cpu_name, version_of
+from wavepe.experiments.report import console_table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

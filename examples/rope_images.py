@@ -25,7 +25,7 @@ import torch
 import wavepe
 import wavepe.ops as ops
 from torch import nn
-from wavepe.cli.environment import environment
+from wavepe.experiments.environment import environment
 
 GRID, PATCH = 8, 5  # patches down and across, pixels down and across a patch
 GRIDS = (GRID, GRID * 3 // 2, GRID * 2)  # sizes of the test images

@@ -110,7 +110,7 @@ STOPPED = """
 import os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
-from wavepe.cli.compare import training
+from wavepe.experiments import training
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
@@ -134,7 +134,7 @@ FORKING = """
 import os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
-from wavepe.cli.compare import jobs, worker
+from wavepe.experiments import jobs, worker
 
 pattern, number, whom, *words = sys.argv[1:]
 out = Path(words[words.index("--out") + 1])

@@ -225,8 +225,8 @@ def main():
     given = parser.parse_args()
     import matplotlib.pyplot  # noqa: F401 (before the forks: once)
     import wavepe.hf  # noqa: F401
-    from wavepe.cli.compare import progress, report, training  # noqa: F401
-    from wavepe.cli.compare.presets import PRESETS, Preset
+    from wavepe.experiments import progress, report, training  # noqa: F401
+    from wavepe.experiments.presets import PRESETS, Preset
 
     PRESETS["two"] = Preset("", {}, parts={"a": {}, "b": {"bands": False}})
     count = collections.Counter()

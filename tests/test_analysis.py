@@ -333,7 +333,7 @@ def test_sentences_of_a_given_text():
 
 def test_statements_are_those_of_the_task():
     """A model that reads the task of `wavepe compare` reads them, too."""
-    tasks = pytest.importorskip("wavepe.cli.compare.tasks")
+    tasks = pytest.importorskip("wavepe.experiments.tasks")
 
     class Reads(Model):
         def next(self, seen):

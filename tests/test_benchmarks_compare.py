@@ -10,8 +10,8 @@ pytest.importorskip("matplotlib")
 
 from compare_cases import arguments, results, text_in
 from wavepe.cli import main
-from wavepe.cli.compare.presets import PRESETS
-from wavepe.cli.compare.rows import Row
+from wavepe.experiments.presets import PRESETS
+from wavepe.experiments.rows import Row
 
 from benchmarks import compare_claims, compare_kept, compare_page
 

@@ -34,8 +34,8 @@ from transformers import (
 from wavepe import analysis
 from wavepe.analysis import attention_map, attention_window, measured_band, needle, perplexity
 from wavepe.cli import main
-from wavepe.cli import text as texts
-from wavepe.cli.model import Model
+from wavepe.experiments import text as texts
+from wavepe.experiments.model import Model
 
 COMMANDS = ("perplexity", "bands", "needle", "heatmap", "sweep")
 SPECS = ("rope", "rope:inference_theta=scaled", "wavelet:scales=3")

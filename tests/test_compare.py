@@ -40,12 +40,12 @@ import wavepe.hf
 from transformers import AutoModelForCausalLM
 from wavepe.analysis import perplexity
 from wavepe.cli import main
-from wavepe.cli.compare import evaluation
-from wavepe.cli.compare.comparison import models_of
-from wavepe.cli.compare.data import evaluation_bytes, load_text
-from wavepe.cli.compare.presets import default_rows
-from wavepe.cli.compare.settings import Settings
-from wavepe.cli.compare.training import load_model, new_model
+from wavepe.experiments import evaluation
+from wavepe.experiments.comparison import models_of
+from wavepe.experiments.data import evaluation_bytes, load_text
+from wavepe.experiments.presets import default_rows
+from wavepe.experiments.settings import Settings
+from wavepe.experiments.training import load_model, new_model
 
 PNG = b"\x89PNG"
 
@@ -330,7 +330,7 @@ def test_a_finished_model_is_not_trained_again(tmp_path, monkeypatch):
     out = tmp_path / "copy"
     shutil.copytree(trained(), out)
     (out / "results.json").unlink()
-    monkeypatch.setattr("wavepe.cli.compare.training.train", None)
+    monkeypatch.setattr("wavepe.experiments.training.train", None)
     assert compare(out) == 0
     assert figures(out) == figures(trained())
 
@@ -476,7 +476,7 @@ def test_an_error_of_a_worker_is_one_line(tmp_path):
 
 
 def test_a_worker_without_a_parent_says_nothing():
-    command = [sys.executable, "-m", "wavepe.cli.compare.worker"]
+    command = [sys.executable, "-m", "wavepe.experiments.worker"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from compare_cases import text_in
-from wavepe.cli.compare.data import batch_at, evaluation_bytes, load_text
-from wavepe.cli.compare.tasks import TASKS
-from wavepe.cli.errors import UsageError
+from wavepe.experiments.data import batch_at, evaluation_bytes, load_text
+from wavepe.experiments.errors import UsageError
+from wavepe.experiments.tasks import TASKS
 
 
 @pytest.fixture
@@ -218,8 +218,8 @@ def torch():
 @pytest.mark.parametrize(("knows", "accuracy"), [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
 def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accuracy):
     """The models know all answers, none, or those of the first half of the questions."""
-    from wavepe.cli.compare import evaluation
-    from wavepe.cli.device import CPU
+    from wavepe.experiments import evaluation
+    from wavepe.experiments.device import CPU
 
     answers = {}
     examples = type(TASKS["keys"]).examples
@@ -246,8 +246,8 @@ def test_scores_of_models_that_know_the_answers(torch, monkeypatch, knows, accur
 
 
 def test_a_loss_beyond_all_numbers_is_infinite(torch):
-    from wavepe.cli.compare import evaluation
-    from wavepe.cli.device import CPU
+    from wavepe.experiments import evaluation
+    from wavepe.experiments.device import CPU
 
     class Wrong(torch.nn.Module):
         def forward(self, input_ids, use_cache):

@@ -18,14 +18,14 @@ pytest.importorskip("matplotlib")
 import torch
 import wavepe.hf
 from traffic import DEVICE, Traffic
-from wavepe.cli import device as devices
 from wavepe.cli import main
-from wavepe.cli.compare import comparison, evaluation, training
-from wavepe.cli.compare.data import load_text
-from wavepe.cli.compare.plan import plan_of
-from wavepe.cli.compare.settings import Settings
-from wavepe.cli.device import CPU, Device
-from wavepe.cli.errors import CommandError
+from wavepe.experiments import comparison, evaluation, training
+from wavepe.experiments import device as devices
+from wavepe.experiments.data import load_text
+from wavepe.experiments.device import CPU, Device
+from wavepe.experiments.errors import CommandError
+from wavepe.experiments.plan import plan_of
+from wavepe.experiments.settings import Settings
 from wavepe.hf.learned import learned_ids
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)

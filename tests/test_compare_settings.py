@@ -17,15 +17,15 @@ import wavepe
 from compare_cases import refused, text
 from wavepe._labels import fold, shortened
 from wavepe.cli import compare
-from wavepe.cli.compare import report
-from wavepe.cli.compare.comparison import models_of
-from wavepe.cli.compare.plan import plan_of
-from wavepe.cli.compare.presets import MODELS, PRESETS
-from wavepe.cli.compare.progress import Report
-from wavepe.cli.compare.protocols import Protocol
-from wavepe.cli.compare.rows import Row
-from wavepe.cli.compare.settings import Settings, comparisons, hints
-from wavepe.cli.errors import UsageError
+from wavepe.experiments import report
+from wavepe.experiments.comparison import models_of
+from wavepe.experiments.errors import UsageError
+from wavepe.experiments.plan import plan_of
+from wavepe.experiments.presets import MODELS, PRESETS
+from wavepe.experiments.progress import Report
+from wavepe.experiments.protocols import Protocol
+from wavepe.experiments.rows import Row
+from wavepe.experiments.settings import Settings, comparisons, hints
 
 
 def parsed(*words):
@@ -125,7 +125,7 @@ def test_an_option_wins_over_a_preset_and_that_over_a_size():
 def test_sizes_are_what_they_are_called(name, millions):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from wavepe.cli.compare.training import new_model
+    from wavepe.experiments.training import new_model
 
     assert name in MODELS
     with torch.device("meta"):

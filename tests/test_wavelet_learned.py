@@ -310,7 +310,7 @@ def test_compare_trains_and_resumes(hf, text, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from safetensors.torch import load_file
     from wavepe.cli import main
-    from wavepe.cli.compare import training
+    from wavepe.experiments import training
 
     assert main(compare(tmp_path / "whole", text)) == 0
     taken = []

@@ -18,7 +18,7 @@ import wavepe
 
 from .._files import interrupt_on_signals
 from .._labels import fold, suggestion
-from .errors import CommandError, UsageError, out_of_memory
+from ..experiments.errors import CommandError, UsageError, out_of_memory
 
 # Command -> its purpose. Each has a module here, with add_arguments(parser) and run(args).
 _COMMANDS = {

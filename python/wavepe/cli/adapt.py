@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._files import new_file
-from . import model as models
-from .errors import UsageError, require
-from .numbers import integer, integers
+from ..experiments import model as models
+from ..experiments.errors import UsageError, require
+from ..experiments.numbers import integer, integers
 
 if TYPE_CHECKING:
     from ..hf import Adapted
@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
     lora = None if args.lora is None else integer("--lora", args.lora, 1)
     from transformers.utils import logging
 
+    from ..experiments.bar import bar
+    from ..experiments.text import check_data, first_and_last_tokens
     from ..hf import encoding_of
     from ..hf.adapting import HELD_OUT, adapt
-    from .bar import bar
-    from .text import check_data, first_and_last_tokens
 
     check_data(args.data)
     logging.disable_progress_bar()
@@ -159,8 +159,8 @@ def _report(
     loaded: models.Model,
     labels: dict[str, str],
 ) -> None:
-    from .tables import markdown_rows, print_rows
-    from .terminal import wrapped
+    from ..experiments.tables import markdown_rows, print_rows
+    from ..experiments.terminal import wrapped
 
     title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {args.data}"
     lengths = list(map(str, done.settings["lengths"]))

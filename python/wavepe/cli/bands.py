@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from .._rope_frequencies import DEFAULT_THETA
-from . import model as models
+from ..experiments import model as models
+from ..experiments.numbers import integer
 from . import outputs
-from .numbers import integer
 
 _LONGEST = 2048
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             integer(f"--{option.replace('_', '-')}", getattr(args, option), 1)
     models.need_parts("wavepe bands")
     outputs.check(args, "wavepe bands")
-    from .text import check_data, tokens_for
+    from ..experiments.text import check_data, tokens_for
 
     check_data(args.data)
     with models.opened(args, args.model) as loaded:
@@ -122,8 +122,8 @@ def _bases(loaded: models.Model) -> dict[str, float]:
 def _print(
     title: str, text: str, found: dict[str, Any], rows: list[dict[str, Any]], length: int | None
 ) -> None:
-    from .tables import print_rows
-    from .terminal import wrapped
+    from ..experiments.tables import print_rows
+    from ..experiments.terminal import wrapped
 
     band = found["band"]
     print(wrapped(f"{title}, on {text}", indent=0))

@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from .errors import UsageError, require
-from .imports import import_all
+from ..experiments.errors import UsageError, require
+from ..experiments.imports import import_all
 
 if TYPE_CHECKING:
     from ..hf.conversion import Conversion

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from .._labels import fold
-from . import model as models
+from ..experiments import model as models
+from ..experiments.errors import UsageError
+from ..experiments.numbers import integer, reals
 from . import outputs
-from .errors import UsageError
-from .numbers import integer, reals
 
 _LENGTH = 256
 _TITLE_WIDTH = 34
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     (threshold,) = reals("--threshold", [args.threshold])
     models.need_parts("wavepe heatmap")
     outputs.check(args, "wavepe heatmap")
-    from .text import check_data
+    from ..experiments.text import check_data
 
     check_data(args.data)
     for given in args.models:
@@ -72,7 +72,7 @@ def _measured(
     args: argparse.Namespace, given: str, threshold: float
 ) -> tuple[str, dict[str, Any], np.ndarray, int]:
     """Return the name of a model, its record for JSON, its map (n, n) and the map's window."""
-    from .text import tokens_for
+    from ..experiments.text import tokens_for
 
     with models.opened(args, given) as loaded:
         length = args.length or min(loaded.trained_length or _LENGTH, _LENGTH)
@@ -115,8 +115,8 @@ def _print(
     name: str, text: str, threshold: float, windows: np.ndarray, layers: list[int],
     heads: list[int], shown: str, window: int,
 ) -> None:  # fmt: skip
-    from .tables import print_rows
-    from .terminal import wrapped
+    from ..experiments.tables import print_rows
+    from ..experiments.terminal import wrapped
 
     print(wrapped(
         f"Attention windows of {name}: how many tokens a head looks back (mean weight at least "

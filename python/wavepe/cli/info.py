@@ -13,8 +13,8 @@ import numpy
 import wavepe
 
 from .._runtime import command_for
-from .environment import cpu_name, version_of
-from .terminal import wrapped
+from ..experiments.environment import cpu_name, version_of
+from ..experiments.terminal import wrapped
 
 # Optional package -> the extra of wavepe that installs it.
 _OPTIONAL = {

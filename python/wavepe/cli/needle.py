@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from . import model as models
+from ..experiments import model as models
+from ..experiments.errors import UsageError
+from ..experiments.numbers import integer, integers, reals
 from . import outputs
-from .errors import UsageError
-from .numbers import integer, integers, reals
 
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FORMS = {
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--theta {args.theta:g}: needs a number above 0")
     models.need_parts("wavepe needle")
     outputs.check(args, "wavepe needle")
-    from .text import check_data, text_of
+    from ..experiments.text import check_data, text_of
 
     check_data(args.data)
     haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             loaded.set_theta(args.theta)
 
         from ..analysis import needle
-        from .bar import bar
+        from ..experiments.bar import bar
 
         with loaded.running(), bar(quiet=args.quiet) as begin:
             grid = needle(
@@ -105,8 +105,8 @@ def _default_form(tokenizer: Any, comparison: dict[str, Any] | None) -> str:
 
 
 def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:
-    from .tables import print_rows
-    from .terminal import wrapped
+    from ..experiments.tables import print_rows
+    from ..experiments.terminal import wrapped
 
     print(wrapped(title, indent=0))
     rows = [

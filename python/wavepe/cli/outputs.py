@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .._files import new_file, part_of
-from .environment import environment
-from .errors import CommandError, UsageError, require
+from ..experiments.environment import environment
+from ..experiments.errors import CommandError, UsageError, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from ..analysis._perplexity import PROTOCOLS
-from . import model as models
+from ..experiments import model as models
+from ..experiments.errors import UsageError
+from ..experiments.numbers import integer, integers
+from ..experiments.protocols import Protocol
 from . import outputs
-from .compare.protocols import Protocol
-from .errors import UsageError
-from .numbers import integer, integers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     _check_protocol(args)
     models.need_parts("wavepe perplexity")
     outputs.check(args, "wavepe perplexity")
-    from .text import check_data, tokens_for
+    from ..experiments.text import check_data, tokens_for
 
     check_data(args.data)
     with models.opened(args, args.model) as loaded:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
-        from .bar import bar
+        from ..experiments.bar import bar
 
         found = {}
         with loaded.running(), bar(quiet=args.quiet) as begin:
@@ -107,9 +107,9 @@ def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
 
 
 def _print(title: str, text: str, found: dict[int, float], loaded: models.Model) -> None:
-    from .compare.report import headings
-    from .tables import print_rows
-    from .terminal import wrapped
+    from ..experiments.report import headings
+    from ..experiments.tables import print_rows
+    from ..experiments.terminal import wrapped
 
     print(wrapped(f"{title}, on {text}", indent=0))
     heads = headings(list(found), loaded.trained_length) if loaded.trained_length else found

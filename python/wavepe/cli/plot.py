@@ -13,8 +13,8 @@ import wavepe
 
 from .._files import new_file
 from ..analysis import plots
-from .errors import UsageError
-from .imports import import_all
+from ..experiments.errors import UsageError
+from ..experiments.imports import import_all
 from .outputs import add_json, check_json, check_picture, need_matplotlib, write_json
 
 # Each picture is a function of wavepe.analysis.plots.

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import model as models
+from ..experiments import model as models
+from ..experiments.errors import CommandError, UsageError
+from ..experiments.numbers import integer, integers, reals
 from . import outputs
-from .errors import CommandError, UsageError
-from .numbers import integer, integers, reals
 
 FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         integer("--tokens", args.tokens, 1)
     models.need_parts("wavepe sweep")
     outputs.check(args, "wavepe sweep")
-    from .text import check_data, tokens_for
+    from ..experiments.text import check_data, tokens_for
 
     check_data(args.data)
     with models.opened(args, args.model) as loaded:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
-        from .bar import bar
+        from ..experiments.bar import bar
 
         found: dict[int, list[float]] = {length: [] for length in lengths}
         facts = loaded.facts(text.description)
@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 def _print(
     title: str, option: str, values: list[float], found: dict[int, list[float]]
 ) -> None:  # fmt: skip
-    from .tables import print_rows
-    from .terminal import wrapped
+    from ..experiments.tables import print_rows
+    from ..experiments.terminal import wrapped
 
     print(wrapped(title, indent=0))
     rows = [

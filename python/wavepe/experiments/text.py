@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .compare.data import evaluation_bytes, load_text, walk
+from .data import evaluation_bytes, load_text, walk
 from .errors import UsageError
 from .model import Model
 

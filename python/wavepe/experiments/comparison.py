@@ -14,9 +14,9 @@ import numpy as np
 
 import wavepe
 
-from ..environment import environment
-from ..errors import CommandError, UsageError
 from .data import Text, evaluation_bytes
+from .environment import environment
+from .errors import CommandError, UsageError
 from .folder import RunFolder, model_name
 from .plan import Listener, plan_of
 from .report import summary_of
@@ -24,7 +24,7 @@ from .rows import Row
 from .settings import Settings, hints
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from .device import Device
 
 Result = dict[str, Any]
 
@@ -183,7 +183,7 @@ class Runner:
         self, model: Model, rows: list[Row], listener: Listener, keep: Callable[[Result], None]
     ) -> None:
         """Train the model unless it exists; evaluate `rows`, and pass each result to `keep`."""
-        from ...hf.folder import note_perplexities
+        from ..hf.folder import note_perplexities
 
         listener.stage(0)
         checkpoint, facts = self._trained(model.spec, model.seed, listener)

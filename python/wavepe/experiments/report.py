@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..._files import new_file
-from ..tables import Row, markdown_rows, print_rows
-from ..terminal import wrapped
+from .._files import new_file
 from .folder import RunFolder
 from .protocols import Protocol
 from .settings import Settings
+from .tables import Row, markdown_rows, print_rows
+from .terminal import wrapped
 
 Runs = Sequence[Mapping[str, Any]]
 _BEST = " (* best of its column)"

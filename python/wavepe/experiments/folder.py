@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ..._files import leading_names, new_file, new_folder, part_of, writing
-from ..errors import UsageError
+from .._files import leading_names, new_file, new_folder, part_of, writing
+from .errors import UsageError
 from .settings import differences, digest
 
 _SETTINGS = "settings.json"

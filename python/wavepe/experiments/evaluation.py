@@ -14,7 +14,7 @@ from wavepe._rope_frequencies import DEFAULT_THETA
 from wavepe.analysis import perplexity, predicted_band
 from wavepe.analysis._perplexity import perplexity_of
 
-from ..device import CPU, Device
+from .device import CPU, Device
 from .protocols import Protocol
 from .settings import Settings
 from .tasks import TASKS

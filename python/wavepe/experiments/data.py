@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..errors import UsageError
+from .errors import UsageError
 from .folder import is_run
 
 SPLITS = ("test", "validation")

@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._files import DISK_ERRORS
-from ...encodings import known_encodings
-from ..errors import CommandError, UsageError, require, thread_count
-from ..imports import import_all, name_in
-from ..outputs import need_matplotlib
-from .data import SPLITS, Text, load_text
-from .folder import RunFolder
-from .presets import DEFAULTS, MODELS, PRESETS, default_rows
-from .settings import Settings, comparisons, digest
-from .tasks import TASKS
+from .._files import DISK_ERRORS
+from ..encodings import known_encodings
+from ..experiments.data import SPLITS, Text, load_text
+from ..experiments.errors import CommandError, UsageError, require, thread_count
+from ..experiments.folder import RunFolder
+from ..experiments.imports import import_all, name_in
+from ..experiments.presets import DEFAULTS, MODELS, PRESETS, default_rows
+from ..experiments.settings import Settings, comparisons, digest
+from ..experiments.tasks import TASKS
+from .outputs import need_matplotlib
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ..experiments.device import Device
 
 # How often training states are saved: a killed training loses little, and saving takes little time.
 _SAVES_PER_TRAINING = 20
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--out: needs a folder, got an empty name")
     require("wavepe compare", torch="torch", transformers="hf", rich="cli", matplotlib="plot")
     need_matplotlib("wavepe compare")  # now, and not after hours of training
-    from ..device import device_named
+    from ..experiments.device import device_named
 
     try:
         _run_parts(args, parts, text, device_named(args.device))
@@ -166,10 +166,10 @@ def _run_parts(
     args: argparse.Namespace, parts: dict[str, Settings], text: Text, device: Device
 ) -> None:
     """Run each comparison in its folder, and report them together."""
-    from ..device import CPU, torch_threads
-    from .comparison import Comparison, Work
-    from .report import report
-    from .training import check_rows
+    from ..experiments.comparison import Comparison, Work
+    from ..experiments.device import CPU, torch_threads
+    from ..experiments.report import report
+    from ..experiments.training import check_rows
 
     for part in parts.values():
         check_rows(part)

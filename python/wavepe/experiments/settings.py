@@ -18,8 +18,8 @@ from wavepe.encodings import Encoding
 from wavepe.encodings.methods import initial_parameters
 from wavepe.encodings.wavelet import scale_hint
 
-from ..errors import UsageError
-from ..numbers import integer, integers
+from .errors import UsageError
+from .numbers import integer, integers
 from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS
 from .protocols import Protocol
 from .rows import Row

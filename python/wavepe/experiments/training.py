@@ -18,10 +18,10 @@ import torch
 
 import wavepe.hf
 
-from ..._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interrupt
-from ..device import CPU, Device
-from ..errors import CommandError, UsageError
+from .._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interrupt
 from .data import batch_at
+from .device import CPU, Device
+from .errors import CommandError, UsageError
 from .plan import Listener, Plan
 from .settings import Settings
 from .tasks import TASKS

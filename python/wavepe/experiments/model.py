@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .compare.folder import is_run
 from .errors import CommandError, UsageError, out_of_memory, require, thread_count
+from .folder import is_run
 from .imports import import_all
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .errors import UsageError
+from ..experiments.errors import UsageError
 
 _TOO_MANY = 2**31
 

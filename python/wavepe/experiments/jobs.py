@@ -23,8 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..._files import writing
-from ..errors import CommandError
+from .._files import writing
+from .errors import CommandError
 
 if TYPE_CHECKING:
     from .comparison import Comparison, Model

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..._files import interrupt_on_signals
-from ..errors import CommandError, out_of_memory
-from ..imports import import_all
+from .._files import interrupt_on_signals
 from .data import Text
+from .errors import CommandError, out_of_memory
 from .folder import RunFolder
+from .imports import import_all
 from .settings import Settings
 
 
@@ -97,8 +97,8 @@ def _work(pipe: Pipe) -> None:
     if first is None:  # the parent is gone already
         return
     import_all(first["imports"])
-    from ..device import device_named, torch_threads
     from .comparison import Runner, Work, models_of
+    from .device import device_named, torch_threads
 
     handle, train_bytes = first["text"]
     content = np.memmap(os.fdopen(handle, "rb"), np.uint8, mode="r")

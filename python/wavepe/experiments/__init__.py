@@ -1,0 +1,1 @@
+"""Experiments on small and on trained models: what ``wavepe compare`` and ``wavepe adapt`` do."""
