@@ -169,7 +169,7 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0), ""
     except CommandError as error:
-        return error.code, f"error: {error}"
+        return error.code, f"error: {error.message}"
     except KeyboardInterrupt:
         resumes = f"; to resume: {shlex.join(['wavepe', *argv])}" if command in _RESUMING else ""
         return _INTERRUPTED, f"interrupted{resumes}"

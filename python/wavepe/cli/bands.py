@@ -8,15 +8,15 @@ from typing import Any
 
 from .._rope_frequencies import DEFAULT_THETA
 from ..experiments import model as models
-from ..experiments.numbers import integer
 from . import outputs
+from .options import Number, add_model
 
 _LONGEST = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe bands``."""
-    models.add_arguments(parser)
+    add_model(parser)
     add = parser.add_argument
     add(
         "--of",
@@ -24,26 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="key",
         help="measure keys or queries (default: %(default)s)",
     )
-    add("--length", type=int, metavar="N",
+    add("--length", action=Number,
         help=f"tokens to run (default: the trained length, at most {_LONGEST})")  # fmt: skip
-    add("--train-length", type=int, metavar="N",
+    add("--train-length", action=Number,
         help="trained length to predict with (default: that of config.json)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables and write the files."""
-    for option in ("length", "train_length"):
-        if getattr(args, option) is not None:
-            integer(f"--{option.replace('_', '-')}", getattr(args, option), 1)
-    models.need_parts("wavepe bands")
-    outputs.check(args, "wavepe bands")
-    from ..experiments.text import check_data, tokens_for
-
-    check_data(args.data)
-    with models.opened(args, args.model) as loaded:
+    with outputs.measuring(args, "bands") as loaded:
         length = args.length or min(loaded.trained_length or _LONGEST, _LONGEST)
         train_length = args.train_length or loaded.trained_length
+        from ..experiments.text import tokens_for
+
         text = tokens_for(loaded, args.data, [length], length)
 
         from ..analysis import measured_band
@@ -122,11 +116,10 @@ def _bases(loaded: models.Model) -> dict[str, float]:
 def _print(
     title: str, text: str, found: dict[str, Any], rows: list[dict[str, Any]], length: int | None
 ) -> None:
-    from ..experiments.tables import print_rows
-    from ..experiments.terminal import wrapped
+    from ..experiments.tables import print_rows, wrapped
 
     band = found["band"]
-    print(wrapped(f"{title}, on {text}", indent=0))
+    print(wrapped(f"{title}, on {text}"))
     heads = [f"head {number}" for number in range(band.shape[1])]
     print_rows("layer", heads, [
         (str(layer), [str(index) if index >= 0 else "-" for index in line])
@@ -135,7 +128,7 @@ def _print(
     trained = "an unknown trained length" if length is None else f"trained length {length}"
     print(wrapped(
         f"Mean i_band over layers and heads, of {rows[0]['pairs']} pairs (d/2), beside the "
-        f"prediction j* = (d/2) log_theta(L/3.657) for {trained}", indent=0,
+        f"prediction j* = (d/2) log_theta(L/3.657) for {trained}",
     ))  # fmt: skip
     headings = ("theta", "i_band", "i_band/(d/2)", "j*", "1.1 j*")
     print_rows("layers", headings, [

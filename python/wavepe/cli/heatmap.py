@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from .._labels import fold
-from ..experiments import model as models
 from ..experiments.errors import UsageError
-from ..experiments.numbers import integer, reals
 from . import outputs
+from .options import Number, Reals, add_model
 
 _LENGTH = 256
 _TITLE_WIDTH = 34
@@ -20,15 +19,15 @@ _TITLE_WIDTH = 34
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe heatmap``."""
-    models.add_arguments(parser, several=True)
+    add_model(parser, several=True)
     add = parser.add_argument
-    add("--length", type=int, metavar="N",
+    add("--length", action=Number,
         help=f"tokens to run (default: the trained length, at most {_LENGTH})")  # fmt: skip
-    add("--layer", type=int, metavar="N",
+    add("--layer", action=Number, least=0,
         help="show this layer only, counted from 0 (default: the mean of all layers)")  # fmt: skip
-    add("--head", type=int, metavar="N",
+    add("--head", action=Number, least=0,
         help="show this head only, counted from 0 (default: the mean of all heads)")  # fmt: skip
-    add("--threshold", default="1e-3", metavar="X",
+    add("--threshold", action=Reals, default=1e-3,
         help="smallest mean weight that counts: the window of a head is 1 + the largest distance "
         "with at least this weight (default: %(default)s)")  # fmt: skip
     outputs.add_arguments(parser)
@@ -36,19 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run each model, print the windows of its heads and write the files."""
-    if args.length is not None:
-        integer("--length", args.length, 1)
-    for option in ("layer", "head"):
-        if getattr(args, option) is not None:
-            integer(f"--{option}", getattr(args, option), 0)
-    (threshold,) = reals("--threshold", [args.threshold])
-    models.need_parts("wavepe heatmap")
-    outputs.check(args, "wavepe heatmap")
-    from ..experiments.text import check_data
-
-    check_data(args.data)
-    for given in args.models:
-        models.check_folder(given)
+    threshold = args.threshold
+    outputs.begin(args, "heatmap", args.models)
     panels: list[np.ndarray] = []
     titles: list[str] = []
     figures: dict[str, Any] = {"threshold": threshold, "models": []}
@@ -74,7 +62,7 @@ def _measured(
     """Return the name of a model, its record for JSON, its map (n, n) and the map's window."""
     from ..experiments.text import tokens_for
 
-    with models.opened(args, given) as loaded:
+    with outputs.opened(args, given) as loaded:
         length = args.length or min(loaded.trained_length or _LENGTH, _LENGTH)
         text = tokens_for(loaded, args.data, [length], length)
 
@@ -115,12 +103,11 @@ def _print(
     name: str, text: str, threshold: float, windows: np.ndarray, layers: list[int],
     heads: list[int], shown: str, window: int,
 ) -> None:  # fmt: skip
-    from ..experiments.tables import print_rows
-    from ..experiments.terminal import wrapped
+    from ..experiments.tables import print_rows, wrapped
 
     print(wrapped(
         f"Attention windows of {name}: how many tokens a head looks back (mean weight at least "
-        f"{threshold:g}), on {text}", indent=0,
+        f"{threshold:g}), on {text}",
     ))  # fmt: skip
     print_rows(
         "layer",

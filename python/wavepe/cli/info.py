@@ -14,7 +14,7 @@ import wavepe
 
 from .._runtime import command_for
 from ..experiments.environment import cpu_name, version_of
-from ..experiments.terminal import wrapped
+from ..experiments.tables import wrapped
 
 # Optional package -> the extra of wavepe that installs it.
 _OPTIONAL = {

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..experiments import model as models
-from ..experiments.errors import UsageError
-from ..experiments.numbers import integer, integers, reals
 from . import outputs
+from .options import Number, Reals, add_model
 
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FORMS = {
@@ -25,54 +23,45 @@ _HAYSTACK = 1 << 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe needle``."""
-    models.add_arguments(parser, data="a text file, or a folder of text files, to hide the fact in "
+    add_model(parser, data="a text file, or a folder of text files, to hide the fact in "
         "(default: other pairs, or a few sentences, repeated)")  # fmt: skip
     add = parser.add_argument
-    add("--lengths", "--length", nargs="+", metavar="N",
+    add("--lengths", "--length", nargs="+", action=Number,
         help="lengths of the whole context (default: those of wavepe perplexity)")  # fmt: skip
-    add("--depths", nargs="+", metavar="X",
+    add("--depths", nargs="+", action=Reals, most=1.0, default=list(_DEPTHS),
         help="positions of the fact in the context, from 0 (beginning) to 1 (end) "
         "(default: 0 .25 .5 .75 1)")  # fmt: skip
-    add("--theta", type=float, metavar="X",
+    add("--theta", action=Reals,
         help="run the model with this base (theta) of its rotary embedding")  # fmt: skip
     add("--form", choices=tuple(_FORMS), help="form of the fact. "
         + "; ".join(f"{name}: {text}" for name, text in _FORMS.items())
         + " (default: statement for a model of compare --task needle, pairs for other models of "
         "bytes, else sentence)")  # fmt: skip
-    add("--trials", type=int, default=10, metavar="N",
+    add("--trials", action=Number, default=10,
         help="number of facts for each length and depth (default: %(default)s)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N",
+    add("--seed", action=Number, least=0, default=0,
         help="seed of the generator that draws the facts (default: %(default)s)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Test the model, print the table and write the files."""
-    lengths = integers("--lengths", args.lengths, 1) if args.lengths else None
-    depths = reals("--depths", args.depths, 1.0) if args.depths else list(_DEPTHS)
-    integer("--trials", args.trials, 1)
-    integer("--seed", args.seed, 0)
-    if args.theta is not None and not args.theta > 0:
-        raise UsageError(f"--theta {args.theta:g}: needs a number above 0")
-    models.need_parts("wavepe needle")
-    outputs.check(args, "wavepe needle")
-    from ..experiments.text import check_data, text_of
-
-    check_data(args.data)
-    haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
-    with models.opened(args, args.model) as loaded:
-        lengths = lengths or loaded.default_lengths()
+    depths = args.depths
+    with outputs.measuring(args, "needle") as loaded:
+        lengths = args.lengths or loaded.default_lengths()
         form = args.form or _default_form(loaded.tokenizer, loaded.comparison)
         if args.theta is not None:
             loaded.set_theta(args.theta)
 
         from ..analysis import needle
-        from ..experiments.bar import bar
+        from ..experiments.progress import Report
+        from ..experiments.text import text_of
 
-        with loaded.running(), bar(quiet=args.quiet) as begin:
+        haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
+        with loaded.running(), Report(quiet=args.quiet, lines=False) as report:
             grid = needle(
                 loaded.model, loaded.tokenizer, lengths, depths, form=form, haystack=haystack,
-                trials=args.trials, seed=args.seed, progress=begin("needle"),
+                trials=args.trials, seed=args.seed, progress=report.begin("needle"),
             )  # fmt: skip
         around = args.data or ("other pairs" if form == "pairs" else "a few sentences, repeated")
         facts = loaded.facts(f"{form} in {around}")
@@ -105,10 +94,9 @@ def _default_form(tokenizer: Any, comparison: dict[str, Any] | None) -> str:
 
 
 def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:
-    from ..experiments.tables import print_rows
-    from ..experiments.terminal import wrapped
+    from ..experiments.tables import print_rows, wrapped
 
-    print(wrapped(title, indent=0))
+    print(wrapped(title))
     rows = [
         (f"{depth:g}", [f"{rate:.0%}" for rate in column])
         for depth, column in zip(depths, grid.T, strict=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from .._files import new_file, part_of
 from ..experiments.environment import environment
-from ..experiments.errors import CommandError, UsageError, require
+from ..experiments.errors import UsageError, need_matplotlib
+from ..experiments.model import Model, check_folder, need_parts
+from ..experiments.model import opened as open_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +30,30 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help=f"write the {what} to this file, as JSON; - for stdout"
     )
+
+
+@contextmanager
+def measuring(args: argparse.Namespace, command: str) -> Iterator[Model]:
+    """Check the arguments, and load the model of a command that measures one."""
+    begin(args, command, [args.model])
+    with opened(args, args.model) as loaded:
+        yield loaded
+
+
+def opened(args: argparse.Namespace, given: str) -> AbstractContextManager[Model]:
+    """Load a model of the command line, for the time of a with block."""
+    return open_model(given, imports=args.imports, device=args.device, threads=args.threads)
+
+
+def begin(args: argparse.Namespace, command: str, models: list[str]) -> None:
+    """Raise CommandError for what cannot be read, written or run, before the long work begins."""
+    need_parts(f"wavepe {command}")
+    check(args, f"wavepe {command}")
+    from ..experiments.text import check_data
+
+    check_data(args.data)
+    for given in models:
+        check_folder(given)
 
 
 def check(args: argparse.Namespace, command: str) -> None:
@@ -53,15 +80,6 @@ def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Pat
     written = [f"{name}: {value}" for name in ("json", "png") if (value := getattr(args, name))]
     if written and not args.quiet:
         print("  ".join(written))
-
-
-def need_matplotlib(command: str) -> None:
-    """Raise CommandError if matplotlib is missing or cannot be loaded."""
-    require(command, matplotlib="plot")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ValueError as error:  # MPLBACKEND has a wrong value
-        raise CommandError(f"matplotlib: {error}") from error
 
 
 def check_picture(option: str, path: Path) -> None:

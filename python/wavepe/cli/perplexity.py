@@ -6,64 +6,49 @@ import argparse
 from pathlib import Path
 
 from ..analysis._perplexity import PROTOCOLS
-from ..experiments import model as models
 from ..experiments.errors import UsageError
-from ..experiments.numbers import integer, integers
+from ..experiments.model import Model
 from ..experiments.protocols import Protocol
 from . import outputs
+from .options import LENGTHS_HELP, Number, add_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe perplexity``."""
-    models.add_arguments(parser)
+    add_model(parser)
     add = parser.add_argument
-    add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
+    add("--lengths", "--length", nargs="+", action=Number, least=2, help=LENGTHS_HELP)
     add("--protocol", choices=PROTOCOLS, default="whole",
         help="how a piece of text is evaluated. whole: in one pass. blocks: in passes of --window "
         "tokens that do not overlap. sliding: in passes of --window tokens that start every "
         "--stride tokens, where each token is scored once (default: %(default)s)")  # fmt: skip
-    add(
-        "--window",
-        type=int,
-        metavar="N",
-        help="tokens of a pass, for blocks and sliding (default: the trained length)",
-    )
-    add(
-        "--stride",
-        type=int,
-        metavar="N",
-        help="tokens between the starts of two passes, for sliding (default: half the window)",
-    )
-    add("--tokens", type=int, metavar="N",
+    add("--window", action=Number, least=2,
+        help="tokens of a pass, for blocks and sliding (default: the trained length)")  # fmt: skip
+    add("--stride", action=Number,
+        help="tokens between the starts of two passes, for sliding (default: half the window)")  # fmt: skip
+    add("--tokens", action=Number,
         help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
     outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the model, print the table and write the files."""
-    lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
-    for option, least in (("window", 2), ("stride", 1), ("tokens", 1)):
-        if getattr(args, option) is not None:
-            integer(f"--{option}", getattr(args, option), least)
     _check_protocol(args)
-    models.need_parts("wavepe perplexity")
-    outputs.check(args, "wavepe perplexity")
-    from ..experiments.text import check_data, tokens_for
-
-    check_data(args.data)
-    with models.opened(args, args.model) as loaded:
-        lengths = lengths or loaded.default_lengths()
+    with outputs.measuring(args, "perplexity") as loaded:
+        lengths = args.lengths or loaded.default_lengths()
         protocol = _protocol(args, loaded.trained_length)
+        from ..experiments.text import tokens_for
+
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
-        from ..experiments.bar import bar
+        from ..experiments.progress import Report
 
         found = {}
-        with loaded.running(), bar(quiet=args.quiet) as begin:
+        with loaded.running(), Report(quiet=args.quiet, lines=False) as report:
             for length in lengths:
                 found[length] = perplexity(
-                    loaded.model, text.ids, length, progress=begin(f"length {length}"),
+                    loaded.model, text.ids, length, progress=report.begin(f"length {length}"),
                     **protocol.options,
                 )  # fmt: skip
         words = f"{protocol.name} ({protocol.text})"
@@ -106,12 +91,11 @@ def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
     return found
 
 
-def _print(title: str, text: str, found: dict[int, float], loaded: models.Model) -> None:
+def _print(title: str, text: str, found: dict[int, float], loaded: Model) -> None:
     from ..experiments.report import headings
-    from ..experiments.tables import print_rows
-    from ..experiments.terminal import wrapped
+    from ..experiments.tables import print_rows, wrapped
 
-    print(wrapped(f"{title}, on {text}", indent=0))
+    print(wrapped(f"{title}, on {text}"))
     heads = headings(list(found), loaded.trained_length) if loaded.trained_length else found
     print_rows(
         "model", list(map(str, heads)), [(loaded.name, [f"{x:.2f}" for x in found.values()])]

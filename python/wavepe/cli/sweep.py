@@ -10,24 +10,24 @@ from pathlib import Path
 
 from ..experiments import model as models
 from ..experiments.errors import CommandError, UsageError
-from ..experiments.numbers import integer, integers, reals
 from . import outputs
+from .options import LENGTHS_HELP, Number, Reals, add_model
 
 FRACTIONS = ("1", ".9", ".75", ".5", ".25", "0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe sweep``."""
-    models.add_arguments(parser)
+    add_model(parser)
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--fraction", nargs="*", metavar="P",
+    which.add_argument("--fraction", nargs="*", action=Reals, most=1.0, const=FRACTIONS, metavar="P",
         help="fractions to run the model with: p-RoPE rotates this fraction of the pairs, the "
         "fastest ones (default: " + " ".join(FRACTIONS) + ")")  # fmt: skip
-    which.add_argument("--theta", nargs="+", metavar="X",
+    which.add_argument("--theta", nargs="+", action=Reals,
         help="bases (theta) to run the model with")  # fmt: skip
-    add("--lengths", "--length", nargs="+", metavar="N", help=models.LENGTHS_HELP)
-    add("--tokens", type=int, metavar="N",
+    add("--lengths", "--length", nargs="+", action=Number, least=2, help=LENGTHS_HELP)
+    add("--tokens", action=Number,
         help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
     outputs.add_arguments(parser)
 
@@ -35,33 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate the model at each value, print the table and write the files."""
     option = "fraction" if args.theta is None else "theta"
-    values = (
-        reals("--fraction", args.fraction or FRACTIONS, 1.0)
-        if args.theta is None
-        else reals("--theta", args.theta)
-    )
-    lengths = integers("--lengths", args.lengths, 2) if args.lengths else None
-    if args.tokens is not None:
-        integer("--tokens", args.tokens, 1)
-    models.need_parts("wavepe sweep")
-    outputs.check(args, "wavepe sweep")
-    from ..experiments.text import check_data, tokens_for
+    values = args.theta or args.fraction or list(map(float, FRACTIONS))
+    with outputs.measuring(args, "sweep") as loaded:
+        lengths = args.lengths or loaded.default_lengths()
+        from ..experiments.text import tokens_for
 
-    check_data(args.data)
-    with models.opened(args, args.model) as loaded:
-        lengths = lengths or loaded.default_lengths()
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
-        from ..experiments.bar import bar
+        from ..experiments.progress import Report
 
         found: dict[int, list[float]] = {length: [] for length in lengths}
         facts = loaded.facts(text.description)
-        with bar(quiet=args.quiet) as begin:
+        with Report(quiet=args.quiet, lines=False) as report:
             for value in values:
                 with _changed(loaded, option, value) as changed, changed.running():
                     for length in lengths:
-                        step = begin(f"{option} {value:g}, length {length}")
+                        step = report.begin(f"{option} {value:g}, length {length}")
                         found[length].append(
                             perplexity(changed.model, text.ids, length, progress=step)
                         )
@@ -85,10 +75,9 @@ def run(args: argparse.Namespace) -> int:
 def _print(
     title: str, option: str, values: list[float], found: dict[int, list[float]]
 ) -> None:  # fmt: skip
-    from ..experiments.tables import print_rows
-    from ..experiments.terminal import wrapped
+    from ..experiments.tables import print_rows, wrapped
 
-    print(wrapped(title, indent=0))
+    print(wrapped(title))
     rows = [
         (f"{value:g}", [f"{line[row]:.2f}" for line in found.values()])
         for row, value in enumerate(values)

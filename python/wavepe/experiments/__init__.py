@@ -1,1 +1,11 @@
-"""Experiments on small and on trained models: what ``wavepe compare`` and ``wavepe adapt`` do."""
+"""Experiments: what ``wavepe compare`` and ``wavepe adapt`` do, as functions.
+
+`compare` trains one small model for each position encoding. `adapt` swaps the encoding of a trained
+model in a folder. Both need torch, transformers and rich; `compare` needs matplotlib, too.
+"""
+
+from .adaptation import Adaptation, adapt
+from .errors import CommandError
+from .run import Results, compare
+
+__all__ = ["Adaptation", "CommandError", "Results", "adapt", "compare"]

@@ -1,16 +1,14 @@
-"""One comparison: its trainings and their results."""
+"""One comparison: its trainings and evaluations, and the file of their results."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 import wavepe
 
@@ -18,7 +16,6 @@ from .data import Text, evaluation_bytes
 from .environment import environment
 from .errors import CommandError, UsageError
 from .folder import RunFolder, model_name
-from .plan import Listener, plan_of
 from .report import summary_of
 from .rows import Row
 from .settings import Settings, hints
@@ -47,17 +44,6 @@ class Model:
         return list(dict.fromkeys([self.spec, *(row.continued for row in self.rows)]))
 
 
-@dataclass(frozen=True)
-class Work:
-    """The data that every process of a comparison needs."""
-
-    settings: Settings
-    folder: RunFolder
-    threads: int
-    save_every: int
-    device: Device
-
-
 def models_of(settings: Settings) -> list[Model]:
     """Return the trainings; rows whose encodings train alike share one."""
     rows: dict[str, list[Row]] = {}
@@ -70,15 +56,126 @@ def models_of(settings: Settings) -> list[Model]:
     ]
 
 
+@dataclass(frozen=True)
+class Work:
+    """Trains and evaluates models in this process; a pickle of it goes to each worker."""
+
+    settings: Settings
+    text: Text
+    folder: RunFolder
+    threads: int
+    save_every: int
+    device: Device
+
+    def run(
+        self,
+        number: int,
+        rows: Sequence[str],
+        tell: Callable[..., None],
+        keep: Callable[[Result], None],
+    ) -> None:
+        """Train the model `number` unless it exists; evaluate `rows`, and pass results to `keep`.
+
+        `tell` gets the progress: the name of a method of `progress.Report` and its arguments.
+        """
+        from ..hf.folder import note_perplexities
+
+        model = models_of(self.settings)[number]
+        checkpoint, facts = self._trained(model.spec, model.seed, 0, tell)
+        for place, row in enumerate(model.rows):
+            if row.name not in rows:
+                continue
+            began = time.perf_counter()
+            result, evaluated = self._evaluated(checkpoint, row, tell), checkpoint
+            seconds = facts["seconds"] + time.perf_counter() - began
+            if self.settings.finetune:
+                before = self.settings.steps + place * self.settings.finetune_steps
+                then = row.continued, model.seed, before, tell, checkpoint
+                evaluated, more = self._trained(*then)
+                result = {**self._evaluated(evaluated, row, tell), "before": result}
+                seconds += more["seconds"]
+            result = {"encoding": row.name, "seed": model.seed, **result}
+            keep({**result, "seconds": round(seconds, 3)})
+            note_perplexities(evaluated, str(row.read), result["perplexity"])
+            found = ", ".join(f"{n}: {value:.2f}" for n, value in result["perplexity"].items())
+            tell("note", f"{row.name}: perplexity at {found}, in {seconds:.0f} s")
+
+    def _trained(
+        self, spec: str, seed: int, before: int, tell: Callable[..., None], base: Path | None = None
+    ) -> tuple[Path, dict[str, Any]]:
+        """Return the checkpoint of a training and its training.json; train now if it is missing.
+
+        It begins after `before` steps of the same model. With the checkpoint `base`, it continues
+        that training on longer text.
+        """
+        from .training import plan_of, train
+
+        name, found = model_name(spec, seed), self.folder.trained(spec, seed)
+        plan = plan_of(self.settings, spec, seed, base)
+        if found is not None:
+            self.folder.discard_training(name)
+            tell("skip", before + plan.steps)
+            tell("note", f"{spec}: trained before, {found[0]}{self._elsewhere(found[1])}")
+            return found
+        tell("doing", spec)
+
+        def told(event: str, *values: Any) -> None:
+            if event in ("step", "skip"):  # the steps of this training, among those of the model
+                values = (before + values[0], *values[1:])
+            tell(event, *values)
+
+        state = train(
+            plan, self.settings, self.text.train, self.folder.training(name), self.folder.run,
+            self.save_every, told, self.device,
+            lambda model, step: self.folder.keep(f"{name}-step{step}", model.save_pretrained),
+        )  # fmt: skip
+        facts = {
+            "spec": spec, "seed": seed, "steps": state.step, "run": self.folder.run,
+            "loss": round(state.loss, 4), "seconds": round(state.seconds, 3),
+            "variants": state.variants, "devices": state.devices,
+        }  # fmt: skip
+
+        def save(path: Path) -> None:
+            state.model.save_pretrained(path)
+            self.folder.write_json(path / "training.json", facts)
+
+        self.folder.finish(name, save)
+        return self.folder.checkpoint(name), facts
+
+    def _elsewhere(self, facts: dict[str, Any]) -> str:
+        """Return a remark if the model was trained on another device; else an empty text."""
+        devices, label = facts.get("devices", ["cpu"]), self.device.label
+        if devices == [label]:
+            return ""
+        return f", on {' and '.join(devices)}: figures may differ from those of {label}"
+
+    def _evaluated(self, checkpoint: Path, row: Row, tell: Callable[..., None]) -> Result:
+        """Return the measurements of the checkpoint with the encoding of the row."""
+        from . import evaluation
+
+        tell("doing", f"evaluating {row.name}")
+        kept = self.folder.kept(checkpoint.name) if self.settings.bands else {}
+        held_out = _evaluated_text(self.text, self.settings)
+        result = evaluation.evaluate(
+            checkpoint, str(row.read), held_out, self.settings, self.device, kept
+        )
+        for values in (result["perplexity"], *result.get("protocols", {}).values()):
+            for length, value in values.items():
+                if not math.isfinite(value):
+                    raise CommandError(
+                        f"{row.name}: the perplexity at {length} is {value}: try a smaller --lr"
+                    )
+        return result
+
+
 class Comparison:
     """Runs the missing trainings and evaluations in order, and keeps results.json up to date."""
 
-    def __init__(self, work: Work, text: Text) -> None:
-        self.work, self.settings, self.text = work, work.settings, text
-        self.folder = folder = work.folder
+    def __init__(self, work: Work) -> None:
+        self.work, self.settings, self.folder = work, work.settings, work.folder
+        folder, lengths = self.folder, self.settings.lengths
         before = folder.read(folder.results)
         before = {"runs": [], "environment": {}} if before is None else before
-        lengths = self.settings.lengths
         try:
             self.done = {(run["encoding"], run["seed"]): run for run in before["runs"]}
             whole = [run["perplexity"][str(n)] for run in before["runs"] for n in lengths]
@@ -99,12 +196,11 @@ class Comparison:
                 for row in model.rows:  # their model is gone
                     self.done.pop((row.name, model.seed), None)
 
-    def run(self, jobs: int, imports: Iterable[str], quiet: bool, part: str = "") -> Result:
+    def run(self, jobs: int, imports: Sequence[str], quiet: bool, part: str = "") -> Result:
         """Train and evaluate; return the content of results.json at the end.
 
         `part` is the name of this comparison, if there are several.
         """
-        from .jobs import run_jobs
         from .progress import Report
 
         steps = [
@@ -113,21 +209,21 @@ class Comparison:
         ]
         with Report(steps, quiet=quiet, part=part) as report:
             for hint in hints(self.settings):
-                report.note(f"hint: {hint}")
+                report.say(f"hint: {hint}")
             if jobs > 1:
-                run_jobs(self, jobs, list(imports), report)
+                from .jobs import run_jobs
+
+                run_jobs(self, jobs, imports, report)
             else:
-                runner = Runner(self.work, self.text)
                 for number, model in enumerate(self.models):
-                    listener = report.model(number, model.rows[0].name)
-                    runner.run(model, self.missing(model), listener, self.keep)
+                    self.work.run(number, self.missing(model), report.teller(number), self.keep)
         results = self.folder.read(self.folder.results)
         assert results is not None  # every comparison has a row
         return results
 
-    def missing(self, model: Model) -> list[Row]:
-        """Return the rows of the model that have no result yet."""
-        return [row for row in model.rows if (row.name, model.seed) not in self.done]
+    def missing(self, model: Model) -> list[str]:
+        """Return the names of the model's rows that have no result yet."""
+        return [row.name for row in model.rows if (row.name, model.seed) not in self.done]
 
     def keep(self, result: Result) -> None:
         """Add the result of a row to results.json."""
@@ -135,7 +231,7 @@ class Comparison:
         self.folder.write_json(self.folder.results, self._results())
 
     def _results(self) -> Result:
-        settings, device = self.settings, self.work.device
+        settings, text = self.settings, self.work.text
         wanted = [(name, seed) for seed in range(settings.seeds) for name in settings.encodings]
         found = [
             self.folder.trained(name, model.seed)
@@ -143,7 +239,6 @@ class Comparison:
             for name in (model.trainings if settings.finetune else [model.spec])
         ]
         runs = [self.done[key] for key in wanted if key in self.done]
-        models = {f"checkpoints/{path.name}": facts for path, facts in filter(None, found)}
         return {
             "train_length": settings.train_length,
             "runs": runs,
@@ -152,120 +247,24 @@ class Comparison:
                 **environment(),
                 "run": self.folder.run,
                 "variants": sorted(self.variants),
-                **device.facts,
+                **self.work.device.facts,
                 "devices": sorted(self.devices),
                 "threads": self.work.threads,
                 "date": datetime.date.today().isoformat(),
                 "protocol": settings.protocols[0],
                 "data": {
-                    "text": self.text.description,
-                    "sha256": self.text.sha256,
-                    "train_bytes": len(self.text.train),
-                    "held_out_bytes": len(self.text.held_out),
-                    "evaluated_bytes": len(_evaluated_text(self.text, settings)),
+                    "text": text.description,
+                    "sha256": text.sha256,
+                    "train_bytes": len(text.train),
+                    "held_out_bytes": len(text.held_out),
+                    "evaluated_bytes": len(_evaluated_text(text, settings)),
                 },
                 "settings": asdict(settings),
-                "models": models,
+                "models": {f"checkpoints/{p.name}": facts for p, facts in filter(None, found)},
                 "complete": all(key in self.done for key in wanted),
             },
         }
 
 
-class Runner:
-    """Trains and evaluates models in this process."""
-
-    def __init__(self, work: Work, text: Text) -> None:
-        self.work, self.settings, self.text = work, work.settings, text
-        self.folder = work.folder
-        self.held_out = _evaluated_text(text, work.settings)
-
-    def run(
-        self, model: Model, rows: list[Row], listener: Listener, keep: Callable[[Result], None]
-    ) -> None:
-        """Train the model unless it exists; evaluate `rows`, and pass each result to `keep`."""
-        from ..hf.folder import note_perplexities
-
-        listener.stage(0)
-        checkpoint, facts = self._trained(model.spec, model.seed, listener)
-        for number, row in enumerate(model.rows):
-            if row not in rows:
-                continue
-            began = time.perf_counter()
-            result = self._evaluated(checkpoint, row, listener)
-            seconds = facts["seconds"] + time.perf_counter() - began
-            if self.settings.finetune:
-                listener.stage(self.settings.steps + number * self.settings.finetune_steps)
-                tuned, more = self._trained(row.continued, model.seed, listener, checkpoint)
-                result = {**self._evaluated(tuned, row, listener), "before": result}
-                seconds += more["seconds"]
-            result = {"encoding": row.name, "seed": model.seed, **result}
-            keep({**result, "seconds": round(seconds, 3)})
-            evaluated = tuned if self.settings.finetune else checkpoint
-            note_perplexities(evaluated, str(row.read), result["perplexity"])
-            numbers = ", ".join(
-                f"{length}: {value:.2f}" for length, value in result["perplexity"].items()
-            )
-            listener.note(f"{row.name}: perplexity at {numbers}, in {seconds:.0f} s")
-
-    def _trained(
-        self, spec: str, seed: int, listener: Listener, base: Path | None = None
-    ) -> tuple[Path, dict[str, Any]]:
-        """Return the checkpoint of a training and its training.json; train now if it is missing.
-
-        With the checkpoint `base`, that training continues on longer text.
-        """
-        name, found = model_name(spec, seed), self.folder.trained(spec, seed)
-        plan = plan_of(self.settings, spec, seed, base)
-        if found is not None:
-            self.folder.discard_training(name)
-            listener.starts_at(plan.steps)
-            listener.note(f"{spec}: trained before, {found[0]}{self._elsewhere(found[1])}")
-            return found
-        from .training import train
-
-        def keep(model: Any, step: int) -> None:
-            self.folder.keep(f"{name}-step{step}", model.save_pretrained)
-
-        state = train(
-            plan, self.settings, self.text.train, self.folder.training(name), self.folder.run,
-            self.work.save_every, listener, self.work.device, keep,
-        )  # fmt: skip
-        facts = {"spec": spec, "seed": seed, "steps": state.step}
-        facts["run"] = self.folder.run
-        facts |= {"loss": round(state.loss, 4), "seconds": round(state.seconds, 3)}
-        facts |= {"variants": state.variants, "devices": state.devices}
-
-        def save(path: Path) -> None:
-            state.model.save_pretrained(path)
-            self.folder.write_json(path / "training.json", facts)
-
-        self.folder.finish(name, save)
-        return self.folder.checkpoint(name), facts
-
-    def _elsewhere(self, facts: dict[str, Any]) -> str:
-        """Return a remark if the model was trained on another device; else an empty text."""
-        devices, label = facts.get("devices", ["cpu"]), self.work.device.label
-        if devices == [label]:
-            return ""
-        return f", on {' and '.join(devices)}: figures may differ from those of {label}"
-
-    def _evaluated(self, checkpoint: Path, row: Row, listener: Listener) -> Result:
-        """Return the measurements of the checkpoint with the encoding of the row."""
-        from .evaluation import evaluate
-
-        listener.evaluating(row.name)
-        kept = self.folder.kept(checkpoint.name) if self.settings.bands else {}
-        result = evaluate(
-            checkpoint, str(row.read), self.held_out, self.settings, self.work.device, kept
-        )
-        for values in (result["perplexity"], *result.get("protocols", {}).values()):
-            for length, value in values.items():
-                if not math.isfinite(value):
-                    raise CommandError(
-                        f"{row.name}: the perplexity at {length} is {value}: try a smaller --lr"
-                    )
-        return result
-
-
-def _evaluated_text(text: Text, settings: Settings) -> np.ndarray:
+def _evaluated_text(text: Text, settings: Settings) -> Any:
     return evaluation_bytes(text.held_out, settings.lengths, settings.eval_bytes)

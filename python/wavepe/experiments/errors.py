@@ -1,10 +1,9 @@
-"""Errors that end a command: a message on stderr and an exit code."""
+"""Errors that end an experiment or a command: a message, and the exit code of a command."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import threading
 
 from .._runtime import command_for
 
@@ -17,46 +16,36 @@ _TOO_LARGE = re.compile(
     rf"{_SIZE.pattern}|out of memory|integer multiplication overflow"
     r"|Storage size calculation overflowed|array is too big|Maximum allowed dimension exceeded"
 )
+_OPTION = re.compile(r"(?<!\S)--(?=[a-z])([a-z-]+)")
 
 
 class CommandError(Exception):
-    """An error that ends the command with its message on stderr."""
+    """An error that ends the command with its message on stderr.
+
+    `message` names options as on the command line. `str` names them as the arguments of a function.
+    """
 
     code = 1
 
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
 
-class UsageError(CommandError):
+    def __str__(self) -> str:
+        return _OPTION.sub(lambda found: found[1].replace("-", "_"), self.message)
+
+
+class UsageError(CommandError, ValueError):
     """A wrong argument, file or folder."""
 
     code = 2
 
 
 def thread_count(option: str, value: int) -> int:
-    """Return `value`; UsageError if this process cannot start so many threads."""
+    """Return `value`; UsageError if so many threads could crash the process."""
     if not 1 <= value <= MOST_THREADS:
         raise UsageError(f"{option} {value}: needs 1 to {MOST_THREADS}")
-    started = _start_threads(value)
-    if started < value:
-        raise UsageError(f"{option} {value}: this process can start at most {started} threads")
     return value
-
-
-def _start_threads(count: int) -> int:
-    """Return how many of `count` threads start. OpenMP would end the process if one did not."""
-    end = threading.Event()
-    threads = [threading.Thread(target=end.wait) for _ in range(count)]
-    started = 0
-    try:
-        for thread in threads:
-            thread.start()
-            started += 1
-    except (RuntimeError, MemoryError):  # can't start new thread
-        pass
-    finally:
-        end.set()
-    for thread in threads[:started]:
-        thread.join()
-    return started
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -69,12 +58,21 @@ def out_of_memory(error: BaseException) -> str | None:
     return f"out of memory{where}" + (f" (asked for {size[1]} {size[2]})" if size else "")
 
 
-def require(command: str, **parts: str) -> None:
+def require(what: str, **parts: str) -> None:
     """Raise CommandError unless every module is installed; `parts` are module=extra."""
     missing = {name: extra for name, extra in parts.items() if not _found(name)}
     if missing:
         extras = ",".join(sorted(set(missing.values())))
-        raise CommandError(f"{command} needs {' and '.join(missing)}: {command_for(extras)}")
+        raise CommandError(f"{what} needs {' and '.join(missing)}: {command_for(extras)}")
+
+
+def need_matplotlib(what: str) -> None:
+    """Raise CommandError if matplotlib is missing or cannot be loaded."""
+    require(what, matplotlib="plot")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ValueError as error:  # MPLBACKEND has a wrong value
+        raise CommandError(f"matplotlib: {error}") from error
 
 
 def _found(name: str) -> bool:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .._files import leading_names, new_file, new_folder, part_of, writing
 from .errors import UsageError
@@ -34,14 +34,14 @@ _LONGEST = 80  # the most characters of a spec in a name; file systems allow 255
 class RunFolder:
     """Paths and atomic writes of one comparison's folder."""
 
-    def __init__(self, path: Path, run: str = "") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.results = path / _RESULTS
         self.picture = path / "perplexity.png"
         self.report = path / "report.md"
         self._settings = path / _SETTINGS
-        self.lock: IO[str] | None = None  # not None while the folder is opened
-        self.run = run  # the digest of the settings, once the folder is opened
+        # Once the folder is opened: the digest of the settings, and the open files that lock it
+        self.run, self.held = "", tuple[int, ...]()
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
@@ -66,7 +66,7 @@ class RunFolder:
                     f"--out {self.path} holds a comparison with other settings "
                     f"({differences(known, manifest)}): give another --out"
                 )
-            self.lock = lock
+            self.held = (lock.fileno(),)
             yield
 
     def _check(self) -> None:

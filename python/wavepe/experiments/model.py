@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ _TOKENIZERS = (
     "spiece.model",
 )  # fmt: skip
 _LONGEST_REASON = 300
+_FIRST_LENGTH = 512  # the first of the default lengths, if the trained length is longer
 
 
 @dataclasses.dataclass
@@ -114,60 +114,16 @@ class Model:
         return dataclasses.replace(self, model=model.to(self.device.place))
 
 
-_FIRST_LENGTH = 512
-LENGTHS_HELP = (
-    "sequence lengths to evaluate (default: those of the wavepe compare that trained the model; "
-    f"for other models 1, 2, 4 and 8 times the trained length, which counts as {_FIRST_LENGTH} if "
-    "it is longer)"
-)
-
-
-DATA_HELP = (
-    "a text file, or a folder of text files (default: the sources of Python's standard library, "
-    "the part that wavepe compare does not train on)"
-)
-
-
-def add_arguments(
-    parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
-) -> None:
-    """Add MODEL and the options that all commands on models have; `data` is the help of --data."""
-    add = parser.add_argument
-    model = (
-        "local folder in Hugging Face format, with config.json, weights and tokenizer. A model "
-        "without a tokenizer reads bytes, and must have a vocabulary of 256, like the checkpoints "
-        "of wavepe compare"
-    )
-    # argparse would show MODEL last, where an option of several values would swallow it.
-    parser.usage = f"%(prog)s MODEL{' [MODEL ...]' * several} [options]"
-    if several:
-        add("models", metavar="MODEL", nargs="+", help=model)
-    else:
-        add("model", metavar="MODEL", help=model)
-    add("--data", metavar="PATH", help=data)
-    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
-        help="Python file (.py) or module that registers encodings or wavelets of your own; "
-        "may be repeated")  # fmt: skip
-    add(
-        "--device",
-        choices=("cpu", "cuda", "auto"),
-        default="cpu",
-        help="device of the model; auto is cuda if there is a GPU (default: %(default)s)",
-    )
-    add("--threads", type=int, metavar="N", help="number of CPU threads (default: that of torch)")
-    add("--quiet", action="store_true", help="print nothing but the table")
-
-
 def need_parts(command: str) -> None:
     """Raise CommandError unless all packages are installed that commands on models need."""
     require(command, torch="torch", transformers="hf", rich="cli")
 
 
-def check_folder(given: str) -> Path:
+def check_folder(given: str | Path) -> Path:
     """Return the path; UsageError unless it is the folder of a model."""
     path = Path(given)
-    if not given or not path.exists():
-        raise UsageError(f"MODEL {given!r}: no such folder; needs a folder with a config.json")
+    if not str(given) or not path.exists():
+        raise UsageError(f"MODEL {str(given)!r}: no such folder; needs a folder with a config.json")
     if not path.is_dir():
         raise UsageError(f"MODEL {given}: is a file; needs the folder with the config.json")
     if not (path / "config.json").is_file():
@@ -182,18 +138,23 @@ def check_folder(given: str) -> Path:
 
 
 @contextmanager
-def opened(args: argparse.Namespace, given: str) -> Iterator[Model]:
+def opened(
+    given: str | Path,
+    *,
+    imports: Sequence[str] = (),
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Iterator[Model]:
     """Load the model in the folder `given`, for the time of a with block."""
-    import_all(args.imports)
+    import_all(imports)
     path = check_folder(given)
     from .device import device_named, torch_threads
 
-    device = device_named(args.device)
-    threads = None if args.threads is None else thread_count("--threads", args.threads)
-    with torch_threads(threads):
+    place = device_named(device)
+    with torch_threads(None if threads is None else thread_count("--threads", threads)):
         model = _load_model(path)
         tokenizer = _load_tokenizer(path, model)
-        yield Model(path, model.to(device.place), tokenizer, device, _comparison(path))
+        yield Model(path, model.to(place.place), tokenizer, place, _comparison(path))
 
 
 def _load_model(path: Path, **options: Any) -> Any:

@@ -1,60 +1,63 @@
-"""Check options that take numbers, separated by blanks or commas."""
+"""Check numbers, which may be words of a command line, separated by blanks or commas."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from typing import Any
 
-from ..experiments.errors import UsageError
+from .errors import UsageError
 
 _TOO_MANY = 2**31
 
 
-def integer(option: str, value: int, least: int) -> int:
-    """Return `value`; UsageError if it is below `least` or 2^31 and more."""
-    if not least <= value < _TOO_MANY:
+def integer(option: str, value: Any, least: int) -> int:
+    """Return `value` as an int; UsageError if it is none, below `least`, or 2^31 and more."""
+    try:
+        found = int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{option} {value}: needs integers") from None
+    if not least <= found < _TOO_MANY:
         raise UsageError(f"{option} {value}: needs {least} to {_TOO_MANY - 1}")
-    return value
+    return found
 
 
-def integers(option: str, words: Sequence[str], least: int) -> list[int]:
+def integers(option: str, values: Any, least: int) -> list[int]:
     """Return the integers of an option; UsageError if one is wrong or given twice."""
-    found = []
-    for word in _words(option, words):
-        try:
-            found.append(integer(option, int(word), least))
-        except ValueError:
-            raise UsageError(f"{option} {word}: needs integers") from None
-    return _once(option, found)
+    return once(option, [integer(option, word, least) for word in words(option, values)])
 
 
-def reals(option: str, words: Sequence[str], most: float = math.inf) -> list[float]:
+def reals(option: str, values: Any, most: float = math.inf) -> list[float]:
     """Return the numbers of an option; UsageError if one is wrong or given twice.
 
     Each must be from 0 to `most`; without `most`, above 0 and finite.
     """
-    found = []
     wanted = "numbers above 0" if most == math.inf else f"numbers from 0 to {most:g}"
-    for word in _words(option, words):
+    found = []
+    for word in words(option, values):
         try:
             value = float(word)
         except ValueError:
-            raise UsageError(f"{option} {word}: needs {wanted}") from None
+            value = math.nan
         if not (0 <= value <= most and math.isfinite(value)) or (most == math.inf and value == 0):
             raise UsageError(f"{option} {word}: needs {wanted}")
         found.append(value)
-    return _once(option, found)
+    return once(option, found)
 
 
-def _words(option: str, words: Sequence[str]) -> list[str]:
-    found = ",".join(words).replace(",", " ").split()
+def words(option: str, values: Any) -> list[Any]:
+    """Return the values, or the words of texts; UsageError if there are none."""
+    found: list[Any] = []
+    for value in [values] if isinstance(values, str) or not hasattr(values, "__iter__") else values:
+        found += value.replace(",", " ").split() if isinstance(value, str) else [value]
     if not found:
-        raise UsageError(f"{option}: needs at least one number")
+        raise UsageError(f"{option}: needs at least one")
     return found
 
 
-def _once(option: str, values: list) -> list:
-    for value in values:
-        if values.count(value) > 1:
+def once(option: str, values: list[Any]) -> list[Any]:
+    """Return the values; UsageError if one is given twice."""
+    for number, value in enumerate(values):
+        if value in values[:number]:
             raise UsageError(f"{option} {value}: given twice")
     return values

@@ -1,177 +1,132 @@
-"""The progress of a comparison: a bar in a terminal, else a few lines (needs rich)."""
+"""The progress of long work on stderr: a bar in a terminal, else a line at each quarter."""
 
 from __future__ import annotations
 
+import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Column
 
-# Progress lines for each model if there is no terminal.
-_LINES = 4
-# A terminal with this many columns also has room for the bar, the loss and the time taken.
+# A terminal with this many columns also has room for the bar and the loss.
 _WIDE = 76
 
 
 class Report:
-    """Shows the progress of models on stderr, one after the other or several at a time.
+    """Shows the progress of tasks, one after the other or several at a time (needs rich).
 
-    `steps` holds the training steps of each model. `part` is the name of the comparison, if there
-    are several.
+    `sizes` holds the steps of each task; with `begin` they need not be known. `part` is the name of
+    the whole, if there are several. `lines` asks for lines where there is no bar.
     """
 
-    def __init__(self, steps: Sequence[int], *, quiet: bool, part: str = "") -> None:
+    def __init__(
+        self, sizes: Sequence[int] = (), *, quiet: bool = False, lines: bool = True, part: str = ""
+    ) -> None:
         # With emoji, rich would turn ":x:" in a spec or a path into a picture.
         self._console = Console(stderr=True, quiet=quiet, highlight=False, emoji=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
-        self.bar = terminal and not quiet
-        self.steps, self.part = steps, part
-        self.pace = _Pace(steps)
-        self._wide = wide = self._console.width >= _WIDE
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None) if wide else None,
-            TaskProgressColumn(),
-            TextColumn("{task.fields[loss]}") if wide else None,
-            TimeElapsedColumn() if wide else None,
-            TextColumn("{task.fields[left]}"),
-        )
+        self.bar, self._lines = terminal and not quiet, lines
+        self._wide, self._part = self._console.width >= _WIDE, f"{part} " if part else ""
+        title = Column(ratio=1, no_wrap=True, overflow="crop")
+        shown = [TextColumn("{task.description}", markup=False, table_column=title)]
+        shown += [BarColumn(20)] if self._wide else []
+        shown += [TaskProgressColumn(), TextColumn("{task.fields[after]}", markup=False)]
         self._progress = Progress(
-            *(column for column in columns if column),
-            console=self._console,
-            disable=not self.bar,
-            refresh_per_second=4,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=sum(steps), loss="", left="", visible=False)
+            *shown, console=self._console, disable=not self.bar, refresh_per_second=4,
+            transient=True, expand=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task("", total=None, after="", visible=False)
+        self._titles: dict[int, str] = {}
+        self._start(sizes)
+
+    def _start(self, sizes: Sequence[int]) -> None:
+        self._sizes, self._done = list(sizes), [0] * len(sizes)
+        self._skipped = 0  # steps that are not in the estimate of the time
+        self._began: float | None = None
 
     def __enter__(self) -> Report:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def model(self, number: int, title: str) -> ModelReport:
-        """Begin the model `number` (from 0); return the object that receives its progress."""
-        report = ModelReport(self, number, title)
-        report.describe(title)
-        return report
+    def begin(self, title: str) -> Callable[[int, int], None]:
+        """Begin a task after all others; return its progress(done, total)."""
+        self._show(title)
+        begun = False
 
-    def note(self, text: str) -> None:
-        """Print a line that stays. A closed stderr does not end the training."""
+        def progress(done: int, total: int) -> None:
+            nonlocal begun
+            if not begun:
+                self._start([total])
+                self.skip(0, done)
+                begun = True
+            quarters = self._advance(0, done)
+            self._show(title, self._left())
+            if quarters and self._lines and not self.bar:
+                self.say(f"{title}: {done} of {total}, {self._left()}")
+
+        return progress
+
+    def teller(self, number: int) -> Callable[..., None]:
+        """Return tell(event, *values), which reports on the task `number`, from 0."""
+        events = {"doing": self.doing, "note": self.note, "skip": self.skip, "step": self.step}
+        return lambda event, *values: events[event](number, *values)
+
+    def doing(self, number: int, title: str) -> None:
+        """Show what the task does now."""
+        self._titles[number] = f"{self._place(number)} {title}"
+        self._show(self._titles[number])
+
+    def note(self, number: int, text: str) -> None:
+        """Print a line of the task that stays."""
+        self.say(f"{self._place(number)} {text}")
+
+    def skip(self, number: int, done: int) -> None:
+        """Count the steps of the task up to `done` as done in an earlier session."""
+        self._skipped += done - self._done[number]
+        self._done[number] = done
+
+    def step(self, number: int, done: int, loss: float) -> None:
+        """Show that `done` steps of a training are done, and its loss."""
+        quarters, title = self._advance(number, done), self._titles[number]
+        after = f"loss {loss:.3f}, {self._left()}"
+        self._show(title, after if self._wide else self._left())
+        # After the last step, the row prints a line of its own.
+        if quarters and done < self._sizes[number] and self._lines and not self.bar:
+            self.say(f"{title}: step {done} of {self._sizes[number]}, {after}")
+
+    def say(self, text: str) -> None:
+        """Print a line that stays. A closed stderr does not end the work."""
         with suppress(OSError):
             self._console.print(text, markup=False, soft_wrap=True)
 
-    def describe(self, place: str, text: str, short: str) -> None:
-        """Show the current work, cut to leave room for the numbers; `short` if it is narrow."""
-        text, width = f"{place} {text if self._wide else short}", self._console.width
-        most = max(16, width // 3 if self._wide else width // 2)
-        text = text if len(text) <= most else text[: most - 3] + "..."
-        self._progress.update(self._task, description=text, visible=True)
-
-    def advance(self, loss: str, left: str) -> None:
-        """Move the bar to the number of finished steps."""
-        if self.bar:
-            self._progress.update(self._task, completed=self.pace.done, loss=loss, left=left)
-
-
-class ModelReport:
-    """Receives the progress of one model."""
-
-    def __init__(self, report: Report, number: int, title: str) -> None:
-        self._report, self._number, self._title = report, number, title
-        self._before = 0  # steps of the stages before this one
-
-    def stage(self, after: int) -> None:
-        """Begin a training that comes after `after` steps of the same model."""
-        self._before = after
-
-    def starts_at(self, step: int) -> None:
-        """Say that an earlier call has done `step` steps of the training."""
-        self._report.pace.skip_to(self._number, self._before + step)
-        self._report.advance("", "")
-
-    def evaluating(self, spec: str) -> None:
-        """Say that the row `spec` is being evaluated."""
-        self._report.describe(self._place(), f"evaluating {spec}", spec)
-
-    def step(self, step: int, loss: float) -> None:
-        """Say that `step` steps of the training are done."""
-        pace, steps = self._report.pace, self._report.steps[self._number]
-        before = pace.of[self._number]
-        done = self._before + step
-        pace.advance_to(self._number, done)
-        left = f"{_clock(pace.left())} left"
-        self._report.advance(f"loss {loss:.3f}", left)
-        # After the last step, the row prints a line of its own.
-        if not self._report.bar and done < steps and _passes_mark(before, done, steps):
-            self.note(f"{self._title}: step {done} of {steps}, loss {loss:.3f}, {left}")
-
-    def note(self, text: str) -> None:
-        """Print a line that stays."""
-        self._report.note(f"{self._place()} {text}")
-
-    def describe(self, text: str) -> None:
-        """Show the current work."""
-        self._report.describe(self._place(), text, text)
-
-    def _place(self) -> str:
-        part = f"{self._report.part} " if self._report.part else ""
-        return f"[{part}{self._number + 1}/{len(self._report.steps)}]"
-
-
-class _Pace:
-    """The number of finished steps, and the time left, estimated from this session alone."""
-
-    def __init__(self, totals: Sequence[int]) -> None:
-        self.total = sum(totals)
-        self.of = [0] * len(totals)
-        self._skipped = 0
-        self._began: float | None = None
-
-    @property
-    def done(self) -> int:
-        return sum(self.of)
-
-    def advance_to(self, number: int, done: int) -> None:
-        """Count the steps of the model `number` up to `done`.
-
-        The first ones warm up, and do not count in the estimate.
-        """
-        if self._began is None:
+    def _advance(self, number: int, done: int) -> int:
+        """Count the steps of the task up to `done`; return how many quarters this passes."""
+        before, size = self._done[number], max(1, self._sizes[number])
+        if self._began is None:  # the first steps warm up
             self._began = time.monotonic()
-            self._skipped += done - self.of[number]
-        self.of[number] = done
+            self._skipped += done - before
+        self._done[number] = done
+        return 4 * done // size - 4 * before // size
 
-    def skip_to(self, number: int, done: int) -> None:
-        """Count the steps of the model `number` up to `done` as done in an earlier session."""
-        self._skipped += done - self.of[number]
-        self.of[number] = done
+    def _left(self) -> str:
+        """Return the time left, estimated from the steps of this session alone."""
+        own, left = sum(self._done) - self._skipped, "-:--:--"
+        if own > 0 and self._began is not None:
+            seconds = (time.monotonic() - self._began) / own * (sum(self._sizes) - sum(self._done))
+            left = str(datetime.timedelta(seconds=round(seconds)))
+        return f"{left} left"
 
-    def left(self) -> float | None:
-        own = self.done - self._skipped
-        if own <= 0 or self._began is None:
-            return None
-        return (time.monotonic() - self._began) / own * (self.total - self.done)
+    def _place(self, number: int) -> str:
+        return f"[{self._part}{number + 1}/{len(self._sizes)}]"
 
-
-def _passes_mark(before: int, step: int, steps: int) -> bool:
-    """Return whether one of the _LINES marks is passed between the steps `before` and `step`."""
-    return step * _LINES // steps > before * _LINES // steps
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    def _show(self, title: str, after: str = "") -> None:
+        self._progress.update(
+            self._task, description=title, visible=True, after=after,
+            completed=sum(self._done), total=sum(self._sizes) or None,
+        )  # fmt: skip

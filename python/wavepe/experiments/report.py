@@ -3,70 +3,46 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._files import new_file
-from .folder import RunFolder
 from .protocols import Protocol
 from .settings import Settings
 from .tables import Row, markdown_rows, print_rows
-from .terminal import wrapped
 
 Runs = Sequence[Mapping[str, Any]]
-_BEST = " (* best of its column)"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table and its picture."""
+    """A table and its picture; `of` is the key of a run that it shows."""
 
     title: str
     headings: list[str]
     rows: Sequence[Row]
+    of: str
     picture: str = ""
     draw: Callable[[Path], None] | None = None
 
-    def markdown(self, place: str) -> str:
-        """Return the section for report.md; `place` is the folder of the picture."""
-        text = f"## {self.title}\n\n{markdown_rows('encoding', self.headings, self.rows)}"
-        return f"{text}\n![{self.title}]({place}{self.picture})\n" if self.draw else text
 
-    def show(self) -> None:
-        """Print the table on stdout."""
-        starred = any(cell.endswith("*") for _, cells in self.rows for cell in cells)
-        print(wrapped(self.title + _BEST * starred, indent=0))
-        print_rows("encoding", self.headings, self.rows)
-
-
-def report(
-    outer: RunFolder, parts: dict[str, Settings], results: dict[str, dict[str, Any]], quiet: bool
-) -> None:
-    """Print the tables of all parts, and write report.md and its pictures."""
-    text = ["# Comparison of position encodings\n"]
-    pictures = []
-    for name, settings in parts.items():
-        place = f"{name}/" if name else ""
-        if name:
-            text.append(f"# {name}\n")
-        text.append(_facts(results[name]))
-        for section in sections(results[name]["runs"], settings):
-            section.show()
-            text.append(section.markdown(place))
-            if section.draw:
-                pictures.append(outer.path / place / section.picture)
-                with new_file(pictures[-1]) as part:
-                    section.draw(part)
-    with new_file(outer.report) as part:
-        part.write_text("\n".join(text), "utf-8", "backslashreplace")
-    if not quiet:
-        print(f"report: {outer.report}")
-        for name in parts:
-            print(f"results: {outer.path / name / outer.results.name}")
-        for picture in pictures:
-            print(f"picture: {picture}")
+def report_text(
+    results: Mapping[str, Any], found: Iterable[tuple[str, Section]], *, pictures: bool
+) -> str:
+    """Return the tables of all parts as Markdown, with the pictures or without."""
+    text, last = ["# Comparison of position encodings\n"], None
+    for part, section in found:
+        if part != last:
+            text += [f"# {part}\n"] * bool(part) + [_facts(results[part])]
+            last = part
+        text.append(
+            f"## {section.title}\n\n{markdown_rows('encoding', section.headings, section.rows)}"
+        )
+        if section.draw and pictures:
+            place = f"{part}/" if part else ""
+            text.append(f"![{section.title}]({place}{section.picture})\n")
+    return "\n".join(text)
 
 
 def sections(runs: Runs, settings: Settings) -> list[Section]:
@@ -190,7 +166,8 @@ def _perplexity(runs: Runs, settings: Settings, heading: str, picture: str, *key
     def draw(path: Path) -> None:
         perplexity_by_length(drawn, path, train_length=length, title=heading)
 
-    return Section(heading, headings(lengths, length), rows_of(runs, lengths, *keys), picture, draw)
+    heads, rows = headings(lengths, length), rows_of(runs, lengths, *keys)
+    return Section(heading, heads, rows, keys[0], picture, draw)
 
 
 def _accuracy(runs: Runs, settings: Settings) -> Section:
@@ -204,7 +181,7 @@ def _accuracy(runs: Runs, settings: Settings) -> Section:
         accuracy_grid(values, lengths, path, train_length=length, title=heading)
 
     rows = rows_of(runs, lengths, "accuracy")
-    return Section(heading, headings(lengths, length), rows, "accuracy.png", draw)
+    return Section(heading, headings(lengths, length), rows, "accuracy", "accuracy.png", draw)
 
 
 def _bands(runs: Runs, settings: Settings) -> Section:
@@ -236,7 +213,7 @@ def _bands(runs: Runs, settings: Settings) -> Section:
         f"Frequency band of keys, a pair of 0 to {settings.head_dim // 2 - 1}, trained on "
         f"{length} bytes"
     )
-    return Section(heading, heads, rows)
+    return Section(heading, heads, rows, "bands")
 
 
 def _facts(results: Mapping[str, Any]) -> str:

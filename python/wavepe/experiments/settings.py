@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,9 +16,10 @@ from wavepe.encodings import Encoding
 from wavepe.encodings.methods import initial_parameters
 from wavepe.encodings.wavelet import scale_hint
 
+from .._labels import suggestion
 from .errors import UsageError
-from .numbers import integer, integers
-from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS
+from .numbers import integer, integers, once, words
+from .presets import DEFAULT_FACTORS, DEFAULTS, MODELS, PRESETS, rows_for
 from .protocols import Protocol
 from .rows import Row
 from .tasks import TASKS
@@ -62,7 +61,7 @@ class Settings:
     def hidden(self) -> int:
         return self.heads * self.head_dim
 
-    @cached_property
+    @property
     def rows(self) -> tuple[Row, ...]:
         return tuple(map(Row.parse, self.encodings))
 
@@ -73,81 +72,83 @@ class Settings:
             del settings["imports"]
         return json.loads(json.dumps({**settings, "text_sha256": text_sha256, "decayed": DECAYED}))
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
-        """Return the settings from their `asdict` that was stored as JSON."""
-        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return cls(**plain)
 
-
-def comparisons(args: argparse.Namespace, imports: tuple[str, ...] = ()) -> dict[str, Settings]:
+def comparisons(given: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict[str, Settings]:
     """Return the settings of each comparison, by its folder within --out.
 
     Without a preset, and with most presets, there is one comparison. Its folder is --out itself,
-    written "".
+    written "". `given` holds the options, with None for those that were not given.
 
     Raises
     ------
     UsageError
-        An argument is wrong. The message names the first one.
+        An option is wrong. The message names the first one.
     """
-    if args.preset is None:
-        return {"": settings_from(args, imports)}
-    preset = PRESETS[args.preset]
-    if preset.by and getattr(args, preset.by) is not None:
+    given = {name: value for name, value in given.items() if value is not None}
+    name = given.pop("preset", None)
+    if name is None:
+        return {"": _settings_of(given, imports)}
+    preset = _chosen("--preset", PRESETS, name)
+    if preset.by in given:
         raise UsageError(
-            f"--{preset.by.replace('_', '-')}: --preset {args.preset} compares several values of "
-            f"it, each in its own folder ({' '.join(preset.parts)}); give one of the two options"
+            f"--{preset.by.replace('_', '-')}: --preset {name} compares several values of it, each "
+            f"in its own folder ({' '.join(preset.parts)}); give one of the two options"
         )
     return {
-        name: settings_from(args, imports, {**preset.options, **options}, preset.factors)
-        for name, options in preset.parts.items()
+        part: _settings_of(given, imports, {**preset.options, **options}, preset.factors)
+        for part, options in preset.parts.items()
     }
 
 
-def settings_from(
-    args: argparse.Namespace,
-    imports: tuple[str, ...] = (),
+def _chosen(option: str, known: Mapping[str, Any], name: str) -> Any:
+    """Return the entry `name` of `known`; UsageError with all names if there is none."""
+    if name not in known:
+        raise UsageError(f"{option} {name}: needs {', '.join(known)}{suggestion(name, known)}")
+    return known[name]
+
+
+def _settings_of(
+    given: Mapping[str, Any],
+    imports: tuple[str, ...],
     preset: Mapping[str, Any] = MappingProxyType({}),
     factors: Sequence[int] = DEFAULT_FACTORS,
 ) -> Settings:
-    """Return the parsed arguments as Settings.
+    """Return the options as Settings.
 
     An option that was not given takes its value from `preset`, else from the model size, else from
-    DEFAULTS. `factors` are the evaluated lengths as multiples of the trained length. `imports` is
-    the result of `import_all`.
-
-    Raises
-    ------
-    UsageError
-        An argument is wrong. The message names the first one.
+    DEFAULTS. `factors` are the evaluated lengths as multiples of the trained length.
     """
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    size = MODELS[{**DEFAULTS, **preset, **given}["model"]]
+    size = _chosen("--model", MODELS, {**DEFAULTS, **preset, **given}["model"])
     chosen = {**DEFAULTS, **size, **preset, **given}
     count: dict[str, Any] = {
         name: integer(f"--{name.replace('_', '-')}", chosen[name], least)
         for name, least in _LEAST.items()
     }
-    train_length, head_dim = count["train_length"], count["head_dim"]
+    train_length, head_dim, rate = count["train_length"], count["head_dim"], chosen["lr"]
     if head_dim % 2:
         raise UsageError(f"--head-dim {head_dim}: needs an even number")
-    rate = chosen["lr"]
     if not (rate > 0 and math.isfinite(rate)):
         raise UsageError(f"--lr {rate:g}: needs a positive number")
     if chosen["task"] and chosen["finetune"]:
         raise UsageError("--task and --finetune: give one of them")
+    if chosen["task"]:
+        _chosen("--task", TASKS, chosen["task"])
     rows = chosen["encodings"]
-    lengths = chosen["lengths"] or [str(train_length * factor) for factor in factors]
+    if "encodings" not in given:
+        rows = rows_for(rows, train_length)
+    rows = [rows] if isinstance(rows, (str, Encoding)) else list(rows)
+    if not rows:
+        raise UsageError("--encodings: needs at least one")
+    lengths = chosen["lengths"] or [train_length * factor for factor in factors]
     settings = Settings(
-        encodings=_encodings(rows(train_length) if callable(rows) else rows),
+        encodings=tuple(once("--encodings", [Row.parse(str(row)).name for row in rows])),
         lengths=tuple(integers("--lengths", lengths, 2)),
         learning_rate=rate,
         imports=imports,
         protocols=_protocols(chosen["protocols"], train_length),
         task=chosen["task"],
         split=chosen["split"],
-        bands=chosen["bands"],
+        bands=bool(chosen["bands"]),
         **count,
         **_finetune_settings(chosen, count["steps"]),
     )
@@ -233,27 +234,9 @@ def _check_bands(settings: Settings) -> None:
         )
 
 
-def _encodings(specs: Sequence[str]) -> tuple[str, ...]:
-    names = [Row.parse(spec).name for spec in specs]
-    _no_duplicates("--encodings", names)
-    return tuple(names)
-
-
-def _protocols(words: Sequence[str], train_length: int) -> tuple[str, ...]:
-    words = ",".join(words).replace(",", " ").split()
-    names = [str(Protocol.parse(word, train_length)) for word in words]
-    if not names:
-        raise UsageError("--protocols: needs at least one")
-    _no_duplicates("--protocols", names)
-    return tuple(names)
-
-
-def _no_duplicates(option: str, values: Iterable[Any]) -> None:
-    seen = set()
-    for value in values:
-        if value in seen:
-            raise UsageError(f"{option} {value}: given twice")
-        seen.add(value)
+def _protocols(names: Any, train_length: int) -> tuple[str, ...]:
+    parsed = [Protocol.parse(name, train_length) for name in words("--protocols", names)]
+    return tuple(once("--protocols", list(map(str, parsed))))
 
 
 def _check_fit(row: Row, settings: Settings) -> None:

@@ -1,28 +1,54 @@
-"""Tables of figures, in the terminal (needs rich) and as Markdown.
+"""Tables of figures and texts, for the terminal (tables need rich) and as Markdown.
 
-A row is a label and its cells, which are texts. The best cell of a column ends in a star.
+A row is a label and its cells, which are texts. The best cell of a column ends in a star. If stdout
+is not a terminal, nothing is cut or wrapped.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from .._labels import fold, shortened
-from .terminal import GAP, columns, groups
 
 Row = tuple[str, Sequence[str]]
 
+GAP = 2  # blanks between two columns of a table
+_WIDEST = 1000  # the variable COLUMNS may hold anything
 # Labels may be folded to this many characters, if more columns then fit side by side.
 _LEAST_LABEL = 18
 # With wider labels, numbers would be far from short names.
 _MOST_LABEL = 60
+
+
+def columns() -> int | None:
+    """Return the width of the terminal; None if stdout is not a terminal."""
+    return min(shutil.get_terminal_size().columns, _WIDEST) if sys.stdout.isatty() else None
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """Wrap `text`, one line, to the terminal; lines after the first are indented."""
+    width = columns()
+    if width is None or len(text) <= width:
+        return text
+    lines = textwrap.wrap(
+        text, max(width, 2 * indent), subsequent_indent=" " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines)
+
+
+def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
+    """Group columns of these widths into tables that fit the terminal, at least one in each."""
+    starts, used = [0], label
+    for column, width in enumerate(widths):
+        used += GAP + width
+        if room is not None and used > room and column > starts[-1]:
+            starts.append(column)
+            used = label + GAP + width
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(widths)], strict=True)]
 
 
 def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
@@ -31,6 +57,12 @@ def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> No
     In a narrow terminal, labels are folded first; then further columns go to another table below.
     A label of more than three lines is written below the tables.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     room = columns()
     names = [name for name, _ in rows]
     texts = [[_cell(cell) for cell in cells] for _, cells in rows]
@@ -50,7 +82,8 @@ def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> No
         for text, column in zip(heads[part], widths[part], strict=True):
             table.add_column(text, justify="right", no_wrap=True, width=column)
         for label, cells in zip(labels, texts, strict=True):
-            table.add_row(Text(label), *map(_marked, cells[part]))
+            styles = ["bold green" if cell.endswith("*") else "" for cell in cells[part]]
+            table.add_row(Text(label), *map(Text, cells[part], styles))
         print()
         console.print(table)
     for note in notes:
@@ -65,10 +98,6 @@ def markdown_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) ->
         marked = [f"**{cell[:-1]}**" if cell.endswith("*") else cell for cell in cells]
         lines.append(f"| `{name.replace('|', chr(92) + '|')}` | " + " | ".join(marked) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _marked(cell: str) -> Text:
-    return Text(cell, "bold green" if cell.endswith("*") else "")
 
 
 def _cell(text: str) -> str:

@@ -22,7 +22,6 @@ from .._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interru
 from .data import batch_at
 from .device import CPU, Device
 from .errors import CommandError, UsageError
-from .plan import Listener, Plan
 from .settings import Settings
 from .tasks import TASKS
 
@@ -39,6 +38,42 @@ LAST_RATE_SHARE = 0.05
 TEXT_WEIGHT = 1.0
 # Weight of the newest step in the running mean of the loss.
 LOSS_MEMORY = 0.02
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a training: `steps` steps with `batch` sequences of `length`.
+
+    `name` is SPEC or TRAINED/SPEC, and `spec` is the encoding. The training starts with new
+    weights, or continues from the checkpoint `base`, after `batches_before` batches. The model is
+    kept after each of `kept_steps`.
+    """
+
+    name: str
+    spec: str
+    seed: int
+    length: int
+    batch: int
+    steps: int
+    base: Path | None = None
+    batches_before: int = 0
+    kept_steps: tuple[int, ...] = ()
+
+
+def plan_of(settings: Settings, name: str, seed: int, base: Path | None = None) -> Plan:
+    """Return the plan of the training `name`.
+
+    A training that continues from `base` sees as many tokens in a step as the first one.
+    """
+    spec = name.rpartition("/")[2]
+    if base is None:
+        parts, steps = settings.keep + 1, settings.steps
+        kept = tuple(sorted({steps * part // parts for part in range(1, parts)} - {0, steps}))
+        size = (settings.train_length, settings.batch)
+        return Plan(name, spec, seed, *size, steps, kept_steps=kept)
+    batch = max(1, settings.batch * settings.train_length // settings.finetune)
+    more = settings.finetune_steps
+    return Plan(name, spec, seed, settings.finetune, batch, more, base, settings.steps)
 
 
 _PLAIN = ("spec", "seed", "run", "step", "seconds", "loss", "variants", "devices")
@@ -125,13 +160,14 @@ def train(
     saved: Path,
     run: str,
     save_every: int,
-    report: Listener,
+    tell: Callable[..., None],
     device: Device = CPU,
     keep: Callable[[Any, int], None] | None = None,
 ) -> State:
     """Train to the last step, from the beginning or from the state `saved` if it exists.
 
     `run` is the digest of the comparison's settings; a state of another comparison is refused.
+    `tell` gets the progress, as that of `comparison.Work.run`.
     `keep(model, step)` is called at the kept steps of the plan.
 
     The state is saved every `save_every` steps. After Ctrl-C, SIGTERM or SIGHUP, the function
@@ -152,10 +188,10 @@ def train(
             raise CommandError(
                 f"cannot resume from {saved} ({error}): delete this file to train from the start"
             ) from error
-    report.starts_at(state.step)
+    tell("skip", state.step)
     if state.step:
-        report.note(f"{plan.name}: resumes at step {state.step}")
-    _note_changes(state, report, device)
+        tell("note", f"{plan.name}: resumes at step {state.step}")
+    _note_changes(state, tell, device)
     model.train()
     unread: list[torch.Tensor] = []
     with _interrupt_noted() as noted:
@@ -169,12 +205,12 @@ def train(
             kept = state.step in plan.kept_steps
             due = state.step % save_every == 0 and not last
             if last or due or kept or state.step % device.read_every == 0:
-                _read_losses(state, unread, report)
+                _read_losses(state, unread, tell)
             if kept and keep is not None:
                 keep(state.model, state.step)
             state.seconds += time.perf_counter() - began
             if noted or due:
-                _read_losses(state, unread, report)
+                _read_losses(state, unread, tell)
                 state.save(saved)
             if noted:
                 noted[0]()
@@ -204,18 +240,20 @@ def load_model(folder: Path, spec: str) -> torch.nn.Module:
         ) from error
 
 
-def _note_changes(state: State, report: Listener, device: Device) -> None:
+def _note_changes(state: State, tell: Callable[..., None], device: Device) -> None:
     """Report and record if a training continues with another variant or on another device."""
     if wavepe.variant() not in state.variants:
-        report.note(
+        tell(
+            "note",
             f"{state.spec}: began with variant {' and '.join(state.variants)}, continues with "
-            f"{wavepe.variant()}: figures may differ in their last digits"
+            f"{wavepe.variant()}: figures may differ in their last digits",
         )
         state.variants.append(wavepe.variant())
     if device.label not in state.devices:
-        report.note(
+        tell(
+            "note",
             f"{state.spec}: began on {' and '.join(state.devices)}, continues on {device.label}: "
-            "figures may differ"
+            "figures may differ",
         )
         state.devices.append(device.label)
 
@@ -262,7 +300,7 @@ def _train_step(state: State, batch: Batch, rate: float, device: Device) -> torc
     return torch.stack((loss.detach(), norm))
 
 
-def _read_losses(state: State, unread: list[torch.Tensor], report: Listener) -> None:
+def _read_losses(state: State, unread: list[torch.Tensor], tell: Callable[..., None]) -> None:
     """Add the results of `_train_step` since the last call to the running mean.
 
     CommandError if one is not finite, because the weights are not finite either.
@@ -277,7 +315,7 @@ def _read_losses(state: State, unread: list[torch.Tensor], report: Listener) -> 
             )
         state.loss += (loss - state.loss) * max(LOSS_MEMORY, 1 / (step + 1))
     unread.clear()
-    report.step(state.step, state.loss)
+    tell("step", state.step, state.loss)
 
 
 def _schedule(step: int, steps: int) -> float:

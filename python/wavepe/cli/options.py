@@ -1,0 +1,128 @@
+"""Options that several commands have: numbers that are checked, and those of a function."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..experiments.numbers import integer, integers, reals
+
+DATA_HELP = (
+    "a text file, or a folder of text files (default: the sources of Python's standard library, "
+    "the part that wavepe compare does not train on)"
+)
+LENGTHS_HELP = (
+    "sequence lengths to evaluate (default: those of the wavepe compare that trained the model; "
+    "for other models 1, 2, 4 and 8 times the trained length, which counts as 512 if it is longer)"
+)
+
+
+class Number(argparse.Action):
+    """Stores an int that is checked as it is read; UsageError names the option."""
+
+    def __init__(self, *args: Any, least: int = 1, **options: Any) -> None:
+        super().__init__(*args, **{"metavar": "N", **options})
+        self.least = least
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        read = integers if self.nargs else integer
+        setattr(namespace, self.dest, read(self.option_strings[0], values, self.least))
+
+
+class Reals(argparse.Action):
+    """Stores numbers above 0, or from 0 to `most`, that are checked as they are read."""
+
+    def __init__(self, *args: Any, most: float = math.inf, **options: Any) -> None:
+        super().__init__(*args, **{"metavar": "X", **options})
+        self.most = most
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        found = reals(self.option_strings[0], values or self.const, self.most)
+        setattr(namespace, self.dest, found if self.nargs else found[0])
+
+
+def add_model(
+    parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
+) -> None:
+    """Add MODEL and the options that all commands on models have; `data` is the help of --data."""
+    add = parser.add_argument
+    # argparse would show MODEL last, where an option of several values would swallow it.
+    parser.usage = f"%(prog)s MODEL{' [MODEL ...]' * several} [options]"
+    add("models" if several else "model", metavar="MODEL", nargs="+" if several else None,
+        help="local folder in Hugging Face format, with config.json, weights and tokenizer. A "
+        "model without a tokenizer reads bytes, and must have a vocabulary of 256, like the "
+        "checkpoints of wavepe compare")  # fmt: skip
+    add("--data", metavar="PATH", help=data)
+    add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
+        help="device of the model; auto is cuda if there is a GPU (default: cpu)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help="number of CPU threads (default: that of torch)")
+    add_imports(parser)
+    add_quiet(parser)
+
+
+def add_imports(parser: argparse.ArgumentParser) -> None:
+    """Add the option --import."""
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
+        help="Python file (.py) or module that registers encodings or wavelets of your own; may "
+        "be repeated",
+    )  # fmt: skip
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option --quiet."""
+    parser.add_argument("--quiet", action="store_true", help="print nothing but the tables")
+
+
+# The type of a parameter in a docstring -> how argparse reads it. Numbers are checked later.
+_KINDS: dict[str, dict[str, Any]] = {
+    "int": {"type": int, "metavar": "N"},
+    "float": {"type": float, "metavar": "X"},
+    "str": {"metavar": "NAME"},
+    "path": {"metavar": "PATH"},
+    "bool": {"action": "store_true", "default": None},
+    "sequence of int": {"nargs": "+", "metavar": "N"},
+    "sequence of str": {"nargs": "+", "metavar": "NAME"},
+}
+
+
+def add_documented(
+    parser: argparse.ArgumentParser, function: Callable[..., Any], **special: dict[str, Any]
+) -> None:
+    """Add an argument for each parameter of `function`, with the help of its docstring.
+
+    `special` has further arguments of argparse for a parameter. Parameters that the command has in
+    another form are `imports` and `progress`. One without a default is a positional argument.
+    """
+    part = (inspect.getdoc(function) or "").partition("Parameters\n----------\n")[2]
+    part = part.partition("\nReturns\n")[0]
+    known = inspect.signature(function).parameters
+    for name, kind, text in re.findall(r"^(\w+) : (.+)\n((?:    .*\n|\n)+)", part, re.M):
+        if name in ("imports", "progress"):
+            continue
+        text = re.sub(r"`(\w+)`", lambda found: _option(found[1], known), " ".join(text.split()))
+        if choices := re.findall('"(.*?)"', kind):
+            kind, special[name] = "str", {"choices": choices, **special.get(name, {})}
+        positional = known[name].default is inspect.Parameter.empty
+        flag = name.upper() if positional else _option(name, known)
+        if text[1:2].islower():  # not "AdamW ..."
+            text = text[0].lower() + text[1:]
+        arguments = {**_KINDS[kind], "help": text.rstrip("."), **special.get(name, {})}
+        if positional:
+            parser.add_argument(name, **{**arguments, "metavar": flag})
+        else:
+            parser.add_argument(flag, **arguments)
+
+
+def _option(name: str, known: Any) -> str:
+    return f"--{name.replace('_', '-')}" if name in known else name
+
+
+def given(args: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the user gave for the parameters of `function`."""
+    names = inspect.signature(function).parameters
+    return {k: value for k, value in vars(args).items() if k in names and value is not None}

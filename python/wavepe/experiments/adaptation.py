@@ -1,0 +1,258 @@
+"""``adapt``: swap the encoding of a trained model, and train it until it has recovered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._files import new_file
+from . import model as models
+from .errors import UsageError, need_matplotlib, require
+from .numbers import integer, integers
+from .tables import markdown_rows
+
+if TYPE_CHECKING:
+    from ..hf import Adapted
+
+_ROWS = {
+    "stock": "{} model",
+    "control": "{} model, trained on",
+    "swapped": "swapped, not trained",
+    "adapted": "swapped and trained",
+}
+_ADVICE = (
+    "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
+    "wavepe perplexity, and wavepe convert."
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Adaptation:
+    """What `adapt` returns.
+
+    Attributes
+    ----------
+    folder : Path
+        The folder of the new model, with results.json, report.md and perplexity.png.
+    adapted : wavepe.hf.Adapted
+        The model, its encoding, the perplexities and the settings.
+    title : str
+        What the perplexities are.
+    """
+
+    folder: Path
+    adapted: Adapted
+    title: str
+    _labels: dict[str, str]
+    _unit: str
+
+    def table(self) -> list[dict[Any, Any]]:
+        """Return a row for each state of the model: "model", and for each length the perplexity."""
+        found = self.adapted.perplexity
+        return [
+            {"model": label, **found[name]} for name, label in self._labels.items() if name in found
+        ]
+
+    def to_json(self) -> str:
+        """Return encoding, recipe, perplexities, settings and seconds as JSON."""
+        shown = {k: v for k, v in vars(self.adapted).items() if k != "model"}
+        return json.dumps(shown, indent=2)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the perplexity by length to a file (.png, .pdf or .svg); needs matplotlib."""
+        need_matplotlib("plot")
+        from ..analysis.plots import perplexity_by_length
+
+        runs = [
+            {"encoding": self._labels[name], "seed": 0, "perplexity": found}
+            for name, found in self.adapted.perplexity.items()
+        ]
+        trained = self.adapted.settings["length"]
+        with new_file(Path(path)) as new:
+            perplexity_by_length(runs, new, train_length=trained, title=self.title, unit=self._unit)
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        """Return the table as texts: a label, and a cell for each length."""
+        lengths = self.adapted.settings["lengths"]
+        return [(row["model"], [f"{row[n]:.2f}" for n in lengths]) for row in self.table()]
+
+    @property
+    def facts(self) -> list[str]:
+        """Return lines that say what was done."""
+        done = self.adapted
+        trained = f"Trained on {done.settings['tokens']} tokens in {done.seconds:.0f} s."
+        return [f"Encoding: {done.encoding}", f"Recipe {done.why}.", trained, _ADVICE]
+
+    def __repr__(self) -> str:
+        return f"<Adaptation to {self.adapted.encoding} in {self.folder}>"
+
+    def __str__(self) -> str:
+        lengths = list(map(str, self.adapted.settings["lengths"]))
+        text = [f"# {self.adapted.encoding}", f"{self.title}.",
+                markdown_rows("model", lengths, self.rows), *self.facts]  # fmt: skip
+        return "\n\n".join(text) + "\n"
+
+    _repr_markdown_ = __str__
+
+
+def adapt(
+    source: str | Path,
+    target: str | Path,
+    encoding: str,
+    *,
+    data: str | Path | None = None,
+    tokens: int = 1_000_000,
+    length: int = 512,
+    lengths: Sequence[int] | None = None,
+    held_out: int | None = None,
+    recipe: str = "auto",
+    batch: int = 1,
+    lr: float = 1e-4,
+    lora: int | None = None,
+    control: bool = False,
+    seed: int = 0,
+    bf16: bool = False,
+    gradient_checkpointing: bool = False,
+    imports: Sequence[str] = (),
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: bool = True,
+) -> Adaptation:
+    """Swap the position encoding of the model in a folder, and train it until it has recovered.
+
+    ``wavepe adapt`` calls this function. The same call continues what a stopped one began. For a
+    model in memory there is `wavepe.hf.adapt`.
+
+    Parameters
+    ----------
+    source : path
+        Local folder in Hugging Face format, with config.json, weights and tokenizer.
+    target : path
+        Folder for the new model and its checkpoints, results.json, report.md and perplexity.png.
+        After a stop the same command continues.
+    encoding : str
+        The new encoding, such as wavelet or rope+alibi.
+    data : path
+        A text file, or a folder of text files. Its end is held out, for the perplexities.
+    tokens : int
+        Tokens to train on. The default is 1000000.
+    length : int
+        Tokens of a sequence in training. The default is 512.
+    lengths : sequence of int
+        Lengths of the perplexities. The default is `length` and twice that.
+    held_out : int
+        Tokens at the end of the text that are not trained on, and give the perplexities. The
+        default is 16384, or a quarter of the text.
+    recipe : {"auto", "plain", "transfer"}
+        plain: train on the next token. transfer: each attention layer first learns the output of
+        the stock layer. auto, the default: transfer, and where the new encoding rotates nothing,
+        keep the fast pairs of the stock rotation.
+    batch : int
+        Sequences of a step. The default is 1.
+    lr : float
+        Learning rate of the weights. The default is 0.0001.
+    lora : int
+        Train LoRA adapters of this rank, and merge them (needs PEFT).
+    control : bool
+        Train a copy of the stock model on the same tokens, at half the rate.
+    seed : int
+        Seed of the order of the text, and of torch. The default is 0.
+    bf16 : bool
+        Compute in bfloat16; weights stay as they are.
+    gradient_checkpointing : bool
+        Less memory, a third more time.
+    device : {"cpu", "cuda", "auto"}
+        Device of the model; auto is cuda if there is a GPU. The default is cpu.
+    threads : int
+        Number of CPU threads. The default is that of torch.
+    progress : bool
+        Show the progress on stderr.
+
+    Returns
+    -------
+    Adaptation
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong, the text is too short, or `target` holds something else.
+    CommandError
+        A package is missing, or a model cannot be loaded.
+    """
+    models.need_parts("wavepe adapt")
+    require("wavepe adapt", accelerate="examples")
+    if data is None:
+        raise UsageError("--data: needs a text file or a folder")
+    if not lr > 0:
+        raise UsageError(f"--lr {lr}: needs a number above 0")
+    folder = _target(target)
+    for name, value, least in (
+        ("--tokens", tokens, 1), ("--length", length, 2), ("--batch", batch, 1),
+        ("--seed", seed, 0), ("--held-out", held_out, 2), ("--lora", lora, 1),
+    ):  # fmt: skip
+        if value is not None:
+            integer(name, value, least)
+    wanted = integers("--lengths", lengths, 2) if lengths else None
+    training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
+    training = {name: True for name, value in training.items() if value}
+    from ..hf import adapting, encoding_of
+    from .progress import Report
+    from .text import check_data, first_and_last_tokens
+
+    check_data(data)
+    with models.opened(source, imports=imports, device=device, threads=threads) as loaded:
+        word = "stock" if encoding_of(loaded.model) is None else "source"
+        labels = {name: label.format(word) for name, label in _ROWS.items()}
+        last = max(held_out or adapting.HELD_OUT, *(wanted or (2 * length,)))
+        ids = first_and_last_tokens(loaded, data, tokens, last)
+        if held_out is None and len(ids) >= tokens + last:
+            held_out = last  # of a shorter text adapt takes a quarter
+        with Report(quiet=not progress) as report:
+            begun: dict[str, Any] = {}
+
+            def told(what: str, done: int, total: int) -> None:
+                if what not in begun:
+                    name, _, size = what.partition(", ")
+                    doing = f"measuring at {size}" if size else "training"
+                    begun[what] = report.begin(f"{labels[name]}: {doing}")
+                begun[what](done, total)
+
+            try:
+                done = adapting.adapt(
+                    loaded.model, encoding, ids, tokens=tokens, length=length, recipe=recipe,
+                    folder=folder, tokenizer=loaded.tokenizer, lengths=wanted, held_out=held_out,
+                    batch_size=batch, learning_rate=lr, lora=lora, control=control, seed=seed,
+                    progress=told, use_cpu=device == "cpu", **training,
+                )  # fmt: skip
+            except (TypeError, ValueError) as error:
+                raise UsageError(str(error)) from error
+        title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
+        return _reported(Adaptation(folder, done, title, labels, loaded.unit))
+
+
+def _target(given: str | Path) -> Path:
+    """Return the folder; UsageError if it holds something else than an adaptation."""
+    from ..hf.adapt_run import RESULTS
+
+    target = Path(given)
+    if target.is_file():
+        raise UsageError(f"TARGET {given}: is a file; needs a folder")
+    if target.is_dir() and any(target.iterdir()) and not (target / RESULTS).exists():
+        raise UsageError(f"TARGET {given}: is not empty, and holds no adaptation to go on with")
+    return target
+
+
+def _reported(done: Adaptation) -> Adaptation:
+    """Write report.md, and perplexity.png if matplotlib is installed; return `done`."""
+    with new_file(done.folder / "report.md") as new:
+        new.write_text(str(done), "utf-8")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return done
+    done.plot(done.folder / "perplexity.png")
+    return done
