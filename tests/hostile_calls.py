@@ -450,8 +450,8 @@ def check_error(name, error, right):
     assert not right, "raised, where all arguments are right"
     kind = type(error)
     ufunc = name.removeprefix("wavepe.") in ("ricker", "gaussian", "morlet", "haar")
-    if ufunc and kind is OverflowError:
-        return  # NumPy's own, of integers that no dtype holds
+    if kind in (OverflowError, MemoryError) or message.startswith("array is too big"):
+        return  # Python's and NumPy's own, of numbers that no dtype holds and of such sizes
     if re.search(
         "all Tensors to FakeTensors|Mixing fake modes|Multiple dispatch failed"
         "|'Subclass' and 'Subclass'",

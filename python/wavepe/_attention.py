@@ -132,9 +132,7 @@ def attention(
     _check_sizes(arrays)
     for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
         if of_heads is not None:
-            array = _real(name, of_heads)
-            _checks.check_size(name, array)
-            arrays[name] = array.astype(np.float64)
+            arrays[name] = _real(name, of_heads).astype(np.float64)
     if bias is not None:
         arrays["bias"] = _bias(bias, arrays["q"].dtype)
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
@@ -161,7 +159,7 @@ def _real(name: str, value: ArrayLike) -> np.ndarray:
     # Compare the class by name, because importing it needs torch.
     if array.dtype == object and type(value).__name__ == "RelativeTable":
         raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
-    return _checks.real_array(name, array, any_size=True, bfloat16=True)
+    return _checks.real_array(name, array, bfloat16=True)
 
 
 def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
@@ -169,7 +167,7 @@ def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
     array = _real("bias", value)
     if not array.ndim:
         raise ValueError("bias must be (w,) or (..., H, w), got shape ()")
-    return _cast("bias", array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
+    return _cast(array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
 
 
 def _listed(arrays: _Arrays) -> str:
@@ -189,15 +187,12 @@ def _promoted(arrays: _Arrays) -> _Arrays:
             "the common dtype must be float16, float32, float64 or ml_dtypes.bfloat16, got "
             f"{dtype} for {_listed(arrays)}"
         )
-    return {name: _cast(name, x, dtype) for name, x in arrays.items()}
+    return {name: _cast(x, dtype) for name, x in arrays.items()}
 
 
-def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the array in `dtype` and aligned; no copy if it is so already."""
-    if array.dtype == dtype and array.flags.aligned:
-        return array
-    _checks.check_size(name, array)
-    return array.astype(dtype)
+    return array.astype(dtype, copy=array.dtype != dtype or not array.flags.aligned)
 
 
 def _check_sizes(arrays: _Arrays) -> None:

@@ -264,7 +264,7 @@ def rope_table(
     per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections)
     shape: tuple[int, ...] = np.broadcast_shapes(per_pair.shape, inv_freq.shape)
     real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
-    cos, sin = (_checks.new_array(shape, real) for _ in range(2))
+    cos, sin = (np.empty(shape, real) for _ in range(2))
     if not cos.size:
         return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
     per_pair, inv_freq = per_pair.astype(np.float64), inv_freq.astype(np.float64)

@@ -65,9 +65,7 @@ class Relative(Encoding):
         """Return the initial table, which is zero, as `Encoding.table` does."""
         _checks.integer("relative length", length, 1)
         _checks.flag("causal", causal)
-        return Table(
-            _checks.new_array((self.extent, self.rank), make=np.zeros).astype(np.float32), 0
-        )
+        return Table(np.zeros((self.extent, self.rank), np.float32), 0)
 
     def table_columns(self, head_dim: int) -> int:
         return self.rank
@@ -83,9 +81,8 @@ class Relative(Encoding):
         """
         heads = _checks.integer("relative heads", heads, 1)
         dim = _checks.integer("relative dim", dim, 1)
-        size = (heads, self.rank, dim)
-        r_proj = _checks.new_array(size, make=np.random.default_rng(0).standard_normal)
-        table = _checks.new_array((self.extent, self.rank), make=np.zeros)
+        r_proj = np.random.default_rng(0).standard_normal((heads, self.rank, dim))
+        table = np.zeros((self.extent, self.rank))
         return {"r_proj": r_proj / np.sqrt(dim), "table": table}
 
     def learned_table(

@@ -78,7 +78,7 @@ class T5(Encoding):
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "b": zeros, float64 (heads, buckets)."""
         heads = _checks.integer("t5 heads", heads, 1)
-        return {"b": _checks.new_array((heads, self.buckets), make=np.zeros)}
+        return {"b": np.zeros((heads, self.buckets))}
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True
