@@ -419,7 +419,7 @@ def drawn(side, seed, number):
 
 # Of errors that happen to a function, rather than being raised by it.
 VAGUE = listed("""
-API call failed | bad_alloc | max_size | internal | INTERNAL | but instead found type 'int'
+API call failed | bad_alloc | internal | INTERNAL
 out of range | not subscriptable | unsupported operand | has no len() | not iterable
 not supported between | unhashable | The truth value | expected str instance | has no attribute
 object is not | non-integer | only integer | cannot convert | too large to convert | not callable

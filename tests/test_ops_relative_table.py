@@ -525,7 +525,6 @@ P = np.ones((4, 3))
         ("meta", (torch.ones(4, 3, device="meta"),)),
         ("first.*1.5", (P, 1.5)),
         ("first.*True", (P, True)),
-        (r"2\^62", (P, 2**62)),
         ("beyond.*wrap.*zero, edge", (P, 0, "wrap")),
         ("at least one row", (np.ones((0, 3)), 0, "edge")),
         ("<U1", (np.array([["a"]]),)),

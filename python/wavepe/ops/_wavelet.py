@@ -97,8 +97,8 @@ def wavelet_table(
     if not isinstance(offsets, Tensor):
         number = isinstance(offsets, (int, torch.SymInt)) and not isinstance(offsets, bool)
         # The message is made only here: with it, a compiler would fix a traced length.
-        if not number or offsets < 0 or offsets > 2**53:
-            check(False, f"offsets must be an int from 0 to 2^53 or a Tensor, got {offsets!r}")
+        if not number or offsets < 0:
+            check(False, f"offsets must be an int from 0 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
     compiling = is_compiling()
     sampled = kind not in KINDS
