@@ -278,7 +278,6 @@ KNOWN = {
         "ops.relative_bias(E(1, 2**61, dtype='float64'), E(1, 2**61, dtype='float64'), 1)",
         "ops.relative_bias(E(1, 0), E(2**60, 0), 1)",
         "ops.relative_bias(E(2, 0), E(2**40, 0), 5)",
-        "ops.relative_table(E(4, 2**24))",
         "ops.rope_table(E(3, dtype='int64'), E(2**24), precision='hf', dtype=torch.float16)",
         "ops.rope_table(E(2**48, dtype='int64'), E(3))",
         "ops.wavelet_table(E(2**48, dtype='int64'), E(3), E(3))",

@@ -4,11 +4,9 @@ import re
 import shutil
 import subprocess
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
-import wavepe
 from cases import HAS_TORCH
 from processes import forked, output, python
 from variants import KNOWN
@@ -208,14 +206,3 @@ def test_source_distribution_is_complete(tmp_path):
     assert "python/wavepe/_numpy.pyi" in needed
     needed |= {"python/wavepe/py.typed"}
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"} <= names
-
-
-def test_a_zip_file_has_no_compiled_modules(tmp_path):
-    """Python cannot load them from there; the message says so."""
-    package = Path(wavepe.__file__).parent
-    with zipfile.ZipFile(tmp_path / "wavepe.zip", "w") as file:
-        for path in package.rglob("*.py"):
-            file.write(path, Path("wavepe", path.relative_to(package)))
-    load = f"import sys; sys.path.insert(0, {str(tmp_path / 'wavepe.zip')!r}); import wavepe"
-    done = forked("-c", load)
-    assert done.stderr.endswith("so it cannot be imported from a zip file\n")

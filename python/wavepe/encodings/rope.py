@@ -21,7 +21,7 @@ from .._rope_frequencies import (
     rotated_part,
 )
 from .base import Encoding, sequence_length
-from .options import flag, integer, one_of, option, positive, zero_to_one
+from .options import flag, integer, one_of, option, positive
 from .register import register_encoding
 
 # Rope types for which a factor of 1 means no scaling.
@@ -105,7 +105,7 @@ class RoPE(Encoding):
     inference_only = ("inference_theta", "self_extend", "neighbors")
 
     theta: float | None = option(None, positive())
-    fraction: float = option(1.0, zero_to_one)
+    fraction: float = option(1.0, _checks.zero_to_one)
     interleaved: bool | None = option(None, flag)
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES))

@@ -123,7 +123,8 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     if waits and (positions is None or length == 1):
         return None  # a step of a generation: nothing is worth its time on the device
     cached = _cached_tokens(call)
-    known: _Known | None = _noted(cache) if cached else None
+    note: _Note | None = getattr(cache, NOTE, None) if cached else None
+    known = None if note is None else note.known
     if length == 1 and known is not None and _is_next(known, cached, positions):
         return known._replace(length=cached + 1)
     index = torch.arange(cached, cached + length, device=tokens.device)[None]
@@ -157,10 +158,6 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
             keys = torch.cat([_keys_of(known, before, cached).expand(rows, -1), keys], 1)
         return _Known(cached + length, last, keys)
     return _Known(cached + length, last)
-
-
-def _noted(cache: Any) -> _Known | None:
-    return getattr(getattr(cache, NOTE, None), "known", None)
 
 
 def _cached_tokens(call: Call) -> int:

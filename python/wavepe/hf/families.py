@@ -127,7 +127,8 @@ def decoder(model: nn.Module) -> Any:
     except AttributeError:
         found = []
     has_module = hasattr(base, "rotary_emb") or not is_rotary(config)
-    if not found or not all(map(_uses_interface, found)) or not has_module:
+    calls = ["ALL_ATTENTION_FUNCTIONS" in names_in_forward(layer) for layer in found]
+    if not found or not all(calls) or not has_module:
         raise TypeError(
             f"{supported}; this {name} is not built like its family: its attention layers must "
             "call transformers' attention interface, and its rotary_emb must compute the angles"
@@ -165,10 +166,6 @@ def names_in_forward(module: nn.Module) -> tuple[str, ...]:
     """Return the names of globals and attributes in the code of the class's forward."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return () if code is None else code.co_names
-
-
-def _uses_interface(module: nn.Module) -> bool:
-    return "ALL_ATTENTION_FUNCTIONS" in names_in_forward(module)
 
 
 def is_stock(config: Any) -> bool:

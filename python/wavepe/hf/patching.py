@@ -116,7 +116,7 @@ def warn_of_scales(model: nn.Module, chosen: Choice, length: int | None = None) 
     """
     base = families.decoder(model)
     size = max(families.head_dims(base))
-    longest = getattr(base.config, "max_position_embeddings", None) or math.inf
+    longest = base.config.max_position_embeddings or math.inf
     for encoding in chosen.encodings:
         hint = scale_hint(encoding, size, length or longest)
         if hint and not (length and scale_hint(encoding, size, longest)):

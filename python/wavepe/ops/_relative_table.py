@@ -37,7 +37,6 @@ NEAR = 64  # rows with |delta| below this are one zone; this split takes a third
 TOLERANCE = 1e-7  # below the rounding of float32
 LOW_TOLERANCE = 1e-4  # for bfloat16 and float16 on a GPU: below the rounding of float16
 LARGEST_RANK = 0.75  # relative to the head size; a zone of a higher rank keeps its rows
-LARGEST_HEAD = 1024  # for larger heads, which no model has, the search takes minutes
 
 _Zones = list[tuple[np.ndarray, np.ndarray]]
 
@@ -154,7 +153,6 @@ class RelativeTable:
         tolerance = TOLERANCE * typical_size
         kept = _trimmed(values, beyond, tolerance)
         shared = finite and values.ndim == 2 and beyond == "zero"
-        shared = shared and values.shape[-1] <= LARGEST_HEAD
         self.__dict__.update(
             first=first,
             rows=values.shape[-2],
@@ -198,10 +196,9 @@ class RelativeTable:
             The low-rank form ``[C0, U0, C1, U1, ...]``, in the order of rising delta. The rows of a
             zone are ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) if U is
             (d, 0). Together the zones hold all rows of p. The list is empty if no zone saves work:
-            for float64, for tables with heads or beyond="edge", for head sizes above 1024, and for
-            irregular or small tables. On CUDA it holds what ``_attention_gpu.zones.block_zones``
-            returns: a tensor (left, 0) for the number left, far (64, zones, rank, d) and basis
-            (rank, 64).
+            for float64, for tables with heads or beyond="edge", and for irregular or small tables.
+            On CUDA it holds what ``_attention_gpu.zones.block_zones`` returns: a tensor (left, 0)
+            for the number left, far (64, zones, rank, d) and basis (rank, 64).
 
         Raises
         ------
