@@ -22,7 +22,6 @@ from ..ops._torch_private import assert_async
 from ..positions.absolute import token_positions
 from . import masks
 from .call import Call
-from .families import is_cache
 
 NOTE = "_wavepe_positions"  # attribute of a cache: a `_Note`
 POSITIONS = "wavepe_positions"  # argument of a base model: a `KeyPositions`
@@ -111,7 +110,7 @@ def note_positions(module: nn.Module, cache: Any) -> None:
     if torch.compiler.is_compiling():
         return
     found = getattr(_passing, "known", {}).pop(id(module), None)
-    if found is not None and is_cache(cache):
+    if found is not None and cache is not None:
         setattr(cache, NOTE, _Note(found))
 
 
@@ -161,7 +160,7 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
 
 
 def _cached_tokens(call: Call) -> int:
-    if not is_cache(call.cache):
+    if call.cache is None:
         return 0
     places = call.kwargs.get("cache_position")
     if places is not None and len(places):  # static caches of transformers < 5 miscount

@@ -307,15 +307,8 @@ def is_cache(value: Any) -> bool:
 
 
 def cache_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return the cache among the keyword arguments of a call, or None.
-
-    It may be the tuples or lists that transformers < 5 also takes.
-    """
-    for name in CACHE_NAMES:
-        found = kwargs.get(name)
-        if found is not None and (is_cache(found) or isinstance(found, (tuple, list))):
-            return found
-    return None
+    """Return the cache among the keyword arguments of a call, or None."""
+    return next(filter(is_cache, map(kwargs.get, CACHE_NAMES)), None)
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
