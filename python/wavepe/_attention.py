@@ -45,10 +45,12 @@ def attention(
     ----------
     q : array (..., H, m, d), or (m, d) without heads
         Queries of float16, float32, float64 or ml_dtypes.bfloat16, with any strides.
-    k, v : arrays (..., Hk, n, d) and (..., Hk, n, dv)
-        Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
-        The other leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k,
-        v, p and q_rel differ, NumPy's common dtype is used. Integers become float32 or float64.
+    k : array (..., Hk, n, d)
+        Keys. H is a multiple of Hk, and query head h reads key head h // (H / Hk). The other
+        leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k, v, p and
+        q_rel differ, NumPy's common dtype is used. Integers become float32 or float64.
+    v : array (..., Hk, n, dv)
+        Values of the keys. The rules for k hold for v, too.
     p : array (w, c), or (..., H, w, c) whose leading axes broadcast with those of q, or Table
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
         delta = first + r. c is d, or the size of q_rel. A `wavepe.Table` has its own first and

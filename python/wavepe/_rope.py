@@ -30,9 +30,11 @@ def rope(
     ----------
     x : array (..., d) of float16, float32, float64 or ml_dtypes.bfloat16
         Queries or keys, with any strides.
-    cos, sin : arrays (..., h), any float dtype
-        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d. Their leading axes
-        broadcast to those of x. They are read as float32, or as float64 for float64 x.
+    cos : array (..., h), any float dtype
+        Cosines of the angles, as `rope_table` returns them; 2h <= d. The leading axes broadcast to
+        those of x. Values are read as float32, or as float64 for float64 x.
+    sin : array (..., h), any float dtype
+        Sines of the angles, in the form of `cos`.
     interleaved : bool
         True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
         and Llama.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Relative(Encoding):
-    """Add a learned function of the distance, which each token mixes of a few: Inkling's logits.
+    """Add learned functions of the distance, which each token weights: Inkling's relative logits.
 
     score(m, n) = q_m.k_n / sqrt(d) + r_m.p_delta. r_m = W_h x_m comes from the input x of the
     attention layer, and has a few numbers for each head. The heads of a layer share the table p.

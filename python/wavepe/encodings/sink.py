@@ -28,8 +28,8 @@ class Sink(Encoding):
     Parameters
     ----------
     initial : float
-        What the sinks begin with. A trained model changes least with a negative number, such as
-        -8.
+        The initial value of the sinks. With a negative number, such as -8, a swap changes a
+        trained model least.
 
     Raises
     ------

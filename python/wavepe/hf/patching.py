@@ -35,8 +35,8 @@ _replaced: dict[str, Callable[..., None]] = {}
 def patch(model: M, encoding: Spec, **options: Any) -> M:
     """Swap the position encoding of a live model, and leave its weights as they are.
 
-    With another kind of encoding, a pretrained model must be trained further before its output is
-    good again. `unpatch` restores the old encoding.
+    With another kind of encoding, you must fine-tune a pretrained model before its output is good
+    again. `unpatch` restores the old encoding.
 
     Parameters
     ----------

@@ -52,9 +52,12 @@ def wavelet_table(
     offsets : int or integer Tensor (w,)
         The distance of each row, query position minus key position. A number w stands for
         0, 1, ... w-1.
-    scale, shift : Tensor (d,), float32, float64, bfloat16 or float16
-        The scale and the shift of each column; `wavepe.wavelet_grid` returns them. For a wavelet
-        of PyWavelets these are levels and integers.
+    scale : Tensor (d,), float32, float64, bfloat16 or float16
+        The scale of each column; `wavepe.wavelet_grid` returns it. For a wavelet of PyWavelets,
+        these are levels.
+    shift : Tensor (d,), float32, float64, bfloat16 or float16
+        The shift of each column; `wavepe.wavelet_grid` returns it. For a wavelet of PyWavelets,
+        these are integers.
     kind : str
         The mother wavelet, as in `wavepe.wavelet_table`.
     mirrored : bool, optional
