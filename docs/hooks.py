@@ -5,6 +5,7 @@ repository's address, if pyproject.toml has one. Else the page names the file.
 """
 
 import contextlib
+import html as characters
 import inspect
 import io
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import wavepe
 import wavepe.cli
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import get_plugin_logger
@@ -35,10 +37,17 @@ METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
 SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
+# TeX, as pymdownx.arithmatex leaves it: \(...\) in a line, \[...\] between paragraphs.
+FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>(?P<word>\w)?',
+    re.S,
+)
+# log x: MathML puts no space behind log
+FUNCTION = re.compile(r"<mi>\w{2,}</mi>(?=<m(i|n|sub|sup)\b)")
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
 TARGET = re.compile(
-    r"<(a|pre|h\d|b)\b.*?</\1>|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>"
-    r"|\[(?P<key>[A-Z])\]",
+    r'<(a|pre|h\d|b)\b.*?</\1>|<(span|div) class="arithmatex">.*?</\2>'
+    r"|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>|\[(?P<key>[A-Z])\]",
     re.S,
 )
 TAG = re.compile(r"<([A-Za-z_]\w*)>")
@@ -77,7 +86,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>."""
+    """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>.
+
+    Formulas become MathML, which browsers draw without a script.
+    """
     place = page.file.src_uri
     module = next((name for name in MODULES if API[name] == place), None)
 
@@ -94,7 +106,23 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return match[0]
 
     html = TARGET.sub(linked, html)
-    return TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+    html = TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+    return FORMULA.sub(lambda match: _formula(match, place), html)
+
+
+def _formula(match: re.Match, place: str) -> str:
+    """A formula of the page `place` in MathML."""
+    tag, tex = match["tag"], characters.unescape(match["tex"]).strip()
+    if match["word"]:  # $b=$a is no formula: GitHub, too, wants no letter behind the second sign
+        return f"${match['tex']}${match['word']}"
+    try:
+        found = convert(tex, display="block" if tag == "div" else "inline")
+    except Exception as error:  # each mistake in TeX has a class of its own
+        found = f"\\{type(error).__name__}"
+    if "\\" in found:  # a command that latex2mathml does not know stays as it is
+        log.warning(f"{place} has a formula that cannot be drawn: {tex}")
+    found = FUNCTION.sub(r'\g<0><mspace width="0.167em" />', found)
+    return f'<{tag} class="arithmatex">{found}</{tag}>'
 
 
 def _to(place: str, page: str) -> str:

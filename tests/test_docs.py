@@ -3,10 +3,11 @@
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
 
-import importlib
+import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -244,3 +245,45 @@ def test_the_navigation_calls_pages_what_they_call_themselves():
         path = ROOT / "docs" / page
         if path.exists() and "reference/api" not in page:
             assert path.read_text("utf-8").startswith(f"# {name.strip(chr(34))}\n"), page
+
+
+# ------------------------------------------------------------------ the site's machinery
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """What docs/hooks.py and the extensions of mkdocs.yml make of a text."""
+    markdown, yaml = pytest.importorskip("markdown"), pytest.importorskip("yaml")
+    for name in ("mkdocs", "pymdownx", "latex2mathml"):
+        pytest.importorskip(name)
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(ROOT)
+    spec.loader.exec_module(hooks)
+    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
+    options = {name: o for each in listed if isinstance(each, dict) for name, o in each.items()}
+    names = [each if isinstance(each, str) else next(iter(each)) for each in listed]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+
+    def render(text):
+        html = markdown.markdown(text, extensions=names, extension_configs=options)
+        return hooks.on_page_content(html, page, None, None)
+
+    return render
+
+
+def test_formulas_become_mathml(rendered):
+    assert "<msup><mi>u</mi><mn>2</mn></msup>" in rendered("Where $u^2$ is small.")
+    block = rendered("$$\n\\frac{q \\cdot k}{\\sqrt{d}} < [K]\n$$")
+    assert "<mfrac>" in block
+    assert 'display="block"' in block
+    assert "$" not in block
+    assert "href" not in block
+    assert rendered("Set `$k=7q;` and `$x$`.").count("$") == 3
+    for text in ("One $n=7; alone.", "All of $a=7q; $b=$a; $c=$b; here.", "From $5 to $6."):
+        assert rendered(text) == f"<p>{text}</p>"
+
+
+def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
+    rendered("Where $\\nothing{a}$ is.")
+    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
