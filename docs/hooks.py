@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: pages from the repository's root, links, and generated texts.
+"""What MkDocs does not do by itself: pages from elsewhere, links, formulas and generated texts.
 
 A page may link to any file of the repository. A link to a file outside docs leads to the
 repository's address, if pyproject.toml has one. Else the page names the file.
@@ -8,6 +8,7 @@ import contextlib
 import html as characters
 import inspect
 import io
+import json
 import os
 import re
 import sys
@@ -44,6 +45,7 @@ FORMULA = re.compile(
 )
 # log x: MathML puts no space behind log
 FUNCTION = re.compile(r"<mi>\w{2,}</mi>(?=<m(i|n|sub|sup)\b)")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
 TARGET = re.compile(
     r'<(a|pre|h\d|b)\b.*?</\1>|<(span|div) class="arithmatex">.*?</\2>'
@@ -65,9 +67,12 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages that are files of the repository's root."""
+    """Add the pages that are files of the repository's root, and those that are notebooks."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for path in sorted(DOCS.glob("notebooks/*.ipynb")):
+        page = path.relative_to(DOCS).with_suffix(".md").as_posix()
+        files.append(File.generated(config, page, content=_notebook(path)))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -156,6 +161,8 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
         return match[0]
     name = path.relative_to(ROOT).as_posix()
     page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else PAGES.get(name)
+    if page and path.suffix == ".ipynb" and path.stem != Path(place).stem:
+        page = page.replace(".ipynb", ".md")  # its own page has a link to the file
     if page:
         return f"[{text}]({os.path.relpath(page, Path(place).parent)}{anchor})"
     if repository:
@@ -164,6 +171,33 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
 
 
 # ------------------------------------------------------------------ generated texts
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as Markdown: its texts, its code, and the output that is kept in it."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        elif text:
+            parts += [_fence("python", text), *map(_output, cell["outputs"])]
+    return "\n\n".join([*parts, f"[This page as a notebook]({path.name})"])
+
+
+def _output(output: dict) -> str:
+    """An output of a cell: a picture, a text in Markdown, or what was printed."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f"![](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
+    if "text/markdown" in data:
+        return "".join(data["text/markdown"])
+    text = output.get("text") or output.get("traceback") or data.get("text/plain", "")
+    return _fence("{.text .output}", COLOUR.sub("", "".join(text)).rstrip())
+
+
+def _fence(kind: str, text: str) -> str:
+    return f"```{kind}\n{text}\n```"
 
 
 def commands() -> str:

@@ -6,6 +6,7 @@ That every Python example of every page runs is test_readme.py's part; `make doc
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -251,15 +252,22 @@ def test_the_navigation_calls_pages_what_they_call_themselves():
 
 
 @pytest.fixture
-def rendered(monkeypatch):
-    """What docs/hooks.py and the extensions of mkdocs.yml make of a text."""
-    markdown, yaml = pytest.importorskip("markdown"), pytest.importorskip("yaml")
-    for name in ("mkdocs", "pymdownx", "latex2mathml"):
+def hooks(monkeypatch):
+    for name in ("latex2mathml", "markdown", "mkdocs", "pymdownx"):
         pytest.importorskip(name)
+    monkeypatch.setattr("sys.path", [*sys.path])
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    monkeypatch.syspath_prepend(ROOT)
-    spec.loader.exec_module(hooks)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def rendered(hooks):
+    """What docs/hooks.py and the extensions of mkdocs.yml make of a text."""
+    import markdown
+    import yaml
+
     listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
     options = {name: o for each in listed if isinstance(each, dict) for name, o in each.items()}
     names = [each if isinstance(each, str) else next(iter(each)) for each in listed]
@@ -287,3 +295,24 @@ def test_formulas_become_mathml(rendered):
 def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
     rendered("Where $\\nothing{a}$ is.")
     assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
+
+
+def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
+    shown = [
+        {"output_type": "stream", "name": "stdout", "text": ["\x1b[31m5.25\x1b[0m\n", "5.36\n"]},
+        {"output_type": "display_data", "data": {"image/png": "iVBO\nRw==", "text/plain": "<F>"}},
+        {"output_type": "execute_result", "data": {"text/plain": ["'", "a'"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Swap\n", "and $x$"]},
+        {"cell_type": "code", "source": "swap()", "outputs": shown},
+    ]
+    (tmp_path / "swap.ipynb").write_text(json.dumps({"cells": cells}))
+    assert hooks._notebook(tmp_path / "swap.ipynb").split("\n\n") == [
+        "# Swap\nand $x$",
+        "```python\nswap()\n```",
+        "```{.text .output}\n5.25\n5.36\n```",
+        "![](data:image/png;base64,iVBORw==)",
+        "```{.text .output}\n'a'\n```",
+        "[This page as a notebook](swap.ipynb)",
+    ]
