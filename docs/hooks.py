@@ -38,6 +38,7 @@ METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
 SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
+FIRST = re.compile(r"<p>(?!<img|<math)(\s*\w.*?)</p>", re.S)  # its first sentence describes a page
 # TeX, as pymdownx.arithmatex leaves it: \(...\) in a line, \[...\] between paragraphs.
 FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>(?P<word>\w)?',
@@ -93,7 +94,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>.
 
-    Formulas become MathML, which browsers draw without a script.
+    Formulas become MathML, which browsers draw without a script. A page without a description gets
+    its first sentence.
     """
     place = page.file.src_uri
     module = next((name for name in MODULES if API[name] == place), None)
@@ -110,6 +112,9 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             log.warning(f"{place} names {short}, which no page of the API has")
         return match[0]
 
+    if first := FIRST.search(html):
+        said = " ".join(characters.unescape(re.sub("<.*?>", "", first[1])).split())
+        page.meta.setdefault("description", re.split(r"(?<=[.:])\s", said)[0].rstrip(":"))
     html = TARGET.sub(linked, html)
     html = TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
     return FORMULA.sub(lambda match: _formula(match, place), html)

@@ -271,12 +271,13 @@ def rendered(hooks):
     listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
     options = {name: o for each in listed if isinstance(each, dict) for name, o in each.items()}
     names = [each if isinstance(each, str) else next(iter(each)) for each in listed]
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
 
     def render(text):
         html = markdown.markdown(text, extensions=names, extension_configs=options)
         return hooks.on_page_content(html, page, None, None)
 
+    render.page = page
     return render
 
 
@@ -295,6 +296,11 @@ def test_formulas_become_mathml(rendered):
 def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
     rendered("Where $\\nothing{a}$ is.")
     assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
+
+
+def test_a_page_is_described_by_its_first_sentence(rendered):
+    rendered("# Title\n\nIt swaps *encodings* & more. A second sentence.\n\nNo.")
+    assert rendered.page.meta == {"description": "It swaps encodings & more."}
 
 
 def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
