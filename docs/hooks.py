@@ -38,7 +38,7 @@ METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
 SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
-FIRST = re.compile(r"<p>(?!<img|<math)(\s*\w.*?)</p>", re.S)  # its first sentence describes a page
+FIRST = re.compile(r"<p>((?:<strong>)?\w.*?)</p>", re.S)  # its first sentence describes a page
 # TeX, as pymdownx.arithmatex leaves it: \(...\) in a line, \[...\] between paragraphs.
 FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>(?P<word>\w)?',
