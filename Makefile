@@ -147,8 +147,10 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 	$(BIN)/python -m benchmarks.hf_other_types --write
 	$(BIN)/python -m benchmarks.hf_page --write
 
-pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
+pictures readme: export MATPLOTLIBRC = docs/matplotlibrc
+pictures: .venv/built ## the pictures in docs, drawn by wavepe plot and from kept results
 	$(BIN)/wavepe plot all --out docs/pictures
+	$(BIN)/python -m benchmarks.pictures
 
 real-model: .venv/extras .venv/built ## swap the encoding of SmolLM2-135M in several ways: FOLDER=build/real-model, hours
 	$(BIN)/python -m benchmarks.real_model $(or $(FOLDER),build/real-model) --json build/real-model.json

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from wavepe.analysis.plots._figure import COLOURS, new_figure, save
+from wavepe.analysis.plots._figure import COLOURS, GRID, new_figure, save
 
 from . import (
     attention_decode,
@@ -319,12 +319,12 @@ def _panels(
 ) -> None:
     """Draw a row of panels over the length for each part, and the legend below them."""
     heads = sorted({d for _, d in sizes})
-    figure = new_figure(3.2 * len(heads), 0.6 + 2.4 * len(parts))
+    figure = new_figure(2.3 * len(heads), 1.4 + 2.2 * len(parts))
     grid = figure.subplots(len(parts), len(heads), sharex=True, sharey="row", squeeze=False)
     figure.suptitle(title, fontsize="medium")
     names: dict[str, Artist] = {}
     for row, (ylabel, lines) in zip(grid, parts.items(), strict=True):
-        row[0].set_ylabel(ylabel)
+        row[0].set_ylabel(ylabel.replace(", ", ",\n"))
         for axes, d in zip(row, heads, strict=True):
             lengths = [length for length, size in sizes if size == d]
             for line in lines:
@@ -336,10 +336,10 @@ def _panels(
                     )  # fmt: skip
                     names |= {line.label: drawn} if line.label else {}
             axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths[::2], lengths[::2])
-            axes.grid(True, color="0.9")
+            axes.set_xticks(lengths[::3], lengths[::3])
+            axes.grid(True, **GRID)
             if "time" in ylabel:
-                axes.axhline(1, color="0.4", linewidth=1)
+                axes.axhline(1, color="0.5", linewidth=1)
             if log:
                 axes.set_yscale("log", base=2)
                 axes.yaxis.set_major_formatter("{x:g}")
@@ -348,10 +348,9 @@ def _panels(
     for axes in grid[-1]:
         axes.set_xlabel("length")
     figure.legend(
-        list(names.values()), list(names), loc="outside lower center", frameon=False,
-        fontsize="small", ncols=4,
-    )  # fmt: skip
-    save(figure, path, dpi=110)
+        list(names.values()), list(names), loc="outside lower center", frameon=False, ncols=3
+    )
+    save(figure, path)
 
 
 TIMES = {"times": times, "bfloat16": bfloat16, "others": others}

@@ -22,7 +22,6 @@ from wavepe.experiments.report import (
     mean_and_spread,
     rows_of,
     sections,
-    title,
 )
 from wavepe.experiments.settings import Settings
 from wavepe.experiments.tables import markdown_rows
@@ -258,7 +257,6 @@ def draw(root: Path) -> None:
             [run for row in rows for run in results["runs"] if run["encoding"] == row],
             root / PICTURES / f"{name}.png",
             train_length=results["train_length"],
-            title=title(results["train_length"]),
         )
     for path in sorted((root / KEPT).glob("tasks-*.json")):
         task = json.loads(path.read_text("utf-8"))

@@ -28,7 +28,8 @@ import wavepe.hf  # noqa: F401 (it knows models of compare)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from wavepe import ops
-from wavepe.analysis.plots._figure import COLOURS, new_figure, save
+from wavepe._labels import fold
+from wavepe.analysis.plots._figure import COLOURS, GRID, WIDTH, new_figure, save
 from wavepe.experiments.data import load_text
 from wavepe.ops._tables import rows_at
 
@@ -189,9 +190,9 @@ def table(kept: dict) -> str:
 def draw(kept: dict, path: Path) -> None:
     """Draw a panel for each model: content and position over the distance."""
     models, length = kept["models"], kept["train_length"]
-    columns = (len(models) + 1) // 2
-    figure = new_figure(2.6 * columns, 5.2)
-    grid = figure.subplots(2, columns, sharex=True, sharey=True, squeeze=False)
+    rows = (len(models) + 1) // 2
+    figure = new_figure(WIDTH, 1 + 1.9 * rows)
+    grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
     middles = [0.5, *(a * 2**0.5 for a in kept["edges"][1:-1])]  # 0 stands at 0.5
     ticks = [1, length // 8, length, 8 * length]
     for axes in grid.flat[len(models) :]:
@@ -207,16 +208,15 @@ def draw(kept: dict, path: Path) -> None:
         axes.axvline(length, color="0.5", linestyle=":", label="trained length")
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, ticks)
-        axes.set_title(name.replace(",", ",\n"), fontsize="small", loc="left")
-        axes.grid(True, color="0.9")
+        axes.set_title("\n".join(fold(name, 30)), fontsize="small", loc="left")
+        axes.grid(True, **GRID)
     for axes in grid[:, 0]:
         axes.set_ylabel("part of the score")
     for axes in grid[-1]:
         axes.set_xlabel("distance")
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=4,
-                  fontsize="small")  # fmt: skip
-    save(figure, path, dpi=110)
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=2)
+    save(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,10 +3,12 @@
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
 
-import importlib
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -244,3 +246,79 @@ def test_the_navigation_calls_pages_what_they_call_themselves():
         path = ROOT / "docs" / page
         if path.exists() and "reference/api" not in page:
             assert path.read_text("utf-8").startswith(f"# {name.strip(chr(34))}\n"), page
+
+
+# ------------------------------------------------------------------ the site's machinery
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    for name in ("latex2mathml", "markdown", "mkdocs", "pymdownx"):
+        pytest.importorskip(name)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def rendered(hooks):
+    """What docs/hooks.py and the extensions of mkdocs.yml make of a text."""
+    import markdown
+    import yaml
+
+    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
+    options = {name: o for each in listed if isinstance(each, dict) for name, o in each.items()}
+    names = [each if isinstance(each, str) else next(iter(each)) for each in listed]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
+
+    def render(text):
+        html = markdown.markdown(text, extensions=names, extension_configs=options)
+        return hooks.on_page_content(html, page, None, None)
+
+    render.page = page
+    return render
+
+
+def test_formulas_become_mathml(rendered):
+    assert "<msup><mi>u</mi><mn>2</mn></msup>" in rendered("Where $u^2$ is small.")
+    block = rendered("$$\n\\frac{q \\cdot k}{\\sqrt{d}} < [K]\n$$")
+    assert "<mfrac>" in block
+    assert 'display="block"' in block
+    assert "$" not in block
+    assert "href" not in block
+    assert rendered("Set `$k=7q;` and `$x$`.").count("$") == 3
+    for text in ("One $n=7; alone.", "All of $a=7q; $b=$a; $c=$b; here.", "From $5 to $6."):
+        assert rendered(text) == f"<p>{text}</p>"
+
+
+def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
+    rendered("Where $\\nothing{a}$ is.")
+    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
+
+
+def test_a_page_is_described_by_its_first_sentence(rendered):
+    rendered("# Title\n\nIt swaps *encodings* & more. A second sentence.\n\nNo.")
+    assert rendered.page.meta == {"description": "It swaps encodings & more."}
+
+
+def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
+    shown = [
+        {"output_type": "stream", "name": "stdout", "text": ["\x1b[31m5.25\x1b[0m\n", "5.36\n"]},
+        {"output_type": "display_data", "data": {"image/png": "iVBO\nRw==", "text/plain": "<F>"}},
+        {"output_type": "execute_result", "data": {"text/plain": ["'", "a'"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Swap\n", "and $x$"]},
+        {"cell_type": "code", "source": "swap()", "outputs": shown},
+    ]
+    (tmp_path / "swap.ipynb").write_text(json.dumps({"cells": cells}))
+    assert hooks._notebook(tmp_path / "swap.ipynb").split("\n\n") == [
+        "# Swap\nand $x$",
+        "```python\nswap()\n```",
+        "```{.text .output}\n5.25\n5.36\n```",
+        "![](data:image/png;base64,iVBORw==)",
+        "```{.text .output}\n'a'\n```",
+        "[This page as a notebook](swap.ipynb)",
+    ]
