@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
+from benchmarks.readme import Missing
+
 from benchmarks import choice_page, compare_kept
 from benchmarks.command import RESULTS
-from benchmarks.readme import Missing
 
 
 def terms(variant, **over_plain):

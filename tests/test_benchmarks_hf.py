@@ -16,9 +16,10 @@ pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 
+from benchmarks.readme import newest_results
+
 from benchmarks import hf_decoding, hf_models, hf_page, hf_profile
 from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
-from benchmarks.readme import newest_results
 
 TINY = {"layers": 1, "hidden": 128}
 MIB = 1 << 20
