@@ -68,9 +68,11 @@ def measuring_command(
         parser.add_argument("--quick", action="store_true", help="a tiny size: a check of the code")
     add_json(parser)
     args = parser.parse_args(argv)
-    given = {name: getattr(args, name) for name in defaults}
+    given: dict[str, Any] = {name: getattr(args, name) for name in defaults}
+    if quick and args.quick:
+        given |= quick
     try:
-        results = measure(**given, **(quick if quick and args.quick else {}))
+        results = measure(**given)
     except Missing as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
