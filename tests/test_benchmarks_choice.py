@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from benchmarks.readme import Missing
 
 from benchmarks import compare_kept
-from benchmarks.command import RESULTS
+from benchmarks.command import RESULTS, Missing
+from docs.writers import choose
 
 
 def terms(variant, **over_plain):
