@@ -33,10 +33,9 @@ from wavepe.analysis.plots._figure import COLOURS, GRID, WIDTH, new_figure, save
 from wavepe.experiments.data import load_text
 from wavepe.ops._tables import rows_at
 
-from .command import new_parser
+from .command import PICTURES, add_root, new_parser
+from .command import table as markdown
 from .compare_kept import KEPT
-from .compare_page import PICTURES
-from .readme import add_root
 
 FACTOR = 16  # lengths over the trained one
 SEQUENCES = 8
@@ -175,16 +174,13 @@ def table(kept: dict) -> str:
     edges, trained = kept["edges"], kept["train_length"]
     shown = (1, trained // 4, trained, edges[-1] // 2)
     heads = [f"position at {distance}" for distance in shown]
-    lines = [
-        f"| encoding | {' | '.join(heads)} | weight beyond {trained} |",
-        "|---|" + "---:|" * (len(heads) + 1),
-    ]
+    rows = []
     for name, found in kept["models"].items():
         at = map(edges.index, shown)
         cells = [f"{found['position'][i]:.1f} ± {found['of_query'][i]:.1f}" for i in at]
         far = sum(found["weight"][edges.index(trained) :])
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {100 * far:.0f} % |")
-    return "\n".join(lines)
+        rows.append((f"`{name}`", *cells, f"{100 * far:.0f} %"))
+    return markdown(("encoding", *heads, f"weight beyond {trained}"), rows)
 
 
 def draw(kept: dict, path: Path) -> None:

@@ -26,7 +26,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
-from benchmarks.readme import addresses  # noqa: E402
+from docs.writers.pages import addresses  # noqa: E402
 
 PAGES = {  # of the root's files
     "README.md": "index.md",

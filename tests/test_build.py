@@ -206,3 +206,19 @@ def test_source_distribution_is_complete(tmp_path):
     assert "python/wavepe/_numpy.pyi" in needed
     needed |= {"python/wavepe/py.typed"}
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"} <= names
+
+
+def test_the_benchmarks_of_a_wheel_are_what_wavepe_bench_imports(tmp_path):
+    if not (ROOT / "setup.py").is_file():
+        pytest.skip("not run from a source tree")
+    output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
+    held = {path.stem for path in (tmp_path / "wavepe" / "benchmarks").iterdir()}
+    folder = ROOT / "benchmarks"
+    needed = {"__init__", "bench", *(path.stem for path in folder.glob("bench_*.py"))}
+    new = needed
+    while new:
+        texts = [(folder / f"{name}.py").read_text() for name in new]
+        new = {n for text in texts for n in re.findall(r"^ *from \.(\w+) import", text, re.M)}
+        new -= needed
+        needed = needed | new
+    assert held == needed
