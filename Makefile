@@ -129,24 +129,9 @@ test-torches: dist/built ## the wheel with each torch from 2.10 on: on Linux, Py
 	$(NOX) --session each_torch
 
 readme: .venv/built ## the tables of README and docs, from benchmarks/results and docs/results
-	$(BIN)/python -m benchmarks.readme
-	$(BIN)/python -m benchmarks.rope_accuracy --write
-	$(BIN)/python -m benchmarks.rope_parity_page --write
-	$(BIN)/python -m benchmarks.rope_roofline --write
-	$(BIN)/python -m benchmarks.rope_images_page --write
-	$(BIN)/python -m benchmarks.compare_page --write
-	$(BIN)/python -m benchmarks.choice_page --write
-	$(BIN)/python -m benchmarks.multiscale_rope --write
-	$(BIN)/python -m benchmarks.attention_page --write
-	$(BIN)/python -m benchmarks.cuda_kernels --write
-	$(BIN)/python -m benchmarks.attention_kernels --write
-	$(BIN)/python -m benchmarks.gpu_page --write
-	$(BIN)/python -m benchmarks.adapt_page --write
-	$(BIN)/python -m benchmarks.fairseq_page --write
-	$(BIN)/python -m benchmarks.hf_families_page --write
-	$(BIN)/python -m benchmarks.hf_other_types --write
-	$(BIN)/python -m benchmarks.hf_page --write
+	$(BIN)/python -m docs.writers --write
 
+pictures readme: export MATPLOTLIBRC = docs/matplotlibrc
 pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
 	$(BIN)/wavepe plot all --out docs/pictures
 

@@ -23,6 +23,7 @@ import numpy
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 HEADERS = sorted(str(p) for p in Path("csrc").rglob("*.h"))
 KERNELS = sorted(str(p) for p in Path("csrc/kernels").glob("*.c"))
@@ -202,6 +203,19 @@ class BuildKernels(build_clib):
         self.build_temp = top
 
 
+# What `wavepe bench` runs, beside bench_<op>.py, of the repository's folder benchmarks.
+BENCH = {"__init__", "attention_inputs", "bench", "case", "machine", "memory", "report", "timing"}
+
+
+class BuildPython(build_py):
+    def find_package_modules(self, package, package_dir):
+        """Leave out the modules of benchmarks that `wavepe bench` does not need."""
+        found = super().find_package_modules(package, package_dir)
+        if package != "wavepe.benchmarks":
+            return found
+        return [one for one in found if one[1] in BENCH or one[1].startswith("bench_")]
+
+
 class BuildExtensions(build_ext):
     def finalize_options(self):
         super().finalize_options()
@@ -286,13 +300,17 @@ def description():
 setup(
     long_description=description(),
     long_description_content_type="text/markdown",
-    # `wavepe bench` needs the repository's folder benchmarks inside the package
+    # `wavepe bench` needs some of the repository's folder benchmarks inside the package
     packages=[*find_packages("python"), "wavepe.benchmarks"],
     package_dir={"": "python", "wavepe.benchmarks": "benchmarks"},
     package_data={"wavepe": ["py.typed", "*.pyi"], "wavepe.fairseq": ["user_dir/*/*.py"]},
     include_package_data=False,
     libraries=LIBRARIES,
     ext_modules=EXTENSIONS,
-    cmdclass={"build_clib": BuildKernels, "build_ext": BuildExtensions},
+    cmdclass={
+        "build_clib": BuildKernels,
+        "build_ext": BuildExtensions,
+        "build_py": BuildPython,
+    },
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp310"}},
 )

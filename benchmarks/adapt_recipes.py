@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from unittest import mock
 
 import torch
 
-from .adapt_page import means
 from .command import add_json, keep, new_parser
 from .machine import surroundings
 
@@ -116,6 +116,11 @@ def measure(arm: Arm, stock: Any, ids: torch.Tensor, length: int, seed: int) -> 
     if arm.spec is not None:
         found |= {"swapped": done.perplexity["swapped"], "seconds": done.seconds}
     return json.loads(json.dumps(found))  # lengths are texts, as in the rows that are read
+
+
+def means(found: list[dict[str, float]]) -> str:
+    """Return the mean of each length, as cells."""
+    return " | ".join(f"{statistics.fmean(each[n] for each in found):.2f}" for n in found[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

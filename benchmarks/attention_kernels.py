@@ -1,21 +1,15 @@
-"""Print the registers, spills and shared memory that Triton gives each attention kernel.
+"""The registers, spills and shared memory that Triton gives each attention kernel.
 
-`python -m benchmarks.attention_kernels` compiles the GPU's kernels with the arguments of real calls
-and prints a table. It counts the instructions of tensor cores too. It needs Triton, from
-`make extras`, but no GPU. `--json FILE` keeps the table; `--write` puts the kept table into
-docs/internals/attention-gpu.md.
+`python -m benchmarks.attention kernels` compiles the GPU's kernels with the arguments of real calls
+and counts the instructions of tensor cores, too. It needs Triton, from `make extras`, but no GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
-import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +17,9 @@ import torch
 import wavepe
 from wavepe import ops
 
-from .command import measuring_command
-from .readme import Missing, replaced
+from .command import Missing
+from .command import table as markdown
 
-PAGE = Path("docs", "internals", "attention-gpu.md")
-RESULTS = Path("benchmarks", "results", "attention-kernels.json")
 ARCHS = (80, 90, 100)
 # The most kilobytes of shared memory of a program, by architecture.
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -156,47 +148,20 @@ def measure_all() -> dict:
     return {"triton": triton.__version__, "rows": rows}
 
 
-def section(results: dict) -> str:
+def table(results: dict) -> str:
     """Return the table as Markdown, with a column for each architecture."""
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
-    lines = ["| kernel | table | head size | " + " | ".join(f"sm_{a}" for a in archs) + " |"]
-    lines.append("|---|---|---:|" + "---|" * len(archs))
-    places = dict.fromkeys((r["kernel"], r["table"], r["head_size"]) for r in results["rows"])
-    for place in sorted(places):
-        cells = {
-            row["arch"]: _cell(row)
-            for row in results["rows"]
-            if (row["kernel"], row["table"], row["head_size"]) == place
-        }
-        kernel, table, size = place
-        shown = " | ".join(cells.get(arch, "") for arch in archs)
-        lines.append(f"| `{kernel}` | {table} | {size} | {shown} |")
-    said = (
-        "A cell lists registers per thread, bytes of stack where the kernel spills, kilobytes of "
-        "shared memory, and warps, for bfloat16. All of these kernels use tensor cores; "
-        "`diagonal_sums`, which sums the gradient of `bias`, does not. "
-        f"Triton {results['triton']}."
-    )
-    return "\n".join([*lines, "", textwrap.fill(said, 100)])
+    found: dict[tuple[str, str, int], dict[int, str]] = {}
+    for row in results["rows"]:
+        place = row["kernel"], row["table"], row["head_size"]
+        found.setdefault(place, {})[row["arch"]] = _cell(row)
+    rows = [
+        (f"`{kernel}`", kind, str(size), *(cells.get(arch, "") for arch in archs))
+        for (kernel, kind, size), cells in sorted(found.items())
+    ]
+    return markdown(("kernel", "table", "head size", *(f"sm_{a}" for a in archs)), rows, "llrl")
 
 
 def _cell(row: dict) -> str:
     spilled = f", {row['spilled']} B spilled" if row["spilled"] else ""
     return f"{row['registers']}{spilled}, {-(-row['shared'] // 1024)} KB, {row['warps']}"
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the kept table."""
-    path = root / RESULTS
-    if not path.is_file():
-        raise Missing(f"no {RESULTS}: run benchmarks.attention_kernels --json {RESULTS}")
-    return replaced(text, "kernels", section(json.loads(path.read_text("utf-8"))), PAGE)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a tool is missing."""
-    return measuring_command(__doc__, PAGE, updated, measure_all, section, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

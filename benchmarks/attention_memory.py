@@ -1,6 +1,6 @@
-"""Measure the peak memory of attention, forward and backward, over the bytes of q, k and v.
+"""The peak memory of attention, forward and backward, over the bytes of q, k and v.
 
-`python -m benchmarks.attention_memory` prints the table; `--json FILE` keeps it. Linux only.
+`python -m benchmarks.attention memory` measures it, on Linux only.
 
 Each row is measured in a process of its own. The process makes the position table, and calls
 attention on short tensors, so that everything is loaded. It notes its resident memory. Then it
@@ -18,11 +18,11 @@ import ctypes
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .command import add_json, keep, new_parser
+from .command import ROOT
 
 HEAD_SIZE = 64
 LENGTH = 16384
@@ -160,8 +160,8 @@ def measure(quick: bool = False) -> dict:
     rows = []
     for row in configurations(quick):
         words = [str(row[key]) for key in ("kind", "heads", "length", "threads")]
-        command = [sys.executable, "-m", __spec__.name, "--one", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT)
+        command = [sys.executable, "-m", "benchmarks.attention_memory", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
         rows.append({**row, "head_size": HEAD_SIZE, **json.loads(done.stdout)})
@@ -172,9 +172,6 @@ def measure(quick: bool = False) -> dict:
         **{name: version_of(name) for name in ("wavepe", "torch")},
     }
     return {"environment": about, "bar": BAR, "rows": rows}
-
-
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 def table(results: dict) -> str:
@@ -198,23 +195,6 @@ def too_much(results: dict) -> list[dict]:
     return [row for row in ours if row["length"] == LENGTH and row["over_inputs"] > BAR]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if a row of wavepe is over the bar."""
-    parser = new_parser(__doc__)
-    add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
-    parser.add_argument("--one", nargs=4, metavar=("KIND", "HEADS", "LENGTH", "THREADS"),
-                        help="measure in this process, print JSON")  # fmt: skip
-    args = parser.parse_args(argv)
-    if args.one:
-        kind, *numbers = args.one
-        print(json.dumps(measure_here(kind, *map(int, numbers))))
-        return 0
-    results = measure(args.quick)
-    print(table(results))
-    keep(results, args.json)
-    return 1 if too_much(results) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    kind, *numbers = sys.argv[1:]
+    print(json.dumps(measure_here(kind, *map(int, numbers))))

@@ -1,10 +1,10 @@
-"""Measure where attention's time goes, and how fast its matrix products are.
+"""Where attention's time goes, and how fast its matrix products are.
 
-`python -m benchmarks.attention_profile` prints the table; `--json FILE` keeps it. It needs Linux's
-`perf`, which samples a process of its own for each row. A row has the share of the time of each
-part of the kernels. Beside it stands the rate of the products alone, as a share of the rate of
-PyTorch's matrix product in the same process. Counted are the operations of pairs that a causal
-query sees, so what is computed beyond the diagonal lowers the rate.
+`python -m benchmarks.attention profile` measures it. It needs Linux's `perf`, which samples a
+process of its own for each row. A row has the share of the time of each part of the kernels. Beside
+it stands the rate of the products alone, as a share of the rate of PyTorch's matrix product in the
+same process. Counted are the operations of pairs that a causal query sees, so what is computed
+beyond the diagonal lowers the rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import wavepe.ops as ops
 
 from .attention_inputs import Inputs
 from .bench_attention import inputs, trained, with_gradients
-from .command import add_json, add_quick, keep, new_parser
+from .command import Missing
+from .command import table as markdown
 from .machine import surroundings
 from .memory import prepared
 from .timing import take_turns
@@ -82,7 +83,7 @@ def shares(samples: str) -> dict[str, float]:
 def row_of(length: int, d: int, kind: str, gradients: bool, seconds: float) -> dict:
     """Return a row: start a process for it, and sample it for some seconds."""
     arguments = [str(length), str(d), kind, str(int(gradients))]
-    worker = [sys.executable, "-m", "benchmarks.attention_profile", "--work", *arguments]
+    worker = [sys.executable, "-m", "benchmarks.attention_profile", *arguments]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(worker, stdout=subprocess.PIPE, text=True) as process,
@@ -115,51 +116,32 @@ def row_of(length: int, d: int, kind: str, gradients: bool, seconds: float) -> d
 
 def measure(seconds: float, sizes: Sequence[tuple[int, int]] = SIZES) -> dict:
     """Measure all rows with one thread; return them ready for JSON."""
-    rows = [
-        row_of(*size, kind, gradients, seconds)
-        for size in sizes
-        for kind in PRODUCTS
-        for gradients in (False, True)
-    ]
+    if not shutil.which("perf"):
+        raise Missing("the profile of attention needs perf (Debian: linux-perf)")
+    try:
+        rows = [
+            row_of(*size, kind, gradients, seconds)
+            for size in sizes
+            for kind in PRODUCTS
+            for gradients in (False, True)
+        ]
+    except subprocess.CalledProcessError as error:
+        raise Missing(f"perf failed: {error.stderr}") from error
     return {"environment": {**surroundings("wavepe", "torch"), "threads": 1}, "rows": rows}
 
 
 def table(results: dict) -> str:
     """Return the rows as Markdown."""
     parts = list(results["rows"][0]["parts"])
-    heads = ["heads x L x d", "", "products' rate / PyTorch's", *parts]
-    lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "---:|" * (1 + len(parts))]
+    rows = []
     for row in results["rows"]:
         phase = "with gradients" if row["gradients"] else "forward"
-        cells = [f"{row['over_mm']:.2f}", *(f"{100 * row['parts'][part]:.0f} %" for part in parts)]
+        shown = (f"{100 * row['parts'][part]:.0f} %" for part in parts)
         size = row["size"].replace(" heads", "")
-        lines.append(f"| {size} | {row['kind']}, {phase} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if perf is missing or may not sample."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=4, help="sample so long (default 4)")
-    parser.add_argument("--work", nargs=4, help="measure a row in this process, without end")
-    add_json(parser)
-    add_quick(parser)
-    args = parser.parse_args(argv)
-    if args.work:
-        length, d, kind, gradients = args.work
-        work(int(length), int(d), kind, gradients == "1")
-    if not shutil.which("perf"):
-        print("benchmarks: attention_profile needs perf (Debian: linux-perf)", file=sys.stderr)
-        return 1
-    try:
-        results = measure(args.seconds, ((48, 16),) if args.quick else SIZES)
-    except subprocess.CalledProcessError as error:
-        print(f"benchmarks: perf failed: {error.stderr}", file=sys.stderr)
-        return 1
-    print(table(results))
-    keep(results, args.json)
-    return 0
+        rows.append((size, f"{row['kind']}, {phase}", f"{row['over_mm']:.2f}", *shown))
+    return markdown(("heads x L x d", "", "products' rate / PyTorch's", *parts), rows, "llr")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    length, d, kind, gradients = sys.argv[1:]
+    work(int(length), int(d), kind, gradients == "1")

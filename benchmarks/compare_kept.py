@@ -1,22 +1,25 @@
-"""The kept comparisons: benchmarks/results/compare/NAME.json, each the results.json of a preset.
+"""Keep a comparison in benchmarks/results/compare/NAME.json, for docs/results.
 
-Large parts are left out. `keep_results` writes the files, and `kept` reads them.
+python -m benchmarks.compare_kept FOLDER NAME          keep the results.json of FOLDER as NAME
+python -m benchmarks.compare_kept FOLDER NAME --add    add its rows to NAME, or take their place
+
+Large parts of results.json are left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from wavepe.experiments.presets import PRESETS, Preset
 from wavepe.experiments.rows import Row
 
-from .readme import Missing, wrapped
+from .command import RESULTS, add_root, new_parser
 
-KEPT = Path("benchmarks", "results", "compare")
-STANDARD = "the Python standard library's sources"
+KEPT = RESULTS / "compare"
 ABOUT = ("wavepe", "variant", "python", "torch", "machine", "date", "threads", "data", "settings")
 
 
@@ -85,47 +88,17 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def kept(root: Path, name: str) -> dict[str, Any]:
-    """Return the kept results of `name`."""
-    path = root / KEPT / f"{name}.json"
-    if not path.exists():
-        raise Missing(f"{path.relative_to(root)} is missing")
-    return json.loads(path.read_text("utf-8"))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0."""
+    parser = new_parser(__doc__)
+    parser.add_argument("folder", type=Path, help="what wavepe compare wrote")
+    parser.add_argument("name", help="the name of the kept results")
+    parser.add_argument("--add", action="store_true", help="add its rows to what is kept")
+    add_root(parser)
+    args = parser.parse_args(argv)
+    keep_results(args.folder, args.root / KEPT, args.name, args.add)
+    return 0
 
 
-def made_with(*parts: Mapping[str, Any]) -> str:
-    """Return how a comparison of one or more parts was made, in sentences."""
-    about = parts[0]["environment"]
-    settings, data = about["settings"], about["data"]
-    trainings = sum(part["trainings"] for part in parts)
-    minutes = sum(part["seconds"] for part in parts) / 60
-    each = [part["environment"]["settings"] for part in parts]
-    batches = " or ".join(
-        f"{one['batch']} sequences of {one['train_length']} bytes" for one in each
-    )
-    steps = f"{settings['steps']} steps"
-    if settings.get("finetune"):
-        steps += f", or of {settings['finetune_steps']} that continue one,"
-    text = (
-        f"{settings['seeds']} seeds. {trainings} trainings of {steps} took "
-        f"{minutes:.0f} minutes of one thread. A model has {settings['layers']} layers with "
-        f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
-        f"A step takes {batches}. "
-        f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated"
-        f"{'' if STANDARD in data['text'] else ': ' + data['text']}. {_where(about)}"
-    )
-    newer: dict[str, list[Mapping[str, Any]]] = {}  # by machine and date
-    for one in (one for part in parts for one in part.get("added", ())):
-        newer.setdefault(_where(one), []).append(one)
-    for where, ones in newer.items():
-        names = ", ".join(f"`{row}`" for one in ones for row in one["rows"])
-        minutes = sum(one["seconds"] for one in ones) / 60
-        text += (
-            f" Newer rows: {names}. Their {sum(one['trainings'] for one in ones)} trainings took "
-            f"{minutes:.0f} minutes. {where}"
-        )
-    return wrapped(text)
-
-
-def _where(about: Mapping[str, Any]) -> str:
-    return f"{about['machine']}, {about['variant']}, torch {about['torch']}, {about['date']}."
+if __name__ == "__main__":
+    sys.exit(main())

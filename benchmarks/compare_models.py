@@ -16,10 +16,8 @@ from pathlib import Path
 
 import wavepe.cli
 
-from .command import new_parser
+from .command import PICTURES, add_root, new_parser
 from .compare_kept import KEPT
-from .compare_page import PICTURES
-from .readme import add_root
 
 FRACTIONS = ("1", "0.9", "0.75", "0.5", "0.25", "0")
 BASES = ("rope-theta-10000", "rope-theta-128")

@@ -1,15 +1,14 @@
 """Print the registers, spilled bytes and access widths that nvcc gives each CUDA kernel.
 
 `python -m benchmarks.cuda_kernels` compiles the kernels and prints a table. It needs nvcc, and
-nvdisasm from `make extras`, but no GPU. `--json FILE` keeps the table; `--write` puts the kept
-table into docs/internals/cuda.md.
+nvdisasm from `make extras`, but no GPU. `--json FILE` keeps the figures for
+docs/internals/cuda.md.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import json
 import os
 import re
 import shutil
@@ -22,12 +21,10 @@ from pathlib import Path
 
 import wavepe
 
-from .command import measuring_command
-from .readme import ROOT, Missing, replaced
+from .command import ROOT, Missing, measuring_command
+from .command import table as markdown
 
 ARCHS = tuple(int(arch.removeprefix("sm_")) for arch in wavepe.build_info()["cuda_archs"])
-PAGE = Path("docs", "internals", "cuda.md")
-RESULTS = Path("benchmarks", "results", "cuda-kernels.json")
 ACCESS = re.compile(r"\b(LDG|STG)((?:\.[A-Z0-9_]+)*)")
 # Bytes of an access, by a part of its name; an access without such a part has 4.
 BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
@@ -106,14 +103,14 @@ def _properties(said: str) -> tuple[str, int, int, int]:
     return name[1], int(spills[1]), int(spills[2]), int(used[1])
 
 
-def section(results: dict) -> str:
+def table(results: dict) -> str:
     """Return the table as Markdown, with a column for each architecture."""
     archs = list(dict.fromkeys(row["arch"] for row in results["rows"]))
-    lines = ["| kernel | " + " | ".join(f"sm_{arch}" for arch in archs) + " | reads | writes |"]
-    lines.append("|---|" + "---:|" * len(archs) + "---|---|")
-    kernels = dict.fromkeys(row["kernel"] for row in results["rows"])
-    for kernel in kernels:
-        rows = [row for row in results["rows"] if row["kernel"] == kernel]
+    found: dict[str, list[dict]] = {}
+    for row in results["rows"]:
+        found.setdefault(row["kernel"], []).append(row)
+    lines = []
+    for kernel, rows in found.items():
         cells = [
             f"{row['registers']}" + (f" ({row['spilled']} B spilled)" if row["spilled"] else "")
             for row in rows
@@ -121,16 +118,9 @@ def section(results: dict) -> str:
         for what in ("reads", "writes"):
             sizes = sorted({size for row in rows for size in row[what]})
             cells.append(", ".join(map(str, sizes)))
-        lines.append(f"| `{kernel}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nRegisters per thread, and bytes per access. {results['nvcc']}."
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the kept table."""
-    path = root / RESULTS
-    if not path.is_file():
-        raise Missing(f"no {RESULTS}: run benchmarks.cuda_kernels --json {RESULTS}")
-    return replaced(text, "kernels", section(json.loads(path.read_text("utf-8"))), PAGE)
+        lines.append((f"`{kernel}`", *cells))
+    heads = ("kernel", *(f"sm_{arch}" for arch in archs), "reads", "writes")
+    return markdown(heads, lines, f"l{'r' * len(archs)}l")
 
 
 def measure_all() -> dict:
@@ -144,8 +134,8 @@ def measure_all() -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a tool is missing."""
-    return measuring_command(__doc__, PAGE, updated, measure_all, section, argv)
+    """Run the command; return 0, or 1 if a tool is missing."""
+    return measuring_command(__doc__, measure_all, table, argv)
 
 
 if __name__ == "__main__":

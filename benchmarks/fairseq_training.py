@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from wavepe import fairseq as plugin
 
-from .command import add_json, add_quick, add_repeats, keep, new_parser
+from .command import measuring_command
+from .command import table as markdown
 from .machine import surroundings
 from .memory import prepared
 from .timing import take_turns
@@ -103,7 +104,9 @@ def row(length: int, tokens: int, repeats: int) -> dict:
     }
 
 
-def measure(lengths: Sequence[int], tokens: int, threads: int, repeats: int) -> dict:
+def measure(
+    threads: int, repeats: int, lengths: Sequence[int] = LENGTHS, tokens: int = TOKENS
+) -> dict:
     """Measure all rows; return them ready for JSON."""
     plugin.register()
     logging.disable(logging.WARNING)
@@ -118,34 +121,18 @@ def measure(lengths: Sequence[int], tokens: int, threads: int, repeats: int) -> 
 
 def table(results: dict) -> str:
     """Return words per second, and in brackets the ratio to fairseq's own, as Markdown."""
-    names = list(ENCODINGS)
-    lines = [
-        f"| samples x length | {' | '.join(names)} |",
-        "|---|" + "---:|" * len(names),
-    ]
+    rows = []
     for row in results["rows"]:
-        cells = [
-            f"{row['words_per_second'][name]:,.0f} ({row['speed_up'][name]:.2f})" for name in names
-        ]
-        lines.append(f"| {row['samples']} x {row['length']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rates, ratios = row["words_per_second"], row["speed_up"]
+        cells = (f"{rates[name]:,.0f} ({ratios[name]:.2f})" for name in ENCODINGS)
+        rows.append((f"{row['samples']} x {row['length']}", *cells))
+    return markdown(("samples x length", *ENCODINGS), rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
-    parser = new_parser(__doc__)
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="number of torch's threads (default 1)"
-    )
-    add_repeats(parser, 15, "updates of each model")
-    add_json(parser)
-    add_quick(parser, "tiny sizes")
-    args = parser.parse_args(argv)
-    lengths, tokens = ((16,), 32) if args.quick else (LENGTHS, TOKENS)
-    results = measure(lengths, tokens, args.threads, args.repeats)
-    print(table(results))
-    keep(results, args.json)
-    return 0
+    tiny = {"lengths": (16,), "tokens": 32}
+    return measuring_command(__doc__, measure, table, argv, threads=1, repeats=15, quick=tiny)
 
 
 if __name__ == "__main__":

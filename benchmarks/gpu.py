@@ -25,10 +25,9 @@ import wavepe
 from wavepe.experiments.environment import version_of
 
 from . import gpu_tasks
-from .command import add_json, keep, new_parser
+from .command import ROOT, add_json, keep, new_parser
 from .gpu_measure import Place
 from .machine import commit
-from .readme import ROOT
 
 EMULATED = ROOT / "build" / "emulated"
 NO_GPU = "no GPU: nothing was timed, and what ran was the kernels' emulation on the CPU"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .command import add_json, add_quick, add_repeats, keep, new_parser
+from .command import measuring_command
 from .hf_models import STOCK, compared, decoding_of, same_weights, shortener
 from .machine import surroundings
 from .memory import prepared
@@ -78,15 +78,8 @@ def table(results: dict) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
-    parser = new_parser(__doc__)
-    add_repeats(parser, 41, "steps of each model")
-    add_json(parser)
-    add_quick(parser)
-    args = parser.parse_args(argv)
-    results = measure(args.repeats, *(((TINY,), 16) if args.quick else ()))
-    print(table(results))
-    keep(results, args.json)
-    return 0
+    tiny = {"shapes": (TINY,), "cached": 16}
+    return measuring_command(__doc__, measure, table, argv, repeats=41, quick=tiny)
 
 
 if __name__ == "__main__":

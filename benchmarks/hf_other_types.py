@@ -1,7 +1,6 @@
 """Why `wavepe.hf.patch` does not take other types of models, for docs/reference/families.md.
 
 python -m benchmarks.hf_other_types --json benchmarks/results/hf-other-types-VERSION.json
-python -m benchmarks.hf_other_types --write | --check
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .command import kept_runs, measuring_command
-from .hf_families_page import PAGE
-from .readme import replaced
+from .command import measuring_command
+from .command import table as markdown
 
 ALIKE = "attention and rotation have the code of a supported family; not tested"
 ROTATES_ALIKE = "the rotation has the code of a supported family, not the attention; not tested"
@@ -70,31 +68,22 @@ def parts(source: str, model: str) -> tuple[str, str]:
     return rotation, both
 
 
-def section(run: dict[str, Any]) -> str:
+def table(run: dict[str, Any]) -> str:
     """Return the table of reasons, the most frequent first."""
     types = run["types"]
     others = sum(map(len, types.values()))
-    lines = [
+    words = (
         f"**transformers {run['transformers']}** has {run['causal']} types of causal models. "
-        f"{run['causal'] - others} are supported, and {others} are not:",
-        "",
-        "| why not | number | types |",
-        "|---|---|---|",
-    ]
-    for reason, kinds in sorted(types.items(), key=lambda item: (-len(item[1]), item[0])):
-        lines.append(f"| {reason} | {len(kinds)} | {', '.join(kinds)} |")
-    return "\n".join(lines)
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the table of the newest version that was kept."""
-    runs = kept_runs(root, "hf-other-types", "benchmarks.hf_other_types --json")
-    return replaced(text, "other-types", section(runs[0]), PAGE)
+        f"{run['causal'] - others} are supported, and {others} are not:"
+    )
+    ordered = sorted(types.items(), key=lambda item: (-len(item[1]), item[0]))
+    rows = [(reason, str(len(kinds)), ", ".join(kinds)) for reason, kinds in ordered]
+    return f"{words}\n\n{markdown(('why not', 'number', 'types'), rows, 'l')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or no results were kept."""
-    return measuring_command(__doc__, PAGE, updated, measure, section, argv)
+    """Run the command; return 0."""
+    return measuring_command(__doc__, measure, table, argv)
 
 
 if __name__ == "__main__":

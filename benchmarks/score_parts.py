@@ -28,14 +28,14 @@ import wavepe.hf  # noqa: F401 (it knows models of compare)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from wavepe import ops
-from wavepe.analysis.plots._figure import COLOURS, new_figure, save
+from wavepe._labels import fold
+from wavepe.analysis.plots._figure import COLOURS, GRID, WIDTH, new_figure, save
 from wavepe.experiments.data import load_text
 from wavepe.ops._tables import rows_at
 
-from .command import new_parser
+from .command import PICTURES, add_root, new_parser
+from .command import table as markdown
 from .compare_kept import KEPT
-from .compare_page import PICTURES
-from .readme import add_root
 
 FACTOR = 16  # lengths over the trained one
 SEQUENCES = 8
@@ -174,24 +174,21 @@ def table(kept: dict) -> str:
     edges, trained = kept["edges"], kept["train_length"]
     shown = (1, trained // 4, trained, edges[-1] // 2)
     heads = [f"position at {distance}" for distance in shown]
-    lines = [
-        f"| encoding | {' | '.join(heads)} | weight beyond {trained} |",
-        "|---|" + "---:|" * (len(heads) + 1),
-    ]
+    rows = []
     for name, found in kept["models"].items():
         at = map(edges.index, shown)
         cells = [f"{found['position'][i]:.1f} ± {found['of_query'][i]:.1f}" for i in at]
         far = sum(found["weight"][edges.index(trained) :])
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {100 * far:.0f} % |")
-    return "\n".join(lines)
+        rows.append((f"`{name}`", *cells, f"{100 * far:.0f} %"))
+    return markdown(("encoding", *heads, f"weight beyond {trained}"), rows)
 
 
 def draw(kept: dict, path: Path) -> None:
     """Draw a panel for each model: content and position over the distance."""
     models, length = kept["models"], kept["train_length"]
-    columns = (len(models) + 1) // 2
-    figure = new_figure(2.6 * columns, 5.2)
-    grid = figure.subplots(2, columns, sharex=True, sharey=True, squeeze=False)
+    rows = (len(models) + 1) // 2
+    figure = new_figure(WIDTH, 1 + 1.9 * rows)
+    grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
     middles = [0.5, *(a * 2**0.5 for a in kept["edges"][1:-1])]  # 0 stands at 0.5
     ticks = [1, length // 8, length, 8 * length]
     for axes in grid.flat[len(models) :]:
@@ -207,16 +204,15 @@ def draw(kept: dict, path: Path) -> None:
         axes.axvline(length, color="0.5", linestyle=":", label="trained length")
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, ticks)
-        axes.set_title(name.replace(",", ",\n"), fontsize="small", loc="left")
-        axes.grid(True, color="0.9")
+        axes.set_title("\n".join(fold(name, 30)), fontsize="small", loc="left")
+        axes.grid(True, **GRID)
     for axes in grid[:, 0]:
         axes.set_ylabel("part of the score")
     for axes in grid[-1]:
         axes.set_xlabel("distance")
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=4,
-                  fontsize="small")  # fmt: skip
-    save(figure, path, dpi=110)
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=2)
+    save(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

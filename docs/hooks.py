@@ -1,12 +1,14 @@
-"""What MkDocs does not do by itself: pages from the repository's root, links, and generated texts.
+"""What MkDocs does not do by itself: pages from elsewhere, links, formulas and generated texts.
 
 A page may link to any file of the repository. A link to a file outside docs leads to the
 repository's address, if pyproject.toml has one. Else the page names the file.
 """
 
 import contextlib
+import html as characters
 import inspect
 import io
+import json
 import os
 import re
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import wavepe
 import wavepe.cli
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import get_plugin_logger
@@ -23,7 +26,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
-from benchmarks.readme import addresses  # noqa: E402
+from docs.writers.pages import addresses  # noqa: E402
 
 PAGES = {  # of the root's files
     "README.md": "index.md",
@@ -35,10 +38,19 @@ METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
 SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
+FIRST = re.compile(r"<p>((?:<strong>)?\w.*?)</p>", re.S)  # its first sentence describes a page
+# TeX, as pymdownx.arithmatex leaves it: \(...\) in a line, \[...\] between paragraphs.
+FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>(?P<word>\w)?',
+    re.S,
+)
+# log x: MathML puts no space behind log
+FUNCTION = re.compile(r"<mi>\w{2,}</mi>(?=<m(i|n|sub|sup)\b)")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
 TARGET = re.compile(
-    r"<(a|pre|h\d|b)\b.*?</\1>|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>"
-    r"|\[(?P<key>[A-Z])\]",
+    r'<(a|pre|h\d|b)\b.*?</\1>|<(span|div) class="arithmatex">.*?</\2>'
+    r"|<code>(?P<name>[A-Za-z_][\w.]*)(\(\))?</code>|<code.*?</code>|<[^>]*>|\[(?P<key>[A-Z])\]",
     re.S,
 )
 TAG = re.compile(r"<([A-Za-z_]\w*)>")
@@ -56,9 +68,12 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages that are files of the repository's root."""
+    """Add the pages that are files of the repository's root, and those that are notebooks."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for path in sorted(DOCS.glob("notebooks/*.ipynb")):
+        page = path.relative_to(DOCS).with_suffix(".md").as_posix()
+        files.append(File.generated(config, page, content=_notebook(path)))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -77,7 +92,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>."""
+    """Link public names and keys of sources; keep text that looks like a tag: wavepe_<family>.
+
+    Formulas become MathML, which browsers draw without a script. A page without a description gets
+    its first sentence.
+    """
     place = page.file.src_uri
     module = next((name for name in MODULES if API[name] == place), None)
 
@@ -93,8 +112,27 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             log.warning(f"{place} names {short}, which no page of the API has")
         return match[0]
 
+    if first := FIRST.search(html):
+        said = " ".join(characters.unescape(re.sub("<.*?>", "", first[1])).split())
+        page.meta.setdefault("description", re.split(r"(?<=[.:])\s", said)[0].rstrip(":"))
     html = TARGET.sub(linked, html)
-    return TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+    html = TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+    return FORMULA.sub(lambda match: _formula(match, place), html)
+
+
+def _formula(match: re.Match, place: str) -> str:
+    """A formula of the page `place` in MathML."""
+    tag, tex = match["tag"], characters.unescape(match["tex"]).strip()
+    if match["word"]:  # $b=$a is no formula: GitHub, too, wants no letter behind the second sign
+        return f"${match['tex']}${match['word']}"
+    try:
+        found = convert(tex, display="block" if tag == "div" else "inline")
+    except Exception as error:  # each mistake in TeX has a class of its own
+        found = f"\\{type(error).__name__}"
+    if "\\" in found:  # a command that latex2mathml does not know stays as it is
+        log.warning(f"{place} has a formula that cannot be drawn: {tex}")
+    found = FUNCTION.sub(r'\g<0><mspace width="0.167em" />', found)
+    return f'<{tag} class="arithmatex">{found}</{tag}>'
 
 
 def _to(place: str, page: str) -> str:
@@ -128,6 +166,8 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
         return match[0]
     name = path.relative_to(ROOT).as_posix()
     page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else PAGES.get(name)
+    if page and path.suffix == ".ipynb" and path.stem != Path(place).stem:
+        page = page.replace(".ipynb", ".md")  # its own page has a link to the file
     if page:
         return f"[{text}]({os.path.relpath(page, Path(place).parent)}{anchor})"
     if repository:
@@ -136,6 +176,33 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
 
 
 # ------------------------------------------------------------------ generated texts
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as Markdown: its texts, its code, and the output that is kept in it."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        elif text:
+            parts += [_fence("python", text), *map(_output, cell["outputs"])]
+    return "\n\n".join([*parts, f"[This page as a notebook]({path.name})"])
+
+
+def _output(output: dict) -> str:
+    """An output of a cell: a picture, a text in Markdown, or what was printed."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f"![](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
+    if "text/markdown" in data:
+        return "".join(data["text/markdown"])
+    text = output.get("text") or output.get("traceback") or data.get("text/plain", "")
+    return _fence("{.text .output}", COLOUR.sub("", "".join(text)).rstrip())
+
+
+def _fence(kind: str, text: str) -> str:
+    return f"```{kind}\n{text}\n```"
 
 
 def commands() -> str:

@@ -303,7 +303,7 @@ def draw(results: dict, path: Path) -> None:
     """Draw perplexity over the evaluated length."""
     encodings = list(dict.fromkeys(run["encoding"] for run in results["runs"]))
     looks = dict(zip(encodings, line_looks(encodings), strict=True))
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(6.6, 4.6), sharey=True, layout="constrained")
     for axis, protocol in zip(axes, ("blocks", "sliding"), strict=True):
         for run in results["runs"]:
             if run["protocol"] == protocol:
@@ -317,10 +317,9 @@ def draw(results: dict, path: Path) -> None:
     axes[0].set(yscale="log", ylabel="perplexity per word")
     axes[0].yaxis.set_minor_formatter("{x:g}")
     figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=4
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2
     )
-    figure.suptitle(f"fairseq language models, trained on {results['train_length']} tokens")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

@@ -35,7 +35,7 @@ BATCH, STEPS, SEEDS = 32, 1000, 3
 LEARNING_RATE = 3e-3
 TEST_IMAGES = 1024
 ENCODINGS = ("none", "1-D", "2-D")
-COLOURS = ("#000000", "#E8A87C", "#D55E00")  # as elsewhere: none black, RoPE vermilion
+COLOURS = ("#7F7F7F", "#E8A87C", "#D55E00")  # as elsewhere: none grey, RoPE vermilion
 
 PICTURES = (
     "..#.. ..#.. ##### ..#.. ..#..",  # the cross
@@ -174,8 +174,9 @@ def picture(runs, path):
     """Draw images of the smallest and the largest size, and the shares of right answers."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.5, 3.4), layout="constrained")
-    *examples, axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.6))
+    figure = Figure(figsize=(6.6, 5), layout="constrained")
+    places = figure.subplot_mosaic([["small", "large"], ["shares", "shares"]])
+    *examples, axes = places.values()
     for place, grid in zip(examples, (GRIDS[0], GRIDS[-1]), strict=True):
         patches, answers = draw(1, grid, np.random.default_rng(5))
         image = patches.reshape(grid, grid, PATCH, PATCH).transpose(1, 2).reshape(grid * PATCH, -1)
@@ -191,15 +192,14 @@ def picture(runs, path):
         means = [mean for mean, _ in summary(runs, encoding)]
         axes.bar(places, means, 0.24, color=COLOURS[number], label=encoding)
         for found in (r["accuracy"] for r in runs if r["encoding"] == encoding):
-            axes.plot(places, list(found.values()), "o", ms=3, mfc="w", mec="k", mew=0.7)
-    axes.axhline(1 / len(SIGNS), color="0.3", linestyle=(0, (4, 3)), linewidth=1, label="chance")
+            axes.plot(places, list(found.values()), "o", ms=3, mfc="w", mec="0.3", mew=0.7)
+    axes.axhline(1 / len(SIGNS), color="0.5", linestyle=(0, (4, 3)), linewidth=1, label="chance")
     axes.set_xticks(range(len(GRIDS)), [f"{n} x {n}" for n in GRIDS])
     axes.set_xlabel(f"patches of the test images (trained on {GRID} x {GRID})")
     axes.set_ylabel("share of right answers")
     axes.set_ylim(0, 1.03)
-    axes.set_title("Larger images need 2-D positions", fontsize="medium")
-    figure.legend(loc="outside right center", frameon=False, title="RoPE", fontsize="small")
-    figure.savefig(path, dpi=110)
+    figure.legend(loc="outside right center", frameon=False, title="RoPE")
+    figure.savefig(path, dpi=150)
 
 
 def main():

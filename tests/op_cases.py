@@ -330,8 +330,6 @@ class WaveletTable(Operator):
             (r"scale and shift must be 1-D", {"shift": one(dim, 1)}),
             (r"offsets must be 1-D, got .*\(1, 5\)", {"offsets": torch.arange(5)[None]}),
             ("offsets must be an int from 0 .*-1", {"offsets": -1}),
-            (f"offsets must be an int from 0 .*{2**64}", {"offsets": 2**64}),
-            (f"offsets must be an int from 0 .*{10**30}", {"offsets": 10**30}),
             (f"{2**62}", {"offsets": 2**62}),
             ("ricker", {"kind": "mexican"}),
             ("kind must be a string, got 3", {"kind": 3}),
@@ -415,9 +413,7 @@ class RelativeBias(Operator):
             ("unknown beyond.*edge", {"beyond": "wrap"}),
             ("unknown beyond 1; known: zero, edge", {"beyond": 1}),
             ("-1", {"keys": -1}),
-            ("keys must fit into 64 bits, got 18", {"keys": 2**64}),
             ("keys must be an integer, got 7.0", {"keys": 7.0}),
-            ("first must fit into 64 bits, got 10", {"first": 10**30}),
         ]
 
     def random(self, rng, n, length, leading, pick):

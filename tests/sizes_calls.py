@@ -255,25 +255,11 @@ def attention_backward():
     return "raw.attention_backward", before + joined(given, parts), None
 
 
-def merge_attention():
-    parts, m, dv = sizes(3, 0)
-    dtype = a_float()
-    return "ops.merge_attention", f"E({parts}, {m}, {dv}, dtype={dtype!r}), E({parts}, {m})", None
-
-
-def relative_table():
-    h, w, d = sizes(3)
-    given = pick.choice(("E", "A"))
-    shape = pick.choice(((w, d), (h, w, d)))
-    dtype = repr(a_float()) if given == "E" else "np.float64"
-    return "ops.relative_table", f"{given}(*{shape}, dtype={dtype}), 0, {beyond()!r}", None
-
-
 BOTH = (relative_bias, attention, rope, rope_table, wavelet_table)
 DRAWS = {
     "numpy": (*BOTH, elementwise, numbers),
     "torch": (*BOTH, skew, unskew, wavelet_table_backward, attention_forward, attention_backward,
-              attention_forward, attention_backward, merge_attention, relative_table),
+              attention_forward, attention_backward),
 }  # fmt: skip
 
 # Calls that once crashed or did not end.
@@ -292,14 +278,12 @@ KNOWN = {
         "ops.relative_bias(E(1, 2**61, dtype='float64'), E(1, 2**61, dtype='float64'), 1)",
         "ops.relative_bias(E(1, 0), E(2**60, 0), 1)",
         "ops.relative_bias(E(2, 0), E(2**40, 0), 5)",
-        "ops.relative_table(E(4, 2**24))",
         "ops.rope_table(E(3, dtype='int64'), E(2**24), precision='hf', dtype=torch.float16)",
         "ops.rope_table(E(2**48, dtype='int64'), E(3))",
         "ops.wavelet_table(E(2**48, dtype='int64'), E(3), E(3))",
         "ops.rope(E(1, 4), E(1, 2**62), E(1, 2**62))",
         "ops.rope_table(E(2**34, dtype='int8'), E(0))",
         "raw.relative_bias_unskew(E(1, 2**60), 1, 0, 'edge')",
-        "ops.merge_attention(E(2**40, 0, 4), E(2**40, 0))",
         "ops.attention(E(1, 2**30, 0, 8), E(1, 2**30, 3, 8), E(1, 2**30, 3, 8))",
         "ops.attention(E(1, 0, 2, 1), E(1, 0, 2**36, 1), E(1, 0, 2**36, 1),"
         " key_mask=E(1, 2**36, dtype='bool'))",

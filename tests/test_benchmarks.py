@@ -24,10 +24,12 @@ ROOT = Path(__file__).parent.parent
 import wavepe
 import wavepe.ops as ops
 
-from benchmarks import bench, readme, report
+from benchmarks import bench, report
 from benchmarks.case import Case, Compiler, judge
 from benchmarks.memory import Allocator
 from benchmarks.timing import Timing, take_turns
+from docs.writers import headlines
+from docs.writers.__main__ import main as write
 
 QUICK = ["--quick", "--repeats", "2"]
 OPERATORS = ("attention", "relative_bias", "rope", "rope_table", "wavelet_table")
@@ -426,7 +428,7 @@ def repository(tmp_path):
 
 
 def readme_main(root, *words):
-    return readme.main(["--root", str(root), *words])
+    return write(["readme", "--root", str(root), *(words or ("--write",))])
 
 
 def test_readme_is_written_and_checked(repository, capsys):
@@ -458,7 +460,6 @@ def test_the_address_of_the_repository(repository):
 
 def test_tables_of_operators(repository):
     """The fastest rival of each headline row; then the worst row, of all, that loses to a rival."""
-    folder = repository / "benchmarks" / "results"
     headline, slower = (
         "| `ops.rope_qk` | tiny, float32 | 1.25 ms | 5.00, transformers | "
         "0.50, a copy of the same memory |",
@@ -466,8 +467,8 @@ def test_tables_of_operators(repository):
         "PyTorch's attention without positions |",
     )
     for text, rows in (
-        (readme.bench_headline(folder), [headline]),
-        (readme.bench_section(folder), [headline, slower]),
+        (headlines.bench_headline(repository), [headline]),
+        (headlines.bench_section(repository, ""), [headline, slower]),
     ):
         assert [line for line in text.splitlines() if line.startswith("| `ops")] == rows
         for words in ("a-new.json", "Some CPU", "one thread", "2026-01-02", "0123456789ab;"):
@@ -481,7 +482,7 @@ def test_each_operator_comes_from_its_newest_file(repository):
     for row in other["rows"]:
         row |= {"op": "ops.attention", "seconds": {"median": 0.25}}
     (folder / "attention.json").write_text(json.dumps(other))
-    text = readme.bench_section(folder)
+    text = headlines.bench_section(repository, "")
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `ops")]
     assert rows == ["ops.attention", "ops.rope_qk"] * 2
     assert "a-new.json" in text
@@ -494,7 +495,7 @@ def test_each_operator_comes_from_its_newest_file(repository):
     [
         ("benchmarks/results/compare/recent.json", "recent.json is missing"),
         ("benchmarks/results/real-model-h200.json", "no real-model-*.json"),
-        ("benchmarks/results", "no results in"),
+        ("benchmarks/results", ".json is missing"),
     ],
 )
 def test_a_missing_source_is_named(repository, remove, message, capsys):

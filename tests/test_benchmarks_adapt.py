@@ -14,7 +14,8 @@ from compare_cases import compare
 from hf_model import tiny
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import adapt_page, adapt_recipes, prose, real_model
+from benchmarks import adapt_recipes, prose, real_model
+from docs.writers import adapt as adapt_page
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),

@@ -18,19 +18,17 @@ ROOT = Path(__file__).parent.parent
 import wavepe
 
 from benchmarks import (
-    attention_decode,
+    attention,
     attention_inputs,
     attention_memory,
-    attention_overhead,
-    attention_page,
     attention_profile,
-    attention_tails,
-    attention_threads,
     bench,
     bench_attention,
 )
 from benchmarks.attention_inputs import Inputs, dense, exact_results, gathered, judged, skewed
 from benchmarks.case import Compiler
+from docs.writers import attention_speed
+from docs.writers.__main__ import main as write
 
 QUICK = ["--quick", "--repeats", "2"]
 
@@ -191,7 +189,7 @@ def test_memory_of_a_tiny_call(tmp_path, capsys, monkeypatch):
     ]
     monkeypatch.setattr(attention_memory, "configurations", lambda quick: chosen)
     file = tmp_path / "memory.json"
-    assert attention_memory.main(["--quick", "--json", str(file)]) == 0
+    assert attention.main(["memory", "--quick", "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
     for row in rows:
         assert row["inputs"] == 3 * 512 * 64 * 4
@@ -233,7 +231,7 @@ def test_every_kernel_of_the_profile_is_there():
 
 @pytest.mark.slow
 def test_profile_of_a_tiny_call(capsys):
-    failed = attention_profile.main(["--quick", "--seconds", "0.5"])
+    failed = attention.main(["profile", "--quick"])
     out, err = capsys.readouterr()
     if failed:  # there is no perf, or it may not sample here
         assert "perf" in err
@@ -243,7 +241,7 @@ def test_profile_of_a_tiny_call(capsys):
 
 def test_the_profile_needs_perf(monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert attention_profile.main(["--quick"]) == 1
+    assert attention.main(["profile", "--quick"]) == 1
     assert "needs perf" in capsys.readouterr().err
 
 
@@ -251,7 +249,7 @@ def test_the_profile_needs_perf(monkeypatch, capsys):
 
 PAGE = "".join(
     f"<!-- {name}:begin -->\n<!-- {name}:end -->\n"
-    for name in (*attention_page.TIMES, *attention_page.OTHERS)
+    for name in ("times", "bfloat16", "others", *attention_speed.SHOWN)
 )
 
 
@@ -263,7 +261,7 @@ def in_a_fork(command):
 def repository(tmp_path_factory):
     """An empty page, and results of tiny runs that pass for real ones."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention_overhead.subprocess, "check_output", in_a_fork)
+        patched.setattr(attention.subprocess, "check_output", in_a_fork)
         return made_repository(tmp_path_factory)
 
 
@@ -271,16 +269,16 @@ def made_repository(tmp_path_factory):
     root = tmp_path_factory.mktemp("repository")
     folder = root / "benchmarks" / "results"
     folder.mkdir(parents=True)
-    (root / attention_page.PAGE).parent.mkdir(parents=True)
-    (root / attention_page.PAGE).write_text(PAGE)
+    (root / attention_speed.PAGE).parent.mkdir(parents=True)
+    (root / attention_speed.PAGE).write_text(PAGE)
     for threads in ("1", "2"):
         file = folder / f"{threads}t.json"
         words = ["attention", *QUICK, "--threads", threads, "--json", str(file)]
         assert bench.main(words) == 0
         file.write_text(json.dumps({**json.loads(file.read_text()), "quick": False}))
-    for module in attention_page.OTHERS.values():
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
-        if module in (attention_memory, attention_profile):  # processes of their own: slow
+    for study in attention_speed.SHOWN:
+        name = f"attention-{study}"
+        if study in ("memory", "profile"):  # processes of their own: slow
             rows = [{"kind": "plain", "heads": 1, "length": 16, "threads": 1, "head_size": 64}]
             rows[0] |= {"inputs": 2**20, "growth": 3 * 2**20, "over_inputs": 3.0}
             rows[0] |= {"gradients": True, "size": "1 heads x 16 x 64", "over_mm": 0.75}
@@ -289,13 +287,14 @@ def made_repository(tmp_path_factory):
             results = {"environment": {**about, "dirty": None}, "rows": rows}
             (folder / f"{name}.json").write_text(json.dumps(results))
         else:
-            machine = "-some-cpu" if module is attention_tails else ""
-            assert module.main([*QUICK, "--json", str(folder / f"{name}{machine}.json")]) == 0
+            machine = "-some-cpu" if study == "tails" else ""
+            file = folder / f"{name}{machine}.json"
+            assert attention.main([study, *QUICK, "--json", str(file)]) == 0
     return root
 
 
 def page_main(root, *words):
-    return attention_page.main(["--root", str(root), *words])
+    return write(["attention_speed", "--root", str(root), *words])
 
 
 @pytest.mark.slow
@@ -304,7 +303,7 @@ def test_the_page_is_written_and_checked(repository, capsys):
     assert "stale" in capsys.readouterr().err
     assert page_main(repository, "--write") == 0
     assert page_main(repository, "--check") == 0
-    text = (repository / attention_page.PAGE).read_text()
+    text = (repository / attention_speed.PAGE).read_text()
     results = json.loads((repository / "benchmarks" / "results" / "1t.json").read_text())
     row = next(row for row in results["rows"] if row["who"] == "wavepe" and
                row["variant"] == results["environment"]["variant"])  # fmt: skip
@@ -312,7 +311,7 @@ def test_the_page_is_written_and_checked(repository, capsys):
     assert both in text
     for word in ("| `nn.Attention` |", "GFLOP/s", "2t.json", "Some CPU", "alibi"):
         assert word in text
-    pictures = {path.name for path in (repository / attention_page.PICTURES).iterdir()}
+    pictures = {path.name for path in (repository / attention_speed.PICTURES).iterdir()}
     assert pictures == {f"attention-{name}.png" for name in ("rivals", "rates", "times")}
 
 
@@ -330,12 +329,12 @@ def test_a_missing_source_is_named(missing, repository, tmp_path, capsys):
 
 def test_threads_are_as_before(capsys):
     before = torch.get_num_threads()
-    assert attention_threads.main(QUICK) == 0
+    assert attention.main(["threads", *QUICK]) == 0
     assert torch.get_num_threads() == before
     assert "| 48 x 16 |" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_few_queries(capsys):
-    assert attention_decode.main(QUICK) == 0
+    assert attention.main(["decode", *QUICK]) == 0
     assert "| 4 / 2 x 48 x 16, 2, float32 |" in capsys.readouterr().out

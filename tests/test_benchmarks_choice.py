@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from benchmarks import choice_page, compare_kept
-from benchmarks.command import RESULTS
-from benchmarks.readme import Missing
+
+from benchmarks import compare_kept
+from benchmarks.command import RESULTS, Missing
+from docs.writers import choose
 
 
 def terms(variant, **over_plain):
@@ -25,10 +26,10 @@ def test_a_price_is_the_range_over_machines(tmp_path):
     (tmp_path / RESULTS).mkdir(parents=True)
     (tmp_path / RESULTS / "attention-terms-a.json").write_text(terms("avx2", wavelet=1.25, fox=2.0))
     (tmp_path / RESULTS / "attention-terms-b.json").write_text(terms("avx512", wavelet=1.125))
-    assert "takes 1.12 to 1.25 times" in choice_page.price(tmp_path, "wavelet")
-    assert "takes 2.00 times" in choice_page.price(tmp_path, "fox")
+    assert "takes 1.12 to 1.25 times" in choose.price(tmp_path, "wavelet")
+    assert "takes 2.00 times" in choose.price(tmp_path, "fox")
     with pytest.raises(Missing, match="pope"):
-        choice_page.price(tmp_path, "pope")
+        choose.price(tmp_path, "pope")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_price_is_the_range_over_machines(tmp_path):
     ],
 )
 def test_what_an_encoding_learns_is_counted(spec, expected):
-    assert choice_page.learned(spec) == expected
+    assert choose.learned(spec) == expected
 
 
 def test_a_mean_is_over_the_seeds_at_a_multiple_of_the_length(tmp_path):
@@ -52,5 +53,5 @@ def test_a_mean_is_over_the_seeds_at_a_multiple_of_the_length(tmp_path):
     ]
     kept = {"train_length": 16, "runs": runs}
     (tmp_path / compare_kept.KEPT / "x.json").write_text(json.dumps(kept))
-    mean = choice_page.means(tmp_path, "x")
+    mean = choose.means(tmp_path, "x")
     assert (mean("a", 2), mean("b", 2), mean("a", 1)) == ("2.50", "7.00", "9.00")

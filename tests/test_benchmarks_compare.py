@@ -13,7 +13,10 @@ from wavepe.cli import main
 from wavepe.experiments.presets import PRESETS
 from wavepe.experiments.rows import Row
 
-from benchmarks import compare_claims, compare_kept, compare_page
+from benchmarks import compare_kept
+from docs.writers import claims, more
+from docs.writers.compare import tables
+from docs.writers.runs import comparison
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +31,8 @@ def folder(tmp_path_factory):
 
 def keep(folder, root, name="wavelet"):
     (root / compare_kept.KEPT).mkdir(parents=True)
-    assert compare_page.main(["--root", str(root), "--keep", str(folder), name]) == 0
-    return compare_kept.kept(root, name)
+    assert compare_kept.main(["--root", str(root), str(folder), name]) == 0
+    return comparison(root, name)
 
 
 def test_what_is_kept(folder, tmp_path):
@@ -39,7 +42,7 @@ def test_what_is_kept(folder, tmp_path):
     for run, whole in zip(kept["runs"], results(folder)["runs"], strict=True):
         assert run["encoding"] == whole["encoding"]
         assert run["perplexity"]["32"] == pytest.approx(whole["perplexity"]["32"], abs=1e-4)
-    table = compare_page.tables_of("wavelet")(tmp_path)
+    table = tables(tmp_path, "wavelet")
     assert "| encoding | 16 (1x) | 32 (2x) |" in table
     assert "4 trainings of 6 steps" in table
     assert "2 seeds." in table
@@ -66,24 +69,24 @@ def test_rows_are_added(folder, tmp_path):
     old, folder = keep(folder, tmp_path), tmp_path / "newer"
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps(found))
-    add = ["--root", str(tmp_path), "--add", str(folder), "wavelet"]
+    add = ["--root", str(tmp_path), str(folder), "wavelet", "--add"]
     for _ in range(2):  # the second time its rows take the place of themselves
-        assert compare_page.main(add) == 0
-        kept = compare_kept.kept(tmp_path, "wavelet")
+        assert compare_kept.main(add) == 0
+        kept = comparison(tmp_path, "wavelet")
         assert [run["encoding"] for run in kept["runs"]] == 2 * ["none", "alibi", "shaw"]
         assert kept["environment"]["settings"]["encodings"] == ["none", "alibi", "shaw"]
         assert kept["runs"][::3] == old["runs"][::2]
         newer_rows = kept["runs"][1:3] + kept["runs"][4:]
         assert {run["perplexity"]["32"] for run in newer_rows} == {7.0}
         assert [one["rows"] for one in kept["added"]] == [["alibi", "shaw"]]
-    table = compare_page.tables_of("wavelet")(tmp_path)
+    table = tables(tmp_path, "wavelet")
     assert "Newer rows: `alibi`, `shaw`." in table
     assert "Another machine" in " ".join(table.split())
     found["environment"]["settings"]["steps"] = 7
     (folder / "results.json").write_text(json.dumps(found))
     with pytest.raises(SystemExit, match="steps"):
-        compare_page.main(add)
-    assert compare_kept.kept(tmp_path, "wavelet") == kept
+        compare_kept.main(add)
+    assert comparison(tmp_path, "wavelet") == kept
 
 
 @pytest.mark.parametrize(
@@ -103,8 +106,8 @@ def test_a_claim_holds_where_every_seed_says_so(first, second, cell):
     ]
     runs.append({"encoding": "c", "seed": 0, "perplexity": {"8": 99.0}})
     for worse in ("b", ("c", "b")):  # the best of them
-        claim = compare_claims.Claim("a is ahead", "x", "a", worse)
-        assert compare_claims._verdict(runs, claim, 8) == cell
+        claim = claims.Claim("a is ahead", "x", "a", worse)
+        assert claims._verdict(runs, claim, 8) == cell
 
 
 @pytest.mark.parametrize(
@@ -112,18 +115,18 @@ def test_a_claim_holds_where_every_seed_says_so(first, second, cell):
     [((1, 2, 3), (5, 7, 9), 1), ((1, 2, 3), (9, 7, 5), -1), ((1, 2, 2), (4, 5, 5), 1)],
 )
 def test_rank_correlation(one, other, expected):
-    assert compare_page._rank_correlation(one, other) == pytest.approx(expected)
+    assert more._rank_correlation(one, other) == pytest.approx(expected)
 
 
 def test_ranks_are_of_the_sets_that_the_paper_has():
     names = PRESETS["scales"].options["encodings"]
-    for figures in compare_page.PUBLISHED.values():
+    for figures in more.PUBLISHED.values():
         assert len(figures) == len(names[::2])
     assert [f"{name},mirrored=true" for name in names[::2]] == names[1::2]
 
 
 def test_claims_name_rows_of_their_presets():
-    for claim in compare_claims.CLAIMS:
+    for claim in claims.CLAIMS:
         rows = compare_kept.preset_of(claim.preset).options["encodings"]
         names = [Row.parse(spec).name for spec in (rows(128) if callable(rows) else rows)]
         assert claim.better in names

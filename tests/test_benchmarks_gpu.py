@@ -19,11 +19,13 @@ from benchmarks import (
     gpu_attention,
     gpu_attention_checks,
     gpu_kernels,
-    gpu_page,
     gpu_tasks,
     gpu_training,
 )
+from benchmarks.command import RESULTS
 from benchmarks.gpu_measure import Place
+from docs.writers import gpu as gpu_page
+from docs.writers.__main__ import main as write
 
 DTYPES = gpu_tasks.DTYPES
 CHECKS = ["bias"]  # the other ones take a second each
@@ -200,14 +202,14 @@ def rows_of_a_gpu():
 
 
 def test_the_page_of_a_run(tmp_path, monkeypatch, capsys):
-    page, results = tmp_path / gpu_page.PAGE, tmp_path / gpu_page.RESULTS
+    page, results = tmp_path / gpu_page.PAGE, tmp_path / RESULTS
     results.mkdir(parents=True)
     page.parent.mkdir(parents=True)
     page.write_text("# GPU\n<!-- gpu:begin -->\n<!-- gpu:end -->\n")
     interpreted = {"environment": {"interpreted": True}, "rows": []}
     (results / "gpu-cpu.json").write_text(json.dumps(interpreted))
-    root = ["--root", str(tmp_path)]
-    assert gpu_page.main(["--write", *root]) == 0
+    root = ["gpu", "--root", str(tmp_path)]
+    assert write(["--write", *root]) == 0
     assert gpu_page.NOTHING in page.read_text()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H1")
@@ -216,8 +218,8 @@ def test_the_page_of_a_run(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "  WRONG y: 3.00 of the bound, 1.0e+00 absolute\n" in said
     assert "    forward, Flex: 3.000 ms, 3 MiB more\n" in said
-    assert gpu_page.main(["--check", *root]) == 1
-    assert gpu_page.main(["--write", *root]) == gpu_page.main(["--check", *root]) == 0
+    assert write(["--check", *root]) == 1
+    assert write(["--write", *root]) == write(["--check", *root]) == 0
     text = page.read_text()
     for line in (
         f"H1; torch {torch.__version__}, Triton ",

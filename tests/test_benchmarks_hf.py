@@ -16,9 +16,12 @@ pytest.importorskip("rich")  # the tables come from the command line's own
 
 ROOT = Path(__file__).parent.parent
 
-from benchmarks import hf_decoding, hf_models, hf_page, hf_profile
+from benchmarks import hf_decoding, hf_models, hf_profile
+from benchmarks.command import RESULTS
 from benchmarks.hf_models import CONTENDERS, PHASES, STOCK, Size
-from benchmarks.readme import newest_results
+from docs.writers import speed, swap
+from docs.writers.__main__ import main as write
+from docs.writers.headlines import newest_results
 
 TINY = {"layers": 1, "hidden": 128}
 MIB = 1 << 20
@@ -196,7 +199,7 @@ def test_models_of_one_shape_share_their_weights():
 # ------------------------------------------------------------------ the pages
 
 MARKERS = {
-    hf_page.SPEED_PAGE: (
+    speed.PAGE: (
         "hf-time",
         "hf-memory",
         "hf-fused-rope",
@@ -205,7 +208,7 @@ MARKERS = {
         "bench",
         "kernels",
     ),
-    hf_page.SWAP_PAGE: ("hf-swap",),
+    swap.PAGE: ("hf-swap",),
 }
 
 
@@ -216,17 +219,15 @@ CPU = " ".join(["Name"] * 10)
 @pytest.fixture
 def repository(run, profiled, tmp_path):
     """Pages with empty markers, the results of the tiny run, and the kept ones of the swap."""
-    for file in (hf_page.SPEED, hf_page.SWAP):
+    for file in (speed.MODELS, swap.SWAP):
         (tmp_path / file).parent.mkdir(parents=True)
-    words = ["--quick", "--repeats", "1", "--json", str(tmp_path / hf_page.DECODING)]
+    words = ["--quick", "--repeats", "1", "--json", str(tmp_path / speed.DECODING)]
     assert hf_decoding.main(words) == 0
     named = {**run, "environment": {**run["environment"], "cpu": CPU}}
-    (tmp_path / hf_page.SPEED).write_text(json.dumps(named))
-    (tmp_path / hf_page.SWAP).write_bytes((ROOT / hf_page.SWAP).read_bytes())
-    shutil.copy(profiled, tmp_path / hf_page.PROFILE)
-    shutil.copy(
-        newest_results(ROOT / hf_page.RESULTS)["ops.relative_bias"], tmp_path / hf_page.RESULTS
-    )
+    (tmp_path / speed.MODELS).write_text(json.dumps(named))
+    (tmp_path / swap.SWAP).write_bytes((ROOT / swap.SWAP).read_bytes())
+    shutil.copy(profiled, tmp_path / speed.PROFILE)
+    shutil.copy(newest_results(ROOT)["ops.relative_bias"], tmp_path / RESULTS)
     for page, names in MARKERS.items():
         text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)
         (tmp_path / page).write_text(f"before\n{text}after\n")
@@ -234,7 +235,7 @@ def repository(run, profiled, tmp_path):
 
 
 def page_main(root, *words):
-    return hf_page.main(["--root", str(root), *words])
+    return write(["speed", "swap", "--root", str(root), *words])
 
 
 def test_the_pages_are_written_and_checked(repository, run, capsys):
@@ -243,33 +244,33 @@ def test_the_pages_are_written_and_checked(repository, run, capsys):
     assert all(f"{page} is stale" in message for page in MARKERS)
     assert page_main(repository, "--write") == 0
     assert page_main(repository, "--check") == 0
-    speed, swap = ((repository / page).read_text() for page in MARKERS)
+    of_speed, of_swap = ((repository / page).read_text() for page in MARKERS)
     for table in (hf_models.time_table, hf_models.memory_table, hf_models.fused_table):
-        assert table(run) in speed
-    unwrapped = " ".join(speed.split())
+        assert table(run) in of_speed
+    unwrapped = " ".join(of_speed.split())
     for words in ("1 layers of 128 with 2 heads", "one thread", f"torch {torch.__version__}"):
         assert unwrapped.count(words) == (3 if "heads" in words else 7)
-    assert "| 2 layers of 64, 2 / 1 heads | 8 |" in speed
-    assert "| decoding, 8 x 16 | stock |" in speed
-    assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", speed)
-    kept = json.loads((ROOT / hf_page.SWAP).read_text())
+    assert "| 2 layers of 64, 2 / 1 heads | 8 |" in of_speed
+    assert "| decoding, 8 x 16 | stock |" in of_speed
+    assert re.search(r"\| `ops.relative_bias` \| .* \d+ % of the matrix product \|", of_speed)
+    kept = json.loads((ROOT / swap.SWAP).read_text())
     for each in kept["runs"]:
-        assert f"| `{each['encoding']}` |" in swap
-        assert all(f"{value:.2f}" in swap for value in each["perplexity"].values())
-    assert "old" not in speed + swap
+        assert f"| `{each['encoding']}` |" in of_swap
+        assert all(f"{value:.2f}" in of_swap for value in each["perplexity"].values())
+    assert "old" not in of_speed + of_swap
 
 
-@pytest.mark.parametrize("missing", [hf_page.SPEED, hf_page.DECODING, hf_page.SWAP])
+@pytest.mark.parametrize("missing", [speed.MODELS, speed.DECODING, swap.SWAP])
 def test_a_missing_source_is_named_and_the_other_page_written(missing, repository, capsys):
     (repository / missing).unlink()
     assert page_main(repository, "--write") == 1
     assert f"{missing} is missing" in capsys.readouterr().err
     stale = ["old" in (repository / page).read_text() for page in MARKERS]
-    assert stale == [missing != hf_page.SWAP, missing == hf_page.SWAP]
+    assert stale == [missing != swap.SWAP, missing == swap.SWAP]
 
 
 def test_kept_figures_of_the_swap_hold_the_claims():
-    kept = json.loads((ROOT / hf_page.SWAP).read_text())
+    kept = json.loads((ROOT / swap.SWAP).read_text())
     once, four = str(kept["train_length"]), str(4 * kept["train_length"])
     rope, raw, more, swapped = (each["perplexity"] for each in kept["runs"])
     assert min(raw.values()) > 4 * rope[once]
@@ -280,7 +281,7 @@ def test_kept_figures_of_the_swap_hold_the_claims():
 
 
 def test_kept_figures_of_speed_hold_the_claims():
-    kept = json.loads((ROOT / hf_page.SPEED).read_text())
+    kept = json.loads((ROOT / speed.MODELS).read_text())
     assert [row["length"] for row in kept["rows"]] == [*hf_models.LENGTHS, hf_models.PADDED]
     assert list(kept["rows"][0]["memory"]) == list(CONTENDERS)
     padded, first, last = kept["rows"][-1], kept["rows"][0], kept["rows"][-2]

@@ -4,11 +4,9 @@ import re
 import shutil
 import subprocess
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
-import wavepe
 from cases import HAS_TORCH
 from processes import forked, output, python
 from variants import KNOWN
@@ -210,12 +208,17 @@ def test_source_distribution_is_complete(tmp_path):
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"} <= names
 
 
-def test_a_zip_file_has_no_compiled_modules(tmp_path):
-    """Python cannot load them from there; the message says so."""
-    package = Path(wavepe.__file__).parent
-    with zipfile.ZipFile(tmp_path / "wavepe.zip", "w") as file:
-        for path in package.rglob("*.py"):
-            file.write(path, Path("wavepe", path.relative_to(package)))
-    load = f"import sys; sys.path.insert(0, {str(tmp_path / 'wavepe.zip')!r}); import wavepe"
-    done = forked("-c", load)
-    assert done.stderr.endswith("so it cannot be imported from a zip file\n")
+def test_the_benchmarks_of_a_wheel_are_what_wavepe_bench_imports(tmp_path):
+    if not (ROOT / "setup.py").is_file():
+        pytest.skip("not run from a source tree")
+    output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
+    held = {path.stem for path in (tmp_path / "wavepe" / "benchmarks").iterdir()}
+    folder = ROOT / "benchmarks"
+    needed = {"__init__", "bench", *(path.stem for path in folder.glob("bench_*.py"))}
+    new = needed
+    while new:
+        texts = [(folder / f"{name}.py").read_text() for name in new]
+        new = {n for text in texts for n in re.findall(r"^ *from \.(\w+) import", text, re.M)}
+        new -= needed
+        needed = needed | new
+    assert held == needed

@@ -355,6 +355,7 @@ def test_from_an_installed_package(tmp_path):
     if not (ROOT / "setup.py").is_file():
         pytest.skip("not run from a source tree")
     output("setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}", cwd=ROOT)
+
     for name in ("_numpy", "_torch"):
         shutil.copy(Path(sys.modules[f"wavepe.{name}"].__file__), tmp_path / "wavepe")
     held = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}

@@ -3,17 +3,18 @@
 That every Python example of every page runs is test_readme.py's part; `make docs` checks links.
 """
 
-import importlib
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
 import oracle
 import pytest
 import wavepe
-from cases import needs
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -23,65 +24,74 @@ ROOT = Path(__file__).parent.parent
 
 from wavepe.cli.plot import PICTURES
 
-from benchmarks import (
-    exact_angles,
-    multiscale_rope,
-    readme,
-    rope_accuracy,
-    rope_images_page,
-    rope_roofline,
-)
-
-WRITERS = (rope_accuracy, rope_roofline)
-PAGES = ("adapt_page", "attention_page", "choice_page", "compare_page", "fairseq_page", "gpu_page")
-PAGES += ("hf_page", "multiscale_rope", "readme", "rope_accuracy", "rope_images_page")
-PAGES += ("rope_roofline",)
+from benchmarks import exact_angles, multiscale_rope, rope_accuracy
+from benchmarks.command import RESULTS, Missing
+from docs.writers import WRITERS, images, rope_exactness, rope_speed
+from docs.writers.__main__ import main as write
 
 
 def results():
-    return json.loads((ROOT / rope_accuracy.RESULTS).read_text("utf-8"))
+    return json.loads((ROOT / rope_exactness.ACCURACY).read_text("utf-8"))
 
 
 # ------------------------------------------------------------------ the page
 
 
-@pytest.mark.parametrize("writer", PAGES)
+@pytest.mark.parametrize("writer", WRITERS)
 def test_tables_are_current(writer, capsys):
-    module = importlib.import_module(f"benchmarks.{writer}")
-    if writer == "gpu_page":
-        needs("triton")
-    assert module.main(["--check"]) == 0, capsys.readouterr().err
+    assert write(["--check", writer]) == 0, capsys.readouterr().err
+
+
+def test_every_writer_is_in_the_list():
+    folder = ROOT / "docs" / "writers"
+    found = {path.stem for path in folder.glob("*.py") if "\ndef blocks(" in path.read_text()}
+    assert found == set(WRITERS)
+
+
+def test_every_marker_has_a_writer():
+    pages = {importlib.import_module(f"docs.writers.{name}").PAGE for name in WRITERS}
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        marked = re.search(r"^<!-- [\w-]+:begin -->$", path.read_text("utf-8"), re.M)
+        assert bool(marked) == (path.relative_to(ROOT) in pages), path
 
 
 @pytest.mark.parametrize(
-    ("writer", "name"), [(rope_accuracy, "accuracy"), (rope_roofline, "roofline")]
+    ("writer", "names"),
+    [(rope_exactness, ("accuracy", "parity")), (rope_speed, ("roofline", "multiscale"))],
 )
-def test_a_stale_table_is_noticed_and_mended(writer, name, tmp_path, capsys):
+def test_a_stale_table_is_noticed_and_mended(writer, names, tmp_path, capsys):
     page = tmp_path / writer.PAGE
     page.parent.mkdir(parents=True)
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "results").symlink_to(ROOT / "benchmarks" / "results")
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    options = ["--root", str(tmp_path)]
-    assert writer.main([*options, "--check"]) == 1
+    (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
+    markers = "\n".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->" for name in names)
+    page.write_text(f"before\n{markers}\nafter\n")
+    words = ["--root", str(tmp_path), writer.__name__.rpartition(".")[2]]
+    assert write([*words, "--check"]) == 1
     assert "stale" in capsys.readouterr().err
-    assert writer.main([*options, "--write"]) == 0
-    assert writer.main([*options, "--check"]) == 0
+    assert write([*words, "--write"]) == 0
+    assert write([*words, "--check"]) == 0
     text = page.read_text()
-    assert text.startswith(f"before\n{begin}\n| ")
-    assert text.endswith(f"{end}\nafter\n")
+    assert text.startswith(f"before\n<!-- {names[0]}:begin -->\n| ")
+    assert text.endswith(f"<!-- {names[-1]}:end -->\nafter\n")
     page.write_text("no markers")
-    assert writer.main([*options, "--write"]) == 1
-    assert f"{writer.PAGE} needs {begin}" in capsys.readouterr().err
+    assert write([*words, "--write"]) == 1
+    assert f"{writer.PAGE} needs <!-- {names[0]}:begin -->" in capsys.readouterr().err
 
 
-def test_a_missing_source_is_named(tmp_path, capsys):
-    (tmp_path / "docs" / "internals").mkdir(parents=True)
-    for writer, word in zip(WRITERS, ("rope-accuracy.json", "no results in"), strict=True):
-        (tmp_path / writer.PAGE).write_text("")
-        assert writer.main(["--root", str(tmp_path), "--write"]) == 1
-        assert word in capsys.readouterr().err
+def test_missing_sources_are_named(tmp_path, capsys):
+    named = {
+        "rope_exactness": "no rope-parity-*.json",
+        "rope_speed": "no results in",
+        "families": "no hf-families-*.json",
+        "swap": "hf-swap.json is missing",
+    }
+    for writer, words in named.items():
+        page = tmp_path / importlib.import_module(f"docs.writers.{writer}").PAGE
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text("")
+        assert write(["--root", str(tmp_path), "--write", writer]) == 1
+        assert words in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ the figures
@@ -111,7 +121,7 @@ def test_measuring_gives_what_is_kept():
         assert set(row["errors"]) == set(kept[row["from"]])
         assert row["errors"]["wavepe"]["ulp"] <= 0.5001
         assert row["errors"]["transformers"]["ulp"] > 100
-    assert rope_accuracy.section(anew).count("\n| ") == len(anew["rows"])
+    assert rope_accuracy.table(anew).count("\n| ") == len(anew["rows"])
 
 
 def test_the_recurrence_is_one():
@@ -168,7 +178,7 @@ def test_pictures_are_those_of_the_command():
 
 
 def test_kept_images_hold_what_the_page_says():
-    runs = json.loads((ROOT / rope_images_page.RESULTS).read_text("utf-8"))["runs"]
+    runs = json.loads((ROOT / images.IMAGES).read_text("utf-8"))["runs"]
     by_encoding = {
         name: np.array([list(r["accuracy"].values()) for r in runs if r["encoding"] == name])
         for name in ("none", "1-D", "2-D")
@@ -188,7 +198,7 @@ def test_multiscale_rotations_by_matrices_and_by_prefix_sums(monkeypatch):
     for row in results["rows"]:
         assert max(row["errors"].values()) < 1e-6
         assert row["bytes"]["matrices"] == 8 * row["bytes"]["rope"] == row["length"] * 8 * 8 * 4
-    lines = multiscale_rope.section(results).splitlines()
+    lines = multiscale_rope.table(results).splitlines()
     assert [line.split()[1] for line in lines[2:4]] == ["24", "40"]
     wrong = multiscale_rope.turns(24, 8)[0]["rope"]
     assert multiscale_rope.error(wrong, multiscale_rope.Inputs.make(2, 24, 8)) > 0.1
@@ -198,16 +208,16 @@ def test_multiscale_rotations_by_matrices_and_by_prefix_sums(monkeypatch):
 
 
 def test_roofline_counts_the_bytes_of_its_row():
-    path = rope_roofline.newest(ROOT)
+    path = rope_speed.newest(ROOT)
     kept = json.loads(path.read_text())
-    row = rope_roofline.row_of(kept, "warm")
-    assert row["work"] == 2 * rope_roofline.HEAD_BYTES + rope_roofline.TABLE_BYTES == 84_934_656
+    row = rope_speed.row_of(kept, "warm")
+    assert row["work"] == 2 * rope_speed.HEAD_BYTES + rope_speed.TABLE_BYTES == 84_934_656
     row["work"] += 1
     with pytest.raises(ValueError, match="84934657"):
-        rope_roofline.row_of(kept, "warm")
+        rope_speed.row_of(kept, "warm")
     kept["environment"]["variant"] = "none"
-    with pytest.raises(readme.Missing, match="no row"):
-        rope_roofline.row_of(kept, "fresh")
+    with pytest.raises(Missing, match="no row"):
+        rope_speed.row_of(kept, "fresh")
 
 
 # ------------------------------------------------------------------ the site's pages of the API
@@ -244,3 +254,79 @@ def test_the_navigation_calls_pages_what_they_call_themselves():
         path = ROOT / "docs" / page
         if path.exists() and "reference/api" not in page:
             assert path.read_text("utf-8").startswith(f"# {name.strip(chr(34))}\n"), page
+
+
+# ------------------------------------------------------------------ the site's machinery
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    for name in ("latex2mathml", "markdown", "mkdocs", "pymdownx"):
+        pytest.importorskip(name)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def rendered(hooks):
+    """What docs/hooks.py and the extensions of mkdocs.yml make of a text."""
+    import markdown
+    import yaml
+
+    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
+    options = {name: o for each in listed if isinstance(each, dict) for name, o in each.items()}
+    names = [each if isinstance(each, str) else next(iter(each)) for each in listed]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
+
+    def render(text):
+        html = markdown.markdown(text, extensions=names, extension_configs=options)
+        return hooks.on_page_content(html, page, None, None)
+
+    render.page = page
+    return render
+
+
+def test_formulas_become_mathml(rendered):
+    assert "<msup><mi>u</mi><mn>2</mn></msup>" in rendered("Where $u^2$ is small.")
+    block = rendered("$$\n\\frac{q \\cdot k}{\\sqrt{d}} < [K]\n$$")
+    assert "<mfrac>" in block
+    assert 'display="block"' in block
+    assert "$" not in block
+    assert "href" not in block
+    assert rendered("Set `$k=7q;` and `$x$`.").count("$") == 3
+    for text in ("One $n=7; alone.", "All of $a=7q; $b=$a; $c=$b; here.", "From $5 to $6."):
+        assert rendered(text) == f"<p>{text}</p>"
+
+
+def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
+    rendered("Where $\\nothing{a}$ is.")
+    assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text
+
+
+def test_a_page_is_described_by_its_first_sentence(rendered):
+    rendered("# Title\n\nIt swaps *encodings* & more. A second sentence.\n\nNo.")
+    assert rendered.page.meta == {"description": "It swaps encodings & more."}
+
+
+def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
+    shown = [
+        {"output_type": "stream", "name": "stdout", "text": ["\x1b[31m5.25\x1b[0m\n", "5.36\n"]},
+        {"output_type": "display_data", "data": {"image/png": "iVBO\nRw==", "text/plain": "<F>"}},
+        {"output_type": "execute_result", "data": {"text/plain": ["'", "a'"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Swap\n", "and $x$"]},
+        {"cell_type": "code", "source": "swap()", "outputs": shown},
+    ]
+    (tmp_path / "swap.ipynb").write_text(json.dumps({"cells": cells}))
+    assert hooks._notebook(tmp_path / "swap.ipynb").split("\n\n") == [
+        "# Swap\nand $x$",
+        "```python\nswap()\n```",
+        "```{.text .output}\n5.25\n5.36\n```",
+        "![](data:image/png;base64,iVBORw==)",
+        "```{.text .output}\n'a'\n```",
+        "[This page as a notebook](swap.ipynb)",
+    ]

@@ -12,8 +12,11 @@ import wavepe.hf
 from hf_families import FAMILIES, UNROTATED
 from test_hf_situations import UPSTREAM_OF_CONVOLUTIONS
 
-from benchmarks import hf_families_page as page
+from benchmarks import hf_families
 from benchmarks import hf_other_types as others
+from benchmarks.command import RESULTS
+from docs.writers import families as page
+from docs.writers.__main__ import main as write
 
 ROOT = Path(__file__).parent.parent
 VERSIONS = (
@@ -39,11 +42,11 @@ REASONS = {
 
 def kept(cases, folder):
     """Keep a run with these test cases; return the results."""
-    (folder / page.RESULTS).mkdir(parents=True, exist_ok=True)
+    (folder / RESULTS).mkdir(parents=True, exist_ok=True)
     file = folder / "junit.xml"
     file.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>", "utf-8")
-    code = page.main(["--keep", str(file), "--root", str(folder)])
-    results = folder / page.RESULTS / "hf-families-5.0.1.json"
+    code = hf_families.main([str(file), "--root", str(folder)])
+    results = folder / RESULTS / "hf-families-5.0.1.json"
     return code, json.loads(results.read_text("utf-8"))["families"] if results.exists() else None
 
 
@@ -51,17 +54,9 @@ def case(name, inside=""):
     return f'<testcase name="{name}">{inside}</testcase>'
 
 
-def test_the_page_is_current(capsys):
-    assert page.main(["--check"]) == 0, capsys.readouterr().err
-
-
-def test_the_table_of_other_types_is_current(capsys):
-    assert others.main(["--check"]) == 0, capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_kept_reasons_are_those_of_the_sources():
-    kept_file = ROOT / page.RESULTS / f"hf-other-types-{transformers.__version__}.json"
+    kept_file = ROOT / RESULTS / f"hf-other-types-{transformers.__version__}.json"
     if not kept_file.exists():
         pytest.skip("kept for another transformers")
     found = others.measure()
@@ -73,12 +68,12 @@ def test_the_kept_reasons_are_those_of_the_sources():
 
 
 def test_each_cell_of_the_newest_is_a_test_that_passed():
-    files = (ROOT / page.RESULTS).glob("hf-families-*.json")
+    files = (ROOT / RESULTS).glob("hf-families-*.json")
     runs = [json.loads(path.read_text("utf-8")) for path in files]
     newest = max(runs, key=lambda run: [int(n) for n in run["transformers"].split(".")])
     assert set(newest["families"]) == {*FAMILIES, *UNROTATED}
     for family, row in newest["families"].items():
-        assert set(row) == set(page.COLUMNS)
+        assert set(row) == set(hf_families.COLUMNS)
         # Whether a stock model fails in the same way, their tests show.
         more = UPSTREAM_OF_CONVOLUTIONS if family in UNROTATED else ()
         for name in ("trainer_resumes", "checkpointing", *more):
@@ -105,12 +100,15 @@ def test_what_a_run_says(tmp_path):
         "qwen3_mixed": {"beams": "upstream", "export": "not run"},
     }
     (tmp_path / page.PAGE).parent.mkdir(parents=True)
-    markers = "<!-- families:begin -->\n<!-- families:end -->\n"
+    names = ("families", "other-types")
+    markers = "".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in names)
+    for file in (ROOT / RESULTS).glob("hf-other-types-*.json"):
+        (tmp_path / RESULTS / file.name).write_bytes(file.read_bytes())
     (tmp_path / page.PAGE).write_text(markers, "utf-8")
-    options = ["--root", str(tmp_path)]
-    assert page.main([*options, "--check"]) == 1
-    assert page.main([*options, "--write"]) == 0
-    assert page.main([*options, "--check"]) == 0
+    options = ["families", "--root", str(tmp_path)]
+    assert write([*options, "--check"]) == 1
+    assert write([*options, "--write"]) == 0
+    assert write([*options, "--check"]) == 0
     text = (tmp_path / page.PAGE).read_text("utf-8")
     assert "**transformers 5.0.1** (torch 2.10)" in text
     assert "all 18 situations work in all 2 families, except these:" in text
@@ -121,8 +119,8 @@ def test_what_a_run_says(tmp_path):
 
 def test_what_works_everywhere_is_one_sentence():
     run = {"transformers": "5.0.1", "torch": "2.10", "families": {}}
-    run["families"]["llama"] = dict.fromkeys(page.COLUMNS, "right")
-    (line,) = page.section([run]).splitlines()
+    run["families"]["llama"] = dict.fromkeys(hf_families.COLUMNS, "right")
+    (line,) = page.exceptions(run).splitlines()
     assert line.endswith("all 18 situations work in all 1 families.")
 
 
@@ -130,10 +128,3 @@ def test_what_works_everywhere_is_one_sentence():
 def test_no_results(cases, tmp_path, capsys):
     assert kept(cases, tmp_path) == (1, None)
     assert "junit.xml" in capsys.readouterr().err
-
-
-def test_no_kept_results(tmp_path, capsys):
-    (tmp_path / page.PAGE).parent.mkdir(parents=True)
-    (tmp_path / page.PAGE).write_text("", "utf-8")
-    assert page.main(["--check", "--root", str(tmp_path)]) == 1
-    assert "hf-families-*.json" in capsys.readouterr().err

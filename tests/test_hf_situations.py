@@ -1,7 +1,7 @@
 """Every family in every situation: padding, packing, caches, generation, checkpointing, compilers.
 
 Each test is a cell of the table in docs/reference/families.md, test_<situation>[<family>], which
-`benchmarks.hf_families_page` makes of pytest's --junitxml. Wanted is always what the same model
+`benchmarks.hf_families` makes of pytest's --junitxml. Wanted is always what the same model
 gives without the situation; tests/test_hf_families.py says that this is right.
 """
 

@@ -167,15 +167,12 @@ NONSENSE = [
     *((rf"{name} must be an? (integer|number), got 'x'", {name: "x"}) for name in OF_NUMBERS),
     *((rf"{name} must be an integer, got True", {name: True}) for name in ("first", "offset")),
     *((rf"{name} must be an integer, got 1.5", {name: 1.5}) for name in ("first", "offset")),
-    *((rf"{name} must fit into 64 bits", {name: -(2**70)}) for name in ("first", "offset")),
     (r"offset must be an integer, got \[1.0\]", {"offset": [1.0]}),
     (r"unknown beyond 3; known: zero, edge", {"beyond": 3}),
     (r"unknown beyond None", {"beyond": None}),
     (r"unknown bias_beyond 'both'; known: zero, edge", {"bias_beyond": "both"}),
     (r"bias_first must be an integer, got 1.5", {"bias_first": 1.5}),
-    (r"bias_first must fit into 64 bits", {"bias_first": 2**63}),
     (r"window must be an integer, got 2.5", {"window": 2.5}),
-    (r"window must fit into 64 bits", {"window": 2**63}),
     (r"scale must be finite", {"scale": 10**400}),
     (r"dropout_p must be a number, got None", {"dropout_p": None}),
     (r"dropout_p must be a number, got True", {"dropout_p": True}),
@@ -350,31 +347,13 @@ def test_scale(way, scale):
         WAYS[way](torch.float32, scale=scale)
 
 
-@pytest.mark.filterwarnings("ignore")  # of prototypes
-@pytest.mark.parametrize("kind", ["sparse", "sparsecsr", "nested", "quantized", "mkldnn"])
-def test_tensors_that_are_not_dense(kind):
+@pytest.mark.filterwarnings("ignore")  # of a prototype
+def test_nested_tensors():
     from wavepe import nn
 
-    x, flat = torch.randn(2, 2, 4, 8), torch.randn(4, 8)
-    make = {
-        "sparse": lambda x: x.to_sparse(),
-        "sparsecsr": lambda x: x.to_sparse_csr(),
-        "nested": lambda x: torch.nested.nested_tensor(list(x)),
-        "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-        "mkldnn": lambda x: x.to_mkldnn(),
-    }[kind]
-    odd, cos = make(flat), torch.randn(4, 4)
-    for name, call in {
-        "relative_bias": lambda: ops.relative_bias(odd, flat, 4),
-        "rope": lambda: ops.rope(odd, cos, cos),
-        "rope_": lambda: ops.rope_(odd, cos, cos),
-        "rope_qk": lambda: ops.rope_qk(flat, odd, cos, cos),
-        "rope_table": lambda: ops.rope_table(odd, torch.ones(4)),
-        "wavelet_table": lambda: ops.wavelet_table(odd, torch.ones(4), torch.ones(4)),
-        **({} if kind == "sparsecsr" else {"attention": lambda: ops.attention(x, make(x), x)}),
-    }.items():
-        with pytest.raises(RuntimeError, match=rf"{name} takes dense tensors, got a {kind} one"):
-            call()
-    if kind == "nested":
-        with pytest.raises(RuntimeError, match="q must be dense, got a nested tensor"):
-            nn.Attention("alibi", 8, 2)(make(x), x, x)
+    x = torch.randn(2, 2, 4, 8)
+    nested = torch.nested.nested_tensor(list(x))
+    with pytest.raises(RuntimeError, match="q must be dense, got a nested tensor"):
+        nn.Attention("alibi", 8, 2)(nested, x, x)
+    with pytest.raises(RuntimeError, match="'NestedTensorCPU' backend"):
+        ops.attention(x, nested, x)

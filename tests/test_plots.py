@@ -23,7 +23,7 @@ from wavepe.analysis.plots._figure import line_looks
 from wavepe.cli import main
 from wavepe.cli.plot import PICTURES
 
-MOST_BYTES = 150_000
+MOST_BYTES = 200_000
 
 
 @pytest.fixture
@@ -421,16 +421,18 @@ LONG = ["rope:type=longrope,factors=" + "+".join(f"{i}.{k}" for i in range(48)) 
 )
 def test_long_specs_leave_the_plot_its_room(figures, specs):
     figure = drawn(figures, {"8": 3.0, "16": 4.0}, *specs)
-    axes, (legend,) = figure.axes[0], figure.legends
+    upper, lower = figure.subfigs
+    axes, (legend,) = figure.axes[0], upper.legends
     assert axes.bbox.width > 0.55 * figure.bbox.width
     assert axes.bbox.height > 3 * figure.dpi
-    below = next(text for text in figure.texts if text.get_text())
+    (below,) = lower.texts
     for part in (legend, below):
         box = part.get_window_extent()
         assert min(box.x0, box.y0) >= 0
         assert box.x1 <= figure.bbox.x1
         assert box.y1 <= figure.bbox.y1
-    assert below.get_window_extent().y1 < axes.bbox.y0
+    assert below.get_window_extent().y1 < legend.get_window_extent().y0
+    assert legend.get_window_extent().y1 < axes.bbox.y0
     notes = "".join(map(str.strip, below.get_text().splitlines()))
     assert [spec for spec in specs if spec in LONG and spec not in notes] == []
 

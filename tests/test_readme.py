@@ -12,13 +12,16 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
+_TRAIN = ("first-swap", "longer-context")  # most of a minute
+
+
 def examples():
     for page in PAGES:
         blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
         if page.parent.name == "tutorials":  # a block goes on from the one before it
             blocks = ["\n".join(blocks)] if blocks else []
         for number, block in enumerate(blocks, 1):
-            trains = [pytest.mark.slow] if page.stem == "first-swap" else []  # most of a minute
+            trains = [pytest.mark.slow] if page.stem in _TRAIN else []
             name = f"{page.parent.name}-{page.stem}-{number}"
             yield pytest.param(block, id=name, marks=trains)
 

@@ -464,28 +464,11 @@ def test_another_formula_fails_the_benchmark(parity, monkeypatch):
     assert module.main([]) == 1
 
 
-def test_page_of_the_benchmark_is_current(parity, tmp_path, capsys):
-    """And it is what the kept results and the markers make of it; the kept results are these."""
-    from benchmarks import rope_parity_page
-    from benchmarks.command import RESULTS
-
-    assert rope_parity_page.main(["--check"]) == 0, capsys.readouterr().err
-    page = tmp_path / rope_parity_page.PAGE
-    page.parent.mkdir(parents=True)
-    page.write_text("<!-- parity:begin -->\n<!-- parity:end -->\n")
-    options = ["--root", str(tmp_path)]
-    assert rope_parity_page.main([*options, "--write"]) == 1
-    assert "no rope-parity-*.json" in capsys.readouterr().err
-    results = tmp_path / RESULTS
-    results.parent.mkdir()
-    results.symlink_to(ROOT / RESULTS)
-    for how, status in (("--check", 1), ("--write", 0), ("--check", 0)):
-        assert rope_parity_page.main([*options, how]) == status
-
+def test_the_kept_results_are_these(parity):
     def count(rows):
         return sum(row["configurations"] + row["absent"] for row in rows)
 
-    for path in results.glob("rope-parity-*.json"):
+    for path in (ROOT / "benchmarks" / "results").glob("rope-parity-*.json"):
         kept = json.loads(path.read_text())["rows"]
         assert all(row["ok"] for row in kept)
         assert count(kept) == count(parity[1])

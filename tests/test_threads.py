@@ -108,24 +108,12 @@ def test_bad_numbers(n, error):
 # ------------------------------------------------------------------ processes
 
 BEGIN = """
-import atexit, os, sys, threading, time
+import os, sys, threading, time
 import numpy as np, wavepe
 from wavepe import _threads
 
 _threads.LEAST_ELEMENTS = 16
 """
-AT_THE_END = """
-wavepe.set_num_threads(4)
-x, cos, sin = np.ones((64, 8)), np.zeros((64, 4)), np.ones((64, 4))
-atexit.register(lambda: print(wavepe.rope(x, cos, sin)[0, 0]))
-"""
-
-
-def test_at_the_end_of_the_interpreter():
-    done = python("-c", BEGIN + AT_THE_END)
-    assert (done.stdout, done.stderr) == ("-1.0\n", "")
-
-
 FORKED = """
 wavepe.set_num_threads(4)
 x = np.random.default_rng(0).normal(size=(64, 8))

@@ -7,11 +7,7 @@ wavelet position encoding.
 """
 
 import importlib.util
-from os.path import isfile as _isfile
 from types import ModuleType
-
-if not _isfile(__file__):
-    raise ImportError("wavepe has compiled modules, so it cannot be imported from a zip file")
 
 from ._alibi import alibi_slopes
 from ._attention import attention

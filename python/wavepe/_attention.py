@@ -45,10 +45,12 @@ def attention(
     ----------
     q : array (..., H, m, d), or (m, d) without heads
         Queries of float16, float32, float64 or ml_dtypes.bfloat16, with any strides.
-    k, v : arrays (..., Hk, n, d) and (..., Hk, n, dv)
-        Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
-        The other leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k,
-        v, p and q_rel differ, NumPy's common dtype is used. Integers become float32 or float64.
+    k : array (..., Hk, n, d)
+        Keys. H is a multiple of Hk, and query head h reads key head h // (H / Hk). The other
+        leading axes broadcast, and so does a head axis of size 1. If the dtypes of q, k, v, p and
+        q_rel differ, NumPy's common dtype is used. Integers become float32 or float64.
+    v : array (..., Hk, n, dv)
+        Values of the keys. The rules for k hold for v, too.
     p : array (w, c), or (..., H, w, c) whose leading axes broadcast with those of q, or Table
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
         delta = first + r. c is d, or the size of q_rel. A `wavepe.Table` has its own first and
@@ -132,9 +134,7 @@ def attention(
     _check_sizes(arrays)
     for name, of_heads in {"slopes": slopes, "sinks": sinks}.items():
         if of_heads is not None:
-            array = _real(name, of_heads)
-            _checks.check_size(name, array)
-            arrays[name] = array.astype(np.float64)
+            arrays[name] = _real(name, of_heads).astype(np.float64)
     if bias is not None:
         arrays["bias"] = _bias(bias, arrays["q"].dtype)
     edge = BEYOND.index(_checks.choice("beyond", beyond, BEYOND))
@@ -161,7 +161,7 @@ def _real(name: str, value: ArrayLike) -> np.ndarray:
     # Compare the class by name, because importing it needs torch.
     if array.dtype == object and type(value).__name__ == "RelativeTable":
         raise TypeError(f"{name} must be an array, got a RelativeTable: pass table.p")
-    return _checks.real_array(name, array, any_size=True, bfloat16=True)
+    return _checks.real_array(name, array, bfloat16=True)
 
 
 def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
@@ -169,7 +169,7 @@ def _bias(value: ArrayLike, dtype: np.dtype) -> np.ndarray:
     array = _real("bias", value)
     if not array.ndim:
         raise ValueError("bias must be (w,) or (..., H, w), got shape ()")
-    return _cast("bias", array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
+    return _cast(array, np.dtype(np.float64 if dtype == np.float64 else np.float32))
 
 
 def _listed(arrays: _Arrays) -> str:
@@ -189,15 +189,12 @@ def _promoted(arrays: _Arrays) -> _Arrays:
             "the common dtype must be float16, float32, float64 or ml_dtypes.bfloat16, got "
             f"{dtype} for {_listed(arrays)}"
         )
-    return {name: _cast(name, x, dtype) for name, x in arrays.items()}
+    return {name: _cast(x, dtype) for name, x in arrays.items()}
 
 
-def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the array in `dtype` and aligned; no copy if it is so already."""
-    if array.dtype == dtype and array.flags.aligned:
-        return array
-    _checks.check_size(name, array)
-    return array.astype(dtype)
+    return array.astype(dtype, copy=array.dtype != dtype or not array.flags.aligned)
 
 
 def _check_sizes(arrays: _Arrays) -> None:

@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-# No array in memory has this many elements. Below it, the number of bytes fits 64 bits.
-_SIZE_LIMIT = 2**53
-
 
 def integer(name: str, value: Any, minimum: int | None = None) -> int:
-    """Return `value` as an int; NumPy integers are accepted, bool and float are not.
-
-    A value with a minimum is a size, which must stay below 2^53.
-    """
+    """Return `value` as an int; NumPy integers are accepted, bool and float are not."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -31,8 +25,6 @@ def integer(name: str, value: Any, minimum: int | None = None) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r} ({kind})") from None
     if minimum is not None and number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    if minimum is not None and number >= _SIZE_LIMIT:
-        raise ValueError(f"{name} must be below 2^53, got {number}")
     return number
 
 
@@ -90,10 +82,7 @@ def is_short(values: Any) -> bool:
 
     A range, or an array with a stride of 0, can be very long in little memory.
     """
-    try:
-        return not hasattr(values, "__len__") or len(values) < 2**20
-    except OverflowError:  # range(2**70)
-        return False
+    return not hasattr(values, "__len__") or len(values) < 2**20
 
 
 def array_of(name: str, value: ArrayLike) -> np.ndarray:
@@ -102,43 +91,11 @@ def array_of(name: str, value: ArrayLike) -> np.ndarray:
         array = np.asarray(value)
     except ValueError as error:  # a list of rows with different lengths
         raise ValueError(f"{name}: {error}") from None
-    except MemoryError:  # range(2**60)
-        raise MemoryError(f"{name} needs more memory than there is") from None
-    if array.ndim > 32:  # the most that older NumPy versions broadcast
-        raise ValueError(f"{name} must have at most 32 axes, got {array.ndim}")
     return array
 
 
-def check_size(name: str, array: np.ndarray) -> None:
-    """Raise ValueError if a copy of `array` cannot fit in memory.
-
-    An array with strides of 0 can have any number of elements.
-    """
-    if math.prod(size for size in array.shape if size) >= _SIZE_LIMIT:
-        raise ValueError(f"{name} must hold fewer than 2^53 elements, got shape {array.shape}")
-
-
-def new_array(
-    shape: tuple[int, ...], dtype: DTypeLike = np.float64, make: Any = np.empty
-) -> np.ndarray:
-    """Return ``make(shape, dtype)``, or raise MemoryError if it does not fit in memory.
-
-    NumPy itself raises ValueError for an array of 2^63 bytes or more.
-    """
-    try:
-        return make(shape, dtype)
-    except ValueError:
-        array = f"an array with shape {shape} and data type {np.dtype(dtype)}"
-        raise MemoryError(f"Unable to allocate {array}") from None
-
-
 def real_array(
-    name: str,
-    value: ArrayLike,
-    *,
-    integers: bool = True,
-    any_size: bool = False,
-    bfloat16: bool = False,
+    name: str, value: ArrayLike, *, integers: bool = True, bfloat16: bool = False
 ) -> np.ndarray:
     """Return `value` as an array of real numbers in its own dtype.
 
@@ -146,8 +103,6 @@ def real_array(
     ----------
     integers : bool
         Whether integers are accepted, too.
-    any_size : bool
-        Whether to accept an array that is too large to be copied.
     bfloat16 : bool
         Whether that of ml_dtypes is accepted, too.
     """
@@ -156,8 +111,6 @@ def real_array(
     if array.dtype.kind not in kinds and not (bfloat16 and is_bfloat16(array.dtype)):
         needed = "real numbers" if integers else "floating point numbers"
         raise TypeError(f"{name} must hold {needed}, got dtype {array.dtype}")
-    if not any_size:
-        check_size(name, array)
     return array
 
 
@@ -201,7 +154,6 @@ def position_array(name: str, value: ArrayLike) -> np.ndarray:
         array = array.astype(np.int64)  # np.asarray([]) has dtype float64
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
-    check_size(name, array)
     if array.size and array.dtype.itemsize == 8:
         values = distinct(array)
         low, high = int(values.min()), int(values.max())
@@ -222,7 +174,7 @@ def counted_positions(name: str, value: ArrayLike) -> np.ndarray:
 def out_array(out: np.ndarray | None, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """Return `out` if it has the exact shape and dtype of the result; None gives a new array."""
     if out is None:
-        return new_array(shape, dtype)
+        return np.empty(shape, dtype)
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.dtype != dtype:

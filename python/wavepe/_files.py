@@ -6,6 +6,7 @@ So a file or folder under its final name is always complete, even if the process
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -20,16 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # this system has no fcntl: nothing is locked
-    fcntl = None  # type: ignore[assignment]
-
 # Signals that end a process by default and that a handler can catch. Python itself turns Ctrl-C
 # into an exception.
-TERMINATION_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 _NAMES_IN_MESSAGE = 4
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -107,19 +101,13 @@ def _locked(folder: Path) -> Iterator[None]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         yield
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
-def _lock(folder: Path) -> int | None:
-    """Make the folder if it is missing, lock it and return its file descriptor.
-
-    Return None on a system without locks.
-    """
+def _lock(folder: Path) -> int:
+    """Make the folder if it is missing, lock it and return its file descriptor."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
-            return None
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,20 +23,20 @@ def suggestion(
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def shortened(specs: Iterable[str], width: int, lines: int = 3) -> tuple[list[str], list[str]]:
+def shortened(specs: Iterable[str], width: int) -> tuple[list[str], list[str]]:
     """Return a label for each spec, and the notes that the labels refer to.
 
-    A label has at most `lines` lines of `width` characters. Lines end after a mark of the spec
+    A label has at most three lines of `width` characters. Lines end after a mark of the spec
     where possible. A longer label is cut and ends in the number of a note with the whole spec.
     """
     labels: list[str] = []
     notes: list[str] = []
     for spec in specs:
         label = fold(spec, width)
-        if len(label) > lines:
+        if len(label) > 3:
             end = f"... [{len(notes) + 1}]"
             notes.append(f"[{len(notes) + 1}] {spec}")
-            label = [*label[: lines - 1], label[lines - 1][: max(0, width - len(end))] + end]
+            label = [*label[:2], label[2][: max(0, width - len(end))] + end]
         labels.append("\n".join(label))
     return labels, notes
 

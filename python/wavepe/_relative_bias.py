@@ -217,7 +217,7 @@ def reached_rows(rows: int, first: int, edge: int, nearest: int, farthest: int) 
 
 def _real(name: str, value: ArrayLike) -> np.ndarray:
     """Return `value` as an array of real numbers; bfloat16 becomes float32, as float16 will."""
-    array = _checks.real_array(name, value, any_size=True, bfloat16=True)
+    array = _checks.real_array(name, value, bfloat16=True)
     return array.astype(np.float32) if _checks.is_bfloat16(array.dtype) else array
 
 

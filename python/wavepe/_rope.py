@@ -30,9 +30,11 @@ def rope(
     ----------
     x : array (..., d) of float16, float32, float64 or ml_dtypes.bfloat16
         Queries or keys, with any strides.
-    cos, sin : arrays (..., h), any float dtype
-        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d. Their leading axes
-        broadcast to those of x. They are read as float32, or as float64 for float64 x.
+    cos : array (..., h), any float dtype
+        Cosines of the angles, as `rope_table` returns them; 2h <= d. The leading axes broadcast to
+        those of x. Values are read as float32, or as float64 for float64 x.
+    sin : array (..., h), any float dtype
+        Sines of the angles, in the form of `cos`.
     interleaved : bool
         True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
         and Llama.
@@ -264,7 +266,7 @@ def rope_table(
     per_pair: Any = _positions_per_pair(positions, inv_freq.size, sections)
     shape: tuple[int, ...] = np.broadcast_shapes(per_pair.shape, inv_freq.shape)
     real = np.dtype(np.float32 if dtype == np.float32 else np.float64)
-    cos, sin = (_checks.new_array(shape, real) for _ in range(2))
+    cos, sin = (np.empty(shape, real) for _ in range(2))
     if not cos.size:
         return cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
     per_pair, inv_freq = per_pair.astype(np.float64), inv_freq.astype(np.float64)

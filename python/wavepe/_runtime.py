@@ -96,13 +96,14 @@ def use_variant(name: str) -> None:
     'portable'
     >>> wavepe.use_variant(before)
     """
-    if isinstance(name, str) and _numpy.use_variant(name):
-        return
-    if name in _VARIANTS and name not in variants():
-        raise ValueError(
-            f"variant {name!r} cannot run here: this CPU does not have it, or this build does not "
-            f"contain it; use one of {', '.join(variants())}"
-        )
+    if isinstance(name, str):
+        if _numpy.use_variant(name):
+            return
+        if name in _VARIANTS:
+            raise ValueError(
+                f"variant {name!r} cannot run here: this CPU does not have it, or this build does "
+                f"not contain it; use one of {', '.join(variants())}"
+            )
     _checks.choice("variant", name, variants())
 
 

@@ -63,11 +63,4 @@ def run(call: Callable[[slice], object], pieces: list[slice]) -> None:
         return
     # A pool for each call: a forked process would inherit a kept pool without its threads.
     with ThreadPoolExecutor(len(pieces)) as pool:
-        started = []
-        for piece in pieces:
-            try:
-                started.append(pool.submit(call, piece))
-            except RuntimeError:  # Python starts no more threads while it shuts down
-                call(piece)
-        for future in started:
-            future.result()
+        list(pool.map(call, pieces))

@@ -134,10 +134,12 @@ def wavelet_table(
     offsets : int or integer array (w,)
         The distance of each row, query position minus key position, within +-2^53. A number w
         stands for 0, 1, ... w-1.
-    scale, shift : arrays (dim,) of real numbers
-        The scale and the shift of each column; `wavelet_grid` returns them. A scale of 0 gives a
-        column of NaN. For a wavelet of PyWavelets, `scale` holds levels (integers from 1 to 16)
-        and `shift` holds integers.
+    scale : array (dim,) of real numbers
+        The scale of each column; `wavelet_grid` returns it. A scale of 0 gives a column of NaN.
+        For a wavelet of PyWavelets, `scale` holds levels, which are integers from 1 to 16.
+    shift : array (dim,) of real numbers
+        The shift of each column; `wavelet_grid` returns it. For a wavelet of PyWavelets, shifts
+        are integers.
     kind : str
         The mother wavelet: "ricker", "gaussian", "morlet", "haar", a name given to
         `register_wavelet`, or a discrete wavelet of PyWavelets such as "db4"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -38,17 +37,6 @@ def need_transformers(function: str) -> None:
         raise ImportError(
             f"wavepe.analysis.{function} needs transformers: {command_for('hf')}"
         ) from None
-
-
-def check_integer(name: str, value: int, least: int) -> int:
-    """Return `value` as an int; an error if it is no integer or below `least`."""
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
 
 
 def check_model(model: torch.nn.Module) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _checks
-from ._models import Progress, check_integer, check_tokens, evaluating, need_torch
+from ._models import Progress, check_tokens, evaluating, need_torch
 
 if TYPE_CHECKING:
     import torch
@@ -131,17 +131,17 @@ def _sizes(
 ) -> tuple[int, int, int]:
     """Check the sizes; one that the protocol does not use is returned as `length`."""
     _checks.choice("protocol", protocol, PROTOCOLS)
-    length = check_integer("length", length, 2)
+    length = _checks.integer("length", length, 2)
     if protocol == "whole":
         return length, length, length
     if window is None:
         raise ValueError(f"protocol {protocol!r} needs window=, got none")
-    window = check_integer("window", window, 2)
+    window = _checks.integer("window", window, 2)
     if protocol == "blocks":
         return length, window, window
     if stride is None:
         raise ValueError("protocol 'sliding' needs stride=, got none")
-    stride = check_integer("stride", stride, 1)
+    stride = _checks.integer("stride", stride, 1)
     if stride > window:
         raise ValueError(f"stride must be at most the window, {window}, got {stride}")
     return length, window, stride

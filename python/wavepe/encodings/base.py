@@ -177,8 +177,7 @@ class Encoding(Methods):
         """
         found = read_dict(data)
         if not isinstance(found, cls):
-            needed = getattr(cls, "name", cls.__name__)
-            raise ValueError(f"{cls.__name__}.from_dict needs a {needed}, got '{found}'")
+            raise ValueError(f"{cls.__name__}.from_dict needs a {cls.name}, got '{found}'")
         return found
 
     def trained_as(self: E) -> E:

@@ -49,6 +49,6 @@ class Binary(Encoding):
                 f"which has {largest.bit_length()} bits"
             )
         used = min(dim, _WIDEST)
-        vectors = _checks.new_array((*positions.shape, dim), make=np.zeros)
+        vectors = np.zeros((*positions.shape, dim))
         vectors[..., dim - used :] = positions[..., None] >> np.arange(used)[::-1] & 1
         return vectors

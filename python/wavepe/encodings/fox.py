@@ -57,7 +57,7 @@ class FoX(Encoding):
         heads = _checks.integer("fox heads", heads, 1)
         dim = _checks.integer("fox dim", dim, 1)
         sizes = {"f_proj": (heads, dim), "f_bias": (heads,)}
-        return {key: _checks.new_array(size, make=np.zeros) for key, size in sizes.items()}
+        return {key: np.zeros(size) for key, size in sizes.items()}
 
     def input_decay(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         from torch.nn.functional import linear, logsigmoid

@@ -96,5 +96,5 @@ class Kerple(Encoding):
     def _initial(self, heads: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the initial r1 and r2 of each head."""
         heads = _checks.integer("kerple heads", heads, 1)
-        middles = (_checks.new_array((heads,), make=np.ones).cumsum() - 0.5) / heads
+        middles = (np.ones(heads).cumsum() - 0.5) / heads
         return (2 * middles, middles) if self.kind == "log" else (middles, 2 * middles)

@@ -31,12 +31,14 @@ LEARNED = {
 
 
 class Query(NamedTuple):
-    """What an encoding learns for the queries: score = ((q + u).k + ((q + v) W).p) / sqrt(d).
+    """Hold what an encoding learns for the queries: score = ((q + u).k + ((q + v) W).p) / sqrt(d).
 
     Attributes
     ----------
-    u, v : Tensor (heads, head_dim), optional
-        What is added to the queries of the keys and of the table. None adds nothing.
+    u : Tensor (heads, head_dim), optional
+        The vector that is added to the queries for the keys. None adds nothing.
+    v : Tensor (heads, head_dim), optional
+        The vector that is added to the queries for the table. None adds nothing.
     projection : Tensor (heads, head_dim, columns), optional
         The matrix W of each head, for a table of so many columns. None is the identity.
 

@@ -124,11 +124,6 @@ def integer(least: int, most: int = 1 << 20) -> Check:
     return check
 
 
-def zero_to_one(label: str, value: Any) -> float:
-    """Check that the value is a number from 0 to 1; both ends are allowed."""
-    return _checks.zero_to_one(label, value)
-
-
 def items(label: str, value: Any) -> tuple[Any, ...]:
     """Check that the value is a list of at least one value, and return a tuple."""
     array = isinstance(value, np.ndarray) and value.ndim == 1

@@ -59,7 +59,7 @@ class PoPE(Encoding):
         """Return the initial "delta" (heads, head_dim): zeros, float64."""
         heads = _checks.integer("pope heads", heads, 1)
         head_dim = _checks.integer("pope head_dim", head_dim, 1)
-        return {"delta": _checks.new_array((heads, head_dim), make=np.zeros)}
+        return {"delta": np.zeros((heads, head_dim))}
 
     def score_vectors(
         self,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @register_encoding
 @dataclasses.dataclass(frozen=True)
 class Relative(Encoding):
-    """Add a learned function of the distance, which each token mixes of a few: Inkling's logits.
+    """Add learned functions of the distance, which each token weights: Inkling's relative logits.
 
     score(m, n) = q_m.k_n / sqrt(d) + r_m.p_delta. r_m = W_h x_m comes from the input x of the
     attention layer, and has a few numbers for each head. The heads of a layer share the table p.
@@ -65,9 +65,7 @@ class Relative(Encoding):
         """Return the initial table, which is zero, as `Encoding.table` does."""
         _checks.integer("relative length", length, 1)
         _checks.flag("causal", causal)
-        return Table(
-            _checks.new_array((self.extent, self.rank), make=np.zeros).astype(np.float32), 0
-        )
+        return Table(np.zeros((self.extent, self.rank), np.float32), 0)
 
     def table_columns(self, head_dim: int) -> int:
         return self.rank
@@ -83,9 +81,8 @@ class Relative(Encoding):
         """
         heads = _checks.integer("relative heads", heads, 1)
         dim = _checks.integer("relative dim", dim, 1)
-        size = (heads, self.rank, dim)
-        r_proj = _checks.new_array(size, make=np.random.default_rng(0).standard_normal)
-        table = _checks.new_array((self.extent, self.rank), make=np.zeros)
+        r_proj = np.random.default_rng(0).standard_normal((heads, self.rank, dim))
+        table = np.zeros((self.extent, self.rank))
         return {"r_proj": r_proj / np.sqrt(dim), "table": table}
 
     def learned_table(

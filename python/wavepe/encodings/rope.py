@@ -21,7 +21,7 @@ from .._rope_frequencies import (
     rotated_part,
 )
 from .base import Encoding, sequence_length
-from .options import flag, integer, one_of, option, positive, zero_to_one
+from .options import flag, integer, one_of, option, positive
 from .register import register_encoding
 
 # Rope types for which a factor of 1 means no scaling.
@@ -63,18 +63,32 @@ class RoPE(Encoding):
         sequences are then not scaled at all.
     original_max_position_embeddings : float, optional
         The length before scaling. None is the trained length.
-    attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim, truncate : optional
-        Parameters of yarn; longrope has attention_factor, too.
-    short_factor, long_factor : list of float, optional
-        Parameters of longrope: a divisor for each pair.
-    low_freq_factor, high_freq_factor : float, optional
-        Parameters of llama3.
+    attention_factor : float, optional
+        yarn, longrope: the factor on cosines and sines. None computes it from `factor`.
+    beta_fast : float, optional
+        yarn: the number of turns over the original length above which a pair stays as it is.
+    beta_slow : float, optional
+        yarn: the number of turns over the original length below which a pair is scaled in full.
+    mscale : float, optional
+        yarn: a weight in the attention factor, as DeepSeek computes it.
+    mscale_all_dim : float, optional
+        yarn: the weight in the divisor of that attention factor.
+    truncate : bool, optional
+        yarn: whether the ends of the blend are rounded to whole pairs.
+    short_factor : list of float, optional
+        longrope: a divisor for each pair, up to the original length.
+    long_factor : list of float, optional
+        longrope: a divisor for each pair, beyond the original length.
+    low_freq_factor : float, optional
+        llama3: the number of turns over the original length below which a pair is scaled in full.
+    high_freq_factor : float, optional
+        llama3: the number of turns over the original length above which a pair stays as it is.
     partial_rotary_factor : float, optional
         The part of the head that rotates. The exponent has the size of this part as its
         denominator.
     self_extend : float, optional
         Self-Extend, outside training: keys at a distance of `neighbors` and more have positions in
-        groups of so many tokens. "inf" gives them all the distance `neighbors`: ReRoPE.
+        groups of this many tokens. "inf" gives them all the distance `neighbors`: ReRoPE.
     neighbors : int
         The distance from which on `self_extend` acts.
 
@@ -105,7 +119,7 @@ class RoPE(Encoding):
     inference_only = ("inference_theta", "self_extend", "neighbors")
 
     theta: float | None = option(None, positive())
-    fraction: float = option(1.0, zero_to_one)
+    fraction: float = option(1.0, _checks.zero_to_one)
     interleaved: bool | None = option(None, flag)
     inference_theta: float | str | None = option(None, positive("scaled"))
     type: str | None = option(None, one_of(*ROPE_TYPES))

@@ -28,8 +28,8 @@ class Sink(Encoding):
     Parameters
     ----------
     initial : float
-        What the sinks begin with. A trained model changes least with a negative number, such as
-        -8.
+        The initial value of the sinks. With a negative number, such as -8, a swap changes a
+        trained model least.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class Sink(Encoding):
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "sinks", float64 (heads,)."""
         heads = _checks.integer("sink heads", heads, 1)
-        return {"sinks": _checks.new_array((heads,), make=np.zeros) + self.initial}
+        return {"sinks": np.zeros(heads) + self.initial}
 
     def learned_sinks(self, parameters: Mapping[str, Tensor]) -> Tensor:
         return parameters["sinks"]

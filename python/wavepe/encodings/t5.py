@@ -26,8 +26,8 @@ class T5(Encoding):
 
     score(m, n) = q_m.k_n / sqrt(d) + b_h[bucket(delta)], where b is learned. All layers use the
     same b. The first half of the buckets hold one distance each. The other buckets get wider with
-    the logarithm of the distance, up to `max_distance`. The last bucket also holds all larger
-    distances. T5 itself does not divide q.k by sqrt(d).
+    the logarithm of the distance. The last bucket also holds all distances from `max_distance` on.
+    T5 itself does not divide q.k by sqrt(d).
 
     Parameters
     ----------
@@ -35,7 +35,8 @@ class T5(Encoding):
         The number of buckets. With a causal mask, all are for keys before the query. Without one,
         half of them are for keys after the query.
     max_distance : int
-        Where the last bucket ends. It must be above half of `buckets`.
+        All distances from here on are in the last bucket, which begins a little earlier. It must
+        be above half of `buckets`.
 
     Raises
     ------
@@ -78,7 +79,7 @@ class T5(Encoding):
     def parameters(self, head_dim: int, heads: int) -> dict[str, np.ndarray]:
         """Return the initial "b": zeros, float64 (heads, buckets)."""
         heads = _checks.integer("t5 heads", heads, 1)
-        return {"b": _checks.new_array((heads, self.buckets), make=np.zeros)}
+        return {"b": np.zeros((heads, self.buckets))}
 
     def learned_bias(
         self, length: int, parameters: Mapping[str, Tensor], *, causal: bool = True

@@ -89,7 +89,7 @@ class TransformerXL(Encoding):
         heads = _checks.integer("transformer_xl heads", heads, 1)
         pair = np.arange(head_dim) // 2
         odd = np.arange(head_dim) % 2  # 1 for the cosine of a pair
-        projection = _checks.new_array((heads, heads * head_dim, head_dim), make=np.zeros)
+        projection = np.zeros((heads, heads * head_dim, head_dim))
         for head in range(heads):
             projection[head, 2 * (heads * pair + head) + odd, np.arange(head_dim)] = 1
         bias = np.zeros((heads, head_dim))

@@ -239,15 +239,15 @@ class Wavelet(Encoding):
         heads = _checks.integer("wavelet heads", heads, 1)
         found = {"scale": scale, "shift": shift} if self.learned else {}
         if self.biases:
-            found |= {key: _checks.new_array((heads, head_dim), make=np.zeros) for key in "uv"}
+            found |= {key: np.zeros((heads, head_dim)) for key in "uv"}
         if self._projects:
             columns = len(scale)
-            matrix = _checks.new_array((heads, head_dim, columns), make=np.zeros)
+            matrix = np.zeros((heads, head_dim, columns))
             matrix[:, np.arange(columns) * head_dim // columns, np.arange(columns)] = 1
             found["projection"] = matrix
         if self.from_input:
             size = (heads, len(scale), _checks.integer("wavelet dim", dim, 1))
-            found["r_proj"] = _checks.new_array(size, make=np.zeros)
+            found["r_proj"] = np.zeros(size)
         return found
 
     def learned_query(self, parameters: Mapping[str, Tensor]) -> Query:

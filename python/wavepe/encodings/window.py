@@ -20,7 +20,7 @@ class Window(Encoding):
     Parameters
     ----------
     size : int
-        The number of tokens that a query sees, with its own.
+        The number of tokens that a query sees, its own token included.
 
     Raises
     ------

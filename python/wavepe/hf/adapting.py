@@ -28,23 +28,23 @@ HELD_OUT = 16384  # tokens, if the data has four times as many
 
 @dataclasses.dataclass
 class Adapted:
-    """What `adapt` returns.
+    """Hold the results of `adapt`.
 
     Attributes
     ----------
     model : PreTrainedModel
         The adapted model; with `lora` its adapters are merged.
     encoding : str
-        The encoding that it has, with the parts of the stock rotation that were kept.
+        The spec of its encoding, with the parts of the stock rotation that were kept.
     why : str
-        What the recipe chose, and why.
+        The choices of the recipe, and the reasons.
     perplexity : dict of str to dict of int to float
-        The perplexity by length of the held-out tokens: of the "stock" model, of the "swapped" one
-        before training, of the "adapted" one, and of the "control".
+        The perplexity of the held-out tokens by length. The keys are "stock" (the stock model),
+        "swapped" (before training), "adapted" and "control".
     settings : dict
-        The arguments.
+        The arguments of `adapt`.
     seconds : float
-        Duration of its training, without evaluations.
+        The duration of the training in seconds, without evaluations.
     """
 
     model: Any
@@ -87,9 +87,10 @@ def adapt(
     data : iterable of str, datasets.Dataset, or integer Tensor (n,)
         Texts, rows with "text" or "input_ids", or token ids.
     tokens : int
-        The number of tokens to train on. Data with fewer tokens is read again, in another order.
+        The number of tokens of the training. Data with fewer tokens is read again, in another
+        order.
     length : int
-        Tokens of a sequence in training. Take the length at which the model is used, if memory and
+        Tokens of a sequence in training. Take the length at which you use the model, if memory and
         time allow it.
     recipe : "auto", "plain" or "transfer"
         "plain" trains on the next token. "transfer" lets each attention layer first learn the
@@ -102,22 +103,24 @@ def adapt(
     tokenizer : PreTrainedTokenizer, optional
         Needed for texts.
     lengths : sequence of int, optional
-        Lengths of the perplexities; `length` and twice `length` if not given.
+        The lengths, in tokens, at which perplexity is measured. None takes `length` and twice
+        `length`.
     held_out : int, optional
-        Tokens at the end of the data that are not trained on, and give the perplexities: 16384 if
-        not given, or a quarter of the data if that is less, but at least the largest of `lengths`.
+        The number of tokens at the end of the data that measure perplexity, and that training does
+        not see. None takes 16384, or a quarter of the data if that is less, but at least the
+        largest of `lengths`.
     batch_size : int
         Sequences of a step, in each process.
     learning_rate : float
-        Of the weights. What an encoding learns has ten times that rate, steps of transfer three
-        times.
+        The learning rate of the weights. The parameters of an encoding have ten times that rate.
+        Steps of transfer have three times that rate.
     lora : int, optional
-        The rank of LoRA adapters (needs PEFT). The weights stay fixed, and get the adapters' sum at
-        the end. What an encoding learns is trained as it is.
+        The rank of LoRA adapters (needs PEFT). The weights stay fixed. The adapters are merged into
+        them at the end. The parameters of an encoding are trained without adapters.
     control : bool
-        Train a copy of the stock model on the same tokens, too, at half the rate.
+        Also train a copy of the stock model with the same tokens, at half the rate.
     seed : int
-        Of the order of the data, and of torch.
+        The seed of torch, and of the order of the data.
     progress : callable, optional
         Called as progress(what, done, total) with steps or tokens.
     **training
@@ -127,6 +130,7 @@ def adapt(
     Returns
     -------
     Adapted
+        The model and its perplexities.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def adapt(
 
     Notes
     -----
-    A full recovery takes some percent of the tokens that a model was trained on. To use a model
+    A full recovery takes some percent of the tokens of the model's own training. To use a model
     with RoPE beyond its trained length, try ``rope:type=yarn`` first, which needs no training.
 
     References

@@ -72,13 +72,13 @@ class CacheGuard:
             return
         now = self.encoding(call)
         then = getattr(cache, ENCODING, self.initial)
-        if then != now and (count := _length(cache)) > 0:
+        if then != now and (count := cache.get_seq_length()) > 0:
             raise ValueError(
                 f"the {int(count)} cached keys were computed with {then or 'unknown frequencies'}, "
                 f"but this call uses {now}: start from an empty cache, or pass "
                 f"use_cache=False{self.hint}"
             )
-        if is_cache(cache) and getattr(cache, ENCODING, None) != now:
+        if getattr(cache, ENCODING, None) != now:
             setattr(cache, ENCODING, now)
 
     def after(self, call: Call, output: Any) -> None:
@@ -120,7 +120,7 @@ class EncodingGuard(CacheGuard):
         if not all(one.steady_name for one in self.parts):
             positions, tokens = call.kwargs.get("position_ids"), call.tokens
             length = 1 if tokens is None else tokens.shape[1]
-            length += 0 if call.cache is None else int(_length(call.cache))
+            length += 0 if call.cache is None else int(call.cache.get_seq_length())
         return self._name(positions, length)
 
     def _name(self, positions: Tensor | None, length: int) -> str:
@@ -156,10 +156,3 @@ def caches_in(output: Any) -> Iterable[Any]:
     """Return the caches in the output of a base model."""
     values = output.values() if isinstance(output, Mapping) else output
     return filter(is_cache, values if isinstance(values, Iterable) else ())
-
-
-def _length(cache: Any) -> Any:
-    """Return the number of tokens in a cache, or in the tuples that transformers < 5 also takes."""
-    if is_cache(cache):
-        return cache.get_seq_length()
-    return cache[0][0].shape[-2] if cache else 0

@@ -17,7 +17,7 @@ class Call:
     module : Module
     kwargs : dict of str to value
         All arguments by name; what is changed here is what the module gets.
-    cache : cache of transformers, tuple of tensors, or None
+    cache : cache of transformers, or None
     """
 
     def __init__(

@@ -22,7 +22,6 @@ from ..ops._torch_private import assert_async
 from ..positions.absolute import token_positions
 from . import masks
 from .call import Call
-from .families import is_cache
 
 NOTE = "_wavepe_positions"  # attribute of a cache: a `_Note`
 POSITIONS = "wavepe_positions"  # argument of a base model: a `KeyPositions`
@@ -111,7 +110,7 @@ def note_positions(module: nn.Module, cache: Any) -> None:
     if torch.compiler.is_compiling():
         return
     found = getattr(_passing, "known", {}).pop(id(module), None)
-    if found is not None and is_cache(cache):
+    if found is not None and cache is not None:
         setattr(cache, NOTE, _Note(found))
 
 
@@ -123,7 +122,8 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     if waits and (positions is None or length == 1):
         return None  # a step of a generation: nothing is worth its time on the device
     cached = _cached_tokens(call)
-    known: _Known | None = _noted(cache) if cached else None
+    note: _Note | None = getattr(cache, NOTE, None) if cached else None
+    known = None if note is None else note.known
     if length == 1 and known is not None and _is_next(known, cached, positions):
         return known._replace(length=cached + 1)
     index = torch.arange(cached, cached + length, device=tokens.device)[None]
@@ -159,12 +159,8 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     return _Known(cached + length, last)
 
 
-def _noted(cache: Any) -> _Known | None:
-    return getattr(getattr(cache, NOTE, None), "known", None)
-
-
 def _cached_tokens(call: Call) -> int:
-    if not is_cache(call.cache):
+    if call.cache is None:
         return 0
     places = call.kwargs.get("cache_position")
     if places is not None and len(places):  # static caches of transformers < 5 miscount

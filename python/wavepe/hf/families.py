@@ -127,7 +127,8 @@ def decoder(model: nn.Module) -> Any:
     except AttributeError:
         found = []
     has_module = hasattr(base, "rotary_emb") or not is_rotary(config)
-    if not found or not all(map(_uses_interface, found)) or not has_module:
+    calls = ["ALL_ATTENTION_FUNCTIONS" in names_in_forward(layer) for layer in found]
+    if not found or not all(calls) or not has_module:
         raise TypeError(
             f"{supported}; this {name} is not built like its family: its attention layers must "
             "call transformers' attention interface, and its rotary_emb must compute the angles"
@@ -165,10 +166,6 @@ def names_in_forward(module: nn.Module) -> tuple[str, ...]:
     """Return the names of globals and attributes in the code of the class's forward."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return () if code is None else code.co_names
-
-
-def _uses_interface(module: nn.Module) -> bool:
-    return "ALL_ATTENTION_FUNCTIONS" in names_in_forward(module)
 
 
 def is_stock(config: Any) -> bool:
@@ -310,15 +307,8 @@ def is_cache(value: Any) -> bool:
 
 
 def cache_in(kwargs: Mapping[str, Any]) -> Any:
-    """Return the cache among the keyword arguments of a call, or None.
-
-    It may be the tuples or lists that transformers < 5 also takes.
-    """
-    for name in CACHE_NAMES:
-        found = kwargs.get(name)
-        if found is not None and (is_cache(found) or isinstance(found, (tuple, list))):
-            return found
-    return None
+    """Return the cache among the keyword arguments of a call, or None."""
+    return next(filter(is_cache, map(kwargs.get, CACHE_NAMES)), None)
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:

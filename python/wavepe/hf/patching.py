@@ -35,8 +35,8 @@ _replaced: dict[str, Callable[..., None]] = {}
 def patch(model: M, encoding: Spec, **options: Any) -> M:
     """Swap the position encoding of a live model, and leave its weights as they are.
 
-    With another kind of encoding, a pretrained model must be trained further before its output is
-    good again. `unpatch` restores the old encoding.
+    With another kind of encoding, you must fine-tune a pretrained model before its output is good
+    again. `unpatch` restores the old encoding.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def warn_of_scales(model: nn.Module, chosen: Choice, length: int | None = None) 
     """
     base = families.decoder(model)
     size = max(families.head_dims(base))
-    longest = getattr(base.config, "max_position_embeddings", None) or math.inf
+    longest = base.config.max_position_embeddings or math.inf
     for encoding in chosen.encodings:
         hint = scale_hint(encoding, size, length or longest)
         if hint and not (length and scale_hint(encoding, size, longest)):

@@ -91,7 +91,7 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
 
 
 def _richer(part: Encoding) -> Encoding:
-    if part.name != "wavelet" or getattr(part, "learned", False):
+    if part.name != "wavelet" or part.learned:
         return part
     return dataclasses.replace(part, biases=True, projection=True)  # type: ignore[call-arg]
 
@@ -215,7 +215,7 @@ def _attention_alone(model: nn.Module) -> Iterator[None]:
             if type(mlp).__name__.endswith("MLP"):
                 mlp.forward = torch.zeros_like
                 stack.callback(delattr, mlp, "forward")
-            if getattr(layer, "gradient_checkpointing", False):
+            if layer.gradient_checkpointing:
                 layer.gradient_checkpointing = False
                 stack.callback(setattr, layer, "gradient_checkpointing", True)
         yield

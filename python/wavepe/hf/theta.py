@@ -32,10 +32,10 @@ GUARD = "_wavepe_guard"  # attribute of the module that uses a stock rotary modu
 def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     """Change the base (theta) of the rotary embedding of a live model.
 
-    A larger base at inference lets some models read longer texts than they were trained on. Rope
-    type and scaling stay. The model then equals one that is built from the new configuration:
-    compiled forms use the new base, and `save_pretrained` keeps it. The model refuses a cache whose
-    keys were rotated with another base.
+    With a larger base at inference, some models can read texts that are longer than those of their
+    training. Rope type and scaling stay. The model then equals one that is built from the new
+    configuration: compiled forms use the new base, and `save_pretrained` keeps it. The model
+    refuses a cache whose keys were rotated with another base.
 
     Parameters
     ----------

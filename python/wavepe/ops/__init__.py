@@ -32,7 +32,6 @@ except ImportError as error:
 
 from . import _absolute as _absolute  # registers operators of compiled and exported programs
 from . import _flops
-from . import _layouts as _layouts
 from ._attention import attention
 from ._compiler import standard_operators
 from ._merge_attention import merge_attention

@@ -87,9 +87,11 @@ def attention(
     ----------
     q : Tensor (B, H, m, d)
         Queries of float32, float64, bfloat16 or float16, with any strides. Differentiable.
-    k, v : Tensor (B, Hk, n, d) and (B, Hk, n, dv), q's dtype
-        Keys and values. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
+    k : Tensor (B, Hk, n, d), q's dtype
+        Keys. H is a multiple of Hk, and query head h reads key head h // (H / Hk).
         Differentiable.
+    v : Tensor (B, Hk, n, dv), q's dtype
+        Values of the keys. Differentiable.
     p : Tensor (w, c) or (H, w, c) of q's dtype, or Table, or RelativeTable, optional
         The table of a relative encoding: wavelet, Shaw or Transformer-XL. Row r belongs to
         delta = first + r. c is d, or the size of q_rel. A tensor is differentiable. A

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,6 @@ INTEGERS = (
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _SYMBOLS: Any = (torch.SymInt, torch.SymFloat, torch.SymBool)  # a compiler's symbolic numbers
-_PLAIN = 1 << 53  # smaller numbers need no further check, which saves time
 # Torch's messages on the CPU for a size that exceeds memory or 64 bits.
 _OUT_OF_MEMORY = re.compile(
     r"tried to allocate \d+ bytes|Storage size calculation overflowed.*|.*multiplication overflow.*"
@@ -144,19 +144,13 @@ def flag(name: str, value: Any) -> bool:
 
 
 def integer(name: str, value: Any) -> int:
-    """Return `value` as an int of 64 bits; NumPy integers are accepted."""
-    # While compiling, a number may have no value to compare yet.
-    if type(value) is int and (torch.compiler.is_compiling() or -_PLAIN < value < _PLAIN):
-        return value
-    whole = _checked(_checks.integer, name, value)
-    if type(whole) is int and not -(2**63) <= whole < 2**63:
-        check(False, f"{name} must fit into 64 bits, got {whole}")
-    return whole
+    """Return `value` as an int; NumPy integers are accepted."""
+    return value if type(value) is int else _checked(_checks.integer, name, value)
 
 
 def number(name: str, value: Any) -> float:
     """Return `value` as a finite float. A tensor is refused."""
-    if type(value) is float and -_PLAIN < value < _PLAIN:
+    if type(value) is float and math.isfinite(value):
         return value
     if isinstance(value, torch.Tensor):
         advice = "; for a differentiable scale, multiply q by it" if name == "scale" else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Iterable
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor
 
 from ._common import check, check_device, check_dtype, check_tensors, report_out_of_memory, wide
-
-_MOST_PARTS = 2**20  # an expanded tensor could claim to hold 2^60 parts
 
 
 @report_out_of_memory("merge_attention")
@@ -91,17 +88,12 @@ def _parts(name: str, given: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
     if isinstance(given, Tensor):
         if given.dim() == 0:
             check(False, f"{name} must be a sequence of tensors, or one with the parts on axis 0")
-        if given.shape[0] > _MOST_PARTS:
-            check(False, f"{name} of shape {tuple(given.shape)} holds more than 2^20 parts")
         return given.unbind()
     try:
-        parts = tuple(itertools.islice(given, _MOST_PARTS + 1))
+        return tuple(given)
     except TypeError:
         kind = type(given).__name__
         raise RuntimeError(f"wavepe: {name} must be a sequence of tensors, got {kind}") from None
-    if len(parts) > _MOST_PARTS:
-        check(False, f"{name} holds more than 2^20 parts")
-    return parts
 
 
 def _check(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> None:

@@ -107,7 +107,7 @@ def relative_bias(
         check(dtype == p.dtype, f"q and p must have one dtype, got {dtype} and {p.dtype}")
         q, p = q.float(), p.float()
     if transformed():
-        out = _composed(q, p, keys, first, beyond)
+        out = _Skew.apply(_product(q, p, keys, beyond), keys, first, beyond)
     elif compiling:
         out = traced(_BIAS, _standard)(q, p, keys, first, beyond)
     elif recorded(q, p):
@@ -221,10 +221,6 @@ register_autograd("relative_bias_unskew", _unskew_backward, _setup_skew)
 
 
 # ---- torch.func, vmap and forward mode: torch's matrix product, then skew -----------------------
-
-
-def _composed(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:
-    return _Skew.apply(_product(q, p, keys, beyond), keys, first, beyond)
 
 
 def _standard(q: Tensor, p: Tensor, keys: int, first: int, beyond: str) -> Tensor:

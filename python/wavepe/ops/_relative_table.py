@@ -7,11 +7,9 @@ products with all rows. The vectors follow from the table's values, not from a r
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,8 +37,6 @@ NEAR = 64  # rows with |delta| below this are one zone; this split takes a third
 TOLERANCE = 1e-7  # below the rounding of float32
 LOW_TOLERANCE = 1e-4  # for bfloat16 and float16 on a GPU: below the rounding of float16
 LARGEST_RANK = 0.75  # relative to the head size; a zone of a higher rank keeps its rows
-LARGEST_HEAD = 1024  # for larger heads, which no model has, the search takes minutes
-_FARTHEST = 2**62  # no table reaches a key beyond it, and sums cannot overflow
 
 _Zones = list[tuple[np.ndarray, np.ndarray]]
 
@@ -144,13 +140,11 @@ class RelativeTable:
             f"p must be (w, d) or (H, w, d), got shape {values.shape}",
         )
         first = integer("first", first)
-        check(abs(first) < _FARTHEST, f"first must lie within +-2^62, got {first}")
         check_choice("beyond", beyond, BEYOND)
         if beyond == "edge":
             check(values.shape[-2] > 0, "beyond='edge' needs a table of at least one row")
-        with _report_too_large(values.shape):
-            whole = _trimmed(values, beyond)
-            values = values[..., whole, :].copy()
+        whole = _trimmed(values, beyond)
+        values = values[..., whole, :].copy()
         values.flags.writeable = False
         first = first + whole.start if values.shape[-2] else 0
         largest = float(np.abs(values).max(initial=0.0))
@@ -159,7 +153,6 @@ class RelativeTable:
         tolerance = TOLERANCE * typical_size
         kept = _trimmed(values, beyond, tolerance)
         shared = finite and values.ndim == 2 and beyond == "zero"
-        shared = shared and values.shape[-1] <= LARGEST_HEAD
         self.__dict__.update(
             first=first,
             rows=values.shape[-2],
@@ -203,10 +196,9 @@ class RelativeTable:
             The low-rank form ``[C0, U0, C1, U1, ...]``, in the order of rising delta. The rows of a
             zone are ``C @ U.T`` with C (rows, r) and U (d, r), or C itself (rows, d) if U is
             (d, 0). Together the zones hold all rows of p. The list is empty if no zone saves work:
-            for float64, for tables with heads or beyond="edge", for head sizes above 1024, and for
-            irregular or small tables. On CUDA it holds what ``_attention_gpu.zones.block_zones``
-            returns: a tensor (left, 0) for the number left, far (64, zones, rank, d) and basis
-            (rank, 64).
+            for float64, for tables with heads or beyond="edge", and for irregular or small tables.
+            On CUDA it holds what ``_attention_gpu.zones.block_zones`` returns: a tensor (left, 0)
+            for the number left, far (64, zones, rank, d) and basis (rank, 64).
 
         Raises
         ------
@@ -337,8 +329,7 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             torch.func.debug_unwrap(p) is p,
             "relative_table needs the values of p: make it outside of torch.func's transforms",
         )
-        with _report_too_large(tuple(p.shape)):
-            return p.detach().to("cpu", torch.float64).numpy()
+        return p.detach().to("cpu", torch.float64).numpy()
     check(not isinstance(p, RelativeTable), "p is a RelativeTable already")
     if isinstance(p, tuple) and any(isinstance(x, str) for x in p):  # (p, first, beyond)
         check(
@@ -347,24 +338,9 @@ def _values(p: Tensor | ArrayLike) -> np.ndarray:
             "relative_table(*table)",
         )
     try:
-        given = _checks.float_array("p", p)
+        return _checks.float_array("p", p).astype(np.float64, copy=False)
     except (TypeError, ValueError, MemoryError) as error:
         raise RuntimeError(f"wavepe: relative_table: {error}") from None
-    with _report_too_large(given.shape):
-        return given.astype(np.float64, copy=False)
-
-
-@contextlib.contextmanager
-def _report_too_large(shape: tuple[int, ...]) -> Iterator[None]:
-    """Raise RuntimeError with the shape of p if NumPy cannot allocate a copy.
-
-    An expanded p may have 2^60 rows. NumPy raises MemoryError or ValueError then.
-    """
-    try:
-        yield
-    except (MemoryError, ValueError) as error:
-        message = f"wavepe: relative_table: p of shape {shape} is too large: {error}"
-        raise RuntimeError(message) from None
 
 
 def _trimmed(p: np.ndarray, beyond: str, negligible: float = 0.0) -> slice:

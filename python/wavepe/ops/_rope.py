@@ -45,9 +45,11 @@ def rope(
     ----------
     x : Tensor (B, H, L, d), (H, L, d) or (L, d)
         Queries or keys of float32, float64, bfloat16 or float16, with any strides.
-    cos, sin : Tensor (L, h) or (1|B, L, h), any float dtype
-        Cosines and sines of the angles, as `rope_table` returns them; 2h <= d. They are read as
-        float32, or as float64 for float64 x.
+    cos : Tensor (L, h) or (1|B, L, h), any float dtype
+        Cosines of the angles, as `rope_table` returns them; 2h <= d. They are read as float32, or
+        as float64 for float64 x.
+    sin : Tensor (L, h) or (1|B, L, h), any float dtype
+        Sines of the angles, in the form of `cos`.
     interleaved : bool
         True pairs elements (2i, 2i+1), as in GPT-J. False pairs elements (i, i+h), as in GPT-NeoX
         and Llama.
@@ -153,8 +155,10 @@ def rope_qk(
 
     Parameters
     ----------
-    q, k : Tensor (B, H, L, d) and (B, Hk, L, d)
-        Queries and keys, each as x in `rope`, of one dtype. Their numbers of heads may differ.
+    q : Tensor (B, H, L, d)
+        Queries, in the form of x in `rope`.
+    k : Tensor (B, Hk, L, d), q's dtype
+        Keys, in the form of x in `rope`. They may have another number of heads.
     cos, sin, interleaved, inverse
         As in `rope`.
 

@@ -52,9 +52,12 @@ def wavelet_table(
     offsets : int or integer Tensor (w,)
         The distance of each row, query position minus key position. A number w stands for
         0, 1, ... w-1.
-    scale, shift : Tensor (d,), float32, float64, bfloat16 or float16
-        The scale and the shift of each column; `wavepe.wavelet_grid` returns them. For a wavelet
-        of PyWavelets these are levels and integers.
+    scale : Tensor (d,), float32, float64, bfloat16 or float16
+        The scale of each column; `wavepe.wavelet_grid` returns it. For a wavelet of PyWavelets,
+        these are levels.
+    shift : Tensor (d,), float32, float64, bfloat16 or float16
+        The shift of each column; `wavepe.wavelet_grid` returns it. For a wavelet of PyWavelets,
+        these are integers.
     kind : str
         The mother wavelet, as in `wavepe.wavelet_table`.
     mirrored : bool, optional
@@ -97,8 +100,8 @@ def wavelet_table(
     if not isinstance(offsets, Tensor):
         number = isinstance(offsets, (int, torch.SymInt)) and not isinstance(offsets, bool)
         # The message is made only here: with it, a compiler would fix a traced length.
-        if not number or offsets < 0 or offsets > 2**53:
-            check(False, f"offsets must be an int from 0 to 2^53 or a Tensor, got {offsets!r}")
+        if not number or offsets < 0:
+            check(False, f"offsets must be an int from 0 or a Tensor, got {offsets!r}")
         offsets = torch.arange(offsets, device=scale.device)
     compiling = is_compiling()
     sampled = kind not in KINDS

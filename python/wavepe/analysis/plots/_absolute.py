@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _parts
-from ._figure import need_matplotlib, new_figure, save
+from ._figure import WIDTH, clear_at_zero, need_matplotlib, new_figure, save
 
 
 def absolute(
@@ -53,19 +53,19 @@ def absolute(
         {"encoding": str(encoding), "values": encoding.absolute(np.arange(length), dim)}
         for encoding in found
     ]
-    figure = new_figure(max(5.0, 3.0 * len(found)), 4.4)
-    figure.suptitle("A vector for each position, added to the token's embedding", fontsize="medium")
+    figure = new_figure(max(WIDTH, 2.2 * len(found)), 4.4)
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), number + 1)
         values = panel["values"]
         low, high = float(values.min()), float(values.max())
-        # If there are values of both signs, 0 is white.
-        limits = {"cmap": "PuOr_r", "vmin": -high, "vmax": high} if low < 0 else {"cmap": "Greys"}
-        image = axes.imshow(values, aspect="auto", interpolation="nearest", **limits)
+        image = axes.imshow(
+            values, aspect="auto", interpolation="nearest", cmap=clear_at_zero(signed=low < 0),
+            vmin=-high if low < 0 else 0, vmax=high,
+        )  # fmt: skip
         figure.colorbar(image, ax=axes, location="bottom", pad=0.02, aspect=25, label="value")
         axes.set_xlabel("dimension")
         if number == 0:
             axes.set_ylabel("position (tokens)")
         _parts.title(axes, _parts.name_of(panel["encoding"], 30))
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return {"panels": panels}

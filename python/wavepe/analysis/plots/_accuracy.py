@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 
 from ... import _checks
-from ..._labels import shortened
+from ..._labels import fold, shortened
 from ._figure import new_figure, save
 
-_LABEL_WIDTH, _LINE = 32, 0.2
+_LABEL_WIDTH = 24
 
 
 def accuracy_grid(
@@ -56,7 +56,7 @@ def accuracy_grid(
     if not values or not lengths:
         raise ValueError("values and lengths must not be empty, got none")
     values = {str(name): _shares(str(name), cells, len(lengths)) for name, cells in values.items()}
-    figure = new_figure(2.4 + 1.1 * len(lengths), 1.4 + 0.42 * len(values))
+    figure = new_figure(3.4 + 0.64 * len(lengths), 1.4 + 0.5 * len(values))
     axes = figure.subplots()
     means = [[statistics.fmean(cell) for cell in cells] for cells in values.values()]
     image = axes.imshow(means, cmap="cividis", vmin=0, vmax=1, aspect="auto")
@@ -65,8 +65,8 @@ def accuracy_grid(
             mean = means[row][column]
             text = f"{100 * mean:.0f}"
             if len(cell) > 1 and round(100 * min(cell)) < round(100 * max(cell)):
-                text += f"  ({100 * min(cell):.0f} to {100 * max(cell):.0f})"
-            axes.text(column, row, text, ha="center", va="center", fontsize="x-small",
+                text += f"\n{100 * min(cell):.0f} to {100 * max(cell):.0f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize="small",
                       color="black" if mean > 0.5 else "white")  # fmt: skip
     beyond = sum(length <= train_length for length in lengths)
     if 0 < beyond < len(lengths):
@@ -78,7 +78,7 @@ def accuracy_grid(
     axes.set_xlabel("sequence length at evaluation (bytes)")
     figure.colorbar(image, ax=axes, label="share of right answers", format="{x:.0%}", pad=0.02)
     if title:
-        figure.suptitle(title, fontsize="medium", x=0.01, ha="left")
+        figure.suptitle("\n".join(fold(title, 64)), fontsize="medium", x=0.01, ha="left")
     save(figure, path)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..._relative_bias import rows_at
 from ...encodings import Encoding
 from . import _parts
-from ._figure import need_matplotlib, new_figure, save
+from ._figure import GRID, WIDTH, need_matplotlib, new_figure, save
 
 
 def bias(
@@ -59,23 +59,21 @@ def bias(
     panels: list[dict[str, Any]] = [
         {"encoding": str(e), "bias": _values(e, length, heads)} for e in found
     ]
-    figure = new_figure(max(5.5, 3.2 * len(found)), 3.8)
-    figure.suptitle("The farther a token, the lower its score, in each head to its own degree",
-        fontsize="medium")  # fmt: skip
+    figure = new_figure(max(WIDTH, 2.2 * len(found)), 3.6)
     listed = _parts.ticks(heads, 8)
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), number + 1)
         for head, colour in enumerate(_parts.shades(heads)):
             name = f"{head + 1}" if head in listed else None
             axes.plot(panel["bias"][head], color=colour, linewidth=1.4, label=name)
-        axes.set_xlabel("distance (tokens)")
+        axes.set_xlabel("distance")
         if number == 0:
             axes.set_ylabel("added to the score")
-        axes.grid(True, color="0.9")
+        axes.grid(True, **GRID)
         axes.set_xlim(0, length - 1)
         _parts.title(axes, _parts.name_of(panel["encoding"], 30))
     _parts.legend_beside([axes], "head")
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return {"distance": np.arange(length), "panels": panels}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ... import _checks
 from . import _parts
-from ._figure import COLOURS, LINES, MARKERS, need_matplotlib, new_figure, save
+from ._figure import COLOURS, GRID, LINES, MARKERS, SHADE, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,12 +72,12 @@ def band_heatmap(
     for (name, at), style in zip(places.items(), ("-", "--"), strict=False):
         for width, colour in ((3.2, "black"), (1.6, "white")):  # visible on light and on dark
             axes.axvline(at, color=colour, linewidth=width, linestyle=style)
-        axes.plot([], [], color="black", linestyle=style, label=f"{name} {at:.1f}")
+        axes.plot([], [], color="0.5", linestyle=style, label=f"{name} {at:.1f}")
     axes.set_xlabel("pair (0 turns fastest)")
     axes.set_ylabel("position")
     figure.colorbar(image, ax=axes, label="mean L2 norm of the pair")
     if places:
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
     _parts.title(axes, title)
     save(figure, path)
 
@@ -142,7 +142,7 @@ def attention_maps(
         image = axes.imshow(
             np.ma.maximum(weights, _FAINTEST), norm=norm, cmap="viridis", interpolation="nearest"
         )
-        axes.set_facecolor("0.92")
+        axes.set_facecolor(("0.5", SHADE["alpha"]))
         axes.set_xlabel("key")
         axes.set_ylabel("query" if number % columns == 0 else "")
         axes.locator_params(nbins=5, integer=True)
@@ -277,10 +277,9 @@ def sweep_curve(
     _plain_ticks(axes)
     axes.set_xlabel(name)
     axes.set_ylabel(f"perplexity per {unit}")
-    axes.grid(True, which="major", color="0.9")
+    axes.grid(True, which="major", **GRID)
     figure.legend(
-        loc="outside right upper", frameon=False, fontsize="small", title="length",
-        title_fontsize="small",
+        loc="outside right upper", frameon=False, title="length",
     )  # fmt: skip
     _parts.title(axes, title)
     save(figure, path)
@@ -314,4 +313,4 @@ def _plain_ticks(axes: Axes) -> None:
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(plain)
     axes.yaxis.set_minor_formatter(plain)
-    axes.tick_params(axis="y", which="minor", labelsize="small", labelcolor="0.4")
+    axes.tick_params(axis="y", which="minor", labelsize="small")

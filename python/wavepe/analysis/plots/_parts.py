@@ -13,6 +13,7 @@ import wavepe
 from ... import _checks
 from ..._labels import fold
 from ...encodings import Encoding
+from ._figure import SHADE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,6 @@ Specs = str | Encoding | Sequence[str | Encoding]
 
 # The largest numbers that a picture can show: panels or lines, tokens, dims, heads.
 MOST_ENCODINGS, MOST_TOKENS, MOST_DIMS, MOST_HEADS = 6, 1 << 16, 1024, 32
-DPI = 96  # more would make large files
 _LINES = 3  # the most lines of a written spec
 
 
@@ -64,7 +64,7 @@ def shades(count: int) -> list[Any]:
     """Return `count` colours from dark to light, for lines in an order."""
     from matplotlib import colormaps
 
-    return list(colormaps["viridis"](np.linspace(0, 0.88, count)))
+    return list(colormaps["viridis"](np.linspace(0.3, 0.9, count)))
 
 
 def name_of(spec: str, width: int) -> str:
@@ -82,8 +82,8 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     """Put the names of the lines below the picture, which has room for specs of any length."""
     handles, labels = axes.get_legend_handles_labels()
     legend = figure.legend(
-        handles, labels, loc="outside lower center", frameon=False, fontsize="small",
-        ncols=2 if max(map(len, labels)) < 60 else 1,
+        handles, labels, loc="outside lower center", frameon=False,
+        ncols=2 if max(map(len, labels)) < 32 else 1,
     )  # fmt: skip
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -94,17 +94,18 @@ def legend_beside(panels: Sequence[Axes], heading: str) -> None:
     names = [axes.get_legend_handles_labels()[1] for axes in panels]
     for axes in panels if any(found != names[0] for found in names) else panels[-1:]:
         axes.legend(
-            title=heading, frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1)
-        )
+            title=heading, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), borderpad=0,
+            handlelength=1.2,
+        )  # fmt: skip
 
 
 def hide_future(axes: Axes, first: float, named: bool) -> None:
     """Shade the distances below 0; if `named`, write why."""
-    axes.axvspan(first, 0, color="0.92", linewidth=0, zorder=0)
+    axes.axvspan(first, 0, zorder=0, **SHADE)
     axes.axvline(0, color="0.5", linewidth=0.8, zorder=1)
     if named:
-        axes.text(0.02, 0.97, "future, masked", transform=axes.transAxes, color="0.35",
-            fontsize="small", va="top")  # fmt: skip
+        axes.text(0.02, 0.97, "future, masked", transform=axes.transAxes, fontsize="small",
+            va="top")  # fmt: skip
 
 
 def ticks(count: int, most: int) -> list[int]:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _checks
 from ..._labels import fold, shortened
-from ._figure import line_looks, need_matplotlib, new_figure, save
+from ._figure import GRID, WIDTH, line_looks, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-# Size of the picture, and height of a line of small text, in inches.
-_WIDTH, _HEIGHT, _LINE = 9.0, 4.8, 0.16
-# Characters of small text that fit into the legend, and below the picture.
-_LEGEND_WIDTH, _NOTE_WIDTH = 28, 130
+# Height of the picture without its legend, and of a line of text, in inches.
+_HEIGHT, _LINE = 4.2, 0.18
+# Characters that fit into a column of the legend, and of small text below the picture.
+_LEGEND_WIDTH, _NOTE_WIDTH = 34, 100
 
 
 def perplexity_by_length(
@@ -81,10 +81,17 @@ def perplexity_by_length(
     rows = _by_encoding(runs)
     labels, notes = shortened(rows, _LEGEND_WIDTH)
     below = "\n".join("\n     ".join(fold(note, _NOTE_WIDTH)) for note in notes)
-    in_legend = sum(1.15 + label.count("\n") for label in labels)
-    height = max(_HEIGHT, 0.5 + _LINE * in_legend) + _LINE * len(below.splitlines())
-    figure = new_figure(_WIDTH, height)
-    axes = figure.subplots()
+    tallest = sorted((1.3 + label.count("\n") for label in labels), reverse=True)
+    in_legend = sum(tallest[: (len(labels) + 1) // 2])  # the taller one of two columns at most
+    in_notes = len(below.splitlines())
+    figure = new_figure(WIDTH, _HEIGHT + _LINE * (in_legend + in_notes))
+    # The notes have a part of their own, as a legend would lie on them.
+    part: Any = figure
+    noted: Any = None
+    if below:
+        heights = (_HEIGHT + _LINE * in_legend, _LINE * in_notes)
+        part, noted = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+    axes = part.subplots()
     every_length: set[int] = set()
     lines = []
     for label, look, by_length in zip(labels, line_looks(list(rows)), rows.values(), strict=True):
@@ -95,15 +102,13 @@ def perplexity_by_length(
     axes.set_xlabel(f"sequence length at evaluation ({unit}s)")
     axes.set_ylabel(f"perplexity per {unit}")
     if title:
-        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set_title("\n".join(fold(title, 64)), fontsize="medium", loc="left")
     lines.sort(key=_last, reverse=True)  # the legend has the order of the ends of the lines
-    legend = figure.legend(
-        handles=lines, loc="outside right upper", frameon=False, fontsize="small"
-    )
+    legend = part.legend(handles=lines, loc="outside lower left", frameon=False, ncols=2)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a name does not begin a formula
-    if below:
-        figure.supxlabel(below, x=0.01, ha="left", fontsize="x-small", parse_math=False)
+    if noted:
+        noted.text(0.01, 0.5, below, va="center", fontsize="x-small", parse_math=False)
     save(figure, path)
 
 
@@ -135,7 +140,6 @@ def _mark_length(axes: Axes, length: int, *, last: bool) -> None:
         "trained length " if last else " trained length",
         (length, 0.985),
         xycoords=("data", "axes fraction"),
-        color="0.3",
         fontsize="small",
         ha="right" if last else "left",
         va="top",
@@ -153,8 +157,8 @@ def _scale_axes(axes: Axes, lengths: Sequence[int]) -> None:
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(plain)
     axes.yaxis.set_minor_formatter(plain)
-    axes.tick_params(axis="y", which="minor", labelsize="small", labelcolor="0.4")
-    axes.grid(True, which="major", color="0.9")
+    axes.tick_params(axis="y", which="minor", labelsize="small")
+    axes.grid(True, which="major", **GRID)
 
 
 def _tick_labels(lengths: Sequence[int]) -> list[str]:

@@ -14,7 +14,15 @@ from ...encodings import Encoding, RoPE, Sinusoidal
 from .. import _matrices
 from .._bands import predicted_band
 from . import _parts
-from ._figure import line_looks, need_matplotlib, new_figure, save
+from ._figure import (
+    GRID,
+    SHADE,
+    WIDTH,
+    clear_at_zero,
+    need_matplotlib,
+    new_figure,
+    save,
+)
 
 
 def decay(
@@ -68,13 +76,12 @@ def decay(
         product = vectors @ vectors[0]
         lines.append({"encoding": str(encoding), "product": product / product[0]})
 
-    figure = new_figure(8.0, 4.8)
+    figure = new_figure(WIDTH, 4.8)
     axes = figure.subplots()
-    looks = line_looks([line["encoding"] for line in lines])
-    for look, encoding, line in zip(looks, found, lines, strict=True):
+    for colour, encoding, line in zip(_parts.shades(len(lines)), found, lines, strict=True):
         # A sinusoid covers the rope of its base. Drawn as a wide band, both are visible.
         band = encoding.adds
-        axes.plot(distance[1:], line["product"][1:], color=look["color"],
+        axes.plot(distance[1:], line["product"][1:], color=colour,
             linewidth=5 if band else 1.1, alpha=0.5 if band else 1,
             label=_parts.name_of(str(encoding), 100))  # fmt: skip
     axes.axhline(0, color="0.5", linewidth=0.8)
@@ -83,11 +90,9 @@ def decay(
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("distance (tokens)")
     axes.set_ylabel("dot product / that at distance 0")
-    axes.grid(True, color="0.9")
-    axes.set_title("The dot product falls with distance, later where the base is large",
-        fontsize="medium")  # fmt: skip
+    axes.grid(True, **GRID)
     _parts.legend_below(figure, axes)
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return {"distance": distance, "lines": lines}
 
 
@@ -156,32 +161,31 @@ def wavelengths(
             }
         )
 
-    figure = new_figure(8.0, 5.0)
+    figure = new_figure(WIDTH, 5.2)
     axes = figure.subplots()
-    looks = line_looks([line["encoding"] for line in lines])
-    for look, line in zip(looks, lines, strict=True):
+    for colour, line in zip(_parts.shades(len(lines)), lines, strict=True):
         name, band = _parts.name_of(line["encoding"], 90), line["predicted_band"]
-        name += "" if band is None else f"   (predicted band: pair {band:.1f})"
-        axes.plot(line["wavelength"], label=name, markersize=3, linewidth=1, **look)  # fmt: skip
-        _mark_band(axes, line, look["color"])
+        name += "" if band is None else f" (star: predicted band, {band:.1f})"
+        axes.plot(
+            line["wavelength"], label=name, color=colour, marker="o", markersize=3, linewidth=1
+        )
+        _mark_band(axes, line, colour)
     finite = [w for line in lines for w in line["wavelength"] if np.isfinite(w)]
     low, high = 0.5 * min([*finite, length]), 3 * max([*finite, length])
-    axes.axhspan(length, high, color="0.92", linewidth=0, zorder=0)
+    axes.axhspan(length, high, zorder=0, **SHADE)
     axes.axhline(length, color="0.4", linestyle=(0, (4, 3)), linewidth=1.2, zorder=1)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.annotate(
-        f"no whole turn within the trained length, {length} tokens",
+        f"no whole turn within {length} tokens",
         (0.01, length), xycoords=("axes fraction", "data"), xytext=(0, 4),
-        textcoords="offset points", color="0.3", fontsize="small",
+        textcoords="offset points", fontsize="small",
     )  # fmt: skip
     axes.set_xlabel("pair of the head, fastest first")
     axes.set_ylabel("wavelength (tokens)")
-    axes.grid(True, color="0.9")
-    axes.set_title("With a large base more pairs never turn once; a star is the predicted band",
-        fontsize="medium")  # fmt: skip
+    axes.grid(True, **GRID)
     _parts.legend_below(figure, axes)
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return {"trained_length": length, "lines": lines}
 
 
@@ -192,12 +196,12 @@ def _band(encoding: RoPE, dim: int, length: int) -> float | None:
     return predicted_band(dim, theta, length) if plain and theta > 1 else None
 
 
-def _mark_band(axes: Any, line: dict[str, Any], colour: str) -> None:
+def _mark_band(axes: Any, line: dict[str, Any], colour: Any) -> None:
     band, wavelength = line["predicted_band"], line["wavelength"]
     if band is None or not 0 <= band <= len(wavelength) - 1:
         return
     height = np.exp(np.interp(band, np.arange(len(wavelength)), np.log(wavelength)))
-    axes.plot([band], [height], "*", color=colour, markersize=15, markeredgecolor="w", zorder=5)
+    axes.plot([band], [height], "*", color=colour, markersize=17, markeredgecolor="0.5", zorder=5)
 
 
 def matrices(
@@ -248,19 +252,19 @@ def matrices(
     }
     apart = np.abs(found["rotation"] - found["wavelets"]).max()
     names = {
-        "rotation": f"rotation of position {position}",
-        "wavelets": f"made of wavelets: the same,\nwithin {apart:.0e}",
-        "multiscale": "several scales: dropped,\na full triangle a position",
+        "rotation": f"position {position}, rotated",
+        "wavelets": f"made of wavelets\n(within {apart:.0e})",
+        "multiscale": "of several scales",
     }
-    figure = new_figure(9.0, 3.6)
-    figure.suptitle("RoPE is a wavelet transform along the head: its rows are wavelets",
-        fontsize="medium")  # fmt: skip
+    figure = new_figure(WIDTH, 2.9)
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (name, matrix) in zip(panels, found.items(), strict=True):
-        image = axes.imshow(matrix, cmap="PuOr_r", vmin=-1, vmax=1, interpolation="nearest")
+        image = axes.imshow(
+            matrix, cmap=clear_at_zero(signed=True), vmin=-1, vmax=1, interpolation="nearest"
+        )
         axes.set_title(names[name], fontsize="medium")
-        axes.set_xlabel("dimension of q or k")
-    panels[0].set_ylabel("dimension of the result")
+        axes.set_xlabel("of q or k")
+    panels[0].set_ylabel("of the result")
     figure.colorbar(image, ax=panels, label="entry", pad=0.02)
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return found

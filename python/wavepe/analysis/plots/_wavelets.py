@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..._relative_bias import rows_at
 from ...encodings import Encoding, Wavelet
 from .. import _matrices
 from . import _parts
-from ._figure import need_matplotlib, new_figure, save
+from ._figure import COLOURS, GRID, WIDTH, clear_at_zero, need_matplotlib, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,31 +76,31 @@ def wavelets(
         encoding = dataclasses.replace(found[0], mirrored=mirrored)
         shifts += _by_shift(encoding, _head_size(encoding, dim, 64), length)
 
-    figure = new_figure(max(9.0, 2.4 * len(found)), 5.4)
-    upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
-    upper.suptitle("A large scale a makes a wide wavelet", fontsize="medium")
-    lower.suptitle(
-        "A shift b moves it: literally b tokens back, mirrored b tokens into the masked future",
-        fontsize="medium",
-    )
-    panels = upper.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    for axes, encoding in zip(panels, found, strict=True):
+    count = -(-len(found) // 2)
+    figure = new_figure(WIDTH, 2.0 + 1.9 * count)
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(count, 1.1))[:, 0]
+    grid = upper.subplots(count, 2, sharex=True, sharey=True, squeeze=False)
+    for axes, encoding in itertools.zip_longest(grid.flat, found):
+        if encoding is None:
+            axes.set_axis_off()
+            continue
         rows = [row for row in scales if row["encoding"] == str(encoding)]
         _draw(axes, distance, rows, "scale", named=False)
         _parts.title(axes, encoding.kind)
-    _parts.legend_beside(panels, "scale a")
-    panels[0].set_ylabel("p(distance)")
+    _parts.legend_beside(grid[:, -1] if len(found) % 2 == 0 else grid.flat[: len(found)], "scale a")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("p(distance)")
     panels = lower.subplots(1, 2, sharey=True)
     for axes, mirrored in zip(panels, (False, True), strict=True):
         rows = [row for row in shifts if row["mirrored"] is mirrored]
         _draw(axes, distance, rows, "shift", named=not mirrored)
         reach = min(length, rows[-1]["shift"] + 8 * rows[0]["scale"])
         axes.set_xlim(-reach, reach)
-        form = "mirrored: psi((-distance - b)/a)" if mirrored else "literal: psi((distance - b)/a)"
+        form = "mirrored" if mirrored else "literal"
         _parts.title(axes, f"{found[0].kind}, a = {rows[0]['scale']:g}, {form}")
     _parts.legend_beside(panels, "shift b")
     panels[0].set_ylabel("p(distance)")
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return {"distance": distance, "scales": scales, "shifts": shifts}
 
 
@@ -155,8 +156,10 @@ def _draw(
             zorder=3 - row[label] / (1 + rows[-1][label]),
             drawstyle="steps-mid" if jumps else "default")  # fmt: skip
     axes.set_xlim(distance[0], distance[-1])
-    axes.set_xlabel("distance (tokens)")
-    axes.grid(True, color="0.88")
+    place = axes.get_subplotspec()
+    if place is None or place.is_last_row():
+        axes.set_xlabel("distance (tokens)")
+    axes.grid(True, **GRID)
 
 
 def table(
@@ -168,7 +171,7 @@ def table(
 ) -> dict[str, Any]:
     """Draw the table of a relative encoding, and the scores that three of its columns give.
 
-    The map at the left shows p(distance) for each column of the head. Each square at the right is
+    The map above shows p(distance) for each column of the head. Each square below is
     for one column: it shows the number that is added to the score of query and key (before the
     division by sqrt(d)) if the query is 1 in this column and 0 in the others.
 
@@ -215,28 +218,29 @@ def table(
         bias = wavepe.relative_bias(query, p, length, first=first, beyond=beyond)
         squares.append({"column": column, "bias": np.where(hidden, np.nan, bias)})
 
-    figure = new_figure(9.4, 6.2)
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.75, 1))[0]
-    figure.suptitle(
-        "A row of numbers for each distance; each column becomes bands of the square of scores",
-        fontsize="medium",
-    )
+    figure = new_figure(WIDTH, 7.2)
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25, 1))[:, 0]
     most = max(float(np.abs(rows).max()), 1e-12)
-    colours = {"cmap": "PuOr_r", "vmin": -most, "vmax": most, "interpolation": "nearest"}
-    axes = left.subplots()
+    colours = {
+        "cmap": clear_at_zero(signed=True),
+        "vmin": -most,
+        "vmax": most,
+        "interpolation": "nearest",
+    }
+    axes = upper.subplots()
     image = axes.imshow(rows, aspect="auto", **colours)
     axes.set_ylabel("distance (tokens)")
     axes.set_xlabel("column")
     _parts.title(axes, _parts.name_of(str(chosen), 60))
     _mark_scales(axes, chosen, dim)
-    left.colorbar(image, ax=axes, label="p(distance)", pad=0.02)
-    panels = right.subplots(len(squares), 1, sharex=True, squeeze=False)[:, 0]
+    upper.colorbar(image, ax=axes, label="p(distance)", pad=0.02)
+    panels = lower.subplots(1, len(squares), sharey=True, squeeze=False)[0]
     for axes, square in zip(panels, squares, strict=True):
         axes.imshow(square["bias"], **colours)
         _parts.title(axes, _column_name(chosen, dim, square["column"]))
-        axes.set_ylabel("query (token)")
-    panels[-1].set_xlabel("key (token)")
-    save(figure, path, _parts.DPI)
+        axes.set_xlabel("key (token)")
+    panels[0].set_ylabel("query (token)")
+    save(figure, path)
     return {"encoding": str(chosen), "p": rows, "squares": squares}
 
 
@@ -257,7 +261,7 @@ def _column_name(encoding: Encoding, dim: int, column: int) -> str:
     if not isinstance(encoding, Wavelet):
         return f"column {column}"
     scale, shift = encoding.grid(dim)
-    return f"column {column}: a = {scale[column]:g}, b = {shift[column]:g}"
+    return f"column {column}\na = {scale[column]:g}, b = {shift[column]:g}"
 
 
 def transform(path: _parts.Path, *, kind: str = "ricker", length: int = 256) -> dict[str, Any]:
@@ -303,23 +307,26 @@ def transform(path: _parts.Path, *, kind: str = "ricker", length: int = 256) -> 
     scale = 2.0 ** np.arange(0, np.log2(length / 4) + 1e-9, 0.25)
     found = _matrices.wavelet_transform(signal, scale[:, None], t, kind)
 
-    figure = new_figure(8.0, 4.6)
-    figure.suptitle(
-        "The transform finds each bump at its place, and at the scale of its width",
-        fontsize="medium",
-    )
+    figure = new_figure(WIDTH, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
-    upper.plot(t, signal, color="k", linewidth=1.2)
+    upper.plot(t, signal, color=COLOURS[0], linewidth=1.2)
     upper.set_ylabel("signal x(t)")
-    upper.grid(True, color="0.9")
+    upper.grid(True, **GRID)
     most = max(float(np.abs(found).max()), 1e-12)
     image = lower.pcolormesh(
-        t, scale, found, cmap="PuOr_r", vmin=-most, vmax=most, shading="nearest", rasterized=True
+        t,
+        scale,
+        found,
+        cmap=clear_at_zero(signed=True),
+        vmin=-most,
+        vmax=most,
+        shading="nearest",
+        rasterized=True,
     )
     lower.set_yscale("log", base=2)
     lower.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     lower.set_ylabel("scale a (tokens)")
     lower.set_xlabel("t and shift b (tokens)")
     figure.colorbar(image, ax=lower, label=f"W(a, b), {kind}", pad=0.02)
-    save(figure, path, _parts.DPI)
+    save(figure, path)
     return {"signal": signal, "scale": scale, "W": found}

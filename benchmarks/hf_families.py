@@ -1,9 +1,8 @@
-"""Keep the results of the model families' tests, and write them into docs/reference/families.md.
+"""Keep the results of the model families' tests, for docs/reference/families.md.
 
 python -m pytest --all tests/test_hf_{families,situations,types,workflows}.py \
     -o junit_family=xunit1 --junitxml build/families.xml
-python -m benchmarks.hf_families_page --keep build/families.xml
-python -m benchmarks.hf_families_page --write | --check
+python -m benchmarks.hf_families build/families.xml
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .command import RESULTS, keep, kept_runs, new_parser, page_command
-from .readme import Missing, add_root, replaced
+from .command import RESULTS, Missing, add_root, keep, new_parser
 
-PAGE = Path("docs", "reference", "families.md")
 # test -> the name of its situation on the page
 COLUMNS = {
     "values": "full pass",
@@ -80,50 +77,14 @@ def _outcome(case: ElementTree.Element, properties: dict) -> str:
     return "not run" if case.find("skipped") is not None else properties.get("cell", "right")
 
 
-def section(runs: Sequence[dict[str, Any]]) -> str:
-    """Return a list of what does not work with each version of transformers."""
-    return "\n\n".join(_exceptions(run) for run in runs)
-
-
-def _exceptions(run: dict[str, Any]) -> str:
-    """Return the sentence that all works, and a table of the exceptions."""
-    families = run["families"]
-    heading = f"**transformers {run['transformers']}** (torch {run['torch']}): "
-    everything = f"all {len(COLUMNS)} situations work in all {len(families)} families"
-    found: dict[tuple[str, ...], list[str]] = {}  # outcome and families -> situations
-    for name, situation in COLUMNS.items():
-        outcomes = {family: row.get(name, "not run") for family, row in families.items()}
-        for outcome in sorted(set(outcomes.values()) - {"right"}):
-            where = (family for family in outcomes if outcomes[family] == outcome)
-            found.setdefault((outcome, *where), []).append(f"*{situation}*")
-    if not found:
-        return f"{heading}{everything}."
-    lines = [f"{heading}{everything}, except these:", "", "| situation | result | families |"]
-    lines.append("|---|---|---|")
-    for (outcome, *where), situations in found.items():
-        lines.append(f"| {'; '.join(situations)} | {outcome} | {', '.join(where)} |")
-    return "\n".join(lines)
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the exceptions of all kept runs, the newest version first."""
-    runs = kept_runs(root, "hf-families", "benchmarks.hf_families_page --keep")
-    return replaced(text, "families", section(runs), PAGE)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    argv = sys.argv[1:] if argv is None else argv
-    if "--keep" not in argv:
-        return page_command(__doc__, PAGE, updated, argv)
+    """Run the command; return 0, or 1 if the file holds no results."""
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "--keep", type=Path, required=True, metavar="FILE", help="the file of --junitxml"
-    )
+    parser.add_argument("file", type=Path, help="the file of --junitxml")
     add_root(parser)
     args = parser.parse_args(argv)
     try:
-        results = read(args.keep)
+        results = read(args.file)
     except Missing as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1

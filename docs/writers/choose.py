@@ -1,13 +1,9 @@
-"""Write the table of docs/guides/choose.md, and README's, from kept figures.
-
-python -m benchmarks.choice_page --write | --check
-"""
+"""docs/guides/choose.md: which encoding to take, with figures from kept results."""
 
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +11,13 @@ import wavepe
 from wavepe.encodings.methods import initial_parameters
 from wavepe.experiments.report import lookup
 
-from .adapt_page import TRAINED_LENGTH, farthest, largest
-from .command import RESULTS, kept_results, page_command, table
-from .compare_claims import BANK, BEST, LARGE_BEST, LARGE_W, W
-from .compare_kept import kept
-from .readme import Missing, replaced
+from benchmarks.command import RESULTS, Missing, table
+from benchmarks.real_model import TRAINED_LENGTH
+
+from .adapt import farthest, largest
+from .claims import BANK, BEST, LARGE_BEST, LARGE_W, W
+from .pages import kept_results
+from .runs import comparison
 
 PAGE = Path("docs", "guides", "choose.md")
 YARN = "rope/rope:type=yarn,factor=scaled"
@@ -38,12 +36,17 @@ class Case(NamedTuple):
     loses: str
 
 
+def blocks(root: Path) -> dict[str, str]:
+    heads = ("you have", "take", "price", "evidence", "where it loses")
+    return {"choice": table(heads, cases(root), "l")}
+
+
 def means(root: Path, name: str, *keys: str) -> Callable[[str, int], str]:
     """Return a function: row, multiple of the trained length -> the mean over seeds.
 
     It is of the perplexity, or of what `keys` lead to in a run.
     """
-    results = kept(root, name)
+    results = comparison(root, name)
 
     def mean(row: str, factor: int) -> str:
         length = str(results["train_length"] * factor)
@@ -211,24 +214,3 @@ def new_models(root: Path) -> list[Case]:
             f"Transformer-XL has {small(xl, 1)} and {small(xl, 16)}",
         ),
     ]
-
-
-def updated(text: str, root: Path) -> str:
-    """Return the page with the table."""
-    heads = ("you have", "take", "price", "evidence", "where it loses")
-    return replaced(text, "choice", table(heads, cases(root)), PAGE)
-
-
-def readme_table(root: Path) -> str:
-    """Return README's table: without the evidence, and where it loses."""
-    text = table(("you have", "take", "price"), [case[:3] for case in cases(root)])
-    return text.replace("](adapt.md)", "](docs/guides/adapt.md)")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    return page_command(__doc__, PAGE, updated, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,44 +1,26 @@
-"""Write the tables of docs/results/fairseq.md, of the demo and of speed.
-
-The demo's figures are in docs/results/fairseq-demo.json, and those of speed in
-benchmarks/results/fairseq-training.json.
-
-python -m benchmarks.fairseq_page --write | --check
-"""
+"""docs/results/fairseq.md: the demo, from fairseq-demo.json, and the speed of training."""
 
 from __future__ import annotations
 
-import json
-import sys
-import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 from wavepe.experiments.report import markdown_table
 
-from . import fairseq_training
-from .command import page_command
-from .readme import Missing, in_threads, replaced
+from benchmarks import fairseq_training
+from benchmarks.command import RESULTS
+
+from .pages import in_threads, kept, wrapped
 
 PAGE = Path("docs", "results", "fairseq.md")
 DEMO = Path("docs", "results", "fairseq-demo.json")
-SPEED = Path("benchmarks", "results", "fairseq-training.json")
+SPEED = RESULTS / "fairseq-training.json"
 
 
-def updated(text: str, root: Path) -> str:
-    """Return the page with the tables of the kept figures."""
-    for name, section, source in (
-        ("fairseq-demo", demo_section, DEMO),
-        ("fairseq-speed", speed_section, SPEED),
-    ):
-        path = root / source
-        if not path.exists():
-            raise Missing(f"{source} is missing")
-        text = replaced(text, name, section(json.loads(path.read_text("utf-8"))), PAGE)
-    return text
+def blocks(root: Path) -> dict[str, str]:
+    return {"fairseq-demo": demo(kept(root, DEMO)), "fairseq-speed": speed(kept(root, SPEED))}
 
 
-def demo_section(results: dict) -> str:
+def demo(results: dict) -> str:
     """Return the picture, a table for each protocol, and how they were made, as Markdown."""
     length, about = results["train_length"], results["environment"]
     protocols = {
@@ -61,10 +43,10 @@ def demo_section(results: dict) -> str:
         f"{results['runs'][0]['seed']}. {about['machine']}, Python {about['python']}, "
         f"torch {about['torch']}, {package} {about[package]}, {about['date']}."
     )
-    return "\n".join([*lines, textwrap.fill(made, 100)])
+    return "\n".join([*lines, wrapped(made)])
 
 
-def speed_section(results: dict) -> str:
+def speed(results: dict) -> str:
     """Return the words per second, and the machine and versions, as Markdown."""
     about, sizes = results["environment"], results["sizes"]
     threads = in_threads(about["threads"])
@@ -81,13 +63,4 @@ def speed_section(results: dict) -> str:
         "`python -m benchmarks.fairseq_training`."
     )
     table = fairseq_training.table(results)
-    return "\n".join([textwrap.fill(words, 100), "", table, "", textwrap.fill(made, 100)])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    return page_command(__doc__, PAGE, updated, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return "\n".join([wrapped(words), "", table, "", wrapped(made)])

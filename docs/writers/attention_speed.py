@@ -1,10 +1,8 @@
-"""Write docs/internals/attention-speed.md from the kept results of the attention benchmarks.
-
-python -m benchmarks.attention_page --write | --check    --write draws the pictures too
+"""docs/internals/attention-speed.md, from the kept results of the attention benchmarks.
 
 Times come from the newest results of `benchmarks.bench --full` with one thread and with two, of
-each kind of machine. The other figures come from files of the same folder, which are named after
-their modules, such as attention-decode.json. Other machines have a name behind that.
+each kind of machine. The other figures come from `benchmarks.attention NAME`, in the files
+attention-NAME.json and attention-NAME-MACHINE.json.
 """
 
 from __future__ import annotations
@@ -12,38 +10,28 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from wavepe.analysis.plots._figure import COLOURS, new_figure, save
+from wavepe.analysis.plots._figure import COLOURS, GRID, new_figure, save
 
-from . import (
-    attention_decode,
-    attention_memory,
-    attention_overhead,
-    attention_profile,
-    attention_tails,
-    attention_terms,
-    attention_threads,
-)
-from .bench_attention import BY_DISTANCE
-from .command import add_page, new_parser, write_page
-from .readme import Missing, in_threads, replaced
+from benchmarks.attention import STUDIES
+from benchmarks.bench_attention import BY_DISTANCE
+from benchmarks.command import PICTURES, RESULTS, Missing, table
+
+from .pages import commit_of, in_threads, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
 
-RESULTS = Path("benchmarks", "results")
 PAGE = Path("docs", "internals", "attention-speed.md")
 FORWARD, TRAINED = "ops.attention", "ops.attention + gradients"
 DECODE = "ops.attention, one query"
+# The studies whose tables are on the page.
+SHOWN = ("profile", "decode", "tails", "threads", "terms", "memory", "overhead")
 SHORT = {FORWARD: "forward", TRAINED: "with gradients"}
-PICTURES = Path("docs", "results")
 # Columns of the table and lines of a picture: calls that are compared to PyTorch's attention.
 OVER_SDPA = {
     "wavelets, forward": (FORWARD, "wavelets"),
@@ -126,29 +114,22 @@ def read(root: Path) -> list[dict[int, Rows]]:
     return [{threads: Rows(*of[threads][2:]) for threads in THREADS} for of in complete]
 
 
-def kept(root: Path, module: ModuleType) -> list[dict]:
-    """Return the results of another measurement, such as attention_memory, by machine.
-
-    They are attention-memory.json, and attention-memory-*.json of other machines.
-    """
-    name = module.__name__.rpartition(".")[2]
-    stem = name.replace("_", "-")
-    folder = root / RESULTS
+def kept(root: Path, study: str) -> list[dict]:
+    """Return the results of a study by machine: attention-STUDY.json, attention-STUDY-*.json."""
+    folder, stem = root / RESULTS, f"attention-{study}"
     paths = [*folder.glob(f"{stem}.json"), *sorted(folder.glob(f"{stem}-*.json"))]
     if not paths:
         path = RESULTS / f"{stem}.json"
-        raise Missing(f"{path} is missing: python -m benchmarks.{name} --json {path}")
+        raise Missing(f"{path} is missing: python -m benchmarks.attention {study} --json {path}")
     return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
 # ------------------------------------------------------------------ tables
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def filled(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table, without the rows whose cells are all empty."""
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows if any(row[1:])]
-    return "\n".join(lines)
+    return table(heads, [row for row in rows if any(row[1:])])
 
 
 def made_with(rows: Rows) -> str:
@@ -161,13 +142,7 @@ def made_with(rows: Rows) -> str:
         f"{machine['sgemm']['rate'] / 1e9:.0f} GFLOP/s in the same run. "
         f"[{rows.path.name}](../../benchmarks/results/{rows.path.name})."
     )
-    return textwrap.fill(
-        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-
-
-def commit_of(about: dict) -> str:
-    return "commit " + (about["commit"] or "unknown")[:12] + " with changes" * bool(about["dirty"])
+    return wrapped(text, indent="  ")
 
 
 def machine_of(rows: Rows) -> str:
@@ -200,8 +175,8 @@ def times_on(by_threads: dict[int, Rows]) -> str:
             both = [rows.get(op, _sized(kind, length), length, d) for rows in by_threads.values()]
             cells.append(over_rival(both, "sdpa"))
         lines.append(cells)
-    table = markdown([f"L, d = {d}", *OVER_SDPA], lines)
-    return "\n\n".join([table, "\n".join(map(made_with, by_threads.values()))])
+    shown = filled([f"L, d = {d}", *OVER_SDPA], lines)
+    return "\n\n".join([shown, "\n".join(map(made_with, by_threads.values()))])
 
 
 def _sized(kind: str, length: int) -> str:
@@ -221,7 +196,7 @@ def bfloat16(machines: Sequence[dict[int, Rows]]) -> str:
         for by_threads in machines:
             cells.append(over_rival([rows.found.get(key) for rows in by_threads.values()], "sdpa"))
         lines.append(cells)
-    return markdown(["", *(machine_of(by_threads[1]) for by_threads in machines)], lines)
+    return filled(["", *(machine_of(by_threads[1]) for by_threads in machines)], lines)
 
 
 def others(machines: Sequence[dict[int, Rows]]) -> str:
@@ -239,24 +214,22 @@ def others(machines: Sequence[dict[int, Rows]]) -> str:
         cells.append(", ".join(f"{Rows.rival_over(row, name)} {name}" for name in theirs))
         lines.append(cells)
     heads = ["", "time", "/ PyTorch, no positions", "/ wavepe, no positions", "other ways / wavepe"]
-    return f"{markdown(heads, lines)}\n\n{machine_of(by_threads[1])}: see its table above."
+    return f"{filled(heads, lines)}\n\n{machine_of(by_threads[1])}: see its table above."
 
 
-def with_date(table: str, about: dict) -> str:
+def with_date(text: str, about: dict) -> str:
     words = [about["cpu"], about.get("variant"), f"torch {about['torch']}", about["date"][:10]]
-    return f"{table}\n\n{', '.join([*filter(None, words), commit_of(about)])}."
+    return f"{text}\n\n{', '.join([*filter(None, words), commit_of(about)])}."
 
 
-def updated(text: str, root: Path) -> str:
-    """Return the page with the tables of the kept results."""
+def blocks(root: Path) -> dict[str, str]:
     machines = read(root)
-    for name, section in TIMES.items():
-        text = replaced(text, name, section(machines), PAGE)
-    for name, module in OTHERS.items():
-        runs = kept(root, module)
-        tables = [with_date(module.table(run), run["environment"]) for run in runs]
-        text = replaced(text, name, "\n\n".join(tables), PAGE)
-    return text
+    found = {"times": times(machines), "bfloat16": bfloat16(machines), "others": others(machines)}
+    for name in SHOWN:
+        runs = kept(root, name)
+        tables = (with_date(STUDIES[name].table(run), run["environment"]) for run in runs)
+        found[name] = "\n\n".join(tables)
+    return found
 
 
 # ------------------------------------------------------------------ pictures
@@ -319,12 +292,12 @@ def _panels(
 ) -> None:
     """Draw a row of panels over the length for each part, and the legend below them."""
     heads = sorted({d for _, d in sizes})
-    figure = new_figure(3.2 * len(heads), 0.6 + 2.4 * len(parts))
+    figure = new_figure(2.3 * len(heads), 1.4 + 2.2 * len(parts))
     grid = figure.subplots(len(parts), len(heads), sharex=True, sharey="row", squeeze=False)
     figure.suptitle(title, fontsize="medium")
     names: dict[str, Artist] = {}
     for row, (ylabel, lines) in zip(grid, parts.items(), strict=True):
-        row[0].set_ylabel(ylabel)
+        row[0].set_ylabel(ylabel.replace(", ", ",\n"))
         for axes, d in zip(row, heads, strict=True):
             lengths = [length for length, size in sizes if size == d]
             for line in lines:
@@ -336,10 +309,10 @@ def _panels(
                     )  # fmt: skip
                     names |= {line.label: drawn} if line.label else {}
             axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths[::2], lengths[::2])
-            axes.grid(True, color="0.9")
+            axes.set_xticks(lengths[::3], lengths[::3])
+            axes.grid(True, **GRID)
             if "time" in ylabel:
-                axes.axhline(1, color="0.4", linewidth=1)
+                axes.axhline(1, color="0.5", linewidth=1)
             if log:
                 axes.set_yscale("log", base=2)
                 axes.yaxis.set_major_formatter("{x:g}")
@@ -348,34 +321,6 @@ def _panels(
     for axes in grid[-1]:
         axes.set_xlabel("length")
     figure.legend(
-        list(names.values()), list(names), loc="outside lower center", frameon=False,
-        fontsize="small", ncols=4,
-    )  # fmt: skip
-    save(figure, path, dpi=110)
-
-
-TIMES = {"times": times, "bfloat16": bfloat16, "others": others}
-OTHERS = {
-    "profile": attention_profile,
-    "decode": attention_decode,
-    "tails": attention_tails,
-    "threads": attention_threads,
-    "terms": attention_terms,
-    "memory": attention_memory,
-    "overhead": attention_overhead,
-}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    parser = new_parser(__doc__)
-    add_page(parser, PAGE, required=True)
-    args = parser.parse_args(argv)
-    code = write_page(PAGE, updated, args.root, args.check)
-    if args.write and not code:
-        draw(args.root)
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        list(names.values()), list(names), loc="outside lower center", frameon=False, ncols=3
+    )
+    save(figure, path)

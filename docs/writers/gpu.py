@@ -1,21 +1,18 @@
-"""Write the tables of docs/guides/gpu.md from benchmarks/results/gpu-*.json.
+"""docs/guides/gpu.md, from benchmarks/results/gpu-*.json.
 
 `python -m benchmarks.gpu --json FILE` makes these files, one for each GPU.
-
-python -m benchmarks.gpu_page --write | --check
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .attention_page import commit_of
-from .command import RESULTS, page_command
-from .readme import replaced, wrapped
+from benchmarks.command import RESULTS
+
+from .pages import commit_of, wrapped
 
 PAGE = Path("docs", "guides", "gpu.md")
 NOTHING = "There is no result of a GPU."
@@ -23,11 +20,10 @@ PHASES = ("forward", "forward and backward")
 OURS = "wavepe"
 
 
-def updated(text: str, root: Path) -> str:
-    """Return docs/guides/gpu.md with the tables of the kept figures."""
+def blocks(root: Path) -> dict[str, str]:
     runs = [json.loads(p.read_text("utf-8")) for p in sorted((root / RESULTS).glob("gpu-*.json"))]
     runs = [run for run in runs if not run["environment"]["interpreted"]]
-    return replaced(text, "gpu", "\n\n".join(map(section, runs)) or NOTHING, PAGE)
+    return {"gpu": "\n\n".join(map(section, runs)) or NOTHING}
 
 
 def section(run: dict[str, Any]) -> str:
@@ -147,12 +143,3 @@ def _left(rows: list[dict]) -> list[str]:
         for way, error in row["errors"].items()
     ]
     return [*said, *(["Without figures:\n\n" + "\n".join(lines)] if lines else [])]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check)."""
-    return page_command(__doc__, PAGE, updated, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which claims hold, from kept comparisons."""
+"""Which claims hold, from kept comparisons: the first table of docs/results/index.md."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from wavepe.experiments.presets import FACTORS_TO_16
 
-from .command import table
-from .compare_kept import kept
+from benchmarks.command import table
+
+from .runs import comparison
 
 W, MIRRORED = "wavelet:scales=6", "wavelet:scales=6,mirrored=true"
 HAAR, FIXED = "wavelet:kind=haar,scales=6", "wavelet:kind=haar,scales=6,fixed_scale=true"
@@ -112,10 +113,10 @@ def claims(root: Path) -> str:
     """Return the table of claims, with the verdict and the ratio at each multiple of the length."""
     rows = []
     for claim in CLAIMS:
-        results = kept(root, claim.preset)
+        results = comparison(root, claim.preset)
         lengths = [results["train_length"] * factor for factor in FACTORS_TO_16]
         rows.append((claim.text, *(_verdict(results["runs"], claim, n) for n in lengths)))
-    return table(("claim", *(f"{factor}x" for factor in FACTORS_TO_16)), rows)
+    return table(("claim", *(f"{factor}x" for factor in FACTORS_TO_16)), rows, "l")
 
 
 def _verdict(runs: Sequence[Mapping[str, Any]], claim: Claim, length: int) -> str:

@@ -1,6 +1,4 @@
-"""Write the roofline of one case of rope_qk into docs/internals/rope-speed.md.
-
-python -m benchmarks.rope_roofline --write | --check
+"""docs/internals/rope-speed.md: the roofline of one case of rope_qk, and multi-scale rotations.
 
 The case is ops.rope_qk, float32, 32 + 8 heads x 2048 x 128, half-split. The page shows the bytes
 that the call must move, the time for them at the copy bandwidth of the same run, and the measured
@@ -10,20 +8,26 @@ time. The figures come from the results file that README shows.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from .command import add_page, new_parser, write_page
-from .readme import Missing, in_threads, newest_results, replaced
+from benchmarks import multiscale_rope
+from benchmarks.command import RESULTS, Missing
+
+from .headlines import newest_results
+from .pages import commit_of, in_threads, kept, wrapped
 
 PAGE = Path("docs", "internals", "rope-speed.md")
+MULTISCALE = RESULTS / "multiscale-rope.json"
 OP, SIZE, DTYPE = "ops.rope_qk", "32+8 heads x 2048 x 128, half-split", "float32"
 HEADS, LENGTH, DIM, BYTES = 32 + 8, 2048, 128, 4
 HEAD_BYTES = HEADS * LENGTH * DIM * BYTES  # the bytes of q and k
 TABLE_BYTES = 2 * LENGTH * DIM // 2 * BYTES
 FLOPS = 6 * HEADS * LENGTH * DIM // 2  # four products and two sums for each pair
 SITUATIONS = {"warm": ("copy", "copy_"), "fresh": ("clone", "clone")}  # bandwidth, rival
+
+
+def blocks(root: Path) -> dict[str, str]:
+    return {"roofline": roofline(newest(root)), "multiscale": multiscale(kept(root, MULTISCALE))}
 
 
 def row_of(results: dict, memory: str) -> dict:
@@ -44,7 +48,7 @@ def row_of(results: dict, memory: str) -> dict:
     raise Missing(f"no row {wanted} in the newest results: python -m benchmarks.bench rope")
 
 
-def section(path: Path) -> str:
+def roofline(path: Path) -> str:
     """Return both tables, for warm and fresh memory, as Markdown."""
     results = json.loads(path.read_text("utf-8"))
     machine, about = results["machine"], results["environment"]
@@ -80,19 +84,14 @@ def section(path: Path) -> str:
         "(fresh - warm) / page faults": ["", a_page],
         "arithmetic alone, at the rate of sgemm": [_ms(FLOPS / machine["sgemm"]["rate"]), ""],
     }
-    table = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
-    threads = in_threads(about["threads"])
-    return "\n".join(
-        [
-            "| | warm memory | fresh memory |",
-            "|---|---:|---:|",
-            *table,
-            "",
-            f"{about['cpu']}, {about['variant']}, {threads}, last-level cache "
-            f"{about['last_level_cache'] / 2**20:.0f} MiB, {about['date'][:10]}; "
-            f"[{path.name}](../../benchmarks/results/{path.name}).",
-        ]
+    rows_of_table = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
+    made = (
+        f"{about['cpu']}, {about['variant']}, {in_threads(about['threads'])}, last-level cache "
+        f"{about['last_level_cache'] / 2**20:.0f} MiB, {about['date'][:10]}; "
+        f"[{path.name}](../../benchmarks/results/{path.name})."
     )
+    heads = ["| | warm memory | fresh memory |", "|---|---:|---:|"]
+    return "\n".join([*heads, *rows_of_table, "", made])
 
 
 def _mb(count: int) -> str:
@@ -103,28 +102,22 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
-def updated(text: str, root: Path) -> str:
-    """Return the page with the tables of the newest results."""
-    return replaced(text, "roofline", section(newest(root)), PAGE)
-
-
 def newest(root: Path) -> Path:
-    path = newest_results(root / "benchmarks" / "results").get(OP)
+    path = newest_results(root).get(OP)
     if not path:
         raise Missing(f"no results of {OP}: python -m benchmarks.bench rope --json FILE")
     return path
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    parser = new_parser(__doc__)
-    add_page(parser, PAGE)
-    args = parser.parse_args(argv)
-    if args.write or args.check:
-        return write_page(PAGE, updated, args.root, args.check)
-    print(section(newest(args.root)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def multiscale(results: dict) -> str:
+    """Return the times of multi-scale rotations over RoPE's, and how they were measured."""
+    about, one = results["environment"], results["rows"][0]
+    worst = max(error for each in results["rows"] for error in each["errors"].values())
+    made = (
+        f"Ratio to the time of RoPE: the fastest call over the fastest call, taken in turns. "
+        f"{one['heads']} heads of {one['head_size']}, float32. The error of matrices and prefix "
+        f"sums is at most {worst:.0e} of the largest number. {about['cpu']}, {about['variant']}, "
+        f"one thread, load average {max(about['load_average']):.1f} of {about['cpus']} cores; "
+        f"torch {about['torch']}; {about['date'][:10]}, {commit_of(about)}."
+    )
+    return f"{multiscale_rope.table(results)}\n\n{wrapped(made)}"

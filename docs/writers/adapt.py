@@ -1,34 +1,29 @@
-"""Write the tables of docs/results/adapt.md from kept figures.
+"""docs/results/adapt.md, from real-model-*.json and adapt-*.json in benchmarks/results.
 
-benchmarks/results/real-model-*.json come from benchmarks.real_model, adapt-*.json from
-benchmarks.adapt_recipes.
-
-python -m benchmarks.adapt_page --write | --check
+benchmarks.real_model and benchmarks.adapt_recipes make these.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .attention_page import commit_of
-from .command import kept_results, page_command
-from .readme import replaced, wrapped
+from benchmarks.adapt_recipes import means
+
+from .pages import commit_of, kept_results, wrapped
 
 PAGE = Path("docs", "results", "adapt.md")
-TRAINED_LENGTH = 8192  # of SmolLM2
 PAIRS = 12  # of the small models' heads
 STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, trained on"}
 
 
-def updated(text: str, root: Path) -> str:
-    """Return docs/results/adapt.md with the tables of the kept figures."""
-    text = replaced(text, "real", "\n\n".join(map(real, kept_results(root, "real-model"))), PAGE)
-    return replaced(text, "small", "\n\n".join(map(small, kept_results(root, "adapt"))), PAGE)
+def blocks(root: Path) -> dict[str, str]:
+    return {
+        "real": "\n\n".join(map(real, kept_results(root, "real-model"))),
+        "small": "\n\n".join(map(small, kept_results(root, "adapt"))),
+    }
 
 
 def largest(root: Path) -> dict[str, Any]:
@@ -115,17 +110,3 @@ def _short(spec: str) -> str:
         lambda found: f"{int(float(found[0]) * PAIRS)}/{PAIRS}",
         spec,
     )
-
-
-def means(found: list[dict[str, float]]) -> str:
-    """Return the mean of each length, as cells."""
-    return " | ".join(f"{statistics.fmean(each[n] for each in found):.2f}" for n in found[0])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if the page is stale (--check) or a source is missing."""
-    return page_command(__doc__, PAGE, updated, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

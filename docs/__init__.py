@@ -1,0 +1,1 @@
+"""The documentation. `docs.writers` writes the tables of its pages."""
