@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wavepe.experiments.terminal import GAP, columns, groups, wrapped
+from wavepe.experiments.tables import GAP, columns, groups, wrapped
 
 _COLUMNS = (
     "size",

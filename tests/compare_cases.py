@@ -134,7 +134,7 @@ FORKING = """
 import os, signal, sys
 from pathlib import Path
 from wavepe.cli import main
-from wavepe.experiments import jobs, worker
+from wavepe.experiments import jobs
 
 pattern, number, whom, *words = sys.argv[1:]
 out = Path(words[words.index("--out") + 1])
@@ -144,28 +144,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 class Fork:
     pids = []
 
-    def __init__(self, command, stdin, stdout, pass_fds, start_new_session):
+    def __init__(self, command, stdin, pass_fds, start_new_session):
         read, write = os.pipe()
-        answers, said = os.pipe()
         self.pid, self.code = os.fork(), None
         if not self.pid:
             status = 1
             try:
                 os.setsid()
                 os.dup2(read, 0)
-                os.dup2(said, 1)
                 for handle in map(int, os.listdir("/proc/self/fd")):
                     if handle > 2 and handle not in pass_fds:
                         try:
                             os.close(handle)
                         except OSError:
                             pass  # of listdir
-                status = worker.main()
+                status = jobs.work(int(command[3]))
             finally:
                 os._exit(status)
         os.close(read)
-        os.close(said)
-        self.stdin, self.stdout = os.fdopen(write, "wb"), os.fdopen(answers, "rb")
+        self.stdin = os.fdopen(write, "wb")
         self.pids.append(self.pid)
         print(self.pid, flush=True)
 
@@ -187,7 +184,7 @@ def listening(self):
     return done
 
 
-listen, jobs._Worker.listen = jobs._Worker.listen, listening
+listen, jobs.Worker.listen = jobs.Worker.listen, listening
 jobs.subprocess.Popen = Fork
 sys.exit(main(words))
 """

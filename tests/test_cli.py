@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -287,24 +286,8 @@ def test_out_of_memory_is_recognised(module):
 
 @pytest.mark.parametrize("value", [-1, 0, 1025, 20000, 99999999999])
 def test_a_number_of_threads_that_would_crash(value):
-    with pytest.raises(UsageError, match=f"--threads {value}: needs 1 to 1024"):
+    with pytest.raises(UsageError, match=f"^threads {value}: needs 1 to 1024"):
         thread_count("--threads", value)
-
-
-def test_a_number_of_threads_that_the_system_refuses(monkeypatch):
-    assert thread_count("--threads", 7) == 7
-    before, start, started = threading.active_count(), threading.Thread.start, []
-
-    def limited(thread):
-        if len(started) == 5:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(UsageError, match="--threads 7: this process can start at most 5 threads"):
-        thread_count("--threads", 7)
-    assert threading.active_count() == before
 
 
 # ------------------------------------------------------------------ bench

@@ -375,7 +375,7 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
         (["bands", "--of", "value"], "invalid choice: 'value'"),
         (["needle", "--depths", "2"], "--depths 2: needs numbers from 0 to 1"),
         (["needle", "--trials", "0"], "--trials 0"),
-        (["needle", "--theta", "-1"], "--theta -1: needs a number above 0"),
+        (["needle", "--theta", "-1"], "--theta -1: needs numbers above 0"),
         (["needle", "--lengths", "4"], "lengths must be at least .* got 4"),
         (["heatmap", "--layer", "9"], "--layer 9: .* has 2, numbered from 0"),
         (["heatmap", "--head", "-1"], "--head -1: needs 0"),
@@ -394,7 +394,7 @@ def test_bad_options(capsys, place, argv, words):
 def test_the_model_comes_before_options_of_several_values(capsys, place):
     code, _, err = run(capsys, "perplexity", "--lengths", 8, 16, place / "stock")
     assert code == 2
-    assert "MODEL; write it before options that take several values (--lengths)" in err
+    assert "needs integers; write MODEL before options that take several values" in err
 
 
 def test_what_a_model_cannot_do_is_one_line(capsys, place):

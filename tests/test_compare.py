@@ -1,8 +1,8 @@
 """`wavepe compare` on tiny models: its files, what its rows share, jobs, and exact resuming."""
 
-import errno
 import json
 import math
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -10,8 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-from contextlib import nullcontext
 
 import pytest
 from cases import forget_registrations
@@ -43,7 +41,7 @@ from wavepe.cli import main
 from wavepe.experiments import evaluation
 from wavepe.experiments.comparison import models_of
 from wavepe.experiments.data import evaluation_bytes, load_text
-from wavepe.experiments.presets import default_rows
+from wavepe.experiments.presets import DEFAULTS, rows_for
 from wavepe.experiments.settings import Settings
 from wavepe.experiments.training import load_model, new_model
 
@@ -93,7 +91,7 @@ def test_rows_trained_alike_share_a_checkpoint():
 
 
 def test_the_default_rows_take_six_trainings():
-    specs = tuple(default_rows(128))
+    specs = tuple(rows_for(DEFAULTS["encodings"], 128))
     settings = Settings(specs, (128,), 128, 1, 2, 1, 2, 4, 24, 1e-3, 1)
     models = models_of(settings)
     assert len(specs) == 8
@@ -131,7 +129,7 @@ def test_every_encoding_starts_from_the_same_weights():
 def test_picture_and_tables(capsys, monkeypatch):
     out = trained()
     capsys.readouterr()
-    monkeypatch.setattr("wavepe.cli.compare._THREADS", 2)  # the folder was begun with 1
+    monkeypatch.setattr("wavepe.experiments.run._THREADS", 2)  # the folder was begun with 1
     assert (out / "perplexity.png").read_bytes().startswith(PNG)
     assert (out / "report.md").read_text().count("**") >= 2 * 2
     before = (out / "results.json").read_bytes()
@@ -476,23 +474,14 @@ def test_an_error_of_a_worker_is_one_line(tmp_path):
 
 
 def test_a_worker_without_a_parent_says_nothing():
-    command = [sys.executable, "-m", "wavepe.experiments.worker"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    code = f"from wavepe.experiments.jobs import work; raise SystemExit(work({theirs.fileno()}))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        pass_fds=[theirs.fileno()],
+    )  # fmt: skip
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-
-
-def test_a_full_disk_of_temporary_files_is_named(tmp_path, capfd, monkeypatch):
-    def full(*given):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    class Full:
-        write = full
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: nullcontext(Full()))
-    assert go_on(tmp_path, "--jobs", "2", "--quiet") == 1
-    said = one_line(capfd)
-    assert tempfile.gettempdir() in said
-    assert "the disk at" in said
 
 
 # ------------------------------------------------------------------ what ends a training

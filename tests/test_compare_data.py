@@ -63,7 +63,7 @@ def test_the_standard_library_is_the_default(monkeypatch, tmp_path):
     assert 0.04 < len(read.held_out) / len(read.train) < 0.07
     assert b"def test_" not in read.held_out.tobytes()[:100_000]
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(UsageError, match="--data"):
+    with pytest.raises(UsageError, match="data"):
         load_text(None, 16, 16)
 
 
@@ -205,7 +205,7 @@ def test_examples_follow_from_the_seed_and_need_room(name):
     assert np.array_equal(one.questions, same.questions)
     assert not np.array_equal(one.tokens, other.tokens)
     task.check(task.least)
-    with pytest.raises(UsageError, match=f"--task {name}: needs lengths of at least {task.least}"):
+    with pytest.raises(UsageError, match=f"task {name}: needs lengths of at least {task.least}"):
         task.check(task.least - 1)
 
 

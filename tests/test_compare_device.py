@@ -24,8 +24,8 @@ from wavepe.experiments import device as devices
 from wavepe.experiments.data import load_text
 from wavepe.experiments.device import CPU, Device
 from wavepe.experiments.errors import CommandError
-from wavepe.experiments.plan import plan_of
 from wavepe.experiments.settings import Settings
+from wavepe.experiments.training import plan_of
 from wavepe.hf.learned import learned_ids
 
 LIKE_CUDA = Device(torch.device("cpu"), "a GPU", torch.bfloat16, read_every=4)
@@ -141,10 +141,9 @@ SETTINGS = Settings(("none",), (16,), 16, 11, 1, 2, 1, 2, 6, 0.02, 1)
 class Shown(dict):
     """Keep what a training shows: the running mean of the loss, by step."""
 
-    step = dict.__setitem__
-
-    def starts_at(self, step):
-        """Do nothing: this is not shown."""
+    def __call__(self, event, *values):
+        if event == "step":
+            self.update([values])
 
 
 def train(path, settings=SETTINGS, read_every=1, save_every=5):
@@ -170,7 +169,7 @@ def test_losses_are_read_every_few_steps(tmp_path):
 @pytest.mark.parametrize("save_every", [2, 100])
 def test_a_loss_that_is_no_number_is_found_and_not_saved(tmp_path, save_every):
     settings = dataclasses.replace(SETTINGS, learning_rate=1e30)
-    with pytest.raises(CommandError, match=r"none: the loss is .* at step 1: try a smaller --lr"):
+    with pytest.raises(CommandError, match=r"none: the loss is .* at step 1: try a smaller lr"):
         train(tmp_path / "state", settings, 4, save_every)
     assert not (tmp_path / "state").exists()
 

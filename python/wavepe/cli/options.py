@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
+from ..experiments.errors import UsageError
 from ..experiments.numbers import integer, integers, reals
 
 DATA_HELP = (
@@ -30,7 +32,13 @@ class Number(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         read = integers if self.nargs else integer
-        setattr(namespace, self.dest, read(self.option_strings[0], values, self.least))
+        try:
+            found = read(self.option_strings[0], values, self.least)
+        except UsageError as error:
+            swallowed = self.nargs and any(map(os.path.isdir, values))
+            advice = "; write MODEL before options that take several values" * bool(swallowed)
+            raise UsageError(error.message + advice) from None
+        setattr(namespace, self.dest, found)
 
 
 class Reals(argparse.Action):

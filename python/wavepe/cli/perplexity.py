@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", action=Number, least=2,
         help="tokens of a pass, for blocks and sliding (default: the trained length)")  # fmt: skip
     add("--stride", action=Number,
-        help="tokens between the starts of two passes, for sliding (default: half the window)")  # fmt: skip
+        help="tokens between the starts of two passes, for sliding (default: half the window)",
+    )  # fmt: skip
     add("--tokens", action=Number,
         help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
     outputs.add_arguments(parser)

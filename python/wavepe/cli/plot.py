@@ -13,9 +13,9 @@ import wavepe
 
 from .._files import new_file
 from ..analysis import plots
-from ..experiments.errors import UsageError
+from ..experiments.errors import UsageError, need_matplotlib
 from ..experiments.imports import import_all
-from .outputs import add_json, check_json, check_picture, need_matplotlib, write_json
+from .outputs import add_json, check_json, check_picture, write_json
 
 # Each picture is a function of wavepe.analysis.plots.
 PICTURES = (

@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--fraction", nargs="*", action=Reals, most=1.0, const=FRACTIONS, metavar="P",
+    which.add_argument("--fraction", nargs="*", action=Reals, most=1.0, const=FRACTIONS,
+        metavar="P",
         help="fractions to run the model with: p-RoPE rotates this fraction of the pairs, the "
         "fastest ones (default: " + " ".join(FRACTIONS) + ")")  # fmt: skip
     which.add_argument("--theta", nargs="+", action=Reals,
@@ -95,11 +96,12 @@ def _changed(loaded: models.Model, option: str, value: float) -> Iterator[models
     import wavepe.hf
 
     spec = wavepe.hf.encoding_of(loaded.model)
+    wanted = "" if spec is None else _with_fraction(spec, value)
     try:
         if spec is None:
             wavepe.hf.patch(loaded.model, "rope", fraction=value)
         else:
-            other = loaded.read_with(_with_fraction(spec, value))
+            other = loaded.read_with(wanted)
     except (ValueError, TypeError) as error:
         raise CommandError(f"--fraction {value:g}: {models.one_line(error)}") from error
     if spec is not None:

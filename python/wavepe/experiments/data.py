@@ -33,7 +33,9 @@ class Text:
     sha256: str
 
 
-def load_text(path: str | None, longest: int, train_length: int, split: str = "test") -> Text:
+def load_text(
+    path: str | Path | None, longest: int, train_length: int, split: str = "test"
+) -> Text:
     """Read and split the text at `path`: a file, a folder, or None for the standard library.
 
     Test and validation text are both held out; `split` names the one to evaluate on. Several files
@@ -43,7 +45,7 @@ def load_text(path: str | None, longest: int, train_length: int, split: str = "t
     if path is None:
         files, description = _standard_library()
     else:
-        if not path:
+        if not str(path):
             raise UsageError("--data: needs the name of a file or a folder, got an empty name")
         files, description = _read(Path(path))
     parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)

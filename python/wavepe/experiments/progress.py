@@ -6,9 +6,10 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 # A terminal with this many columns also has room for the bar and the loss.
@@ -31,7 +32,9 @@ class Report:
         self.bar, self._lines = terminal and not quiet, lines
         self._wide, self._part = self._console.width >= _WIDE, f"{part} " if part else ""
         title = Column(ratio=1, no_wrap=True, overflow="crop")
-        shown = [TextColumn("{task.description}", markup=False, table_column=title)]
+        shown: list[ProgressColumn] = [
+            TextColumn("{task.description}", markup=False, table_column=title)
+        ]
         shown += [BarColumn(20)] if self._wide else []
         shown += [TaskProgressColumn(), TextColumn("{task.fields[after]}", markup=False)]
         self._progress = Progress(
@@ -74,8 +77,17 @@ class Report:
 
     def teller(self, number: int) -> Callable[..., None]:
         """Return tell(event, *values), which reports on the task `number`, from 0."""
-        events = {"doing": self.doing, "note": self.note, "skip": self.skip, "step": self.step}
-        return lambda event, *values: events[event](number, *values)
+        events: dict[str, Callable[..., None]] = {
+            "doing": self.doing,
+            "note": self.note,
+            "skip": self.skip,
+            "step": self.step,
+        }
+
+        def tell(event: str, *values: Any) -> None:
+            events[event](number, *values)
+
+        return tell
 
     def doing(self, number: int, title: str) -> None:
         """Show what the task does now."""

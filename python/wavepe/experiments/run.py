@@ -227,9 +227,10 @@ def compare(
     given = {name: value for name, value in locals().items() if name not in _RUNNING}
     registered = _import(imports, out)
     parts = comparisons(given, registered)
-    for name, value in (("threads", threads), ("save_every", save_every), ("jobs", jobs)):
-        if value is not None:
-            integer(f"--{name.replace('_', '-')}", value, 1)
+    if threads is not None:
+        thread_count("--threads", threads)
+    integer("--jobs", jobs, 1)
+    integer("--save-every", 1 if save_every is None else save_every, 1)
     text = load_text(
         data,
         max(max(part.lengths) for part in parts.values()),

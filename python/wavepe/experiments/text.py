@@ -32,10 +32,10 @@ class Tokens:
     description: str
 
 
-def check_data(data: str | None) -> None:
+def check_data(data: str | Path | None) -> None:
     """Raise UsageError if --data does not exist, before a model is loaded."""
-    if data is not None and not (data and Path(data).exists()):
-        raise UsageError(f"--data {data!r}: no such file or folder")
+    if data is not None and not (str(data) and Path(data).exists()):
+        raise UsageError(f"--data {str(data)!r}: no such file or folder")
 
 
 def tokens_for(
@@ -70,7 +70,7 @@ def tokens_for(
     return Tokens(torch.from_numpy(ids.astype(np.int64)), description)
 
 
-def first_and_last_tokens(model: Model, data: str, first: int, last: int) -> torch.Tensor:
+def first_and_last_tokens(model: Model, data: str | Path, first: int, last: int) -> torch.Tensor:
     """Return the first and the last tokens of a text, or all of a text that is not long, int64."""
     import torch
 
