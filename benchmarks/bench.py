@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except (CommandError, ImportError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
+        print(f"benchmarks: {getattr(error, 'message', error)}", file=sys.stderr)
         return getattr(error, "code", 1)
 
 

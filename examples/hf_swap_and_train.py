@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         results = run(args)
     except (CommandError, ValueError, OSError) as error:
-        print(f"hf_swap_and_train: {error}", file=sys.stderr)
+        print(f"hf_swap_and_train: {getattr(error, 'message', error)}", file=sys.stderr)
         return 1
     (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print(f"\nPerplexity per byte of held-out text, trained on {args.length} bytes (* best)")

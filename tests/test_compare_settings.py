@@ -6,6 +6,7 @@ import io
 import os
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from wavepe.experiments.presets import DEFAULTS, MODELS, PRESETS
 from wavepe.experiments.progress import Report
 from wavepe.experiments.protocols import Protocol
 from wavepe.experiments.rows import Row
-from wavepe.experiments.settings import comparisons, hints
+from wavepe.experiments.settings import Settings, comparisons, hints
 
 OPTIONS = ("encodings", "preset", *DEFAULTS, *MODELS["tiny"])
 
@@ -90,6 +91,7 @@ def test_every_preset_is_a_comparison(name):
         assert part.seeds >= (2 if name == "larger" else 3)  # hours of two cores
         assert max(part.lengths) >= 8 * part.train_length
         assert models_of(part)
+        assert Settings.from_dict(asdict(part)) == part
     few = parsed("--preset", name, "--seeds", "1", "--encodings", "rope", "--lengths", "512")
     for part in few.values():
         assert (part.seeds, part.encodings, part.lengths) == (1, ("rope",), (512,))

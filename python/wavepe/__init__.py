@@ -23,7 +23,10 @@ from .encodings import encoding, register_encoding
 
 # Imported on first use, because the rest of wavepe needs neither torch nor transformers.
 _TORCH = ("torch", "wavepe._torch")
-_LAZY = {"analysis": (), "cli": (), "hf": (*_TORCH, "transformers"), "nn": _TORCH, "ops": _TORCH}
+_LAZY = {
+    "analysis": (), "cli": (), "experiments": (), "hf": (*_TORCH, "transformers"), "nn": _TORCH,
+    "ops": _TORCH,
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> ModuleType:

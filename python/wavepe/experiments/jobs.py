@@ -60,6 +60,10 @@ def run_jobs(comparison: Comparison, jobs: int, imports: Sequence[str], report: 
     except BaseException:
         _stop(workers)
         raise
+    finally:
+        for worker in workers:
+            worker.life.close()
+            worker.pipe.close()
 
 
 def _stop(workers: list[Worker]) -> None:

@@ -72,6 +72,12 @@ class Settings:
             del settings["imports"]
         return json.loads(json.dumps({**settings, "text_sha256": text_sha256, "decayed": DECAYED}))
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
+        """Return the settings from their `asdict` that was stored as JSON."""
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**plain)
+
 
 def comparisons(given: Mapping[str, Any], imports: tuple[str, ...] = ()) -> dict[str, Settings]:
     """Return the settings of each comparison, by its folder within --out.

@@ -1,0 +1,71 @@
+"""`wavepe.experiments`: the commands compare and adapt, as functions."""
+
+import inspect
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+from compare_cases import results, text, trained
+from wavepe.cli import _parser
+from wavepe.experiments import adapt, compare
+from wavepe.experiments.presets import DEFAULTS, MODELS
+
+TINY = {
+    "data": text(), "train_length": 16, "lengths": [16, 32], "batch": 2, "layers": 1, "heads": 2,
+    "head_dim": 6, "eval_bytes": 128, "lr": 0.02, "steps": 6, "save_every": 2, "progress": False,
+}  # fmt: skip
+
+
+def test_a_call_gives_the_figures_of_the_command(tmp_path, capfd):
+    found = compare(["none", "rope"], out=tmp_path / "out", **TINY)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    expected = {run["encoding"]: run["perplexity"] for run in results(trained())["runs"]}
+    assert found.table() == [
+        {"encoding": name, "seeds": 1, 16: expected[name]["16"], 32: expected[name]["32"]}
+        for name in ("none", "rope")
+    ]
+    assert json.loads(found.to_json()) == results(tmp_path / "out")
+    found.plot(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{expected['rope']['32']:.2f}" in str(found)
+    again = compare(["none", "rope"], out=tmp_path / "out", **TINY)  # nothing is trained
+    assert again.table() == found.table()
+
+
+def test_wrong_arguments_name_the_argument(tmp_path):
+    out = tmp_path / "out"
+    for wrong, said in (
+        ({"steps": 0}, "^steps 0: needs 1 to"),
+        ({"lr": 0}, "^lr 0: needs a positive number"),
+        ({"preset": "Wavelets"}, r"preset Wavelets: needs .*, did you mean 'wavelet'\?"),
+        ({"lengths": [16, 16]}, "^lengths 16: given twice"),
+        ({"encodings": []}, "^encodings: needs at least one"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            compare(**{"encodings": "none", "out": out, **TINY, **wrong})
+    assert not out.exists()
+    with pytest.raises(ValueError, match=r"^data: needs a text file"):
+        adapt(tmp_path, out, "alibi")
+
+
+def test_the_docstring_tells_the_defaults():
+    told = inspect.getdoc(compare)
+    for name, value in (*MODELS["tiny"].items(), *DEFAULTS.items()):
+        if isinstance(value, (int, float)) and value:
+            end = f"(tiny: {value:g})" if name in MODELS["tiny"] else f"The default is {value}."
+            entry = told.partition(f"\n{name} : ")[2].partition(" : ")[0]
+            assert end in " ".join(entry.split()), name
+
+
+@pytest.mark.parametrize("function", [compare, adapt])
+def test_every_parameter_is_an_option(function):
+    parser = _parser(function.__name__)
+    actions = next(a for a in parser._actions if a.choices).choices[function.__name__]._actions
+    options = {action.dest for action in actions}
+    assert set(inspect.signature(function).parameters) - {"progress"} <= options
