@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,6 +56,9 @@ def allow_mutable_defaults() -> Iterator[None]:
     field common is not allowed". From Python 3.11 on, a default must be hashable, and a dataclass
     with __eq__ is not. fairseq 0.12.2 and hydra-core 1.0 use such defaults and never change them.
     """
+    if sys.version_info < (3, 11):
+        yield
+        return
     original = dataclasses.dataclass
 
     def hashable(cls: Any) -> Any:
@@ -92,7 +96,8 @@ def add_numpy_compat() -> None:
     The error: "AttributeError: module 'numpy' has no attribute 'compat'", with
     ``--sample-break-mode eos``, which generation uses too.
     """
-    setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
+    if not hasattr(np, "compat"):
+        setattr(np, "compat", types.SimpleNamespace(long=int))  # noqa: B010 - mypy knows NumPy 2
 
 
 def allow_object_broadcast() -> None:

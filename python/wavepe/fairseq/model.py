@@ -48,7 +48,7 @@ class WavePELanguageModel(transformer_lm.TransformerLanguageModel):
     @classmethod
     def add_args(cls, parser: Any) -> None:
         super().add_args(parser)
-        for action in parser._actions:
+        for action in parser._group_actions if hasattr(parser, "_group_actions") else ():
             if action.dest == "pos_enc":
                 action.type = _spec
 
