@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wavepe.experiments.presets import PRESETS, Preset
+from wavepe.experiments.presets import PRESETS, Preset, rows_for
 from wavepe.experiments.rows import Row
 
 from .command import RESULTS, add_root, new_parser
@@ -61,7 +61,7 @@ def _joined(old: dict[str, Any], new: dict[str, Any], name: str) -> dict[str, An
     if other:
         raise SystemExit(f"the kept {name} was made with other values of {', '.join(other)}")
     wanted = preset_of(name).options["encodings"]
-    wanted = wanted(new["train_length"]) if callable(wanted) else wanted
+    wanted = rows_for(wanted, new["train_length"])
     order = [Row.parse(spec).name for spec in wanted]
     stay = [run for run in old["runs"] if run["encoding"] not in rows]
     runs = sorted(
