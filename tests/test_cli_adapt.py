@@ -52,6 +52,7 @@ def test_adapt(words, tmp_path, capsys):
         assert f"{found[name]['80']:.2f}" in printed
     assert found["adapted"]["40"] < found["swapped"]["40"]
     report = (tmp_path / "new/report.md").read_text()
+    assert report.startswith("# stock with rope:fraction=0.25+alibi\n")
     assert "| `swapped and trained` |" in report
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     assert model.config.position_encoding == "rope:fraction=0.25+alibi"

@@ -8,6 +8,8 @@ from typing import Any
 
 from .._rope_frequencies import DEFAULT_THETA
 from ..experiments import model as models
+from ..experiments.tables import print_rows, wrapped
+from ..experiments.text import tokens_for
 from . import outputs
 from .options import Number, add_model
 
@@ -36,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
     with outputs.measuring(args, "bands") as loaded:
         length = args.length or min(loaded.trained_length or _LONGEST, _LONGEST)
         train_length = args.train_length or loaded.trained_length
-        from ..experiments.text import tokens_for
-
         text = tokens_for(loaded, args.data, [length], length)
 
         from ..analysis import measured_band
@@ -116,8 +116,6 @@ def _bases(loaded: models.Model) -> dict[str, float]:
 def _print(
     title: str, text: str, found: dict[str, Any], rows: list[dict[str, Any]], length: int | None
 ) -> None:
-    from ..experiments.tables import print_rows, wrapped
-
     band = found["band"]
     print(wrapped(f"{title}, on {text}"))
     heads = [f"head {number}" for number in range(band.shape[1])]

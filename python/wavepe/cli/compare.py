@@ -33,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, evaluate, and print the tables and the names of the files."""
     results = compare(**given(args, compare), progress=not args.quiet)
-    for _, section in results.sections():
+    sections = list(results.sections())
+    for _, section in sections:
         show(section)
     if not args.quiet:
         print(f"report: {results.folder / 'report.md'}")
         for name in results.parts:
             print(f"results: {results.folder / name / 'results.json'}")
-        for name, section in results.sections():
+        for name, section in sections:
             if section.draw:
                 print(f"picture: {results.folder / name / section.picture}")
     return 0

@@ -10,6 +10,8 @@ import numpy as np
 
 from .._labels import fold
 from ..experiments.errors import UsageError
+from ..experiments.tables import print_rows, wrapped
+from ..experiments.text import tokens_for
 from . import outputs
 from .options import Number, Reals, add_model
 
@@ -60,8 +62,6 @@ def _measured(
     args: argparse.Namespace, given: str, threshold: float
 ) -> tuple[str, dict[str, Any], np.ndarray, int]:
     """Return the name of a model, its record for JSON, its map (n, n) and the map's window."""
-    from ..experiments.text import tokens_for
-
     with outputs.opened(args, given) as loaded:
         length = args.length or min(loaded.trained_length or _LENGTH, _LENGTH)
         text = tokens_for(loaded, args.data, [length], length)
@@ -103,8 +103,6 @@ def _print(
     name: str, text: str, threshold: float, windows: np.ndarray, layers: list[int],
     heads: list[int], shown: str, window: int,
 ) -> None:  # fmt: skip
-    from ..experiments.tables import print_rows, wrapped
-
     print(wrapped(
         f"Attention windows of {name}: how many tokens a head looks back (mean weight at least "
         f"{threshold:g}), on {text}",

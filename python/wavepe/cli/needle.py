@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..experiments.tables import print_rows, wrapped
+from ..experiments.text import text_of
 from . import outputs
 from .options import Number, Reals, add_model
 
@@ -55,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
         from ..analysis import needle
         from ..experiments.progress import Report
-        from ..experiments.text import text_of
 
         haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
         with loaded.running(), Report(quiet=args.quiet, lines=False) as report:
@@ -94,8 +95,6 @@ def _default_form(tokenizer: Any, comparison: dict[str, Any] | None) -> str:
 
 
 def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:
-    from ..experiments.tables import print_rows, wrapped
-
     print(wrapped(title))
     rows = [
         (f"{depth:g}", [f"{rate:.0%}" for rate in column])

@@ -15,6 +15,7 @@ from ..experiments.environment import environment
 from ..experiments.errors import UsageError, need_matplotlib
 from ..experiments.model import Model, check_folder, need_parts
 from ..experiments.model import opened as open_model
+from ..experiments.text import check_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +50,6 @@ def begin(args: argparse.Namespace, command: str, models: list[str]) -> None:
     """Raise CommandError for what cannot be read, written or run, before the long work begins."""
     need_parts(f"wavepe {command}")
     check(args, f"wavepe {command}")
-    from ..experiments.text import check_data
-
     check_data(args.data)
     for given in models:
         check_folder(given)

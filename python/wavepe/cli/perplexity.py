@@ -9,6 +9,8 @@ from ..analysis._perplexity import PROTOCOLS
 from ..experiments.errors import UsageError
 from ..experiments.model import Model
 from ..experiments.protocols import Protocol
+from ..experiments.tables import print_rows, wrapped
+from ..experiments.text import tokens_for
 from . import outputs
 from .options import LENGTHS_HELP, Number, add_model
 
@@ -38,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
     with outputs.measuring(args, "perplexity") as loaded:
         lengths = args.lengths or loaded.default_lengths()
         protocol = _protocol(args, loaded.trained_length)
-        from ..experiments.text import tokens_for
-
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
@@ -94,7 +94,6 @@ def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
 
 def _print(title: str, text: str, found: dict[int, float], loaded: Model) -> None:
     from ..experiments.report import headings
-    from ..experiments.tables import print_rows, wrapped
 
     print(wrapped(f"{title}, on {text}"))
     heads = headings(list(found), loaded.trained_length) if loaded.trained_length else found

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ..experiments import model as models
 from ..experiments.errors import CommandError, UsageError
+from ..experiments.tables import print_rows, wrapped
+from ..experiments.text import tokens_for
 from . import outputs
 from .options import LENGTHS_HELP, Number, Reals, add_model
 
@@ -39,8 +41,6 @@ def run(args: argparse.Namespace) -> int:
     values = args.theta or args.fraction or list(map(float, FRACTIONS))
     with outputs.measuring(args, "sweep") as loaded:
         lengths = args.lengths or loaded.default_lengths()
-        from ..experiments.text import tokens_for
-
         text = tokens_for(loaded, args.data, lengths, args.tokens)
 
         from ..analysis import perplexity
@@ -76,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
 def _print(
     title: str, option: str, values: list[float], found: dict[int, list[float]]
 ) -> None:  # fmt: skip
-    from ..experiments.tables import print_rows, wrapped
-
     print(wrapped(title))
     rows = [
         (f"{value:g}", [f"{line[row]:.2f}" for line in found.values()])

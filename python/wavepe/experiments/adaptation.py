@@ -46,6 +46,7 @@ class Adaptation:
     folder: Path
     adapted: Adapted
     title: str
+    _name: str
     _labels: dict[str, str]
     _unit: str
 
@@ -92,7 +93,7 @@ class Adaptation:
 
     def __str__(self) -> str:
         lengths = list(map(str, self.adapted.settings["lengths"]))
-        text = [f"# {self.adapted.encoding}", f"{self.title}.",
+        text = [f"# {self._name} with {self.adapted.encoding}", f"{self.title}.",
                 markdown_rows("model", lengths, self.rows), *self.facts]  # fmt: skip
         return "\n\n".join(text) + "\n"
 
@@ -231,7 +232,7 @@ def adapt(
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from error
         title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
-        return _reported(Adaptation(folder, done, title, labels, loaded.unit))
+        return _reported(Adaptation(folder, done, title, loaded.name, labels, loaded.unit))
 
 
 def _target(given: str | Path) -> Path:

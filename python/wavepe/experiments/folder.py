@@ -37,7 +37,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results = path / _RESULTS
-        self.picture = path / "perplexity.png"
         self.report = path / "report.md"
         self._settings = path / _SETTINGS
         # Once the folder is opened: the digest of the settings, and the open files that lock it

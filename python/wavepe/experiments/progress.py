@@ -68,9 +68,9 @@ class Report:
                 self._start([total])
                 self.skip(0, done)
                 begun = True
-            quarters = self._advance(0, done)
+            due = self._advance(0, done)
             self._show(title, self._left())
-            if quarters and self._lines and not self.bar:
+            if due:
                 self.say(f"{title}: {done} of {total}, {self._left()}")
 
         return progress
@@ -105,11 +105,11 @@ class Report:
 
     def step(self, number: int, done: int, loss: float) -> None:
         """Show that `done` steps of a training are done, and its loss."""
-        quarters, title = self._advance(number, done), self._titles[number]
+        due, title = self._advance(number, done), self._titles[number]
         after = f"loss {loss:.3f}, {self._left()}"
         self._show(title, after if self._wide else self._left())
         # After the last step, the row prints a line of its own.
-        if quarters and done < self._sizes[number] and self._lines and not self.bar:
+        if due and done < self._sizes[number]:
             self.say(f"{title}: step {done} of {self._sizes[number]}, {after}")
 
     def say(self, text: str) -> None:
@@ -117,14 +117,15 @@ class Report:
         with suppress(OSError):
             self._console.print(text, markup=False, soft_wrap=True)
 
-    def _advance(self, number: int, done: int) -> int:
-        """Count the steps of the task up to `done`; return how many quarters this passes."""
+    def _advance(self, number: int, done: int) -> bool:
+        """Count the steps of the task up to `done`; return whether a line is due."""
         before, size = self._done[number], max(1, self._sizes[number])
         if self._began is None:  # the first steps warm up
             self._began = time.monotonic()
             self._skipped += done - before
         self._done[number] = done
-        return 4 * done // size - 4 * before // size
+        passed = 4 * done // size > 4 * before // size
+        return passed and self._lines and not self.bar
 
     def _left(self) -> str:
         """Return the time left, estimated from the steps of this session alone."""

@@ -312,11 +312,12 @@ def _run(
             work = Work(settings, text, folders[name], threads, often, device)
             found[name] = Comparison(work).run(jobs, imports, quiet, name)
         results = Results(out, found, parts)
-        for name, section in results.sections():
+        shown = list(results.sections())
+        for name, section in shown:
             if section.draw:
                 with new_file(out / name / section.picture) as new:
                     section.draw(new)
         with new_file(outer.report) as new:
-            text_of = report_text(found, results.sections(), pictures=True)
+            text_of = report_text(found, shown, pictures=True)
             new.write_text(text_of, "utf-8", "backslashreplace")
     return results
