@@ -151,7 +151,9 @@ def test_a_training_that_goes_on_sees_as_many_tokens_a_step():
 def test_scales_that_are_too_large_get_a_hint():
     rows = ["wavelet:scales=6", "wavelet:scales=8", "wavelet:kind=db4,scales=6", "rope"]
     (hint,) = hints(settings("--encodings", *rows))
-    assert hint.startswith("wavelet: the largest scale is 128, above a quarter of the trained len")
+    assert hint.startswith(
+        "wavelet: the largest scale is 128, which is above 32, a quarter of the "
+    )
 
 
 # ------------------------------------------------------------------ what is refused

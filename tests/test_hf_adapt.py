@@ -66,6 +66,23 @@ def test_recipes(name, spec, length, wanted, transfers):
     assert found.why.startswith(name)
 
 
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("rope", "rope:fraction=0.5+alibi"),
+        ("rope:theta=10000", "rope:theta=10000,fraction=0.5+alibi"),  # of wavepe compare
+        ("rope:theta=100", "rope:theta=100,fraction=0.75+alibi"),
+        ("rope:type=yarn,factor=4", "alibi"),
+        ("rope@0+none@1", "alibi"),
+        ("wavelet", "alibi"),
+    ],
+)
+def test_auto_keeps_pairs_of_a_plain_rotation(source, wanted):
+    """Also of one that names its own base."""
+    found = recipes.choose("auto", "alibi", families.decoder(stock()), 512, source)
+    assert found.encoding == wavepe.encoding(wanted)
+
+
 @pytest.mark.parametrize("turning", range(1, 13))
 def test_as_many_pairs_stay_as_turn(turning):
     """Also where their share of all pairs, such as 4 of 12, is no short fraction."""

@@ -286,7 +286,7 @@ def scale_hint(encoding: Encoding, head_dim: int, length: float) -> str:
             largest = part.grid(head_dim)[0].max()
             if largest > length / 4:
                 return (
-                    f"the largest scale is {largest:g}, above a quarter of the trained length "
-                    f"({length / 4:g}): training sees only a part of its wavelets"
+                    f"the largest scale is {largest:g}, which is above {length / 4:g}, a "
+                    "quarter of the trained length: training sees only a part of its wavelets"
                 )
     return ""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import encodings
-from ..encodings import Encoding
+from ..encodings import Encoding, RoPE
 from . import families, rope_config
 from .rope_config import Slot
 
@@ -74,15 +74,16 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
         return Recipe(found, True, "transfer: the encoding as it is given")
     if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
         return Recipe(found, True, "auto: the encoding as it is given, because it says what turns")
-    if source not in (None, "rope"):
+    own = encodings.encoding(source or "rope") if isinstance(source, str | None) else None
+    if not isinstance(own, RoPE) or own != RoPE(theta=own.theta):
         return Recipe(
             found, True, f"auto: the encoding as it is given, because {source} is replaced"
         )
-    kept = _kept_fraction(base, length)
+    kept = _kept_fraction(base, length, own.theta)
     if not kept:
         return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
     parts = [_richer(part) for part in found.parts]
-    rope = encodings.encoding(f"rope:fraction={kept:g}")
+    rope = RoPE(theta=own.theta, fraction=float(f"{kept:g}"))
     why = (
         f"auto: keeps the pairs of the stock rotation that turn {TURNS} times within {length} "
         f"tokens (fraction {kept:g}), and gives wavelets biases and a projection"
@@ -96,10 +97,10 @@ def _richer(part: Encoding) -> Encoding:
     return dataclasses.replace(part, biases=True, projection=True)  # type: ignore[call-arg]
 
 
-def _kept_fraction(base: Any, length: int) -> float:
-    """Return the fraction of pairs that turn often enough, or 0."""
+def _kept_fraction(base: Any, length: int, theta: float | None) -> float:
+    """Return the fraction of pairs that turn often enough, or 0; `theta` None is the config's."""
     size = max(families.head_dims(base))
-    theta = rope_config.parameters(base.config, Slot()).get("rope_theta")
+    theta = theta or rope_config.parameters(base.config, Slot()).get("rope_theta")
     if theta is None or families.family(base.config) in families.PARTIAL:
         return 0.0
     periods = [2 * math.pi * theta ** (2 * i / size) for i in range(size // 2)]
