@@ -21,6 +21,8 @@ from .rows import Row
 from .settings import Settings, hints
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .device import Device
 
 Result = dict[str, Any]
@@ -67,20 +69,24 @@ class Work:
     save_every: int
     device: Device
 
+    @property
+    def evaluated(self) -> np.ndarray:
+        """Return the held-out bytes that are evaluated."""
+        return evaluation_bytes(self.text.held_out, self.settings.lengths, self.settings.eval_bytes)
+
     def run(
         self,
-        number: int,
+        model: Model,
         rows: Sequence[str],
         tell: Callable[..., None],
         keep: Callable[[Result], None],
     ) -> None:
-        """Train the model `number` unless it exists; evaluate `rows`, and pass results to `keep`.
+        """Train the model unless it exists; evaluate `rows`, and pass results to `keep`.
 
         `tell` gets the progress: the name of a method of `progress.Report` and its arguments.
         """
         from ..hf.folder import note_perplexities
 
-        model = models_of(self.settings)[number]
         checkpoint, facts = self._trained(model.spec, model.seed, 0, tell)
         for place, row in enumerate(model.rows):
             if row.name not in rows:
@@ -155,9 +161,8 @@ class Work:
 
         tell("doing", f"evaluating {row.name}")
         kept = self.folder.kept(checkpoint.name) if self.settings.bands else {}
-        held_out = _evaluated_text(self.text, self.settings)
         result = evaluation.evaluate(
-            checkpoint, str(row.read), held_out, self.settings, self.device, kept
+            checkpoint, str(row.read), self.evaluated, self.settings, self.device, kept
         )
         for values in (result["perplexity"], *result.get("protocols", {}).values()):
             for length, value in values.items():
@@ -216,7 +221,7 @@ class Comparison:
                 run_jobs(self, jobs, imports, report)
             else:
                 for number, model in enumerate(self.models):
-                    self.work.run(number, self.missing(model), report.teller(number), self.keep)
+                    self.work.run(model, self.missing(model), report.teller(number), self.keep)
         results = self.folder.read(self.folder.results)
         assert results is not None  # every comparison has a row
         return results
@@ -257,14 +262,10 @@ class Comparison:
                     "sha256": text.sha256,
                     "train_bytes": len(text.train),
                     "held_out_bytes": len(text.held_out),
-                    "evaluated_bytes": len(_evaluated_text(text, settings)),
+                    "evaluated_bytes": len(self.work.evaluated),
                 },
                 "settings": asdict(settings),
                 "models": {f"checkpoints/{p.name}": facts for p, facts in filter(None, found)},
                 "complete": all(key in self.done for key in wanted),
             },
         }
-
-
-def _evaluated_text(text: Text, settings: Settings) -> Any:
-    return evaluation_bytes(text.held_out, settings.lengths, settings.eval_bytes)

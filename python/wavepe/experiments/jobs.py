@@ -1,6 +1,6 @@
 """Several trainings at a time, each in a worker: a process of its own.
 
-The processes send pickles through a pipe: this one the number of a model, the worker what it tells
+The processes send pickles through a pipe: this one a model, the worker what it tells
 of its progress, its results, and the exception that ends it. Workers are started with subprocess,
 because multiprocessing would run the script that calls `compare` once more in each of them.
 
@@ -103,7 +103,7 @@ class Worker:
         """Send the worker its next model."""
         self.title, self.tell = model.spec, report.teller(number)
         self.tell("doing", self.title)
-        self.send((number, self.comparison.missing(model)))
+        self.send((model, self.comparison.missing(model)))
 
     def send(self, value: Any) -> None:
         """Send a value. If the worker has ended, `listen` will report how."""
@@ -162,8 +162,7 @@ def _work(pipe: Connection, given: Work, say: Callable[..., None]) -> None:
 
     with torch_threads(given.threads):
         while (job := pipe.recv()) is not None:
-            number, rows = job
-            given.run(number, rows, say, lambda result: say("result", result))
+            given.run(*job, say, lambda result: say("result", result))
             say("done")
 
 
