@@ -169,6 +169,7 @@ NO_PROTOCOLS = (
     ("words", "said"),
     [
         *((["--encodings", text], f"--encodings {text}: ") for text in NO_ROWS),
+        (["--encodings", "binary", "--head-dim", "2"], r"positions must be below 2\^8, got 1023"),
         (["--encodings", "none/shaw"], r"none/shaw: .* must have the same learned param"),
         *((["--protocols", "whole", text], f"--protocols {text}: ") for text in NO_PROTOCOLS),
         (["--task", "keys", "--finetune", "256"], "--task and --finetune"),

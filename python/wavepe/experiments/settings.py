@@ -246,11 +246,14 @@ def _protocols(names: Any, train_length: int) -> tuple[str, ...]:
 
 
 def _check_fit(row: Row, settings: Settings) -> None:
-    """Compute small parts of the encodings, so that errors show before the training."""
+    """Check what a Llama without a text does not show; `training.check_rows` checks the rest."""
     longest = max(settings.train_length, settings.finetune, *settings.lengths)
     try:
-        _compute_ends(row.trained, settings, settings.train_length)
-        _compute_ends(row.read, settings, longest)
+        for encoding, length in ((row.trained, settings.train_length), (row.read, longest)):
+            for part in encoding.parts:
+                if part.adds:  # vectors may end at some position
+                    sizes = {"length": length, "trained_length": settings.train_length}
+                    part.absolute(np.array([length - 1]), settings.hidden, **sizes)
         if _learned(row.trained, settings) != _learned(row.read, settings) and not (
             settings.finetune
         ):
@@ -260,25 +263,6 @@ def _check_fit(row: Row, settings: Settings) -> None:
             )
     except (ValueError, TypeError) as error:
         raise UsageError(f"--encodings {row.name}: {error}") from None
-
-
-def _compute_ends(encoding: Encoding, settings: Settings, longest: int) -> None:
-    ends = np.array([0, longest - 1])
-    around = {"length": longest, "trained_length": settings.train_length}
-    for layer in range(settings.layers):  # raises if the layers do not fit
-        encoding.at(layer, settings.layers)
-    for part in encoding.parts:
-        if part.adds:
-            part.absolute(ends, settings.hidden, **around)
-        if part.rotates:
-            part.rope_table(ends, settings.head_dim, **around)
-        # errors depend on the sizes of heads; a whole table may be large
-        if "table" in part.terms:
-            part.table(2, settings.head_dim)
-        if "slopes" in part.terms:
-            part.slopes(settings.heads)
-        if "bias" in part.terms:
-            part.bias(2, settings.heads)
 
 
 def _learned(encoding: Encoding, settings: Settings) -> dict[str, tuple[int, ...]]:
