@@ -256,7 +256,7 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("nobody spoke\n" * 100_000)
     read, pieces = [], texts._pieces
-    monkeypatch.setattr(texts, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(texts, "_PIECE", 1 << 12)
     monkeypatch.setattr(
         texts, "_pieces", lambda file: (read.append(piece) or piece for piece in pieces(file))
     )
@@ -341,9 +341,9 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
     assert "holds no text" in said or "text too short" in said
     assert "NUL" in refused(capsys, command, stock, "--data", tmp_path / "nul.txt")
     json_to = (command, stock, "--json")
-    assert "but this is a folder" in refused(capsys, *json_to, tmp_path)
+    assert "Is a directory" in refused(capsys, *json_to, tmp_path)
     assert "No such file" in refused(capsys, *json_to, tmp_path / "a" / "b.json")
-    assert "got an empty name" in refused(capsys, *json_to, "")
+    assert "--json : No such file" in refused(capsys, *json_to, "")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "picture")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "a.txt")
     both = tmp_path / "a.png"
@@ -367,11 +367,12 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
         (["perplexity", "--window", "8"], "--window: needs --protocol"),
         (["perplexity", "--protocol", "blocks", "--stride", "8"], "--stride: needs --protocol"),
         (["perplexity", "--protocol", "sliding", "--window", "4", "--stride", "8"],
-         "--stride 8: needs at most the --window, 4"),
+         "--stride 8: needs at most the window, 4"),
         (["perplexity", "--protocol", "sliding", "--stride", "80"], "at most the window, 16"),
         (["perplexity", "--threads", "0"], "--threads 0"),
         (["perplexity", "--import", "nothing.py"], "nothing.py: no such file"),
         (["bands", "--length", "0"], "--length 0: needs 1"),
+        (["bands", "--length", "1,024"], "--length 1,024: needs one number"),
         (["bands", "--of", "value"], "invalid choice: 'value'"),
         (["needle", "--depths", "2"], "--depths 2: needs numbers from 0 to 1"),
         (["needle", "--trials", "0"], "--trials 0"),

@@ -51,6 +51,12 @@ def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(widths)], strict=True)]
 
 
+def print_table(title: str, heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
+    """Print a table on stdout as `print_rows` does, and its title above it."""
+    print(wrapped(title))
+    print_rows(heading, headings, rows)
+
+
 def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:
     """Print a table on stdout: a column of labels under `heading`, then one for each of `headings`.
 
