@@ -70,7 +70,7 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
         f"{title} ({form}: {_FORMS[form]}; greedy decoding, exact match, {args.trials} trials "
         f"each, in {around}), by depth and length in {loaded.unit}s",
         "depth",
-        list(map(str, lengths)),
+        lengths,
         [
             (f"{depth:g}", [f"{rate:.0%}" for rate in column])
             for depth, column in zip(args.depths, grid.T, strict=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 
 from ..analysis import plots
-from ..analysis._perplexity import PROTOCOLS
 from ..experiments.errors import UsageError
 from ..experiments.model import Model
 from ..experiments.protocols import Protocol
@@ -14,31 +14,22 @@ from ..experiments.report import headings
 from ..experiments.tables import print_table
 from ..experiments.text import tokens_for
 from . import measuring
-from .options import Number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe perplexity``."""
     measuring.add_arguments(parser)
     measuring.add_lengths(parser)
-    add = parser.add_argument
-    add("--protocol", choices=PROTOCOLS, default="whole",
-        help="how a piece of text is evaluated. whole: in one pass. blocks: in passes of --window "
-        "tokens that do not overlap. sliding: in passes of --window tokens that start every "
-        "--stride tokens, where each token is scored once (default: %(default)s)")  # fmt: skip
-    add("--window", action=Number, least=2,
-        help="tokens of a pass, for blocks and sliding (default: the trained length)")  # fmt: skip
-    add("--stride", action=Number,
-        help="tokens between the starts of two passes, for sliding (default: half the window)",
-    )  # fmt: skip
+    parser.add_argument("--protocol", default="whole", metavar="PROTOCOL",
+        help="how a piece of text is evaluated. whole: in one pass. blocks:WINDOW: in passes of "
+        "WINDOW tokens that do not overlap. sliding:WINDOW/STRIDE: in passes of WINDOW tokens that "
+        "start every STRIDE tokens, where each token is scored once. The default WINDOW is the "
+        "trained length, and the default STRIDE half of it (default: %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the model, print the table and write the files."""
-    if args.protocol == "whole" and args.window is not None:
-        raise UsageError("--window: needs --protocol blocks or sliding, got whole")
-    if args.protocol != "sliding" and args.stride is not None:
-        raise UsageError(f"--stride: needs --protocol sliding, got {args.protocol}")
+    _protocol(args, sys.maxsize)  # raises before the model is loaded
     return measuring.run(args, _measured)
 
 
@@ -51,7 +42,7 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
     title = (
         f"Perplexity per {loaded.unit} of {loaded.name}, protocol {protocol.name} ({protocol.text})"
     )
-    heads = headings(lengths, trained) if trained else list(map(str, lengths))
+    heads = headings(lengths, trained) if trained else lengths
     row = (loaded.name, [f"{value:.2f}" for value in found.values()])
     print_table(f"{title}, on {text.description}", "model", heads, [row])
     figures = {**loaded.facts(text.description), **protocol.used, "perplexity": found}
@@ -62,13 +53,10 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
 
 
 def _protocol(args: argparse.Namespace, trained_length: int | None) -> Protocol:
-    """Return the protocol with its sizes."""
-    if args.protocol != "whole" and args.window is None and trained_length is None:
+    found = Protocol.parse(args.protocol, trained_length or 0, "--protocol")
+    if found.window == 0:
         raise UsageError(
-            f"--protocol {args.protocol}: needs --window N, because the configuration of this "
-            "model names no trained length"
+            f"--protocol {args.protocol}: needs a window, such as {found.name}:512, because the "
+            "configuration of this model names no trained length"
         )
-    found = Protocol.of(args.protocol, args.window, args.stride, trained_length or 0)
-    if not found.fits:
-        raise UsageError(f"--stride {found.stride}: needs at most the window, {found.window}")
     return found

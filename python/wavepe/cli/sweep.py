@@ -53,7 +53,7 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
         f"Perplexity per {loaded.unit} of {loaded.name} by {option} of its rotary embedding, "
         f"protocol whole, on {text.description}",
         option,
-        list(map(str, lengths)),
+        lengths,
         [
             (f"{value:g}", [f"{cell:.2f}" for cell in row.values()])
             for value, row in zip(values, rows, strict=True)
