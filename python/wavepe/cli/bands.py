@@ -54,15 +54,17 @@ def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
             for layer, line in enumerate(found["band"])
         ],
     )
+    keys = ("theta", "mean", "relative", "predicted")
     trained = f"trained length {train_length}" if train_length else "an unknown trained length"
-    numbers = [(row["theta"], row["mean"], row["relative"], row["predicted"],
-                1.1 * row["predicted"]) for row in rows]  # fmt: skip
     print_table(
         f"Mean i_band over layers and heads, of {rows[0]['pairs']} pairs (d/2), beside the "
         f"prediction j* = (d/2) log_theta(L/3.657) for {trained}",
         "layers",
         ("theta", "i_band", "i_band/(d/2)", "j*", "1.1 j*"),
-        [(row["layers"], list(map(_text, line))) for row, line in zip(rows, numbers, strict=True)],
+        [
+            (row["layers"], [*(_text(row[key]) for key in keys), _text(1.1 * row["predicted"])])
+            for row in rows
+        ],
     )
     figures = {
         **loaded.facts(text.description), "of": args.of, "length": length,
@@ -105,10 +107,9 @@ def _bases(loaded: Model) -> dict[str, float]:
     own = [module for module in loaded.model.modules() if isinstance(module, RopeRotation)]
     bases = {}
     for rotation in own:
-        encoding = rotation.encoding
-        other = encoding.inference_theta
-        kind = rotation.slot.layer_type or ("" if len(own) == 1 else str(encoding))
-        theta = other if isinstance(other, float) else encoding.theta
+        rope = rotation.encoding
+        theta = rope.inference_theta if isinstance(rope.inference_theta, float) else rope.theta
+        kind = rotation.slot.layer_type or ("" if len(own) == 1 else str(rope))
         bases[kind] = theta or DEFAULT_THETA
     try:
         return bases or rope_config.bases(loaded.config)

@@ -69,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
             )
         names, options["encodings"] = _pictures_of(args.name)
     for name in names:
-        _check_options(args.name, name, options)
+        known = _defaults(name)
+        for option in options.keys() - known:
+            which = name if args.name in (name, "all") else f"{name}, the picture of {args.name},"
+            listed = ", ".join(f"--{key}" for key in known)
+            raise UsageError(f"--{option}: {which} takes {listed}")
     need_matplotlib("wavepe plot")
     check_json(args)
     files = _files(args, names)
@@ -110,16 +114,6 @@ def _pictures_of(name: str) -> tuple[list[str], list[str]]:
             "or the layer's input"
         )
     return [picture for picture, has in shown.items() if has], [name]
-
-
-def _check_options(asked: str, name: str, options: dict[str, Any]) -> None:
-    """Raise UsageError for an option that the picture does not have."""
-    known = _defaults(name)
-    for option in options:
-        if option not in known:
-            listed = ", ".join(f"--{key}" for key in known)
-            which = name if asked in (name, "all") else f"{name}, the picture of {asked},"
-            raise UsageError(f"--{option}: {which} takes {listed}")
 
 
 def _files(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:

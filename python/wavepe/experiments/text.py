@@ -6,9 +6,8 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ _PIECE = 1 << 18  # bytes
 _BYTES_A_TOKEN = 16  # more than a token of any text has on average
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Token ids, int64 of shape (n,), and a description of their text."""
 
     ids: torch.Tensor
@@ -91,7 +89,7 @@ def first_and_last_tokens(model: Model, data: str | Path, first: int, last: int)
 
 
 def text_of(data: str, most: int) -> str:
-    """Return the beginning of the text of --data, at most about `most` bytes."""
+    """Return the beginning of the text of --data, at most `most` bytes."""
     content = _first(None, _pieces(Path(data)), most)[:most].astype(np.uint8).tobytes()
     if not content:
         raise UsageError(f"--data {data}: holds no text")
