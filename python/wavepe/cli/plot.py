@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         names, options["encodings"] = _pictures_of(args.name)
     for name in names:
         known = _defaults(name)
-        for option in options.keys() - known:
+        for option in [key for key in options if key not in known]:
             which = name if args.name in (name, "all") else f"{name}, the picture of {args.name},"
             listed = ", ".join(f"--{key}" for key in known)
             raise UsageError(f"--{option}: {which} takes {listed}")
