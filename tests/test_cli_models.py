@@ -125,20 +125,20 @@ def test_perplexity_of_a_comparison_is_what_it_printed(capsys, place):
 
 @pytest.mark.parametrize(
     ("protocol", "sizes"),
-    [("whole", {}), ("blocks", {"window": 8}), ("sliding", {"window": 8, "stride": 3})],
+    [("whole", {}), ("blocks:8", {"window": 8}), ("sliding:8/3", {"window": 8, "stride": 3})],
 )
 def test_perplexity_of_a_stock_model(capsys, place, protocol, sizes):
-    options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     found, out = figures(
         capsys, place, "perplexity", place / "stock", "--data", place / "words.txt",
-        "--lengths", "10,20", 24, "--tokens", 120, "--protocol", protocol, *options,
+        "--lengths", "10,20", 24, "--tokens", 120, "--protocol", protocol,
     )  # fmt: skip
     model, ids = stock_model(place)
+    name = protocol.partition(":")[0]
     for length in (10, 20, 24):  # whose least common multiple is 120
-        expected = perplexity(model, ids[:120], length, protocol=protocol, **sizes)
+        expected = perplexity(model, ids[:120], length, protocol=name, **sizes)
         assert found["perplexity"][str(length)] == pytest.approx(expected, rel=1e-6)
-    assert {key: found[key] for key in sizes} == sizes
-    assert f"protocol {protocol}" in out
+    assert {key: found[key] for key in ("protocol", *sizes)} == {"protocol": name, **sizes}
+    assert f"protocol {name} (" in out
     assert "Perplexity per token of stock" in out
 
 
@@ -256,7 +256,7 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("nobody spoke\n" * 100_000)
     read, pieces = [], texts._pieces
-    monkeypatch.setattr(texts, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(texts, "_PIECE", 1 << 12)
     monkeypatch.setattr(
         texts, "_pieces", lambda file: (read.append(piece) or piece for piece in pieces(file))
     )
@@ -341,9 +341,9 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
     assert "holds no text" in said or "text too short" in said
     assert "NUL" in refused(capsys, command, stock, "--data", tmp_path / "nul.txt")
     json_to = (command, stock, "--json")
-    assert "but this is a folder" in refused(capsys, *json_to, tmp_path)
+    assert "Is a directory" in refused(capsys, *json_to, tmp_path)
     assert "No such file" in refused(capsys, *json_to, tmp_path / "a" / "b.json")
-    assert "got an empty name" in refused(capsys, *json_to, "")
+    assert "--json : No such file" in refused(capsys, *json_to, "")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "picture")
     assert "ends in .png" in refused(capsys, command, stock, "--png", tmp_path / "a.txt")
     both = tmp_path / "a.png"
@@ -363,15 +363,15 @@ def test_bad_files(capsys, monkeypatch, place, tmp_path, command):
         (["perplexity", "--lengths", "many"], "--lengths many: needs integers"),
         (["perplexity", "--lengths", ","], "--lengths: needs at least one"),
         (["perplexity", "--tokens", "0"], "--tokens 0"),
-        (["perplexity", "--protocol", "half"], "invalid choice: 'half'"),
-        (["perplexity", "--window", "8"], "--window: needs --protocol"),
-        (["perplexity", "--protocol", "blocks", "--stride", "8"], "--stride: needs --protocol"),
-        (["perplexity", "--protocol", "sliding", "--window", "4", "--stride", "8"],
-         "--stride 8: needs at most the --window, 4"),
-        (["perplexity", "--protocol", "sliding", "--stride", "80"], "at most the window, 16"),
+        (["perplexity", "--protocol", "half"], "--protocol half: needs whole, blocks, sliding"),
+        (["perplexity", "--protocol", "whole:8"], "--protocol whole:8: whole takes no window"),
+        (["perplexity", "--protocol", "blocks:8/8"], "takes a window alone, as blocks:128"),
+        (["perplexity", "--protocol", "sliding:4/8"], "a stride of at most the window, 4"),
+        (["perplexity", "--protocol", "sliding:/80"], "a stride of at most the window, 16"),
         (["perplexity", "--threads", "0"], "--threads 0"),
         (["perplexity", "--import", "nothing.py"], "nothing.py: no such file"),
         (["bands", "--length", "0"], "--length 0: needs 1"),
+        (["bands", "--length", "1,024"], "--length 1,024: needs one number"),
         (["bands", "--of", "value"], "invalid choice: 'value'"),
         (["needle", "--depths", "2"], "--depths 2: needs numbers from 0 to 1"),
         (["needle", "--trials", "0"], "--trials 0"),

@@ -346,7 +346,7 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
         f"{target}: WavePELlamaForCausalLM with shaw:clip=3",
         f"copied from {source}: 21 tensors, 23.6 kB",
         "new parameters: model.position_encoding.table",
-        "a model whose encoding has changed must be trained on",
+        "fine-tune the model: its encoding has changed",
         "to load it in Python:",
     ]
     script = f"{last.strip()}\nprint(type(model).__name__, model.config.position_encoding)"
@@ -387,6 +387,7 @@ def test_the_command_fails_in_one_line(tmp_path, capsys, monkeypatch):
         [source, source, "alibi"],
         [target, target, "alibi"],
         [source, target, "alibi", "--import", "nosuch.py"],
+        [source, target, '{"0": "rope"'],
         [source, target, '{"0": "rope", "0": "none"}'],
     ):
         code, out, err = run(capsys, *argv)

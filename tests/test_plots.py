@@ -209,7 +209,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
         (["table", "--png", "x"], "--png x: needs a name that ends in .png"),
         (["table", "--png", "x.png", "--out", "y"], "--png names one file"),
         (["all", "--png", "x.png"], "--png names one file"),
-        (["table", "--json", "."], "--json .: needs a file"),
+        (["table", "--json", "."], "--json .: Is a directory"),
         (["table", "--json", "no/such/x.json"], "--json no/such/x.json: No such file"),
         (["table", "--json", "x.png", "--png", "x.png"], "--png name the same file, x.png"),
         (["table", "--out", "file"], "--out file: File exists"),

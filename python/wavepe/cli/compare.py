@@ -9,7 +9,7 @@ from ..experiments import compare
 from ..experiments.data import SPLITS
 from ..experiments.presets import MODELS, PRESETS
 from ..experiments.report import Section
-from ..experiments.tables import print_rows, wrapped
+from ..experiments.tables import print_table
 from ..experiments.tasks import TASKS
 from .options import add_documented, add_imports, add_quiet, given
 
@@ -49,5 +49,4 @@ def run(args: argparse.Namespace) -> int:
 def show(section: Section) -> None:
     """Print a table on stdout."""
     starred = any(cell.endswith("*") for _, cells in section.rows for cell in cells)
-    print(wrapped(section.title + _BEST * starred))
-    print_rows("encoding", section.headings, section.rows)
+    print_table(section.title + _BEST * starred, "encoding", section.headings, section.rows)

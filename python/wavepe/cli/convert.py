@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._files import leading_names
 from ..experiments.errors import UsageError, require
 from ..experiments.imports import import_all
-
-if TYPE_CHECKING:
-    from ..hf.conversion import Conversion
+from .options import add_imports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "\"none\"}', where the other layers keep rope")  # fmt: skip
     add("--link", action="store_true", help="hard-link the weights instead of copying them, so "
         "that both folders share the files")  # fmt: skip
-    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
-        help="Python file (.py) or module that registers encodings or wavelets of your own; "
-        "may be repeated")  # fmt: skip
+    add_imports(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,12 +35,29 @@ def run(args: argparse.Namespace) -> int:
     import_all(args.imports)
     require("wavepe convert", torch="torch", transformers="hf")
     from ..hf import convert  # takes seconds
+    from ..hf.layers import spec_text
 
     try:
         done = convert(args.source, args.target, _encoding(args.encoding), link=args.link)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
-    _print(done, args)
+    print(f"{done.folder}: {done.model} with {spec_text(done.encoding)}")
+    how = "linked" if args.link else "copied"
+    print(f"{how} from {args.source}: {done.tensors} tensors, {_size(done.bytes)}")
+    for what, names in (
+        ("new parameters", done.added),
+        ("dropped tensors", done.dropped),
+        ("files left out", done.left_out),
+    ):
+        if names:
+            print(f"{what}: {leading_names(names)}")
+    print("fine-tune the model: its encoding has changed")
+    after = ", after importing the module of --import" if args.imports else ""
+    auto = "AutoModel" + "".join(done.model.partition("For")[1:])
+    print(
+        f"to load it in Python{after}:\n    import transformers, wavepe.hf; "
+        f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
+    )
     return 0
 
 
@@ -65,33 +79,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _print(done: Conversion, args: argparse.Namespace) -> None:
-    from .._files import leading_names
-    from ..hf.layers import spec_text
-
-    how = "linked" if args.link else "copied"
-    print(f"{done.folder}: {done.model} with {spec_text(done.encoding)}")
-    print(f"{how} from {args.source}: {done.tensors} tensors, {_size(done.bytes)}")
-    for what, names in (
-        ("new parameters", done.added),
-        ("dropped tensors", done.dropped),
-        ("files left out", done.left_out),
-    ):
-        if names:
-            print(f"{what}: {leading_names(names)}")
-    print("a model whose encoding has changed must be trained on")
-    auto = "AutoModel" + "".join(done.model.partition("For")[1:])
-    print("to load it in Python, after importing the module of --import:" if args.imports
-        else "to load it in Python:")  # fmt: skip
-    print(
-        "    import transformers, wavepe.hf; "
-        f"model = transformers.{auto}.from_pretrained({str(done.folder)!r})"
-    )
-
-
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     """Return a number of bytes in the largest unit in which it is at least 1."""
-    size, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

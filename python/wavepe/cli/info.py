@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 from pathlib import Path
@@ -35,27 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is installed and what is missing."""
-    facts = collect()
+    facts = _collect()
     if args.json:
         print(json.dumps(facts, indent=2))
         return 0
     width = max(map(len, facts)) + 2
+    missing = facts.pop("missing")
     for key, value in facts.items():
-        if key != "missing":
-            print(wrapped(f"{key:{width}}{_plain(value)}", indent=width))
-    for name, command in facts["missing"].items():
-        first, *more = command.splitlines()
-        print(f"{name:{width}}missing: {first}")  # not wrapped, so that it can be copied
-        for line in more:
-            print(f"{'':{width}}{line}")
+        print(wrapped(f"{key:{width}}{_plain(value)}", indent=width))
+    for name, command in missing.items():
+        lines = f"missing: {command}".splitlines()  # not wrapped, so that it can be copied
+        print(f"{name:{width}}" + f"\n{'':{width}}".join(lines))
     return 0
 
 
-def collect() -> dict[str, Any]:
+def _collect() -> dict[str, Any]:
     """Return facts by name, ready for JSON; "missing" maps packages to install commands."""
-    build = dict(wavepe.build_info())
     found = {name: version_of(name) for name in _OPTIONAL}
-    missing = {name: command_for(extra) for name, extra in _OPTIONAL.items() if found[name] is None}
     facts: dict[str, Any] = {
         "wavepe": wavepe.__version__,
         "installed in": str(Path(wavepe.__file__).parent),
@@ -63,18 +60,20 @@ def collect() -> dict[str, Any]:
         "NumPy": numpy.__version__,
         "variants here": list(wavepe.variants()),
         "variant in use": wavepe.variant(),
-        **{f"built: {key}": value for key, value in build.items() if key != "version"},
+        **{f"built: {k}": value for k, value in wavepe.build_info().items() if k != "version"},
         "machine": cpu_name(),
         **{name: version for name, version in found.items() if version is not None},
+        "missing": {
+            name: command_for(extra) for name, extra in _OPTIONAL.items() if found[name] is None
+        },
     }
     if found["torch"]:
         facts["CUDA"] = _cuda()
-        operators = _torch_operators()
-        if operators:
-            missing["wavepe.ops"] = operators
-        else:
+        try:
+            importlib.import_module("wavepe.ops")
             facts["wavepe.ops"] = True
-    facts["missing"] = missing
+        except (ImportError, OSError) as error:
+            facts["missing"]["wavepe.ops"] = str(error)
     return facts
 
 
@@ -88,15 +87,6 @@ def _cuda() -> str:
     if not torch.cuda.is_available():
         return f"{torch.version.cuda}, no device"
     return f"{torch.version.cuda}, {torch.cuda.get_device_name()}"
-
-
-def _torch_operators() -> str | None:
-    """Return why wavepe.ops cannot be imported; None if it can."""
-    try:
-        import wavepe.ops  # noqa: F401
-    except (ImportError, OSError) as error:
-        return str(error)
-    return None
 
 
 def _plain(value: Any) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import numpy as np
-
-from ..experiments.tables import print_rows, wrapped
+from .. import analysis
+from ..analysis import plots
+from ..experiments.model import Model
+from ..experiments.tables import print_table
 from ..experiments.text import text_of
-from . import outputs
-from .options import Number, Reals, add_model
+from . import measuring
+from .options import Number, Reals
 
-_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
 _FORMS = {
     "pairs": "lines key=value, and a question for one key",
     "sentence": "a sentence with a secret number, in prose",
@@ -25,12 +25,12 @@ _HAYSTACK = 1 << 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe needle``."""
-    add_model(parser, data="a text file, or a folder of text files, to hide the fact in "
-        "(default: other pairs, or a few sentences, repeated)")  # fmt: skip
+    measuring.add_arguments(parser, data="a text file, or a folder of text files, to hide the fact "
+        "in (default: other pairs, or a few sentences, repeated)")  # fmt: skip
     add = parser.add_argument
     add("--lengths", "--length", nargs="+", action=Number,
         help="lengths of the whole context (default: those of wavepe perplexity)")  # fmt: skip
-    add("--depths", nargs="+", action=Reals, most=1.0, default=list(_DEPTHS),
+    add("--depths", nargs="+", action=Reals, most=1.0, default=_DEPTHS,
         help="positions of the fact in the context, from 0 (beginning) to 1 (end) "
         "(default: 0 .25 .5 .75 1)")  # fmt: skip
     add("--theta", action=Reals,
@@ -43,61 +43,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of facts for each length and depth (default: %(default)s)")  # fmt: skip
     add("--seed", action=Number, least=0, default=0,
         help="seed of the generator that draws the facts (default: %(default)s)")  # fmt: skip
-    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Test the model, print the table and write the files."""
-    depths = args.depths
-    with outputs.measuring(args, "needle") as loaded:
-        lengths = args.lengths or loaded.default_lengths()
-        form = args.form or _default_form(loaded.tokenizer, loaded.comparison)
+    return measuring.run(args, _measured)
+
+
+def _measured(loaded: Model, args: argparse.Namespace) -> measuring.Measured:
+    lengths = args.lengths or loaded.default_lengths()
+    form = args.form or _default_form(loaded)
+    from ..hf import set_theta  # takes seconds
+
+    haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
+    with measuring.running(loaded, args) as begin:
         if args.theta is not None:
-            loaded.set_theta(args.theta)
-
-        from ..analysis import needle
-        from ..experiments.progress import Report
-
-        haystack = None if args.data is None else text_of(args.data, _HAYSTACK)
-        with loaded.running(), Report(quiet=args.quiet, lines=False) as report:
-            grid = needle(
-                loaded.model, loaded.tokenizer, lengths, depths, form=form, haystack=haystack,
-                trials=args.trials, seed=args.seed, progress=report.begin("needle"),
-            )  # fmt: skip
-        around = args.data or ("other pairs" if form == "pairs" else "a few sentences, repeated")
-        facts = loaded.facts(f"{form} in {around}")
+            set_theta(loaded.model, args.theta)
+        grid = analysis.needle(
+            loaded.model, loaded.tokenizer, lengths, args.depths, form=form, haystack=haystack,
+            trials=args.trials, seed=args.seed, progress=begin("needle"),
+        )  # fmt: skip
+    around = args.data or ("other pairs" if form == "pairs" else "a few sentences, repeated")
     theta = "" if args.theta is None else f" with theta={args.theta:g}"
     title = f"Facts that {loaded.name}{theta} finds"
-    _print(
+    print_table(
         f"{title} ({form}: {_FORMS[form]}; greedy decoding, exact match, {args.trials} trials "
         f"each, in {around}), by depth and length in {loaded.unit}s",
-        grid, lengths, depths,
-    )  # fmt: skip
+        "depth",
+        lengths,
+        [
+            (f"{depth:g}", [f"{rate:.0%}" for rate in column])
+            for depth, column in zip(args.depths, grid.T, strict=True)
+        ],
+    )
+    where = {"lengths": lengths, "depths": args.depths}
     figures = {
-        **facts, "form": form, "theta": args.theta, "trials": args.trials, "seed": args.seed,
-        "lengths": lengths, "depths": depths, "success": grid,
+        **loaded.facts(f"{form} in {around}"), "form": form, "theta": args.theta,
+        "trials": args.trials, "seed": args.seed, **where, "success": grid,
     }  # fmt: skip
-
-    def draw(path: Path) -> None:
-        from ..analysis.plots import needle_grid
-
-        needle_grid(grid, path, lengths=lengths, depths=depths, title=title)
-
-    outputs.write(args, figures, draw)
-    return 0
+    return figures, partial(plots.needle_grid, grid, title=title, **where)
 
 
-def _default_form(tokenizer: Any, comparison: dict[str, Any] | None) -> str:
+def _default_form(loaded: Model) -> str:
     """Return the form of the test; a model of `compare --task needle` gets that of its training."""
-    if comparison is not None and comparison.get("task") == "needle":
+    if (loaded.comparison or {}).get("task") == "needle":
         return "statement"
-    return "pairs" if tokenizer is None else "sentence"
-
-
-def _print(title: str, grid: np.ndarray, lengths: list[int], depths: list[float]) -> None:
-    print(wrapped(title))
-    rows = [
-        (f"{depth:g}", [f"{rate:.0%}" for rate in column])
-        for depth, column in zip(depths, grid.T, strict=True)
-    ]
-    print_rows("depth", [str(length) for length in lengths], rows)
+    return "pairs" if loaded.tokenizer is None else "sentence"

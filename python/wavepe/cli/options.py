@@ -4,72 +4,45 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 from ..experiments.errors import UsageError
-from ..experiments.numbers import integer, integers, reals
-
-DATA_HELP = (
-    "a text file, or a folder of text files (default: the sources of Python's standard library, "
-    "the part that wavepe compare does not train on)"
-)
-LENGTHS_HELP = (
-    "sequence lengths to evaluate (default: those of the wavepe compare that trained the model; "
-    "for other models 1, 2, 4 and 8 times the trained length, which counts as 512 if it is longer)"
-)
+from ..experiments.numbers import integers, reals
 
 
 class Number(argparse.Action):
-    """Stores an int that is checked as it is read; UsageError names the option."""
+    """Stores integers that are checked as they are read; UsageError names the option.
 
-    def __init__(self, *args: Any, least: int = 1, **options: Any) -> None:
-        super().__init__(*args, **{"metavar": "N", **options})
-        self.least = least
+    `least` is the smallest allowed one.
+    """
+
+    read: Callable[..., list[Any]] = staticmethod(integers)
+    sign = "N"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.limits = {key: options.pop(key) for key in ("least", "most") if key in options}
+        super().__init__(*args, **{"metavar": self.sign, **options})
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        read = integers if self.nargs else integer
+        name = self.option_strings[0]
         try:
-            found = read(self.option_strings[0], values, self.least)
+            found = self.read(name, values or self.const, **self.limits)
         except UsageError as error:
             swallowed = self.nargs and any(map(os.path.isdir, values))
             advice = "; write MODEL before options that take several values" * bool(swallowed)
             raise UsageError(error.message + advice) from None
-        setattr(namespace, self.dest, found)
-
-
-class Reals(argparse.Action):
-    """Stores numbers above 0, or from 0 to `most`, that are checked as they are read."""
-
-    def __init__(self, *args: Any, most: float = math.inf, **options: Any) -> None:
-        super().__init__(*args, **{"metavar": "X", **options})
-        self.most = most
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        found = reals(self.option_strings[0], values or self.const, self.most)
+        if not self.nargs and len(found) > 1:
+            raise UsageError(f"{name} {values}: needs one number")
         setattr(namespace, self.dest, found if self.nargs else found[0])
 
 
-def add_model(
-    parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
-) -> None:
-    """Add MODEL and the options that all commands on models have; `data` is the help of --data."""
-    add = parser.add_argument
-    # argparse would show MODEL last, where an option of several values would swallow it.
-    parser.usage = f"%(prog)s MODEL{' [MODEL ...]' * several} [options]"
-    add("models" if several else "model", metavar="MODEL", nargs="+" if several else None,
-        help="local folder in Hugging Face format, with config.json, weights and tokenizer. A "
-        "model without a tokenizer reads bytes, and must have a vocabulary of 256, like the "
-        "checkpoints of wavepe compare")  # fmt: skip
-    add("--data", metavar="PATH", help=data)
-    add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
-        help="device of the model; auto is cuda if there is a GPU (default: cpu)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="number of CPU threads (default: that of torch)")
-    add_imports(parser)
-    add_quiet(parser)
+class Reals(Number):
+    """Stores numbers above 0, or from 0 to `most`."""
+
+    read, sign = staticmethod(reals), "X"
 
 
 def add_imports(parser: argparse.ArgumentParser) -> None:

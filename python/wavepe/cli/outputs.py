@@ -5,24 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import os
 from pathlib import Path
 from typing import Any
 
-from .._files import new_file, part_of
-from ..experiments.environment import environment
-from ..experiments.errors import UsageError, need_matplotlib
-from ..experiments.model import Model, check_folder, need_parts
-from ..experiments.model import opened as open_model
-from ..experiments.text import check_data
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options --json and --png."""
-    add_json(parser, "figures")
-    parser.add_argument("--png", metavar="FILE",
-        help="draw the figures to this file (.png, .pdf or .svg)")  # fmt: skip
+from .._files import writing
+from ..experiments.errors import UsageError
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
@@ -33,80 +21,31 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-@contextmanager
-def measuring(args: argparse.Namespace, command: str) -> Iterator[Model]:
-    """Check the arguments, and load the model of a command that measures one."""
-    begin(args, command, [args.model])
-    with opened(args, args.model) as loaded:
-        yield loaded
-
-
-def opened(args: argparse.Namespace, given: str) -> AbstractContextManager[Model]:
-    """Load a model of the command line, for the time of a with block."""
-    return open_model(given, imports=args.imports, device=args.device, threads=args.threads)
-
-
-def begin(args: argparse.Namespace, command: str, models: list[str]) -> None:
-    """Raise CommandError for what cannot be read, written or run, before the long work begins."""
-    need_parts(f"wavepe {command}")
-    check(args, f"wavepe {command}")
-    check_data(args.data)
-    for given in models:
-        check_folder(given)
-
-
-def check(args: argparse.Namespace, command: str) -> None:
-    """Raise CommandError for a file that cannot be written, before the long work begins."""
-    for option in ("json", "png"):
-        if getattr(args, option) == "":
-            raise UsageError(f"--{option}: needs the name of a file, got an empty name")
+def check_json(args: argparse.Namespace) -> None:
+    """Raise UsageError unless the file of --json can be written, and is not that of --png."""
     if args.json is not None and args.json == args.png:
         raise UsageError(f"--json and --png name the same file, {args.json}")
-    check_json(args)
-    if args.png is not None:
-        need_matplotlib(f"{command} --png")
-        check_picture("--png", Path(args.png))
+    if args.json not in (None, "-"):
+        check_file("--json", args.json)
 
 
-def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], None]) -> None:
-    """Write the files of --json and --png: `figures` as JSON, and the picture of `draw(path)`."""
-    if args.json is not None:
-        figures = {**figures, "environment": {**environment(), **figures["environment"]}}
-        write_json(args, figures)
-    if args.png is not None:
-        with new_file(Path(args.png)) as part:
-            draw(part)
-    written = [f"{name}: {value}" for name in ("json", "png") if (value := getattr(args, name))]
-    if written and not args.quiet:
-        print("  ".join(written))
-
-
-def check_picture(option: str, path: Path) -> None:
+def check_picture(option: str, path: str) -> None:
     """Raise UsageError unless `path` can be written, in a format that matplotlib knows."""
     from matplotlib.backend_bases import FigureCanvasBase
 
-    if path.suffix[1:].lower() not in FigureCanvasBase.filetypes:
+    if Path(path).suffix[1:].lower() not in FigureCanvasBase.filetypes:
         raise UsageError(f"{option} {path}: needs a name that ends in .png, .pdf or .svg")
     check_file(option, path)
 
 
-def check_json(args: argparse.Namespace) -> None:
-    """Raise UsageError unless the file of --json can be written."""
-    if args.json not in (None, "-"):
-        check_file("--json", Path(args.json))
-
-
-def check_file(option: str, path: Path) -> None:
-    """Raise UsageError unless a file can be written to `path`."""
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: needs a file, but this is a folder")
+def check_file(option: str, path: str) -> None:
+    """Raise UsageError unless a file can be written to `path`; what it holds stays."""
     try:
-        if path.exists():
-            path.open("ab").close()
-        if _replaceable(path):
-            with part_of(path).open("wb"):
-                pass
-            part_of(path).unlink()
+        there = os.path.lexists(path)
+        with open(path, "ab"):
+            pass
+        if not there:
+            os.unlink(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UsageError(f"{option} {path}: {getattr(error, 'strerror', error)}") from None
 
@@ -119,16 +58,9 @@ def write_json(args: argparse.Namespace, value: Any) -> None:
     text = json.dumps(_plain(value), allow_nan=False) + "\n"
     if args.json == "-":
         args.stdout.write(text)
-    elif not _replaceable(Path(args.json)):
+        return
+    with writing(Path(args.json)):
         Path(args.json).write_text(text, "utf-8")
-    else:
-        with new_file(Path(args.json)) as part:
-            part.write_text(text, "utf-8")
-
-
-def _replaceable(path: Path) -> bool:
-    """Return whether a new file may replace `path`, which must not be a device, pipe or link."""
-    return not path.is_symlink() and (path.is_file() or not path.exists())
 
 
 def _plain(value: Any) -> Any:

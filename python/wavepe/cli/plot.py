@@ -11,32 +11,33 @@ from typing import Any
 
 import wavepe
 
-from .._files import new_file
+from .._files import writing
 from ..analysis import plots
 from ..experiments.errors import UsageError, need_matplotlib
 from ..experiments.imports import import_all
+from .options import add_imports
 from .outputs import add_json, check_json, check_picture, write_json
 
 # Each picture is a function of wavepe.analysis.plots.
 PICTURES = (
     "wavelets", "table", "transform", "absolute", "bias", "decay", "wavelengths", "matrices",
 )  # fmt: skip
-# Option -> its arguments for argparse, and its help. A picture has the options of its function.
-_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "encodings": ({"nargs": "+", "metavar": "SPEC"}, "the encodings to draw; defaults"),
-    "dim": ({"type": int, "metavar": "N"}, "head size, or size of an absolute vector; defaults"),
-    "length": ({"type": int, "metavar": "N"},
-               "number of distances or positions, or the trained length; defaults"),
-    "heads": ({"type": int, "metavar": "N"}, "number of attention heads; default"),
-    "position": ({"type": int, "metavar": "N"}, "position of the rotation; default"),
-    "theta": ({"type": float, "metavar": "X"}, "base of the rotation; default"),
-    "kind": ({"metavar": "NAME"}, "mother wavelet; default"),
-}  # fmt: skip
+# Option -> its arguments for argparse. A picture has the options of its function.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "encodings": {"nargs": "+", "metavar": "SPEC", "help": "the encodings to draw; defaults"},
+    "dim": {"help": "head size, or size of an absolute vector; defaults"},
+    "length": {"help": "number of distances or positions, or the trained length; defaults"},
+    "heads": {"help": "number of attention heads; default"},
+    "position": {"help": "position of the rotation; default"},
+    "theta": {"type": float, "metavar": "X", "help": "base of the rotation; default"},
+    "kind": {"type": str, "metavar": "NAME", "help": "mother wavelet; default"},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``wavepe plot``."""
-    lines = [f"{name}: {_summary(name)}" for name in PICTURES]
+    summaries = [(getattr(plots, name).__doc__ or "").partition(".\n")[0] for name in PICTURES]
+    lines = [f"{name}: {text[5:]}" for name, text in zip(PICTURES, summaries, strict=True)]
     parser.usage = "%(prog)s NAME [options]"  # --encodings would swallow a NAME that comes last
     parser.epilog = "\n".join(["pictures:", *lines, "all: all of these"])
     add = parser.add_argument
@@ -46,54 +47,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "NAME.png)")  # fmt: skip
     add("--out", metavar="DIR", help="folder of NAME.png (default: the current folder)")
     add_json(parser, "drawn numbers")
-    for option, (argument, text) in _OPTIONS.items():
+    for option, arguments in _OPTIONS.items():
         of = [f"{name} {_shown(defaults[option])}" for name in PICTURES
               if option in (defaults := _defaults(name))]  # fmt: skip
-        add(f"--{option}", **argument, help=f"{text}: {'; '.join(of)}")
-    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
-        help="Python file (.py) or module that registers encodings or wavelets of your own; "
-        "may be repeated")  # fmt: skip
+        kind = {} if "nargs" in arguments else {"type": int, "metavar": "N"}
+        text = f"{arguments['help']}: {'; '.join(of)}"
+        add(f"--{option}", **{**kind, **arguments, "help": text})
+    add_imports(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check all arguments, then draw."""
     import_all(args.imports)
-    names, options = _asked(args)
+    options = {key: getattr(args, key) for key in _OPTIONS if getattr(args, key) is not None}
+    names = list(PICTURES) if args.name == "all" else [args.name]
+    if args.name not in (*PICTURES, "all"):
+        if "encodings" in options:
+            raise UsageError(
+                f"--encodings: {args.name} names the encoding already; give the name of a picture "
+                "instead"
+            )
+        names, options["encodings"] = _pictures_of(args.name)
     for name in names:
-        _check_options(args.name, name, options)
+        known = _defaults(name)
+        for option in [key for key in options if key not in known]:
+            which = name if args.name in (name, "all") else f"{name}, the picture of {args.name},"
+            listed = ", ".join(f"--{key}" for key in known)
+            raise UsageError(f"--{option}: {which} takes {listed}")
     need_matplotlib("wavepe plot")
-    files = _files(args, names)
     check_json(args)
-    numbers = {}
-    for name, file in files.items():
-        numbers[name] = _draw(name, file, options)
+    files = _files(args, names)
+    numbers = {name: _draw(name, file, options) for name, file in files.items()}
     if args.json:
         one = {"picture": names[0], **numbers[names[0]]}
-        write_json(args, numbers if args.name == "all" else one)
+        write_json(args, one if len(names) == 1 else numbers)
     for name, file in files.items():
-        print(f"{name}: {file}" if args.name == "all" else f"picture: {file}")
+        print(f"picture: {file}" if len(names) == 1 else f"{name}: {file}")
     if args.json:
         print(f"numbers: {args.json}")
     return 0
 
 
-def _asked(args: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
-    """Return the pictures to draw, and the options that the user gave."""
-    options = {key: getattr(args, key) for key in _OPTIONS if getattr(args, key) is not None}
-    if args.name == "all":
-        return list(PICTURES), options
-    if args.name in PICTURES:
-        return [args.name], options
-    pictures, spec = _pictures_of(args.name)
-    if "encodings" in options:
-        raise UsageError(
-            f"--encodings: {args.name} names the encoding already; give the name of a picture "
-            "instead"
-        )
-    return pictures, {**options, "encodings": [spec]}
-
-
-def _pictures_of(name: str) -> tuple[list[str], str]:
+def _pictures_of(name: str) -> tuple[list[str], list[str]]:
     """Return the pictures for an encoding or a mother wavelet, and the spec that they show."""
     known = wavepe.encodings.known_encodings()
     try:
@@ -102,7 +97,7 @@ def _pictures_of(name: str) -> tuple[list[str], str]:
         if name.partition(":")[0] in known:  # the spec's options are wrong
             raise UsageError(str(error)) from None
         with suppress(ValueError):
-            return ["wavelets"], str(wavepe.encoding("wavelet", kind=name))
+            return ["wavelets"], [str(wavepe.encoding("wavelet", kind=name))]
         raise UsageError(
             f"{name}: is no picture, encoding or wavelet; pictures: "
             f"{', '.join((*PICTURES, 'all'))}; encodings: {', '.join(known)}"
@@ -111,82 +106,58 @@ def _pictures_of(name: str) -> tuple[list[str], str]:
         "absolute": encoding.adds,
         "wavelengths": encoding.rotates,
         "table": "table" in encoding.terms,
-        "bias": "bias" in encoding.terms or "slopes" in encoding.terms,
+        "bias": {"bias", "slopes"} & set(encoding.terms),
     }
     if not any(shown.values()):
         raise UsageError(
             f"{name}: has nothing to draw, because it depends on more than positions, such as q, k "
             "or the layer's input"
         )
-    return [picture for picture, has in shown.items() if has], name
-
-
-def _check_options(asked: str, name: str, options: dict[str, Any]) -> None:
-    """Raise UsageError for an option that the picture does not have."""
-    known = _defaults(name)
-    for option in options:
-        if option not in known:
-            listed = ", ".join(f"--{key}" for key in known)
-            which = name if asked in (name, "all") else f"{name}, the picture of {asked},"
-            raise UsageError(f"--{option}: {which} takes {listed}")
+    return [picture for picture, has in shown.items() if has], [name]
 
 
 def _files(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:
     """Return the file of each picture."""
-    if args.png is not None and (args.out is not None or args.name == "all"):
-        raise UsageError("--png names one file: give it without --out, and for one picture")
     if args.png is not None:
-        check_picture("--png", Path(args.png))
-        if args.json is not None and Path(args.json).absolute() == Path(args.png).absolute():
-            raise UsageError(f"--json and --png name the same file, {args.json}")
+        if args.out is not None or len(names) > 1:
+            raise UsageError("--png names one file: give it without --out, and for one picture")
+        check_picture("--png", args.png)
         return {names[0]: Path(args.png)}
     folder = Path(args.out or ".")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {folder}: {getattr(error, 'strerror', error)}") from None
-    whole = args.name if len(names) == 1 else None
-    files = {name: folder / f"{_file_name(whole or name)}.png" for name in names}
-    for file in files.values():
-        check_picture("--out", file)
+    files = {}
+    for name in names:
+        stem = re.sub("[^A-Za-z0-9._]+", "-", args.name if len(names) == 1 else name)[:80]
+        files[name] = folder / f"{stem}.png"
+        check_picture("--out", str(files[name]))
     return files
 
 
-def _file_name(name: str) -> str:
-    """Return a file name for a spec."""
-    return re.sub("[^A-Za-z0-9._]+", "-", name)[:80]
-
-
 def _draw(name: str, file: Path, options: dict[str, Any]) -> dict[str, Any]:
-    given = dict(options)
-    if "encodings" in given and "encoding" in _parameters(name):
+    given, draw = dict(options), getattr(plots, name)
+    if "encodings" in given and "encoding" in inspect.signature(draw).parameters:
         specs = given.pop("encodings")
         if len(specs) > 1:
             raise UsageError(f"--encodings {' '.join(specs)}: {name} shows one encoding")
         (given["encoding"],) = specs
-    with new_file(file) as part:
-        try:
-            return getattr(plots, name)(part, **given)
-        except (ValueError, TypeError) as error:
-            raise UsageError(str(error)) from error
-
-
-def _parameters(name: str) -> dict[str, Any]:
-    """Return the options of a picture's function, with their defaults."""
-    parameters = inspect.signature(getattr(plots, name)).parameters
-    return {key: parameter.default for key, parameter in parameters.items() if key != "path"}
+    try:
+        with writing(file):
+            return draw(file, **given)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _defaults(name: str) -> dict[str, Any]:
     """Return the options of a picture on the command line, with their defaults."""
-    found = _parameters(name)
-    return {"encodings" if key == "encoding" else key: value for key, value in found.items()}
-
-
-def _summary(name: str) -> str:
-    """Return the first line of the docstring of a picture's function."""
-    line = (getattr(plots, name).__doc__ or "").partition("\n")[0]
-    return line.removeprefix("Draw ").rstrip(".")
+    found = inspect.signature(getattr(plots, name)).parameters.items()
+    return {
+        "encodings" if key == "encoding" else key: parameter.default
+        for key, parameter in found
+        if key != "path"
+    }
 
 
 def _shown(default: Any) -> str:

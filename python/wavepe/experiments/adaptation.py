@@ -184,8 +184,7 @@ def adapt(
     CommandError
         A package is missing, or a model cannot be loaded.
     """
-    models.need_parts("wavepe adapt")
-    require("wavepe adapt", accelerate="examples")
+    require("wavepe adapt", **models.PARTS, accelerate="examples")
     if data is None:
         raise UsageError("--data: needs a text file or a folder")
     if not lr > 0:
@@ -205,6 +204,7 @@ def adapt(
     from .text import check_data, first_and_last_tokens
 
     check_data(data)
+    models.check_folder(source)
     with models.opened(source, imports=imports, device=device, threads=threads) as loaded:
         word = "stock" if encoding_of(loaded.model) is None else "source"
         labels = {name: label.format(word) for name, label in _ROWS.items()}

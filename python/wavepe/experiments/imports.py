@@ -36,14 +36,25 @@ def import_all(names: Sequence[str]) -> tuple[str, ...]:
     """
     found: dict[str, str] = {}
     for name in names:
-        if (not name or name.startswith(".")) and not name.endswith(".py"):
+        is_file = name.endswith(".py")
+        if not is_file and (not name or name.startswith(".")):
             raise UsageError(
                 f"--import {name!r}: needs a path that ends in .py, or a module's full name"
             )
-        module = _from_file(Path(name)) if name.endswith(".py") else _from_name(name)
-        label = Path(name).name if name.endswith(".py") else name
+        path = Path(name)
+        if is_file and not path.is_file():
+            raise UsageError(f"--import {path}: no such file")
+        label = path.name if is_file else name
         if label in found:
             raise UsageError(f"--import {name}: {label} is given twice")
+        try:
+            module = _from_file(path) if is_file else importlib.import_module(name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, too
+            missing = isinstance(error, ModuleNotFoundError) and error.name == name
+            hint = " (the path of a file ends in .py)" if missing else ""
+            raise UsageError(f"--import {name}: {_what_happened(error, path)}{hint}") from error
         found[label] = _digest(module)
     return tuple(f"{label} {digest}" for label, digest in found.items())
 
@@ -54,40 +65,21 @@ def name_in(remembered: str) -> str:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"--import {path}: no such file")
     # Our own module name: a file named like another module must not replace that module.
     spec = importlib.util.spec_from_file_location(f"wavepe_import_{path.stem}", path)
     assert spec is not None  # the name ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise UsageError(f"--import {path}: {_what_happened(error, path)}") from error
+    spec.loader.exec_module(module)
     return module
 
 
-def _from_name(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        missing = isinstance(error, ModuleNotFoundError) and error.name == name
-        hint = " (the path of a file ends in .py)" if missing else ""
-        raise UsageError(f"--import {name}: {_what_happened(error)}{hint}") from error
-
-
-def _what_happened(error: BaseException, path: Path | None = None) -> str:
+def _what_happened(error: BaseException, path: Path) -> str:
     """Return the exception in one line, with the last line of the file in its traceback."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
-    file = None if path is None else path.resolve()
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     return f"{text} (line {lines[-1]})" if lines else text
 
 

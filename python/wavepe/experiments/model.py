@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CommandError, UsageError, out_of_memory, require, thread_count
+from .errors import CommandError, UsageError, out_of_memory, thread_count
 from .folder import is_run
 from .imports import import_all
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .device import Device
 
 BYTES = 256
+# The packages that commands on models need, and the extras that install them.
+PARTS = {"torch": "torch", "transformers": "hf", "rich": "cli"}
 _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
     "spiece.model",
@@ -94,19 +96,10 @@ class Model:
             raise CommandError(
                 f"{self.path}: the model cannot run so many tokens; its positions end at {length}"
             ) from error
-        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-            if out_of_memory(error) is not None:
+        except (ValueError, TypeError, RuntimeError) as error:
+            if isinstance(error, UsageError) or out_of_memory(error) is not None:
                 raise
-            raise CommandError(f"{self.path}: {one_line(error)}") from error
-
-    def set_theta(self, theta: float) -> None:
-        """Change the base of the rotary embedding; CommandError if the model has none."""
-        import wavepe.hf
-
-        try:
-            wavepe.hf.set_theta(self.model, theta)
-        except (ValueError, TypeError) as error:
-            raise CommandError(f"--theta {theta:g}: {one_line(error)}") from error
+            raise CommandError(f"{self.path}: {_one_line(error)}") from error
 
     def read_with(self, encoding: str) -> Model:
         """Load the model, of a type wavepe_<family>, again with another encoding."""
@@ -114,13 +107,8 @@ class Model:
         return dataclasses.replace(self, model=model.to(self.device.place))
 
 
-def need_parts(command: str) -> None:
-    """Raise CommandError unless all packages are installed that commands on models need."""
-    require(command, torch="torch", transformers="hf", rich="cli")
-
-
-def check_folder(given: str | Path) -> Path:
-    """Return the path; UsageError unless it is the folder of a model."""
+def check_folder(given: str | Path) -> None:
+    """Raise UsageError unless `given` is the folder of a model."""
     path = Path(given)
     if not str(given) or not path.exists():
         raise UsageError(f"MODEL {str(given)!r}: no such folder; needs a folder with a config.json")
@@ -134,7 +122,6 @@ def check_folder(given: str | Path) -> Path:
                 f"{found[0].parent}"
             )
         raise UsageError(f"MODEL {given}: holds no config.json")
-    return path
 
 
 @contextmanager
@@ -147,7 +134,7 @@ def opened(
 ) -> Iterator[Model]:
     """Load the model in the folder `given`, for the time of a with block."""
     import_all(imports)
-    path = check_folder(given)
+    path = Path(given)
     from .device import device_named, torch_threads
 
     place = device_named(device)
@@ -169,7 +156,7 @@ def _load_model(path: Path, **options: Any) -> Any:
     except Exception as error:  # raised by transformers, safetensors or torch
         if out_of_memory(error) is not None:
             raise
-        raise CommandError(f"cannot load {path}: {one_line(error)}") from error
+        raise CommandError(f"cannot load {path}: {_one_line(error)}") from error
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
         raise CommandError(
@@ -193,7 +180,7 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, use_fast=True)
     except Exception as error:
-        raise CommandError(f"cannot load the tokenizer of {path}: {one_line(error)}") from error
+        raise CommandError(f"cannot load the tokenizer of {path}: {_one_line(error)}") from error
 
 
 def _comparison(path: Path) -> dict[str, Any] | None:
@@ -211,7 +198,7 @@ def _comparison(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def one_line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return the message of another library's error in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -22,7 +22,7 @@ def integer(option: str, value: Any, least: int) -> int:
     return found
 
 
-def integers(option: str, values: Any, least: int) -> list[int]:
+def integers(option: str, values: Any, least: int = 1) -> list[int]:
     """Return the integers of an option; UsageError if one is wrong or given twice."""
     return once(option, [integer(option, word, least) for word in words(option, values)])
 
@@ -39,7 +39,7 @@ def reals(option: str, values: Any, most: float = math.inf) -> list[float]:
             value = float(word)
         except ValueError:
             value = math.nan
-        if not (0 <= value <= most and math.isfinite(value)) or (most == math.inf and value == 0):
+        if not 0 <= value <= most or (most == math.inf and value in (0, math.inf)):
             raise UsageError(f"{option} {word}: needs {wanted}")
         found.append(value)
     return once(option, found)

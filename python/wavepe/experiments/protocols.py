@@ -19,41 +19,27 @@ class Protocol:
     stride: int | None = None
 
     @classmethod
-    def parse(cls, text: str, train_length: int) -> Protocol:
-        """Read a protocol from text; `of` fills in sizes that are not given."""
+    def parse(cls, text: str, train_length: int, option: str = "--protocols") -> Protocol:
+        """Read a protocol; by default the window is the trained length, and the stride half of it.
+
+        UsageError names the option.
+        """
         name, _, sizes = text.partition(":")
         first, slash, second = sizes.partition("/")
         if name not in PROTOCOLS:
-            raise UsageError(f"--protocols {text}: needs {', '.join(PROTOCOLS)}")
+            raise UsageError(f"{option} {text}: needs {', '.join(PROTOCOLS)}")
         if (name == "whole" and sizes) or (name == "blocks" and slash):
             needs = "no window" if name == "whole" else "a window alone, as blocks:128"
-            raise UsageError(f"--protocols {text}: {name} takes {needs}")
-        window = _size(text, first, 2) if first else None
-        stride = _size(text, second, 1) if slash else None
-        found = cls.of(name, window, stride, train_length)
-        if not found.fits:
-            raise UsageError(
-                f"--protocols {text}: needs a stride of at most the window, {found.window}"
-            )
-        return found
-
-    @classmethod
-    def of(cls, name: str, window: int | None, stride: int | None, train_length: int) -> Protocol:
-        """Return the protocol with the sizes that it uses.
-
-        The default window is the trained length, and the default stride half the window.
-        """
+            raise UsageError(f"{option} {text}: {name} takes {needs}")
         if name == "whole":
             return cls(name)
-        window = train_length if window is None else window
+        window = _size(f"{option} {text}", first, 2) if first else train_length
         if name == "blocks":
             return cls(name, window)
-        return cls(name, window, max(1, window // 2) if stride is None else stride)
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the windows cover all tokens."""
-        return self.window is None or self.stride is None or self.stride <= self.window
+        stride = _size(f"{option} {text}", second, 1) if slash else max(1, window // 2)
+        if stride > window:
+            raise UsageError(f"{option} {text}: needs a stride of at most the window, {window}")
+        return cls(name, window, stride)
 
     def __str__(self) -> str:
         sizes = "/".join(str(size) for size in (self.window, self.stride) if size is not None)
@@ -79,7 +65,7 @@ class Protocol:
         return {"protocol": self.name, "window": self.window, "stride": self.stride}
 
 
-def _size(text: str, word: str, least: int) -> int:
+def _size(given: str, word: str, least: int) -> int:
     if not (word.isascii() and word.isdecimal() and int(word) >= least):
-        raise UsageError(f"--protocols {text}: needs an integer from {least} on, got {word!r}")
+        raise UsageError(f"{given}: needs an integer from {least} on, got {word!r}")
     return int(word)

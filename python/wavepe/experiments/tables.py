@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .._labels import fold, shortened
 
@@ -49,6 +49,12 @@ def groups(label: int, widths: Sequence[int], room: int | None) -> list[slice]:
             starts.append(column)
             used = label + GAP + width
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(widths)], strict=True)]
+
+
+def print_table(title: str, heading: str, headings: Iterable[object], rows: Sequence[Row]) -> None:
+    """Print a table on stdout as `print_rows` does, and its title above it."""
+    print(wrapped(title))
+    print_rows(heading, list(map(str, headings)), rows)
 
 
 def print_rows(heading: str, headings: Sequence[str], rows: Sequence[Row]) -> None:

@@ -1,0 +1,129 @@
+"""What the commands share that measure a model: options, checks before the work, figures, files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._files import writing
+from ..experiments import model as models
+from ..experiments.environment import environment
+from ..experiments.errors import need_matplotlib, require
+from ..experiments.text import check_data
+from .options import Number, add_imports, add_quiet
+from .outputs import add_json, check_json, check_picture, write_json
+
+if TYPE_CHECKING:
+    import torch
+
+DATA_HELP = (
+    "a text file, or a folder of text files (default: the sources of Python's standard library, "
+    "the part that wavepe compare does not train on)"
+)
+
+# The figures for --json, and the function that draws them to a path.
+Measured = tuple[dict[str, Any], Callable[[Path], Any]]
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, *, several: bool = False, data: str = DATA_HELP
+) -> None:
+    """Add MODEL and the options that all these commands have; `data` is the help of --data."""
+    parser.set_defaults(command=parser.prog)
+    add = parser.add_argument
+    # argparse would show MODEL last, where an option of several values would swallow it.
+    parser.usage = f"%(prog)s MODEL{' [MODEL ...]' * several} [options]"
+    add("models", metavar="MODEL", nargs="+" if several else 1,
+        help="local folder in Hugging Face format, with config.json, weights and tokenizer. A "
+        "model without a tokenizer reads bytes, and must have a vocabulary of 256, like the "
+        "checkpoints of wavepe compare")  # fmt: skip
+    add("--data", metavar="PATH", help=data)
+    add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
+        help="device of the model; auto is cuda if there is a GPU (default: cpu)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help="number of CPU threads (default: that of torch)")
+    add_imports(parser)
+    add_quiet(parser)
+    add_json(parser, "figures")
+    add("--png", metavar="FILE", help="draw the figures to this file (.png, .pdf or .svg)")
+
+
+def add_lengths(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that measure the perplexity at several lengths."""
+    add = parser.add_argument
+    add("--lengths", "--length", nargs="+", action=Number, least=2,
+        help="sequence lengths to evaluate (default: those of the wavepe compare that trained the "
+        "model; for other models 1, 2, 4 and 8 times the trained length, which counts as 512 if it "
+        "is longer)")  # fmt: skip
+    add("--tokens", action=Number,
+        help="approximate number of tokens to evaluate (default: 65536)")  # fmt: skip
+
+
+def run(
+    args: argparse.Namespace, measure: Callable[[models.Model, argparse.Namespace], Measured]
+) -> int:
+    """Run a command of one MODEL: `measure` prints the tables of a loaded model."""
+    check(args)
+    with opened(args, args.models[0]) as loaded:
+        figures, draw = measure(loaded, args)
+    write(args, figures, draw)
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise CommandError for what cannot be read, written or run, before the long work begins."""
+    require(args.command, **models.PARTS)
+    check_json(args)
+    if args.png is not None:
+        need_matplotlib(f"{args.command} --png")
+        check_picture("--png", args.png)
+    check_data(args.data)
+    for given in args.models:
+        models.check_folder(given)
+
+
+def opened(args: argparse.Namespace, given: str) -> AbstractContextManager[models.Model]:
+    """Load a model of the command line, for the time of a with block."""
+    return models.opened(given, imports=args.imports, device=args.device, threads=args.threads)
+
+
+@contextmanager
+def running(
+    loaded: models.Model, args: argparse.Namespace
+) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Run passes of the model; gives begin(title), which returns progress(done, total)."""
+    from ..experiments.progress import Report  # needs rich
+
+    with loaded.running(), Report(quiet=args.quiet, lines=False) as report:
+        yield report.begin
+
+
+def perplexities(
+    loaded: models.Model, args: argparse.Namespace, ids: torch.Tensor, lengths: Sequence[int],
+    title: str = "", **options: Any,
+) -> dict[int, float]:  # fmt: skip
+    """Return the perplexity for each length; `options` are those of `analysis.perplexity`."""
+    from ..analysis import perplexity
+
+    with running(loaded, args) as begin:
+        return {
+            length: perplexity(
+                loaded.model, ids, length, progress=begin(f"{title}length {length}"), **options
+            )
+            for length in lengths
+        }
+
+
+def write(args: argparse.Namespace, figures: dict[str, Any], draw: Callable[[Path], Any]) -> None:
+    """Write the files of --json and --png: `figures` as JSON, and the picture of `draw(path)`."""
+    if args.json is not None:
+        about = {**environment(), **figures["environment"]}
+        write_json(args, {**figures, "environment": about})
+    if args.png is not None:
+        with writing(Path(args.png)):
+            draw(Path(args.png))
+    written = [f"{name}: {value}" for name in ("json", "png") if (value := getattr(args, name))]
+    if written and not args.quiet:
+        print("  ".join(written))
