@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> dict:
     for name, folder in (("rope", stock), (became, swapped)):
         model = AutoModelForCausalLM.from_pretrained(folder)
         seconds = train(model, text.train, args, args.more, args.steps)
-        evaluate(f"{name}, trained on", model, args.steps + args.more, seconds)
+        evaluate(f"{name}, fine-tuned", model, args.steps + args.more, seconds)
         model.save_pretrained(f"{folder}-trained")
     about = environment()
     return {

@@ -55,7 +55,7 @@ def test_recipes(tmp_path, monkeypatch, capsys):
         none.setattr(adapt_recipes, "measure", None)
         assert adapt_recipes.main(words) == 0
     table = adapt_page.small(kept)
-    assert "| stock, trained on | 3 | - |" in table
+    assert "| stock, fine-tuned | 3 | - |" in table
     assert f"| `{adapted['spec']}` | 3 | 2 |" in table
 
 

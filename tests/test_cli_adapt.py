@@ -40,8 +40,8 @@ def test_adapt(words, tmp_path, capsys):
     words += ["--control", "--held-out", "300"]
     assert main(words) == 0
     printed, log = capsys.readouterr()
-    assert re.search(r"^swapped and trained: training: \d+ of 25, 0:00:\d\d left$", log, re.M)
-    for label in ("stock model ", "stock model, trained on", "swapped, not", "swapped and trained"):
+    assert re.search(r"^swapped, fine-tuned: training: \d+ of 25, 0:00:\d\d left$", log, re.M)
+    for label in ("stock model ", "stock model, fine-tuned", "swapped  ", "swapped, fine-tuned"):
         assert label in printed
     assert "rope:fraction=0.25+alibi" in printed
     assert "rope:type=yarn" in printed
@@ -53,7 +53,7 @@ def test_adapt(words, tmp_path, capsys):
     assert found["adapted"]["40"] < found["swapped"]["40"]
     report = (tmp_path / "new/report.md").read_text()
     assert report.startswith("# stock with rope:fraction=0.25+alibi\n")
-    assert "| `swapped and trained` |" in report
+    assert "| `swapped, fine-tuned` |" in report
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     assert model.config.position_encoding == "rope:fraction=0.25+alibi"
     (tmp_path / "new/report.md").unlink()

@@ -344,7 +344,7 @@ def test_swap_results(finished):
     assert results["settings"]["steps"] == 4
     assert results["environment"]["torch"] == torch.__version__
     runs = results["runs"]
-    names = [*NAMES, *(f"{name}, trained on" for name in NAMES)]
+    names = [*NAMES, *(f"{name}, fine-tuned" for name in NAMES)]
     assert [each["encoding"] for each in runs] == names
     assert [each["steps"] for each in runs] == [4, 4, 6, 6]
     for each in runs:

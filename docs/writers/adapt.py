@@ -16,7 +16,7 @@ from .pages import commit_of, kept_results, wrapped
 
 PAGE = Path("docs", "results", "adapt.md")
 PAIRS = 12  # of the small models' heads
-STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, trained on"}
+STOCK = {"stock": "stock model", "yarn": "stock, YaRN", "control": "stock, fine-tuned"}
 
 
 def blocks(root: Path) -> dict[str, str]:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _ROWS = {
     "stock": "{} model",
-    "control": "{} model, trained on",
-    "swapped": "swapped, not trained",
-    "adapted": "swapped and trained",
+    "control": "{} model, fine-tuned",
+    "swapped": "swapped",
+    "adapted": "swapped, fine-tuned",
 }
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
