@@ -9,12 +9,10 @@ python -m benchmarks.compare_models FOLDER
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-
-import wavepe.cli
 
 from .command import PICTURES, add_root, new_parser
 from .compare_kept import KEPT
@@ -62,13 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(*words: object) -> dict:
-    """Run a command of `wavepe`; return the results that it writes with --json."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "figures.json")
-        code = wavepe.cli.main([*map(str, words), "--quiet", "--json", str(path)])
-        if code:
-            raise SystemExit(code)
-        return json.loads(path.read_text("utf-8"))
+    """Run a command of `wavepe`; return its results."""
+    given = [sys.executable, "-m", "wavepe", *map(str, words), "--quiet", "--json", "-"]
+    return json.loads(subprocess.run(given, check=True, stdout=subprocess.PIPE).stdout)
 
 
 if __name__ == "__main__":
