@@ -41,9 +41,10 @@ from wavepe.cli import main
 from wavepe.experiments import evaluation
 from wavepe.experiments.comparison import models_of
 from wavepe.experiments.data import evaluation_bytes, load_text
+from wavepe.experiments.model import load_model
 from wavepe.experiments.presets import DEFAULTS, rows_for
 from wavepe.experiments.settings import Settings
-from wavepe.experiments.training import load_model, new_model
+from wavepe.experiments.training import new_model
 
 PNG = b"\x89PNG"
 

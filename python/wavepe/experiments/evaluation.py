@@ -15,10 +15,10 @@ from wavepe.analysis import perplexity, predicted_band
 from wavepe.analysis._perplexity import perplexity_of
 
 from .device import CPU, Device
+from .model import load_model
 from .protocols import Protocol
 from .settings import Settings
 from .tasks import TASKS
-from .training import load_model
 
 # The smallest number of examples of a task at each length, and the tokens of one pass.
 _EXAMPLES, _TOKENS = 128, 1 << 13

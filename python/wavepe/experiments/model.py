@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._files import leading_names
 from .errors import CommandError, UsageError, out_of_memory, thread_count
 from .folder import is_run
 from .imports import import_all
@@ -103,7 +104,7 @@ class Model:
 
     def read_with(self, encoding: str) -> Model:
         """Load the model, of a type wavepe_<family>, again with another encoding."""
-        model = _load_model(self.path, position_encoding=encoding)
+        model = load_model(self.path, encoding)
         return dataclasses.replace(self, model=model.to(self.device.place))
 
 
@@ -139,30 +140,36 @@ def opened(
 
     place = device_named(device)
     with torch_threads(None if threads is None else thread_count("--threads", threads)):
-        model = _load_model(path)
+        model = load_model(path)
         tokenizer = _load_tokenizer(path, model)
         yield Model(path, model.to(place.place), tokenizer, place, _comparison(path))
 
 
-def _load_model(path: Path, **options: Any) -> Any:
+def load_model(path: Path, encoding: str | None = None) -> Any:
+    """Load the model in a folder; one of a type wavepe_<family> also with another encoding.
+
+    CommandError if a file is damaged, or lacks tensors that are not those of the new encoding.
+    """
     from transformers import AutoModelForCausalLM
 
     import wavepe.hf  # noqa: F401 (registers the types wavepe_<family>)
 
+    given = {} if encoding is None else {"position_encoding": encoding}
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype="auto", output_loading_info=True, **options
+            path, local_files_only=True, dtype="auto", output_loading_info=True, **given
         )
+        missing = [
+            key for key in found["missing_keys"] if not given or ".position_encoding." not in key
+        ]
+        if missing:
+            raise ValueError(f"its files lack {leading_names(sorted(missing))}")
     except Exception as error:  # raised by transformers, safetensors or torch
         if out_of_memory(error) is not None:
             raise
-        raise CommandError(f"cannot load {path}: {_one_line(error)}") from error
-    if found["missing_keys"]:
-        missing = sorted(found["missing_keys"])
-        raise CommandError(
-            f"cannot load {path}: {len(missing)} of the model's tensors are not in its files, such "
-            f"as {missing[0]}"
-        )
+        ours = (path / "training.json").is_file()
+        remedy = "; remove this folder, and wavepe compare trains the model again" if ours else ""
+        raise CommandError(f"cannot load {path}: {_one_line(error)}{remedy}") from error
     return model.eval()
 
 

@@ -18,10 +18,11 @@ import torch
 
 import wavepe.hf
 
-from .._files import TERMINATION_SIGNALS, leading_names, new_file, raise_interrupt
+from .._files import TERMINATION_SIGNALS, new_file, raise_interrupt
 from .data import batch_at
 from .device import CPU, Device
 from .errors import CommandError, UsageError
+from .model import load_model
 from .settings import Settings
 from .tasks import TASKS
 
@@ -223,21 +224,6 @@ def _continued(plan: Plan) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)  # for new parameters of a learned encoding
         return load_model(plan.base, plan.spec)
-
-
-def load_model(folder: Path, spec: str) -> torch.nn.Module:
-    """Load the saved model with the encoding `spec`; CommandError if it is damaged."""
-    try:
-        model, found = wavepe.hf.WavePELlamaForCausalLM.from_pretrained(
-            folder, position_encoding=spec, output_loading_info=True
-        )
-        if lost := [key for key in found["missing_keys"] if ".position_encoding." not in key]:
-            raise ValueError(f"its files lack {leading_names(sorted(lost))}")
-        return model
-    except Exception as error:  # raised by transformers, safetensors or torch
-        raise CommandError(
-            f"cannot load {folder} ({error}): remove this folder to train the model again"
-        ) from error
 
 
 def _note_changes(state: State, tell: Callable[..., None], device: Device) -> None:
