@@ -44,12 +44,13 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>(?P<word>\w)?',
     re.S,
 )
+BARS = re.compile(r"\\lvert\b(.*?)\\rvert\b", re.S)  # latex2mathml forgets which side a bar is on
 # log x and log_2 x: MathML puts no space behind log
 FUNCTION = re.compile(
     r"(<msub><mi>\w{2,}</mi><m[in]>[^<]*</m[in]></msub>|(?<!<msub>)(?<!<msup>)<mi>\w{2,}</mi>)"
     r"(?=<m(i|n|sub|sup|frac)\b)"
 )
-# Where a line may end: not within an option, in a cell after a comma or plus of a long spec, and not
+# Where a line may end: not within an option, in a cell after a comma or plus of a long spec, not
 # between a word and its figure.
 INLINE = re.compile(r"<pre\b.*?</pre>|<code>([^<]*)</code>", re.S)
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -145,6 +146,7 @@ def _options(match: re.Match) -> str:
 def _formula(match: re.Match, place: str) -> str:
     """A formula of the page `place` in MathML."""
     tag, tex = match["tag"], characters.unescape(match["tex"]).strip()
+    tex = BARS.sub(r"\\left\\lvert\1\\right\\rvert", tex)
     if match["word"]:  # $b=$a is no formula: GitHub, too, wants no letter behind the second sign
         return f"${match['tex']}${match['word']}"
     try:
