@@ -56,6 +56,7 @@ INLINE = re.compile(r"<pre\b.*?</pre>|<code>([^<]*)</code>", re.S)
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 CELL = re.compile(r"<td\b.*?</td>", re.S)
 LONG = re.compile(r"<code>([^<>]{25,})</code>")
+PICTURE = re.compile(r'<img [^>]*?src="([^"]+\.png)"[^>]*>(?!</a>)')
 VERDICT = re.compile(r"(<td[^>]*>\w+,) ([\d.]+</td>)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
@@ -128,6 +129,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         page.meta.setdefault("description", re.split(r"(?<=[.:])\s", said)[0].rstrip(":"))
     html = TARGET.sub(linked, html)
     html = TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+    html = PICTURE.sub(r'<a href="\1">\g<0></a>', html)  # on a phone a picture is small
     html = INLINE.sub(_options, CELL.sub(_cell, html))
     return FORMULA.sub(lambda match: _formula(match, place), html)
 

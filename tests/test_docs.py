@@ -310,12 +310,13 @@ def test_subscripts_of_functions_and_bars_of_formulas(rendered):
     assert bars.count('form="postfix"') == 1
 
 
-def test_where_lines_break(rendered):
+def test_where_lines_break_and_pictures_lead(rendered):
     row = "| `wavelet:biases=true,projection=true+kerple` | yes, 0.9 |"
     html = rendered(f"`adapt --lora 16`\n\n| a | b |\n|---|---|\n{row}")
     assert 'adapt <span class="option">--lora</span> 16' in html
     assert "wavelet:biases=true,<wbr>projection=true+<wbr>kerple" in html
     assert "<td>yes,&nbsp;0.9</td>" in html
+    assert '<a href="a.png"><img alt="A map" src="a.png" /></a>' in rendered("![A map](a.png)")
     assert "<wbr>" not in rendered("`wavelet:biases=true,projection=true+kerple`")
     assert "span" not in rendered("```text\nadapt --lora\n```").replace("<span></span>", "")
 
