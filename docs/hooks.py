@@ -44,8 +44,20 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>(?P<word>\w)?',
     re.S,
 )
-# log x: MathML puts no space behind log
-FUNCTION = re.compile(r"<mi>\w{2,}</mi>(?=<m(i|n|sub|sup)\b)")
+BARS = re.compile(r"\\lvert\b(.*?)\\rvert\b", re.S)  # latex2mathml forgets which side a bar is on
+# log x and log_2 x: MathML puts no space behind log
+FUNCTION = re.compile(
+    r"(<msub><mi>\w{2,}</mi><m[in]>[^<]*</m[in]></msub>|(?<!<msub>)(?<!<msup>)<mi>\w{2,}</mi>)"
+    r"(?=<m(i|n|sub|sup|frac)\b)"
+)
+# Where a line may end: not within an option, in a cell after a comma or plus of a long spec, not
+# between a word and its figure.
+INLINE = re.compile(r"<pre\b.*?</pre>|<code>([^<]*)</code>", re.S)
+OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+CELL = re.compile(r"<td\b.*?</td>", re.S)
+LONG = re.compile(r"<code>([^<>]{25,})</code>")
+PICTURE = re.compile(r'<img [^>]*?src="([^"]+\.png)"[^>]*>(?!</a>)')
+VERDICT = re.compile(r"(<td[^>]*>\w+,) ([\d.]+</td>)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
 TARGET = re.compile(
@@ -117,12 +129,26 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         page.meta.setdefault("description", re.split(r"(?<=[.:])\s", said)[0].rstrip(":"))
     html = TARGET.sub(linked, html)
     html = TAG.sub(lambda tag: tag[0] if HTML.fullmatch(tag[1]) else f"&lt;{tag[1]}&gt;", html)
+    html = PICTURE.sub(r'<a href="\1">\g<0></a>', html)  # on a phone a picture is small
+    html = INLINE.sub(_options, CELL.sub(_cell, html))
     return FORMULA.sub(lambda match: _formula(match, place), html)
+
+
+def _cell(match: re.Match) -> str:
+    """A cell of a table, with the places where it may be broken."""
+    cell = VERDICT.sub(r"\1&nbsp;\2", match[0])
+    return LONG.sub(lambda code: re.sub(r"(?<=[,+])(?=\w)", "<wbr>", code[0]), cell)
+
+
+def _options(match: re.Match) -> str:
+    """Code within a text, whose options are not broken."""
+    return OPTION.sub(r'<span class="option">\g<0></span>', match[0]) if match[1] else match[0]
 
 
 def _formula(match: re.Match, place: str) -> str:
     """A formula of the page `place` in MathML."""
     tag, tex = match["tag"], characters.unescape(match["tex"]).strip()
+    tex = BARS.sub(r"\\left\\lvert\1\\right\\rvert", tex)
     if match["word"]:  # $b=$a is no formula: GitHub, too, wants no letter behind the second sign
         return f"${match['tex']}${match['word']}"
     try:

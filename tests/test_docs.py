@@ -301,6 +301,26 @@ def test_formulas_become_mathml(rendered):
         assert rendered(text) == f"<p>{text}</p>"
 
 
+def test_subscripts_of_functions_and_bars_of_formulas(rendered):
+    log = rendered("Take $\\log_\\theta L$ and $\\log x$.")
+    assert "<msub><mi>log</mi><mi>&#x003B8;</mi></msub><mspace" in log
+    assert "<mi>log</mi><mspace" in log
+    bars = rendered("Where $\\lvert m\\rvert < 2$.")
+    assert 'form="prefix">&#x0007C;</mo><mi>m</mi>' in bars
+    assert bars.count('form="postfix"') == 1
+
+
+def test_where_lines_break_and_pictures_lead(rendered):
+    row = "| `wavelet:biases=true,projection=true+kerple` | yes, 0.9 |"
+    html = rendered(f"`adapt --lora 16`\n\n| a | b |\n|---|---|\n{row}")
+    assert 'adapt <span class="option">--lora</span> 16' in html
+    assert "wavelet:biases=true,<wbr>projection=true+<wbr>kerple" in html
+    assert "<td>yes,&nbsp;0.9</td>" in html
+    assert '<a href="a.png"><img alt="A map" src="a.png" /></a>' in rendered("![A map](a.png)")
+    assert "<wbr>" not in rendered("`wavelet:biases=true,projection=true+kerple`")
+    assert "span" not in rendered("```text\nadapt --lora\n```").replace("<span></span>", "")
+
+
 def test_a_formula_that_cannot_be_drawn_is_told(rendered, caplog):
     rendered("Where $\\nothing{a}$ is.")
     assert r"page.md has a formula that cannot be drawn: \nothing{a}" in caplog.text

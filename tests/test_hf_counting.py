@@ -315,5 +315,5 @@ def test_an_exported_program_refuses_gaps(spec):
     for good in (positions, packed, positions + 3):
         got = program(**given | {"position_ids": good}).logits.detach()
         assert close(got, logits(model, ids, position_ids=good, use_cache=False), 1e-5)
-    with pytest.raises(RuntimeError, match="positions must rise by 1 a token"):
+    with pytest.raises(RuntimeError, match="positions must rise by 1 per token"):
         program(**given | {"position_ids": positions + 3 * (positions >= 5)})

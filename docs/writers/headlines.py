@@ -87,8 +87,8 @@ def bench_headline(root: Path) -> str:
 def _headline_table(rows: Sequence[dict]) -> str:
     fresh = any(row["memory"] == "fresh" for row in rows)
     words = (
-        "The number before a rival says how many times as long it takes: above 1 wavepe is "
-        "faster. Times are medians." + " *Fresh* memory comes from the system page by page." * fresh
+        "Before each rival stands its time divided by wavepe's: above 1 wavepe is faster. Times "
+        "are medians." + " *Fresh* memory comes from the system page by page." * fresh
     )
     heads = ("operation", "input", "wavepe", "fastest other way to the same", "what does less work")
     shown = table(heads, [_cells(row, RIVALS, LESS) for row in rows], "llrl")

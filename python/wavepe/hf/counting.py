@@ -102,7 +102,7 @@ def _assert_counted(call: Call) -> None:
     mask = _padding(call.kwargs.get("attention_mask"), positions.shape[1])
     shift = positions - torch.arange(positions.shape[1], device=positions.device)
     good, _ = _counted(mask, positions, shift, torch.full_like(shift[:, :1], UNKNOWN))
-    assert_async(good.all(), "wavepe: in a compiled model positions must rise by 1 a token")
+    assert_async(good.all(), "wavepe: in a compiled model positions must rise by 1 per token")
 
 
 def note_positions(module: nn.Module, cache: Any) -> None:
@@ -149,7 +149,7 @@ def _look(call: Call, tokens: Tensor) -> _Known | None:
     good, last = _counted(mask, positions, shift, before)
     good = good | usual
     if waits:
-        assert_async(good.amin(), "wavepe: on this device positions must rise by 1 a token")
+        assert_async(good.amin(), "wavepe: on this device positions must rise by 1 per token")
         return None
     if not good.all() or (known is not None and known.keys is not None):
         keys = positions.expand(rows, -1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#7F7F7F", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 MARKERS = "osD^vPX*"
 GRID: dict[str, Any] = {"color": "0.5", "alpha": 0.25}
-SHADE: dict[str, Any] = {"color": "0.5", "alpha": 0.16, "linewidth": 0}  # of a part of the axes
+SHADE: dict[str, Any] = {"color": "0.5", "alpha": 0.08, "linewidth": 0}  # of a part of the axes
 WIDTH = 6.6  # inches, of most pictures: with it a phone shows texts that can be read
 LINES = ("-", "--", ":", "-.")
 # An encoding has the same colour and the same first marker in every picture.
