@@ -46,6 +46,7 @@ FORMULA = re.compile(
 )
 # log x: MathML puts no space behind log
 FUNCTION = re.compile(r"<mi>\w{2,}</mi>(?=<m(i|n|sub|sup)\b)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
 TARGET = re.compile(
@@ -195,8 +196,8 @@ def _output(output: dict) -> str:
     data = output.get("data", {})
     if "image/png" in data:
         return f"![](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
-    if "text/markdown" in data:
-        return "".join(data["text/markdown"])
+    if "text/markdown" in data:  # its headings are none of the page
+        return HEADING.sub(r"**\1**", "".join(data["text/markdown"]))
     text = output.get("text") or output.get("traceback") or data.get("text/plain", "")
     return _fence("{.text .output}", COLOUR.sub("", "".join(text)).rstrip())
 
