@@ -20,7 +20,7 @@ PY_FILES := $(shell find python/wavepe -name '*.py') $(wildcard benchmarks/*.py)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # builds share the folder build
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package again
-.PHONY: help docs pictures demo real-model hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
+.PHONY: help docs pictures notebooks demo real-model hf-swap fairseq-demo fuzz faults check-kernels test test-all extras mutants test-oldest test-hf-oldest test-hf-middle test-transformers test-fairseq test-fairseq-fixed lint bench dist test-wheel test-torches test-races test-clang test-aarch64 format readme clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -134,6 +134,9 @@ readme: .venv/built ## the tables of README and docs, from benchmarks/results an
 pictures readme: export MATPLOTLIBRC = docs/matplotlibrc
 pictures: .venv/built ## the pictures of encodings in docs, drawn by wavepe plot
 	$(BIN)/wavepe plot all --out docs/pictures
+
+notebooks: .venv/extras .venv/built ## run docs/notebooks, and keep in them what they print and draw
+	$(BIN)/python -m docs.writers.notebooks
 
 real-model: .venv/extras .venv/built ## swap the encoding of SmolLM2-135M in several ways: FOLDER=build/real-model, hours
 	$(BIN)/python -m benchmarks.real_model $(or $(FOLDER),build/real-model) --json build/real-model.json

@@ -58,6 +58,7 @@ CELL = re.compile(r"<td\b.*?</td>", re.S)
 LONG = re.compile(r"<code>([^<>]{25,})</code>")
 PICTURE = re.compile(r'<img [^>]*?src="([^"]+\.png)"[^>]*>(?!</a>)')
 VERDICT = re.compile(r"(<td[^>]*>\w+,) ([\d.]+</td>)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # of a terminal
 # What becomes a link: code that is a name, and the key of a source. Not in what stands before.
 TARGET = re.compile(
@@ -221,8 +222,8 @@ def _output(output: dict) -> str:
     data = output.get("data", {})
     if "image/png" in data:
         return f"![](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
-    if "text/markdown" in data:
-        return "".join(data["text/markdown"])
+    if "text/markdown" in data:  # its headings are none of the page
+        return HEADING.sub(r"**\1**", "".join(data["text/markdown"]))
     text = output.get("text") or output.get("traceback") or data.get("text/plain", "")
     return _fence("{.text .output}", COLOUR.sub("", "".join(text)).rstrip())
 

@@ -252,8 +252,13 @@ def test_every_public_name_has_its_docstring_on_a_page(name):
 def test_the_navigation_calls_pages_what_they_call_themselves():
     for name, page in re.findall(r"^ +- (.+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M):
         path = ROOT / "docs" / page
-        if path.exists() and "reference/api" not in page:
-            assert path.read_text("utf-8").startswith(f"# {name.strip(chr(34))}\n"), page
+        if path.with_suffix(".ipynb").exists():
+            text = "".join(json.loads(path.with_suffix(".ipynb").read_text())["cells"][0]["source"])
+        elif path.exists() and "reference/api" not in page:
+            text = path.read_text("utf-8")
+        else:
+            continue
+        assert text.startswith(f"# {name.strip(chr(34))}\n"), page
 
 
 # ------------------------------------------------------------------ the site's machinery
@@ -336,6 +341,7 @@ def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
         {"output_type": "stream", "name": "stdout", "text": ["\x1b[31m5.25\x1b[0m\n", "5.36\n"]},
         {"output_type": "display_data", "data": {"image/png": "iVBO\nRw==", "text/plain": "<F>"}},
         {"output_type": "execute_result", "data": {"text/plain": ["'", "a'"]}},
+        {"output_type": "execute_result", "data": {"text/markdown": ["# A # b\n", "c"]}},
     ]
     cells = [
         {"cell_type": "markdown", "source": ["# Swap\n", "and $x$"]},
@@ -348,5 +354,6 @@ def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
         "```{.text .output}\n5.25\n5.36\n```",
         "![](data:image/png;base64,iVBORw==)",
         "```{.text .output}\n'a'\n```",
+        "**A # b**\nc",
         "[This page as a notebook](swap.ipynb)",
     ]
