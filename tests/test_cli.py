@@ -80,7 +80,16 @@ def test_the_example_of_a_help_is_a_call(capsys, monkeypatch, command):
     assert f"example: {_EXAMPLES[command]}\n" in run(capsys, command, "--help")[1]
     prog, *argv = shlex.split(_EXAMPLES[command])
     assert (prog, argv[0]) == ("wavepe", command)
-    _parser(command).parse_args(argv)
+    args = _parser(command).parse_args(argv)
+    if command == "bench":
+        assert set(args.op) <= set(pytest.importorskip("benchmarks.bench").operators())
+
+
+def test_options_are_written_in_full(capsys):
+    """--seed would be --seeds, a number of trainings."""
+    code, _, err = run(capsys, "compare", "--seed", "3")
+    assert code == 2
+    assert "unrecognized arguments: --seed 3" in err
 
 
 def test_info(capsys):

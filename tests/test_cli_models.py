@@ -162,6 +162,7 @@ def test_bands_by_layer_type(capsys, tmp_path):
     """Each base has its own prediction."""
     model = hf_families.build("gemma3_text", vocab_size=256)
     model.save_pretrained(tmp_path / "gemma")
+    capsys.readouterr()  # its progress
     found, _ = figures(capsys, tmp_path, "bands", tmp_path / "gemma", "--length", 30)
     rows = {row["layers"]: row for row in found["predictions"]}
     kinds = {"sliding_attention": hf_families.LOCAL_THETA, "full_attention": hf_families.THETA}
@@ -400,7 +401,7 @@ def test_the_model_comes_before_options_of_several_values(capsys, place):
 def test_what_a_model_cannot_do_is_one_line(capsys, place):
     wavelet, data = checkpoint(place, "wavelet"), ("--data", place / "words.txt")
     assert "is not rotary" in refused(capsys, "bands", wavelet, *data, code=1)
-    assert "--fraction needs one with RoPE" in refused(capsys, "sweep", wavelet, *data)
+    assert "--fraction needs a model with RoPE" in refused(capsys, "sweep", wavelet, *data)
     assert "not rotary" in refused(capsys, "sweep", wavelet, *data, "--theta", 100, code=1)
     assert "not rotary" in refused(capsys, "needle", wavelet, *data, "--theta", 100, code=1)
     said = refused(capsys, "perplexity", place / "stock", *data, "--lengths", 100_000)

@@ -354,6 +354,13 @@ def test_the_command_and_the_line_it_prints(tmp_path, capsys):
     assert done.stdout == "WavePELlamaForCausalLM shaw:clip=3\n", done.stderr
 
 
+def test_a_scaling_of_rope_needs_no_training(tmp_path, capsys):
+    source = stock(tmp_path / "source", "tied")
+    for number, spec in enumerate(("rope:type=yarn,factor=4", "rope:fraction=0.5")):
+        _, out, _ = run(capsys, source, tmp_path / str(number), spec)
+        assert ("fine-tune the model" in out) == (number == 1)
+
+
 def test_the_command_says_what_stays_behind(tmp_path, capsys, monkeypatch):
     forget_registrations(monkeypatch)
     source = stock(tmp_path / "source")

@@ -44,7 +44,7 @@ _EXAMPLES = {
     "convert": "wavepe convert my-llama my-wavelet-llama wavelet+kerple",
     "adapt": "wavepe adapt my-llama my-wavelet-llama wavelet --data books/",
     "plot": "wavepe plot bias --encodings alibi kerple --png slopes.png",
-    "bench": "wavepe bench rope_qk --quick",
+    "bench": "wavepe bench rope --quick",
     "info": "wavepe info",
 }
 # Command -> advice if the memory is not enough.
@@ -86,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that reports wrong arguments in one line."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=_Help, **options)
+        super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         greedy = [action.option_strings[0] for action in self._actions if action.nargs in ("+", "*")

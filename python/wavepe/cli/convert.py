@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from .._files import leading_names
+from ..encodings import RoPE, encoding
 from ..experiments.errors import UsageError, require
 from ..experiments.imports import import_all
 from .options import add_imports
@@ -51,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     ):
         if names:
             print(f"{what}: {leading_names(names)}")
-    print("fine-tune the model: its encoding has changed")
+    found = encoding(done.encoding) if isinstance(done.encoding, str) else None
+    if not (isinstance(found, RoPE) and (found.type or found.self_extend)):  # as YaRN
+        print("fine-tune the model: its encoding has changed")
     after = ", after importing the module of --import" if args.imports else ""
     auto = "AutoModel" + "".join(done.model.partition("For")[1:])
     print(

@@ -22,6 +22,7 @@ _OPTIONAL = {
     "torch": "torch",
     "transformers": "hf",
     "fairseq": "fairseq",
+    "accelerate": "examples",
     "matplotlib": "plot",
     "rich": "cli",
     "PyWavelets": "pywt",

@@ -85,7 +85,7 @@ def _changed(loaded: Model, option: str, value: float) -> Iterator[Model]:
             encoding = wavepe.encoding(spec) if isinstance(spec, str) else None
             if not isinstance(encoding, wavepe.encodings.RoPE):
                 raise UsageError(
-                    "--fraction needs one with RoPE in all layers, but this model has the position "
-                    f"encoding {spec!r}"
+                    "--fraction needs a model with RoPE in all layers, but this one has the "
+                    f"position encoding {spec!r}"
                 )
             yield loaded.read_with(str(dataclasses.replace(encoding, fraction=value)))
