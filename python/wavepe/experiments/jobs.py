@@ -162,7 +162,8 @@ def _work(pipe: Connection, given: Work, say: Callable[..., None]) -> None:
 
     with torch_threads(given.threads):
         while (job := pipe.recv()) is not None:
-            given.run(*job, say, lambda result: say("result", result))
+            model, rows = job
+            given.run(model, rows, say, lambda result: say("result", result))
             say("done")
 
 
