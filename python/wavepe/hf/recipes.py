@@ -83,7 +83,7 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
     if not kept:
         return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
     parts = [_richer(part) for part in found.parts]
-    rope = RoPE(theta=own.theta, fraction=float(f"{kept:g}"))
+    rope = RoPE(theta=own.theta, fraction=kept)
     why = (
         f"auto: keeps the pairs of the stock rotation that turn {TURNS} times within {length} "
         f"tokens (fraction {kept:g}), and gives wavelets biases and a projection"
