@@ -22,7 +22,9 @@ from .timing import take_turns
 
 CACHED = 512
 BATCHES = (1, 8)
-SPECS = ("rope", "wavelet", "wavelet:rank=24,from_input=true", "alibi", "fox", "rope+sink", "none")
+RECOMMENDED = "wavelet:biases=true,projection=true+kerple"
+INPUT = "wavelet:rank=24,from_input=true"
+SPECS = ("rope", "wavelet", RECOMMENDED, INPUT, "alibi", "fox", "rope+sink", "none")
 
 
 class Shape(NamedTuple):
