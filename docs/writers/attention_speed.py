@@ -39,13 +39,12 @@ OVER_SDPA = {
     "learned, 512 rows": (TRAINED, "learned, {few} rows"),
     "learned, L rows": (TRAINED, "learned, {length} rows"),
 }
-# The lines of the other pictures: name, colour and style.
+# The lines of the other pictures: name, colour and style. What compiles was timed at one length,
+# for the table of docs/results/speed.md.
 WAYS = {
     "gather": ("gather", COLOURS[1], "-"),
     "skew": ("skew", COLOURS[5], "-"),
     "dense": ("dense", COLOURS[2], "-"),
-    "compile": ("compile", COLOURS[4], "-"),
-    "compile-flex": ("FlexAttention", COLOURS[6], "-"),
     "sdpa": ("PyTorch, no positions", "0.4", "--"),
     "plain": ("wavepe, no positions", COLOURS[0], "--"),
 }
