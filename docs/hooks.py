@@ -1,7 +1,8 @@
 """What MkDocs does not do by itself: pages from elsewhere, links, formulas and generated texts.
 
 A page may link to any file of the repository. A link to a file outside docs leads to the
-repository's address, if pyproject.toml has one. Else the page names the file.
+repository's address, if pyproject.toml has one. Else the site brings the examples, and a page only
+names another file.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import get_plugin_logger
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
+DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
 sys.path.insert(0, str(ROOT))
 from docs.writers.pages import addresses  # noqa: E402
 
@@ -84,6 +85,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages that are files of the repository's root, and those that are notebooks."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for path in [] if config.repo_url else sorted(EXAMPLES.glob("*.py")):
+        name, shown = path.relative_to(ROOT).as_posix(), InclusionLevel.INCLUDED
+        files.append(File.generated(config, name, abs_src_path=str(path), inclusion=shown))
     for path in sorted(DOCS.glob("notebooks/*.ipynb")):
         page = path.relative_to(DOCS).with_suffix(".md").as_posix()
         files.append(File.generated(config, page, content=_notebook(path)))
@@ -199,6 +203,8 @@ def _link(match: re.Match, place: str, repository: str | None) -> str:
         return f"[{text}]({os.path.relpath(page, Path(place).parent)}{anchor})"
     if repository:
         return f"[{text}]({repository.rstrip('/')}/blob/HEAD/{name})"
+    if path.parent == EXAMPLES:
+        return f"[{text}]({os.path.relpath(name, Path(place).parent)})"
     return f"`{name}`" if text.strip("`") in (name, path.name) else f"{text} (`{name}`)"
 
 
