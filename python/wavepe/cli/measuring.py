@@ -43,7 +43,9 @@ def add_arguments(
     add("--data", metavar="PATH", help=data)
     add("--device", choices=("cpu", "cuda", "auto"), default="cpu",
         help="device of the model; auto is cuda if there is a GPU (default: cpu)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="number of CPU threads (default: that of torch)")
+    add("--threads", type=int, metavar="N",
+        help="number of CPU threads (default: that of torch, all cores; give fewer if others use "
+        "them)")  # fmt: skip
     add_imports(parser)
     add_quiet(parser)
     add_json(parser, "figures")

@@ -17,8 +17,10 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option --json."""
     parser.set_defaults(stdout=None)  # `main` sets it if --json is -
     parser.add_argument(
-        "--json", metavar="FILE", help=f"write the {what} to this file, as JSON; - for stdout"
-    )
+        "--json", metavar="FILE",
+        help=f"write the {what} to this file, as JSON; - for stdout. A file that is there is "
+        "replaced",
+    )  # fmt: skip
 
 
 def check_json(args: argparse.Namespace) -> None:

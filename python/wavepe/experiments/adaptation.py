@@ -169,7 +169,8 @@ def adapt(
     device : {"cpu", "cuda", "auto"}
         Device of the model; auto is cuda if there is a GPU. The default is cpu.
     threads : int
-        Number of CPU threads. The default is that of torch.
+        Number of CPU threads. The default is that of torch, all cores. Give fewer if other programs
+        use them: threads that wait for a core make it much slower.
     progress : bool
         Show the progress on stderr.
 
