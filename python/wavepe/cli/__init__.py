@@ -29,7 +29,7 @@ _COMMANDS = {
     "heatmap": "draw the attention weights of models, and show how far back each head looks",
     "sweep": "measure perplexity with a changed rotary embedding: fewer pairs, or another theta",
     "convert": "convert a checkpoint folder to another position encoding",
-    "adapt": "swap the position encoding of a trained model, and train it until it has recovered",
+    "adapt": "swap the position encoding of a trained model, and fine-tune it",
     "plot": "draw the encodings themselves, by distance, position, head or scale",
     "bench": "time the operators beside their alternatives",
     "info": "show what is installed, and the commands that install what is missing",

@@ -1,4 +1,4 @@
-"""``wavepe adapt``: swap the encoding of a trained model, and train it until it has recovered."""
+"""``wavepe adapt``: swap the encoding of a trained model, and fine-tune it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``adapt``: swap the encoding of a trained model, and train it until it has recovered."""
+"""``adapt``: swap the encoding of a trained model, and fine-tune it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def adapt(
     threads: int | None = None,
     progress: bool = True,
 ) -> Adaptation:
-    """Swap the position encoding of the model in a folder, and train it until it has recovered.
+    """Swap the position encoding of the model in a folder, and fine-tune it.
 
     ``wavepe adapt`` calls this function. The same call continues what a stopped one began. For a
     model in memory there is `wavepe.hf.adapt`.

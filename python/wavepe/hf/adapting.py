@@ -1,4 +1,4 @@
-"""Swap the position encoding of a trained model, and train it until it has recovered."""
+"""Swap the position encoding of a trained model, and fine-tune it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def adapt(
     progress: Progress | None = None,
     **training: Any,
 ) -> Adapted:
-    """Swap the position encoding of a trained model, and train it until it has recovered.
+    """Swap the position encoding of a trained model, and fine-tune it.
 
     Parameters
     ----------
