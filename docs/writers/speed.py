@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from .pages import commit_of, in_threads, kept, wrapped
 PAGE = Path("docs", "results", "speed.md")
 MODELS = RESULTS / "hf-models.json"
 DECODING = RESULTS / "hf-decoding.json"
+DECODING_ELSEWHERE = "hf-decoding-*.json"  # of other machines
 PROFILE = RESULTS / "hf-profile.json"
 
 
 def blocks(root: Path) -> dict[str, str]:
-    models, decoding, profile = (kept(root, path) for path in (MODELS, DECODING, PROFILE))
+    models, profile = (kept(root, path) for path in (MODELS, PROFILE))
     sizes = models["sizes"]
     shape = (
         f"The model has {sizes['layers']} layers of {sizes['hidden']} with {sizes['heads']} heads, "
@@ -28,11 +30,6 @@ def blocks(root: Path) -> dict[str, str]:
         "hf-time": (models, hf_models.time_table, shape),
         "hf-memory": (models, hf_models.memory_table, shape),
         "hf-fused-rope": (models, hf_models.fused_table, shape),
-        "hf-decoding": (
-            decoding,
-            hf_decoding.table,
-            f"Caches of {decoding['cached']} tokens.",
-        ),
         "hf-profile": (profile, hf_profile.table, ""),
     }
     texts = {
@@ -41,9 +38,18 @@ def blocks(root: Path) -> dict[str, str]:
     }
     return {
         **texts,
+        "hf-decoding": "\n\n".join(decoding(root)),
         "bench": bench_section(root, "../../"),
         "kernels": kernel_rates(root, "../../"),
     }
+
+
+def decoding(root: Path) -> Iterator[str]:
+    """Yield the table of each machine, and what stands below it."""
+    for path in (DECODING, *sorted((root / RESULTS).glob(DECODING_ELSEWHERE))):
+        results = kept(root, path)
+        words = f"Caches of {results['cached']} tokens. {versions(results)}"
+        yield f"{hf_decoding.table(results)}\n\n{wrapped(words)}"
 
 
 def versions(results: dict[str, Any]) -> str:
