@@ -66,7 +66,9 @@ def measure(
     """Measure the first `models` shapes with one thread; return their rows ready for JSON."""
     about = {**surroundings("wavepe", "torch", "transformers"), "threads": 1}
     with prepared(1):
-        rows = [row_of(shape, batch, repeats, cached) for shape in shapes[:models] for batch in BATCHES]
+        rows = [
+            row_of(shape, batch, repeats, cached) for shape in shapes[:models] for batch in BATCHES
+        ]
     return {"environment": about, "cached": cached, "rows": rows}
 
 
