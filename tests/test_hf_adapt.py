@@ -72,13 +72,17 @@ def test_recipes(name, spec, length, wanted, transfers):
         ("rope", "rope:fraction=0.5+alibi"),
         ("rope:theta=10000", "rope:theta=10000,fraction=0.5+alibi"),  # of wavepe compare
         ("rope:theta=100", "rope:theta=100,fraction=0.75+alibi"),
+        ("rope+wavelet", "rope:fraction=0.5+alibi"),
+        ("rope:fraction=0.25+wavelet", "rope:fraction=0.25+alibi"),
+        ("rope:fraction=0.75,theta=100", "rope:fraction=0.75,theta=100+alibi"),
         ("rope:type=yarn,factor=4", "alibi"),
+        ("rope:type=yarn,factor=4+wavelet", "alibi"),
         ("rope@0+none@1", "alibi"),
         ("wavelet", "alibi"),
     ],
 )
 def test_auto_keeps_pairs_of_a_plain_rotation(source, wanted):
-    """Also of one that names its own base."""
+    """Also of one that names its own base; of one that rotates a fraction, all its pairs."""
     found = recipes.choose("auto", "alibi", families.decoder(stock()), 512, source)
     assert found.encoding == wavepe.encoding(wanted)
 
@@ -305,7 +309,8 @@ def test_models_with_another_encoding(make, tmp_path, capsys):
     of_stock = adapt(stock(), "alibi", **sizes).perplexity["stock"]
     assert first.perplexity["stock"] == pytest.approx(of_stock, rel=1e-5)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    more = adapt(again, first.encoding, **sizes)
+    more = adapt(again, "alibi", **sizes)
+    assert more.encoding == first.encoding
     assert more.perplexity["stock"] == more.perplexity["swapped"] == first.perplexity["adapted"]
     assert more.model is again
     found = adapt(make("kerple", max_position_embeddings=64), "wavelet:scales=2", **sizes)
