@@ -321,12 +321,19 @@ def test_models_with_another_encoding(make, tmp_path, capsys):
 def test_a_folder_of_another_adaptation(tmp_path):
     adapt(stock(), folder=tmp_path, recipe="plain", tokens=64)
     given = {"folder": tmp_path, "recipe": "plain", "tokens": 64}
-    with pytest.raises(ValueError, match=r"holds an adaptation with seed=0, .* seed=1: give"):
+    for options, changes in (
+        ({"seed": 1}, "seed 0 there, 1 here"),
+        ({"length": 40, "tokens": 80}, "tokens 64 there, 80 here; length 32 there, 40 here"),
+        ({"data": DATA.flip(0)}, "data sha256:.{16} there, sha256:.{16} here"),
+        ({"max_grad_norm": 2.0}, r"max_grad_norm not given there, 2\.0 here"),
+        ({"lora": 2}, "lora not given there, 2 here"),
+    ):
+        wanted = rf"settings \({changes}\): give another folder, or train its model on: give"
+        with pytest.raises(ValueError, match=wanted):
+            adapt(stock(), **{**given, **options})
+    (tmp_path / "checkpoints").mkdir()  # it is not finished
+    with pytest.raises(ValueError, match=r"give another folder$"):
         adapt(stock(), seed=1, **given)
-    with pytest.raises(ValueError, match=r"holds an adaptation with data="):
-        adapt(stock(), data=DATA.flip(0), **given)
-    with pytest.raises(ValueError, match=r"holds an adaptation with training=.*max_grad_norm"):
-        adapt(stock(), max_grad_norm=2.0, **given)
 
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -152,11 +152,12 @@ _UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
 def check_training(training: Iterable[str]) -> None:
     """Raise TypeError for a name that is no argument of the training."""
     known = _training_names() - _NAMES.keys()
+    names = sorted(known.union(_NAMES.values()))
     for name in training:
         if name.startswith(_UNREAD):
             raise TypeError(f"adapt has its own optimizer and schedule, got the argument {name!r}")
         if name not in known:
-            raise TypeError(f"unknown argument {name!r}{suggestion(name, sorted(known), _NAMES)}")
+            raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
 
 
 def _training_names() -> set[str]:
@@ -184,6 +185,52 @@ def training_arguments(plan: Plan, folder: Path) -> Any:
 
 # ---- the folder ---------------------------------------------------------------------------------
 
+# What follows from other settings, and is not named beside them.
+_FOLLOWS = {
+    "encoding": {"recipe", "length"},
+    "lengths": {"length"},
+    "held_out": {"tokens", "length", "lengths"},
+    "data": {"tokens", "length", "lengths", "held_out"},
+}
+
+
+class OtherSettings(ValueError):
+    """A folder holds an adaptation with other settings: name -> (there, in this call)."""
+
+    def __init__(self, folder: Path, changes: dict[str, tuple[Any, Any]], finished: bool) -> None:
+        self.folder, self.changes, self.finished = folder, changes, finished
+        names = {name: name for name in changes}
+        super().__init__(self.told(names, "give its model to adapt"))
+
+    def told(self, names: Mapping[str, str], how: str) -> str:
+        """Return the message; a setting that `names` lacks is an option. `how` trains on."""
+        found = [
+            f"{names.get(key, f'--{key}'.replace('_', '-'))} {old} there, {new} here"
+            for key, (old, new) in self.changes.items()
+        ]
+        return (
+            f"{self.folder} holds an adaptation with other settings ({'; '.join(found)}): give "
+            f"another folder{f', or train its model on: {how}' * self.finished}"
+        )
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    there, here = map(_told, (before, now))
+    keys = (there | here).keys()
+    pairs = {key: (there.get(key, "not given"), here.get(key, "not given")) for key in keys}
+    other = {key for key, (old, new) in pairs.items() if old != new}
+    return {k: x for k, x in pairs.items() if k in other and not _FOLLOWS.get(k, set()) & other}
+
+
+def _told(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what is given of the settings, as a user reads it."""
+    found = {key: x for key, x in settings.items() if key != "training" and x is not None}
+    found["data"] = f"sha256:{settings['data'][:16]}"
+    for pair in settings["training"]:  # "('bf16', True)"
+        name, _, value = pair[2:-1].partition("', ")
+        found[name] = value
+    return found
+
 
 class Run:
     """The folder of an adaptation: what is done is not done again."""
@@ -196,16 +243,8 @@ class Run:
         if not file.exists():
             return
         found = json.loads(file.read_text("utf-8"))
-        before = found["settings"]
-        other = [key for key, value in before.items() if settings[key] != value]
-        if other:
-            there, here = (
-                ", ".join(f"{k}={given[k]}" for k in other) for given in (before, settings)
-            )
-            raise ValueError(
-                f"{folder} holds an adaptation with {there}, and this call has {here}: give "
-                "another folder"
-            )
+        if changes := _changes(found["settings"], settings):
+            raise OtherSettings(folder, changes, self.finished)
         numbers = found["perplexity"].items()
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
         self.seconds = found["seconds"]
