@@ -115,7 +115,8 @@ def test_wrong_dicts(data, words):
         ("rope+wavelet@-2:", ["rope"] * 4 + ["rope+wavelet"] * 2),
         ("alibi@0.-1", ["alibi", *["none"] * 4, "alibi"]),
         ("rope@::4+alibi@0.1", ["rope+alibi", "alibi", "none", "none", "rope", "none"]),
-        ("rope@:9", ["rope"] * 6),  # a slice may reach beyond, as in Python
+        ("rope@:6", ["rope"] * 6),
+        ("rope@-9:", ["rope"] * 6),  # the last nine, as in Python
         ("rope@4:2:-1", ["none"] * 3 + ["rope"] * 2 + ["none"]),
         ("wavelet", ["wavelet"] * 6),
     ],
@@ -125,8 +126,16 @@ def test_layers(spec, wanted):
 
 
 def test_layers_that_do_not_fit():
-    for spec in ("rope@6", "rope@-7", "alibi@0.6"):
-        with pytest.raises(ValueError, match=r"but the model has the layers 0\.\.5"):
+    for spec, last in (
+        ("rope@6", 6),
+        ("rope@-7", -7),
+        ("alibi@0.6", 6),
+        ("rope@:9", 8),
+        ("rope@0:7:3", 6),
+        ("alibi@0.6:", 6),
+        ("rope@9:2:-1", 9),
+    ):
+        with pytest.raises(ValueError, match=rf"names layer {last}, but .* has the layers 0\.\.5"):
             encoding(spec).at(0, 6)
     with pytest.raises(ValueError, match="layer must be below layers=6, got 6"):
         encoding("rope").at(6, 6)

@@ -17,20 +17,20 @@ def layers_of(place: str, layers: int) -> frozenset[int]:
     Raises
     ------
     ValueError
-        If the text does not have this form, or an index is not a layer of the model. A slice may
-        reach beyond the layers, as in Python.
+        If the text does not have this form, or an index or an end of a slice is beyond the layers
+        of the model. Only an end counted from the last layer may be.
     """
     found: set[int] = set()
     for item in place.split("."):
-        if ":" not in item:
-            index = _read_item(place, item)
-            if not -layers <= index < layers:
-                raise ValueError(
-                    f"@{place} names layer {index}, but the model has the layers 0..{layers - 1}"
-                )
-            found.add(index % layers)
-        else:
-            found.update(range(layers)[_read_item(place, item)])
+        read = _read_item(place, item)
+        last = read
+        if isinstance(read, slice):
+            last = max(read.start or 0, (read.stop or 0) - 1, 0)
+        if not -layers <= last < layers:
+            raise ValueError(
+                f"@{place} names layer {last}, but the model has the layers 0..{layers - 1}"
+            )
+        found.update(range(layers)[read] if isinstance(read, slice) else [read % layers])
     return frozenset(found)
 
 
