@@ -58,14 +58,23 @@ def test_adapt(words, tmp_path, capsys):
     assert model.config.position_encoding == "rope:fraction=0.25+alibi"
     (tmp_path / "new/report.md").unlink()
     assert results["settings"]["held_out"] == 300
-    assert main([*words, "--resume", "--quiet"]) == 0  # nothing is left to train
-    assert (tmp_path / "new/report.md").exists()
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    new = tmp_path / "new"
+    assert capsys.readouterr().err == f"{new} is finished already: nothing was left to do\n"
+    assert (new / "report.md").exists()
+    assert main([*words, "--tokens", "2400", "--lr", "1e-3", "--gradient-checkpointing"]) == 2
+    assert capsys.readouterr().err == (
+        f"wavepe adapt: error: {new} holds an adaptation with other settings (--tokens 2000 there, "
+        "2400 here; --lr 0.0001 there, 0.001 here; --gradient-checkpointing not given there, True "
+        f"here): give another folder, or train its model on: wavepe adapt {new} NEW ...\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--lr", "0"], "--lr 0.0: needs a number above 0"),
+        (["--lr", "0"], "--lr 0.0: needs numbers above 0"),
         (["--tokens", "9"], "tokens must be at least those of one step, 80, got 9"),
         (["--lengths", "60000"], "data has 27900 tokens; needs 60000 to measure and 40"),
         (["--lora", "0"], "--lora"),
@@ -111,7 +120,7 @@ def test_wrong_folders(words, tmp_path, capsys):
     assert main(words) == 2
     assert "is a file; needs a folder" in capsys.readouterr().err
     assert main([*words[:4], "--tokens", "9"]) == 2
-    assert "--data: needs a text file" in capsys.readouterr().err
+    assert "arguments are required: --data (wavepe" in capsys.readouterr().err
 
 
 @pytest.mark.slow

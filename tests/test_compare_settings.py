@@ -255,7 +255,9 @@ def test_short_empty_and_unreadable_text(out, tmp_path, capsys):
     short = tmp_path / "short.txt"
     for size in (0, 1, 32, 48):  # held out 32, so 17 too few to train on
         short.write_bytes(b"a" * size)
-        assert "too short" in refused(capsys, out, data=short), size
+        said = refused(capsys, out, data=short)
+        assert "too short" in said, size
+        assert "needs at least 32 held out and 17 others" in said, size
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "binary").write_bytes(b"\0" * 9999)

@@ -178,7 +178,13 @@ def test_canonical_spec(text, canonical):
         ("kerple:kind=linear", "'linear'"),
         ("sandwich:dim=3", "sandwich dim must be even"),
         ("sandwich:dim=0", "sandwich dim must be at least 2"),
+        ("rope:base=1e6", "unknown option 'base' of encoding 'rope', did you mean 'theta'"),
+        ("pope:base=1e6", "'base' of encoding 'pope', did you mean 'theta'"),
+        ("rope:scaling=yarn", "'scaling' of encoding 'rope', did you mean 'type'"),
+        ("alibi:base=2", "'base' of encoding 'alibi'; "),
         # types of rope
+        ("rope:type=ntk,factor=2", "unknown rope type 'ntk', did you mean 'dynamic'.; known: "),
+        ("rope:type=YaRN,factor=2", "unknown rope type 'YaRN', did you mean 'yarn'"),
         ("rope:type=linear", "'linear' needs factor"),
         ("rope:type=dynamic", "'dynamic' needs factor"),
         (f"rope:type=yarn,{ORIGINAL}=64", "'yarn' needs factor"),

@@ -50,8 +50,8 @@ def test_wrong_arguments_name_the_argument(tmp_path):
         with pytest.raises(ValueError, match=said):
             compare(**{"encodings": "none", "out": out, **TINY, **wrong})
     assert not out.exists()
-    with pytest.raises(ValueError, match=r"^data: needs a text file"):
-        adapt(tmp_path, out, "alibi")
+    with pytest.raises(ValueError, match=r"^data '': no such file"):
+        adapt(tmp_path, out, "alibi", data="")
 
 
 def test_the_docstring_tells_the_defaults():

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from wavepe.hf import families, recipes
 
 pytestmark = [
-    pytest.mark.filterwarnings(r"ignore:`\w*gradient_checkpointing\w*` is deprecated"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
     pytest.mark.filterwarnings("ignore::FutureWarning:accelerate.*", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
 ]
@@ -72,13 +72,17 @@ def test_recipes(name, spec, length, wanted, transfers):
         ("rope", "rope:fraction=0.5+alibi"),
         ("rope:theta=10000", "rope:theta=10000,fraction=0.5+alibi"),  # of wavepe compare
         ("rope:theta=100", "rope:theta=100,fraction=0.75+alibi"),
+        ("rope+wavelet", "rope:fraction=0.5+alibi"),
+        ("rope:fraction=0.25+wavelet", "rope:fraction=0.25+alibi"),
+        ("rope:fraction=0.75,theta=100", "rope:fraction=0.75,theta=100+alibi"),
         ("rope:type=yarn,factor=4", "alibi"),
+        ("rope:type=yarn,factor=4+wavelet", "alibi"),
         ("rope@0+none@1", "alibi"),
         ("wavelet", "alibi"),
     ],
 )
 def test_auto_keeps_pairs_of_a_plain_rotation(source, wanted):
-    """Also of one that names its own base."""
+    """Also of one that names its own base; of one that rotates a fraction, all its pairs."""
     found = recipes.choose("auto", "alibi", families.decoder(stock()), 512, source)
     assert found.encoding == wavepe.encoding(wanted)
 
@@ -128,6 +132,7 @@ def test_an_interrupted_adaptation_goes_on(lora, tmp_path):
     if lora:
         pytest.importorskip("peft")
     model, dice = stock(), random.Random(2)
+    model.config._name_or_path = "stock"  # by which PEFT would look for it
     options = {"control": True, "lora": lora}
 
     def progress(what, done, total):
@@ -280,24 +285,32 @@ def test_two_processes(before, tmp_path):
         ({"data": torch.rand(9)}, "data must be 1-D and of integers"),
         ({"length": 1}, "length must be at least 2"),
         ({"lora": 0}, "lora must be at least 1"),
+        ({"model": "folder"}, r"needs a model, got str: .*from_pretrained\('folder'\)"),
+        ({"batch": 4}, "unknown argument 'batch', did you mean 'batch_size'"),
+        ({"lr": 4}, "unknown argument 'lr', did you mean 'learning_rate'"),
+        ({"max_steps": 4}, "unknown argument 'max_steps', did you mean 'tokens'"),
+        ({"weight_decay": 0.1}, "its own optimizer and schedule, got the argument 'weight_decay'"),
+        ({"max_grad_norms": 4}, "unknown argument 'max_grad_norms', did you mean 'max_grad_norm'"),
     ],
 )
 def test_errors(options, words):
     with pytest.raises((TypeError, ValueError), match=words):
-        adapt(stock(), **options)
+        adapt(**{"model": stock(), **options})
 
 
 @pytest.mark.parametrize("make", [own_tiny, patched_tiny])
-def test_models_with_another_encoding(make, tmp_path):
+def test_models_with_another_encoding(make, tmp_path, capsys):
     """Only RoPE has pairs to keep; the encoding that a model has already goes on as it is."""
     model = make("rope", max_position_embeddings=64)
     sizes = {"tokens": 240, "length": 40}
     first = adapt(model, "alibi", folder=tmp_path, **sizes)
     assert first.encoding == "rope:fraction=0.25+alibi"
+    assert "it/s" not in capsys.readouterr().err  # bars of transformers
     of_stock = adapt(stock(), "alibi", **sizes).perplexity["stock"]
     assert first.perplexity["stock"] == pytest.approx(of_stock, rel=1e-5)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    more = adapt(again, first.encoding, **sizes)
+    more = adapt(again, "alibi", **sizes)
+    assert more.encoding == first.encoding
     assert more.perplexity["stock"] == more.perplexity["swapped"] == first.perplexity["adapted"]
     assert more.model is again
     found = adapt(make("kerple", max_position_embeddings=64), "wavelet:scales=2", **sizes)
@@ -308,12 +321,19 @@ def test_models_with_another_encoding(make, tmp_path):
 def test_a_folder_of_another_adaptation(tmp_path):
     adapt(stock(), folder=tmp_path, recipe="plain", tokens=64)
     given = {"folder": tmp_path, "recipe": "plain", "tokens": 64}
-    with pytest.raises(ValueError, match=r"holds an adaptation with seed=0, .* seed=1: give"):
+    for options, changes in (
+        ({"seed": 1}, "seed 0 there, 1 here"),
+        ({"length": 40, "tokens": 80}, "tokens 64 there, 80 here; length 32 there, 40 here"),
+        ({"data": DATA.flip(0)}, "data sha256:.{16} there, sha256:.{16} here"),
+        ({"max_grad_norm": 2.0}, r"max_grad_norm not given there, 2\.0 here"),
+        ({"lora": 2}, "lora not given there, 2 here"),
+    ):
+        wanted = rf"settings \({changes}\): give another folder, or train its model on: give"
+        with pytest.raises(ValueError, match=wanted):
+            adapt(stock(), **{**given, **options})
+    (tmp_path / "checkpoints").mkdir()  # it is not finished
+    with pytest.raises(ValueError, match=r"give another folder$"):
         adapt(stock(), seed=1, **given)
-    with pytest.raises(ValueError, match=r"holds an adaptation with data="):
-        adapt(stock(), data=DATA.flip(0), **given)
-    with pytest.raises(ValueError, match=r"holds an adaptation with training=.*max_grad_norm"):
-        adapt(stock(), max_grad_norm=2.0, **given)
 
 
 def test_a_broken_checkpoint_is_passed_over(tmp_path):

@@ -377,9 +377,9 @@ def test_other_refusals():
         wavepe.hf.patch(model, "sinusoidal")
     wavepe.hf.patch(model, "alibi")
     for other in (torch.nn.Linear(2, 2), tiny().model.layers[0]):
-        with pytest.raises(TypeError, match=f"families llama.*got a?.*{type(other).__name__}"):
+        with pytest.raises(TypeError, match=f"model of transformers, got {type(other).__name__}"):
             wavepe.hf.patch(other, WAVELET)
-        with pytest.raises(TypeError, match=f"got a?.*{type(other).__name__}"):
+        with pytest.raises(TypeError, match=f"got {type(other).__name__}"):
             wavepe.hf.unpatch(other)
     with pytest.raises(TypeError, match="spec"):
         wavepe.hf.patch(tiny(), 3)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
+
+from ._labels import suggestion
 
 
 def integer(name: str, value: Any, minimum: int | None = None) -> int:
@@ -67,13 +70,16 @@ def finite(name: str, value: Any) -> float:
     return number
 
 
-def choice(name: str, value: Any, known: Iterable[str]) -> str:
-    """Return `value` if it is one of the known strings."""
+def choice(
+    name: str, value: Any, known: Iterable[str], others: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return `value` if it is one of the known strings; `others` as for `suggestion`."""
     known = list(known)
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {', '.join(known)}; got {value!r}")
     if value not in known:
-        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+        close = suggestion(value, known, others)
+        raise ValueError(f"unknown {name} {value!r}{close}; known: {', '.join(known)}")
     return value
 
 

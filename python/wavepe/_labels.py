@@ -13,11 +13,13 @@ def suggestion(
 ) -> str:
     """Return ", did you mean NAME?" for the name that is closest in any case; "" if none is close.
 
-    `others` has names that other people use, and what they are called here.
+    `others` has names that other people use, and what they are called here: one of `names`, or a
+    spec that begins with one.
     """
     names, given = list(names), str(given)
     close = [name for name in names if name.lower() == given.lower()]
-    close = close or [others[name] for name in (given.lower(),) if name in others]
+    other = others.get(given.lower(), "")
+    close = close or [other] * (other.partition(":")[0] in names)
     close = close or difflib.get_close_matches(given, names, n=1)
     close = close or difflib.get_close_matches(given.lower(), names, n=1)
     return f", did you mean {close[0]!r}?" if close else ""

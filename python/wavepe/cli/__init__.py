@@ -61,6 +61,7 @@ _MEMORY_ADVICE = {
     "bench": "take --quick, or free memory",
     "info": "free memory",
 }
+_OTHER_NAMES = {"--batch-size": "--batch", "--learning-rate": "--lr"}  # as in wavepe.hf.adapt
 _INTERRUPTED = 130
 _RESUMING = ("compare", "adapt")
 
@@ -91,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         greedy = [action.option_strings[0] for action in self._actions if action.nargs in ("+", "*")
                   and action.option_strings]  # fmt: skip
-        if "arguments are required" in message and greedy:
+        if re.search("arguments are required: [^-]", message) and greedy:
             message += f"; write it before options that take several values ({', '.join(greedy)})"
         if chosen := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             close = suggestion(chosen[1], re.findall(r"[\w-]+", chosen[2]))
@@ -161,7 +162,9 @@ def _run(name: str, command: str | None, argv: Sequence[str]) -> tuple[int, str]
     try:
         args, unknown = _parser(command).parse_known_args(argv)
         if unknown:
-            raise UsageError(f"unrecognized arguments: {' '.join(unknown)} ({name} --help)")
+            options = [f"--{key.replace('_', '-')}" for key in vars(args)]
+            close = suggestion(unknown[0].partition("=")[0], options, _OTHER_NAMES)
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{close} ({name} --help)")
         if command is None:
             raise UsageError("give a command: " + ", ".join(_COMMANDS) + " (wavepe --help)")
         with _results_alone(args):

@@ -77,7 +77,8 @@ def add_documented(
     """Add an argument for each parameter of `function`, with the help of its docstring.
 
     `special` has further arguments of argparse for a parameter. Parameters that the command has in
-    another form are `imports` and `progress`. One without a default is a positional argument.
+    another form are `imports` and `progress`. One without a default is a positional argument, or a
+    required option if it is keyword-only.
     """
     part = (inspect.getdoc(function) or "").partition("Parameters\n----------\n")[2]
     part = part.partition("\nReturns\n")[0]
@@ -88,7 +89,8 @@ def add_documented(
         text = re.sub(r"`(\w+)`", lambda found: _option(found[1], known), " ".join(text.split()))
         if choices := re.findall('"(.*?)"', kind):
             kind, special[name] = "str", {"choices": choices, **special.get(name, {})}
-        positional = known[name].default is inspect.Parameter.empty
+        needed = known[name].default is inspect.Parameter.empty
+        positional = needed and known[name].kind is not inspect.Parameter.KEYWORD_ONLY
         flag = name.upper() if positional else _option(name, known)
         if text[1:2].islower():  # not "AdamW ..."
             text = text[0].lower() + text[1:]
@@ -96,7 +98,7 @@ def add_documented(
         if positional:
             parser.add_argument(name, **{**arguments, "metavar": flag})
         else:
-            parser.add_argument(flag, **arguments)
+            parser.add_argument(flag, required=needed, **arguments)
 
 
 def _option(name: str, known: Any) -> str:

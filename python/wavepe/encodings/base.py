@@ -454,6 +454,7 @@ _OTHER_NAMES = {
     "xl": "transformer_xl",
     "transformerxl": "transformer_xl",
 }
+_OTHER_OPTIONS = {"base": "theta", "scaling": "type"}
 
 
 def build(name: str, options: Mapping[str, Any]) -> Encoding:
@@ -468,9 +469,8 @@ def build(name: str, options: Mapping[str, Any]) -> Encoding:
     for key in options:
         if key not in names:
             listed = f"known: {', '.join(names)}" if names else "it has none"
-            raise ValueError(
-                f"unknown option {key!r} of encoding {name!r}{suggestion(key, names)}; {listed}"
-            )
+            close = suggestion(key, names, _OTHER_OPTIONS)
+            raise ValueError(f"unknown option {key!r} of encoding {name!r}{close}; {listed}")
     return cls(**options)
 
 

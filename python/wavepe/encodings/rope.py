@@ -122,7 +122,7 @@ class RoPE(Encoding):
     fraction: float = option(1.0, _checks.zero_to_one)
     interleaved: bool | None = option(None, flag)
     inference_theta: float | str | None = option(None, positive("scaled"))
-    type: str | None = option(None, one_of(*ROPE_TYPES))
+    type: str | None = option(None, one_of(*ROPE_TYPES, ntk="dynamic"))
     factor: float | str | None = option(None, positive("scaled"))
     original_max_position_embeddings: float | None = option(None, PARAMETERS[ORIGINAL])
     attention_factor: float | None = option(None, PARAMETERS["attention_factor"])

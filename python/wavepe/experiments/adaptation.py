@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._files import new_file
 from . import model as models
 from .errors import UsageError, need_matplotlib, require
-from .numbers import integer, integers
+from .numbers import integer, integers, reals
 from .tables import markdown_rows
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _ROWS = {
     "swapped": "swapped",
     "adapted": "swapped, fine-tuned",
 }
+_OPTIONS = {"batch_size": "--batch", "learning_rate": "--lr", "use_cpu": "--device cpu:",
+            "model": "SOURCE", "encoding": "ENCODING"}  # fmt: skip
 _ADVICE = (
     "For text beyond the trained length alone, compare rope:type=yarn, which needs no training: "
     "wavepe perplexity, and wavepe convert."
@@ -105,7 +107,7 @@ def adapt(
     target: str | Path,
     encoding: str,
     *,
-    data: str | Path | None = None,
+    data: str | Path,
     tokens: int = 1_000_000,
     length: int = 512,
     lengths: Sequence[int] | None = None,
@@ -125,8 +127,7 @@ def adapt(
 ) -> Adaptation:
     """Swap the position encoding of the model in a folder, and fine-tune it.
 
-    ``wavepe adapt`` calls this function. The same call continues what a stopped one began. For a
-    model in memory there is `wavepe.hf.adapt`.
+    ``wavepe adapt`` calls it. The same call continues a stopped one. See also `wavepe.hf.adapt`.
 
     Parameters
     ----------
@@ -134,7 +135,6 @@ def adapt(
         Local folder in Hugging Face format, with config.json, weights and tokenizer.
     target : path
         Folder for the new model and its checkpoints, results.json, report.md and perplexity.png.
-        After a stop the same command continues.
     encoding : str
         The new encoding, such as wavelet or rope+alibi.
     data : path
@@ -186,10 +186,7 @@ def adapt(
         A package is missing, or a model cannot be loaded.
     """
     require("wavepe adapt", **models.PARTS, accelerate="examples")
-    if data is None:
-        raise UsageError("--data: needs a text file or a folder")
-    if not lr > 0:
-        raise UsageError(f"--lr {lr}: needs a number above 0")
+    reals("--lr", lr)
     folder = _target(target)
     for name, value, least in (
         ("--tokens", tokens, 1), ("--length", length, 2), ("--batch", batch, 1),
@@ -200,7 +197,7 @@ def adapt(
     wanted = integers("--lengths", lengths, 2) if lengths else None
     training = {"bf16": bf16, "gradient_checkpointing": gradient_checkpointing}
     training = {name: True for name, value in training.items() if value}
-    from ..hf import adapting, encoding_of
+    from ..hf import adapt_run, adapting, encoding_of
     from .progress import Report
     from .text import check_data, first_and_last_tokens
 
@@ -230,8 +227,12 @@ def adapt(
                     batch_size=batch, learning_rate=lr, lora=lora, control=control, seed=seed,
                     progress=told, use_cpu=device == "cpu", **training,
                 )  # fmt: skip
+            except adapt_run.OtherSettings as error:
+                raise UsageError(error.told(_OPTIONS, f"wavepe adapt {target} NEW ...")) from error
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from error
+            if not begun:
+                report.say(f"{target} is finished already: nothing was left to do")
         title = f"Perplexity per {loaded.unit} of {loaded.name}, on held-out text of {data}"
         return _reported(Adaptation(folder, done, title, loaded.name, labels, loaded.unit))
 

@@ -53,9 +53,8 @@ def load_text(
     train, held_out = parts["train"], parts[split]
     if len(train) <= train_length or len(held_out) < longest:
         raise UsageError(
-            f"text too short: {description} has {size} bytes, which gives {len(train)} to train "
-            f"on and {len(held_out)} held out ({split}); needs at least {train_length + 1} and "
-            f"{longest}"
+            f"text too short: {description} has {size} bytes, and {len(held_out)} of them held out "
+            f"({split}); needs at least {longest} held out and {train_length + 1} others"
         )
     digest = hashlib.sha256()
     for part in (train, held_out):

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.utils import CONFIG_NAME
 
 from .._files import new_file, writing
+from .._labels import suggestion
 from .._runtime import command_for
 from ..analysis._perplexity import perplexity
 from .folder import note_perplexities
@@ -47,7 +48,10 @@ def with_adapters(model: Any, rank: int) -> Any:
         modules_to_save=[MODULE_NAME] if learned else None,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    made = get_peft_model(model, config)
+    # By a name PEFT looks for the model at each checkpoint; a patched one is at no place.
+    made.peft_config["default"].base_model_name_or_path = ""
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,21 +140,96 @@ def _trainer(
     return trainer
 
 
+# Arguments of TrainingArguments, and short names, that are other arguments of `adapt`.
+_NAMES = {
+    "batch": "batch_size", "per_device_train_batch_size": "batch_size", "lr": "learning_rate",
+    "max_steps": "tokens", "num_train_epochs": "tokens", "output_dir": "folder",
+    "resume_from_checkpoint": "folder",
+}  # fmt: skip
+_UNREAD = ("adam_", "lr_scheduler", "optim", "warmup", "weight_decay")
+
+
+def check_training(training: Iterable[str]) -> None:
+    """Raise TypeError for a name that is no argument of the training."""
+    known = _training_names() - _NAMES.keys()
+    names = sorted(known.union(_NAMES.values()))
+    for name in training:
+        if name.startswith(_UNREAD):
+            raise TypeError(f"adapt has its own optimizer and schedule, got the argument {name!r}")
+        if name not in known:
+            raise TypeError(f"unknown argument {name!r}{suggestion(name, names, _NAMES)}")
+
+
+def _training_names() -> set[str]:
+    from transformers import TrainingArguments
+
+    return {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
 def training_arguments(plan: Plan, folder: Path) -> Any:
     """Return the TrainingArguments, which also know the device."""
     from transformers import TrainingArguments
 
+    old, new = "gradient_checkpointing", "activation_checkpointing"  # from transformers 5.24 on
+    renamed = new in _training_names()
+    training = {k.replace(old, new) if renamed else k: x for k, x in plan.training.items()}
     given = {
         "output_dir": str(folder), "max_steps": plan.steps, "seed": plan.seed,
         "per_device_train_batch_size": plan.batch_size, "report_to": "none", "disable_tqdm": True,
         "save_steps": max(1, plan.steps // 20), "save_total_limit": 2, "logging_steps": 10,
         "ddp_find_unused_parameters": plan.transfer > 0,
-        "dataloader_pin_memory": torch.cuda.is_available(), **plan.training,
+        "dataloader_pin_memory": torch.cuda.is_available(), **training,
     }  # fmt: skip
     return TrainingArguments(**given)
 
 
 # ---- the folder ---------------------------------------------------------------------------------
+
+# What follows from other settings, and is not named beside them.
+_FOLLOWS = {
+    "encoding": {"recipe", "length"},
+    "lengths": {"length"},
+    "held_out": {"tokens", "length", "lengths"},
+    "data": {"tokens", "length", "lengths", "held_out"},
+}
+
+
+class OtherSettings(ValueError):
+    """A folder holds an adaptation with other settings: name -> (there, in this call)."""
+
+    def __init__(self, folder: Path, changes: dict[str, tuple[Any, Any]], finished: bool) -> None:
+        self.folder, self.changes, self.finished = folder, changes, finished
+        names = {name: name for name in changes}
+        super().__init__(self.told(names, "give its model to adapt"))
+
+    def told(self, names: Mapping[str, str], how: str) -> str:
+        """Return the message; a setting that `names` lacks is an option. `how` trains on."""
+        found = [
+            f"{names.get(key, f'--{key}'.replace('_', '-'))} {old} there, {new} here"
+            for key, (old, new) in self.changes.items()
+        ]
+        return (
+            f"{self.folder} holds an adaptation with other settings ({'; '.join(found)}): give "
+            f"another folder{f', or train its model on: {how}' * self.finished}"
+        )
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    there, here = map(_told, (before, now))
+    keys = (there | here).keys()
+    pairs = {key: (there.get(key, "not given"), here.get(key, "not given")) for key in keys}
+    other = {key for key, (old, new) in pairs.items() if old != new}
+    return {k: x for k, x in pairs.items() if k in other and not _FOLLOWS.get(k, set()) & other}
+
+
+def _told(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what is given of the settings, as a user reads it."""
+    found = {key: x for key, x in settings.items() if key != "training" and x is not None}
+    found["data"] = f"sha256:{settings['data'][:16]}"
+    for pair in settings["training"]:  # "('bf16', True)"
+        name, _, value = pair[2:-1].partition("', ")
+        found[name] = value
+    return found
 
 
 class Run:
@@ -164,16 +243,8 @@ class Run:
         if not file.exists():
             return
         found = json.loads(file.read_text("utf-8"))
-        before = found["settings"]
-        other = [key for key, value in before.items() if settings[key] != value]
-        if other:
-            there, here = (
-                ", ".join(f"{k}={given[k]}" for k in other) for given in (before, settings)
-            )
-            raise ValueError(
-                f"{folder} holds an adaptation with {there}, and this call has {here}: give "
-                "another folder"
-            )
+        if changes := _changes(found["settings"], settings):
+            raise OtherSettings(folder, changes, self.finished)
         numbers = found["perplexity"].items()
         self.perplexity = {k: {int(n): x for n, x in v.items()} for k, v in numbers}
         self.seconds = found["seconds"]
@@ -234,7 +305,7 @@ class Run:
         if _is_first_process():
             folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        with writing(self.folder):  # a full disk has its name
+        with writing(self.folder), without_bars():  # a full disk has its name
             trainer.train(resume_from_checkpoint=_last_checkpoint(folder))
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.write()
@@ -247,13 +318,27 @@ class Run:
         state = {name: _whole(x) for name, x in model.state_dict().items()}
         if not _is_first_process():
             return
-        with writing(self.folder):
+        with writing(self.folder), without_bars():
             model.save_pretrained(self.folder, state_dict=state)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.folder)
         found = {str(n): x for n, x in self.perplexity["adapted"].items()}
         note_perplexities(self.folder, self.settings["encoding"], found)
         shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Leave out transformers' bar for each checkpoint: `progress` shows the progress."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _whole(x: Tensor) -> Tensor:

@@ -18,7 +18,15 @@ from .. import _checks
 from .._runtime import command_for
 from ..encodings import Encoding
 from . import families, recipes
-from .adapt_run import Plan, Progress, Run, training_arguments, with_adapters
+from .adapt_run import (
+    Plan,
+    Progress,
+    Run,
+    check_training,
+    training_arguments,
+    with_adapters,
+    without_bars,
+)
 from .conversion import convert
 from .layers import Choice
 from .patching import encoding_of, patch, warn_of_scales
@@ -95,8 +103,8 @@ def adapt(
     recipe : "auto", "plain" or "transfer"
         "plain" trains on the next token. "transfer" lets each attention layer first learn the
         output of the stock layer, in a third of the steps, but no more than 30. "auto" does so too.
-        If `encoding` rotates nothing, it also keeps the fast pairs of the stock rotation, and gives
-        wavelets biases and a projection.
+        If `encoding` rotates nothing, it also keeps the fast pairs of the stock rotation, or all
+        pairs of a model that rotates a fraction, and gives wavelets biases and a projection.
     folder : path, optional
         Where the model, its tokenizer and results are written, and checkpoints meanwhile. The same
         call with the same folder goes on where an interrupted one stopped.
@@ -125,7 +133,8 @@ def adapt(
         Called as progress(what, done, total) with steps or tokens.
     **training
         Further arguments of ``transformers.TrainingArguments``, such as bf16=True,
-        gradient_checkpointing=True or gradient_accumulation_steps=8.
+        gradient_checkpointing=True or gradient_accumulation_steps=8. Optimizer, schedule and number
+        of steps are those of `adapt`.
 
     Returns
     -------
@@ -150,6 +159,7 @@ def adapt(
     Transfer: Zhang et al., "LoLCATs", 2024, arXiv 2410.10254.
     """
     _need_accelerate()
+    check_training(training)
     source = encoding_of(model)
     base = families.decoder(model)
     length = _checks.integer("length", length, 2)
@@ -216,7 +226,7 @@ def _swapped(model: Any, encoding: Encoding) -> Any:
         return patch(model, encoding)
     if before == str(encoding):
         return model
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, without_bars():
         model.save_pretrained(f"{place}/before")
         convert(f"{place}/before", f"{place}/after", encoding)
         found = AutoModelForCausalLM.from_pretrained(f"{place}/after", dtype=model.dtype)

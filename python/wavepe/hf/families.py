@@ -93,6 +93,16 @@ def supported_families() -> dict[str, str]:
     return dict(SUPPORTED)
 
 
+def need_module(model: Any) -> None:
+    """Raise TypeError if `model` is no module, such as the name of a model."""
+    if not isinstance(model, nn.Module):
+        name = repr(model) if isinstance(model, str) else "folder"
+        raise TypeError(
+            f"wavepe.hf needs a model, got {type(model).__name__}: load it first, with "
+            f"AutoModelForCausalLM.from_pretrained({name})"
+        )
+
+
 def decoder(model: nn.Module) -> Any:
     """Return the base model of `model`.
 
@@ -101,16 +111,17 @@ def decoder(model: nn.Module) -> Any:
     TypeError
         `model` is of no family that can be patched. The message says why.
     """
-    supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
+    need_module(model)
     if not isinstance(model, PreTrainedModel):
-        advice = "load it first: AutoModelForCausalLM.from_pretrained(folder)"
-        if isinstance(model, nn.Module):
-            modules = model.named_modules()
-            inside = [name for name, part in modules if isinstance(part, PreTrainedModel)]
-            advice = "it contains no model of transformers"
-            if inside:
-                advice = f"pass the model inside it, model.{inside[0]}"
-        raise TypeError(f"{supported}; got {type(model).__name__}: {advice}")
+        modules = model.named_modules()
+        inside = [name for name, part in modules if isinstance(part, PreTrainedModel)]
+        advice = "it contains no such model"
+        if inside:
+            advice = f"pass the model inside it, model.{inside[0]}"
+        raise TypeError(
+            f"wavepe.hf needs a model of transformers, got {type(model).__name__}: {advice}"
+        )
+    supported = f"wavepe.hf supports the families {', '.join(SUPPORTED)} of transformers"
     base, config = model.base_model, model.config
     if base is model and not hasattr(base, "layers"):  # Gemma3ForCausalLM of transformers < 5
         base = getattr(model, "model", base)
@@ -119,9 +130,9 @@ def decoder(model: nn.Module) -> Any:
         config = base.config
     kind = family(config)
     if kind not in SUPPORTED:
-        raise TypeError(f"{supported}; got a {name}: {_why_not(base, config)}")
+        raise TypeError(f"got a {name}: {_why_not(base, config)}; {supported}")
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
-        raise TypeError(f"{supported}, if they are causal; this {name} attends in both directions")
+        raise TypeError(f"this {name} attends in both directions; {supported}, if they are causal")
     try:
         found = attentions(base)
     except AttributeError:
@@ -130,8 +141,9 @@ def decoder(model: nn.Module) -> Any:
     calls = ["ALL_ATTENTION_FUNCTIONS" in names_in_forward(layer) for layer in found]
     if not found or not all(calls) or not has_module:
         raise TypeError(
-            f"{supported}; this {name} is not built like its family: its attention layers must "
-            "call transformers' attention interface, and its rotary_emb must compute the angles"
+            f"this {name} is not built like its family: its attention layers must call "
+            "transformers' attention interface, and its rotary_emb must compute the angles; "
+            + supported
         )
     return base
 

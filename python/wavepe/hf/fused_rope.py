@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import _checks, ops
 from . import pairs
-from .families import names_in_forward
+from .families import names_in_forward, need_module
 from .layers import spec_text
 from .rotary import RopeRotation, Rotary, StockRotation
 
@@ -69,8 +69,7 @@ def use_fused_rope(model: M, enabled: bool = True) -> M:
     >>> torch.allclose(fused, stock, atol=1e-6)
     True
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"use_fused_rope needs a model of transformers, got {type(model).__name__}")
+    need_module(model)
     if not _checks.flag("enabled", enabled):
         for module in model.modules():
             if isinstance(module, Fused):

@@ -19,6 +19,7 @@ except ImportError:  # transformers < 5 calls _init_weights only for what a chec
 
 from ..encodings import Encoding
 from ..positions import Learned, LearnedTerms
+from .families import need_module
 
 # Name of the module in the model (model.position_encoding.scale, ...) and in its layers.
 MODULE_NAME = "position_encoding"
@@ -138,6 +139,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     list of dict
         Two groups with the keys "params" and "weight_decay", as ``torch.optim.AdamW`` takes them.
 
+    Raises
+    ------
+    TypeError
+        `model` is not a module.
+
     Examples
     --------
     >>> import torch, wavepe.hf
@@ -148,6 +154,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     >>> model = wavepe.hf.patch(model, "shaw:clip=4")
     >>> optimizer = torch.optim.AdamW(wavepe.hf.parameter_groups(model, weight_decay=0.1), lr=1e-3)
     """
+    need_module(model)
     learned = learned_ids(model)
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []

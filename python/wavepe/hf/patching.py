@@ -228,8 +228,7 @@ def encoding_of(model: nn.Module) -> str | dict[str, str] | None:
     >>> wavepe.hf.encoding_of(wavepe.hf.WavePELlamaModel(config))
     'alibi'
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"encoding_of needs a model, got {type(model).__name__}")
+    families.need_module(model)
     found = (installed(module) for module in model.modules())
     return next((record.spec for record in found if record is not None), None)
 

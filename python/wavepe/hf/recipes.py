@@ -75,18 +75,21 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
     if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
         return Recipe(found, True, "auto: the encoding as it is given, because it says what turns")
     own = encodings.encoding(source or "rope") if isinstance(source, str | None) else None
-    if not isinstance(own, RoPE) or own != RoPE(theta=own.theta):
+    rope: Any = None if own is None or any(own.layers) else own.rotary
+    if not isinstance(rope, RoPE) or rope != RoPE(theta=rope.theta, fraction=rope.fraction):
         return Recipe(
             found, True, f"auto: the encoding as it is given, because {source} is replaced"
         )
-    kept = _kept_fraction(base, length, own.theta)
-    if not kept:
+    which = "the pairs that the model rotates"
+    if rope.fraction == 1:  # else an earlier adaptation, say, has chosen
+        which = f"the pairs of the stock rotation that turn {TURNS} times within {length} tokens"
+        rope = dataclasses.replace(rope, fraction=_kept_fraction(base, length, rope.theta))
+    if not rope.fraction:
         return Recipe(found, True, f"auto: no pair turns {TURNS} times within {length} tokens")
     parts = [_richer(part) for part in found.parts]
-    rope = RoPE(theta=own.theta, fraction=kept)
     why = (
-        f"auto: keeps the pairs of the stock rotation that turn {TURNS} times within {length} "
-        f"tokens (fraction {kept:g}), and gives wavelets biases and a projection"
+        f"auto: keeps {which} (fraction {rope.fraction:g}), and gives wavelets biases and a "
+        "projection"
     )
     return Recipe(encodings.encoding("+".join(map(str, [rope, *parts]))), True, why)
 

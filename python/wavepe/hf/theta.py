@@ -20,6 +20,7 @@ from .. import _checks
 from ..encodings import encoding as read_encoding
 from . import rope_config
 from .cache_guard import CacheGuard, frequency_name
+from .families import need_module
 from .layers import spec_text
 from .live import check_live, frequencies, has_only_a_base, rebuilt
 from .rope_config import ALL_LAYERS, Bases, Slot
@@ -79,8 +80,7 @@ def set_theta(model: M, theta: float | Mapping[str, float]) -> M:
     >>> round(model.model.rotary_emb.inv_freq[-1].item(), 9)
     1.0313e-05
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"set_theta needs a model of transformers, got {type(model).__name__}")
+    need_module(model)
     places = _rotary_places(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
