@@ -331,6 +331,14 @@ def test_sentences_of_a_given_text():
     assert b"grass" not in model.contexts[0]
 
 
+@pytest.mark.parametrize("length", range(100, 140, 3))
+def test_the_context_has_the_length(length):
+    """Its beginning is cut, which may be more than one line of the text."""
+    model, text = Silent(), "One.\nTwo.\n" + 60 * "a longer line, " + "\n"
+    needle(model, None, [length], [0.5], form="statement", haystack=text, trials=2)
+    assert {len(context) for context in model.contexts} == {length + len("7kq3") - 1}
+
+
 def test_statements_are_those_of_the_task():
     """A model that reads the task of `wavepe compare` reads them, too."""
     tasks = pytest.importorskip("wavepe.experiments.tasks")

@@ -35,6 +35,7 @@ from wavepe import analysis
 from wavepe.analysis import attention_map, attention_window, measured_band, needle, perplexity
 from wavepe.cli import main
 from wavepe.experiments import text as texts
+from wavepe.experiments.data import load_text
 from wavepe.experiments.model import Model
 
 COMMANDS = ("perplexity", "bands", "needle", "heatmap", "sweep")
@@ -266,6 +267,39 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch, place, tmp_path):
     assert len(read) <= 3
     expected = tokenizer(300)(path.read_text()[:20000])["input_ids"][:1000]
     assert found.ids.tolist() == expected
+
+
+def test_no_length_leads_to_the_text_of_the_training(capsys, place):
+    """What is held out is known for any length, and where it is too short, that is the error."""
+    run = results(place / "run")
+    held_out = run["environment"]["data"]["held_out_bytes"]
+    given = ("perplexity", checkpoint(place, "rope"), "--data", text(), "--lengths", 32)
+    found, _ = figures(capsys, place, *given, held_out)
+    assert f"{held_out} bytes of the held-out part" in found["data"]
+    assert f"needs at least {held_out + 1}" in refused(capsys, *given, held_out + 1)
+
+
+def test_files_that_training_leaves_out_hide_its_text_from_no_command(tmp_path):
+    """Large binary files count where a text is recognised; so does what split a whole grid."""
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text(f"{number} {WORDS}" * 40)
+    (tmp_path / "picture.png").write_bytes(bytes(100_000))
+    split = load_text(tmp_path, 512, 16)
+    kept = {"longest": split.longest, "read_bytes": split.read_bytes, "train_bytes": 9000}
+    settings = {"lengths": [16], "train_length": 16, "eval_bytes": 64}
+    comparison = {**settings, "text_sha256": split.sha256, "text": kept}
+    found = texts.tokens_for(Model(Path("x"), None, None, None, comparison), str(tmp_path), [16])
+    assert "held-out part" in found.description
+
+
+def test_a_long_line_is_cut_between_characters(monkeypatch, tmp_path):
+    """Bytes stay as they are, also those that are no UTF-8."""
+    line = "a" + "漢" * 1000
+    (tmp_path / "line.txt").write_bytes(line.encode() + b"\xff\r\n")
+    monkeypatch.setattr(texts, "_PIECE", 16)
+    pieces = list(texts._pieces(tmp_path / "line.txt"))
+    assert b"".join(pieces) == line.encode() + b"\xff\r\n"
+    assert "".join(piece.decode("utf-8", "replace") for piece in pieces) == line + "\ufffd\r\n"
 
 
 def test_a_checkpoint_of_a_comparison_reads_other_texts_as_they_are(capsys, place, tmp_path):

@@ -212,8 +212,12 @@ class _Text:
                 break
             pieces.append(self.ids(piece))
             count += len(pieces[-1])
-        if pieces:
-            pieces[0] = pieces[0][count - room :]  # cut the beginning of the first piece
+        while count > room:  # cut the beginning
+            first = pieces.pop(0)
+            count -= len(first)
+            if count < room:
+                pieces.insert(0, first[count - room :])
+                count = room
         ends = list(itertools.accumulate(map(len, pieces), initial=0))
         place = min(range(len(ends)), key=lambda index: abs(ends[index] - depth * room))
         before, after = itertools.chain(*pieces[:place]), itertools.chain(*pieces[place:])

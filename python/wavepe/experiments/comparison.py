@@ -262,6 +262,8 @@ class Comparison:
                     "sha256": text.sha256,
                     "train_bytes": len(text.train),
                     "held_out_bytes": len(text.held_out),
+                    "longest": text.longest,
+                    "read_bytes": text.read_bytes,
                     "evaluated_bytes": len(self.work.evaluated),
                 },
                 "settings": asdict(settings),

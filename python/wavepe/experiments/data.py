@@ -25,12 +25,17 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes for training and held-out bytes for evaluation, both uint8 of shape (n,)."""
+    """Bytes for training and held-out bytes for evaluation, both uint8 of shape (n,).
+
+    `longest` decided the split, and `read_bytes` is the size of all files, also of those left out.
+    """
 
     train: np.ndarray
     held_out: np.ndarray
     description: str
     sha256: str
+    longest: int
+    read_bytes: int
 
 
 def load_text(
@@ -44,10 +49,11 @@ def load_text(
     """
     if path is None:
         files, description = _standard_library()
+        read_bytes = sum(map(len, files.values()))
     else:
         if not str(path):
             raise UsageError("--data: needs the name of a file or a folder, got an empty name")
-        files, description = _read(Path(path))
+        files, description, read_bytes = _read(Path(path))
     parts = _split_by_file(files, longest) if len(files) > 1 else _split_one_file(files, longest)
     size = sum(map(len, files.values()))
     train, held_out = parts["train"], parts[split]
@@ -65,6 +71,8 @@ def load_text(
         np.frombuffer(held_out, np.uint8),
         f"{description}, {len(files)} file{'s' * (len(files) > 1)}, {size} bytes",
         digest.hexdigest(),
+        longest,
+        read_bytes,
     )
 
 
@@ -107,14 +115,14 @@ def _standard_library() -> tuple[dict[str, bytes], str]:
     return files, "the Python standard library's sources"
 
 
-def _read(path: Path) -> tuple[dict[str, bytes], str]:
+def _read(path: Path) -> tuple[dict[str, bytes], str, int]:
     if path.is_file() or path.is_fifo():  # /dev/stdin can be either
         content = _bytes(path)
         if b"\0" in content:
             raise UsageError(
                 f"--data {path}: needs a text, but byte {content.index(0)} of this file is NUL"
             )
-        return {path.name: content}, str(path)
+        return {path.name: content}, str(path), len(content)
     if not path.is_dir():
         what = "is a device" if path.exists() else "no such file or folder"
         raise UsageError(f"--data {path}: {what}")
@@ -122,7 +130,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], str]:
     files = {name: content for name, content in read.items() if content and b"\0" not in content}
     if not files:
         raise UsageError(f"--data {path}: holds no text files")
-    return files, f"the text files of {path}"
+    return files, f"the text files of {path}", sum(map(len, read.values()))
 
 
 def walk(root: Path) -> list[tuple[str, Path]]:

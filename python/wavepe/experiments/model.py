@@ -191,7 +191,7 @@ def _load_tokenizer(path: Path, model: Any) -> Any:
 
 
 def _comparison(path: Path) -> dict[str, Any] | None:
-    """Return the settings of the comparison that holds a checkpoint, and its "text_bytes"."""
+    """Return the settings of the comparison that holds a checkpoint, and its "text"."""
     folder = path.resolve().parent
     found = None
     with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
@@ -200,8 +200,7 @@ def _comparison(path: Path) -> dict[str, Any] | None:
         if folder.name == "checkpoints" and needed <= settings.keys():
             found = settings
             results = json.loads((folder.parent / "results.json").read_text("utf-8"))
-            text = results["environment"]["data"]
-            found["text_bytes"] = text["train_bytes"] + text["held_out_bytes"]
+            found["text"] = results["environment"]["data"]
     return found
 
 

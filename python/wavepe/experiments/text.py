@@ -103,9 +103,10 @@ def _held_out_of(model: Model, data: str | None, longest: int) -> Text | None:
         return load_text(None, longest if model.tokenizer is None else 1, 1)
     if settings is None or (data is not None and not _may_be_text_of(settings, Path(data))):
         return None
+    # Old results do not tell what decided the split. Another text may be too short for it.
+    longest = settings.get("text", {}).get("longest") or max(settings["lengths"])
     try:
-        split, longest = settings.get("split", "test"), max(*settings["lengths"], longest)
-        text = load_text(data, longest, settings["train_length"], split)
+        text = load_text(data, longest, settings["train_length"], settings.get("split", "test"))
     except UsageError:
         if data is None:
             raise
@@ -119,7 +120,8 @@ def _may_be_text_of(settings: dict[str, Any], data: Path) -> bool:
     A pipe can be read only once, and a far larger text cannot be it.
     """
     files = _files(data)
-    most = 2 * settings.get("text_bytes", math.inf)  # text_bytes does not count the validation text
+    text = settings.get("text", {})
+    most = 2 * (text.get("read_bytes") or text.get("train_bytes", math.inf))
     return all(map(Path.is_file, files)) and sum(file.stat().st_size for file in files) <= most
 
 
@@ -130,18 +132,18 @@ def _files(data: Path) -> list[Path]:
 def _pieces(data: Path) -> Iterator[bytes]:
     """Yield the text of a file, or of the text files in a folder, in pieces of whole lines.
 
-    A line that is longer than a piece is cut.
+    A line that is longer than a piece is cut, but not inside a character.
     """
     for file in _files(data):
         try:
-            with file.open("rb") as stream:
-                while content := stream.read(_PIECE) + stream.readline(_PIECE):
-                    if b"\0" in content:
+            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
+                while text := stream.read(_PIECE) + stream.readline(_PIECE):
+                    if "\0" in text:
                         break
-                    yield content
+                    yield text.encode("utf-8", "surrogateescape")
         except OSError as error:
             raise UsageError(f"cannot read {os.fspath(file)}: {error.strerror}") from None
-        if b"\0" in content and file is data:
+        if "\0" in text and file is data:
             raise UsageError(f"--data {data}: needs a text, but this file holds NUL bytes")
 
 
