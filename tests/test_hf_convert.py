@@ -145,6 +145,7 @@ def test_the_configuration_keeps_all_but_what_it_must_change(tmp_path):
         "position_encoding": WAVELET,
         "attn_implementation": UNKNOWN,
         "_attn_implementation": UNKNOWN,
+        "wavepe_version": wavepe.__version__,
     }
     assert after.pop("auto_map").items() > before.pop("auto_map").items()
     assert after == {**before, **changed}

@@ -172,10 +172,18 @@ def test_a_batch_of_several_adapters(spec):
 def test_peft_finds_no_stock_base(folders):
     """The base of an adapter that was trained on a model patched in memory is not the stock one."""
     peft = pytest.importorskip("peft")
-    lora = peft.LoraConfig(task_type="CAUSAL_LM")
-    peft.get_peft_model(live(folders), lora).save_pretrained(folders / "adapter")
-    with pytest.raises(Exception, match="patched by wavepe in memory: give the tokenizer"):
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    trained = peft.get_peft_model(live(folders), lora).eval()
+    trained.save_pretrained(folders / "adapter")
+    with pytest.raises(Exception, match="load an adapter onto a model that is patched so again"):
         peft.AutoPeftModelForCausalLM.from_pretrained(folders / "adapter")
+    ids = torch.arange(1, 21)[None]
+    again = peft.PeftModel.from_pretrained(live(folders), folders / "adapter").eval()
+    wanted = logits(trained, ids)
+    assert torch.equal(logits(again, ids), wanted)
+    trained.merge_and_unload().save_pretrained(folders / "merged")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(folders / "merged")
+    assert torch.allclose(logits(merged, ids), wanted, atol=1e-4)
     base = transformers.AutoModelForCausalLM.from_pretrained(folders / "patched")
     peft.get_peft_model(base, lora).save_pretrained(folders / "second")
     found = peft.AutoPeftModelForCausalLM.from_pretrained(folders / "second")

@@ -509,3 +509,17 @@ def _check_beginning(model, second, learned):
             initial = torch.from_numpy(initial).to(value.dtype)
             wanted = initial if learned is None else learned[name]
             assert torch.equal(found[name], wanted), name
+
+
+def test_the_folder_says_which_wavepe_wrote_it(tmp_path):
+    """And a second save writes the same, by whatever version the first one was written."""
+    folders = tmp_path / "first", tmp_path / "second"
+    patched_tiny(WAVELET).save_pretrained(folders[0])
+    read, again = (folder / "config.json" for folder in folders)
+    written = json.loads(read.read_text())
+    assert written["wavepe_version"] == wavepe.__version__
+    read.write_text(json.dumps({**written, "wavepe_version": "0.0.1"}))
+    AutoModelForCausalLM.from_pretrained(folders[0]).save_pretrained(folders[1])
+    assert json.loads(again.read_text()) == written
+    card = (folders[1] / "README.md").read_text()
+    assert '\n```\npip install ".[hf]"\n```\n' in card

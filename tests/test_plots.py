@@ -187,7 +187,7 @@ def test_a_wavelet_of_ones_own(png, folder, capsys, monkeypatch):
     ("words", "said"),
     [
         (["riker"], "riker: is no picture, encoding or wavelet; pictures: wavelets, table,"),
-        (["rope:base=3"], "unknown option 'base' of encoding 'rope'; known: theta,"),
+        (["rope:base=3"], "unknown option 'base' of encoding 'rope', did you mean 'theta'?; known"),
         (["none"], "none: has nothing to draw"),
         ([""], "no picture, encoding or wavelet"),
         (["all", "--dim", "8"], "--dim: transform takes --kind, --length"),

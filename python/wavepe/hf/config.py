@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
+from .._runtime import __version__
 from . import rope_config
 from .families import ATTENTION, SUPPORTED, TYPE_PREFIX, is_stock, stock_encoding
 from .folder import AUTO_CLASSES, auto_map, write_beside
@@ -28,7 +29,11 @@ PATCHED_PREFIX = "Patched"  # PatchedMistralConfig is the configuration of a pat
 # message shows this text. Without it, the class would use RoPE and say nothing.
 # transformers < 5 overwrites the first key and keeps the second.
 UNKNOWN = "wavepe: import wavepe.hf, and load with AutoModelForCausalLM"
-ON_DISK = {"attn_implementation": UNKNOWN, "_attn_implementation": UNKNOWN}
+ON_DISK = {
+    "attn_implementation": UNKNOWN,
+    "_attn_implementation": UNKNOWN,
+    "wavepe_version": __version__,  # nothing reads it
+}
 
 LIVE = "_wavepe_live"  # attribute: a `_Live`
 
@@ -161,17 +166,17 @@ class EncodedConfig(OwnConfig):
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a file says to stock classes; TypeError if `position_encoding` is misspelt.
+    """Drop what a file says to others; TypeError if `position_encoding` is misspelt.
 
     transformers would keep a misspelt argument and never read it.
     """
     for key in given:
         if difflib.get_close_matches(key, ["position_encoding"], cutoff=0.8):
             raise TypeError(f"unknown argument {key!r}, did you mean 'position_encoding'?")
-    for_stock_classes = {"_attn_implementation"}
+    not_ours = {"_attn_implementation", "wavepe_version"}
     if given.get("attn_implementation") == UNKNOWN:
-        for_stock_classes.add("attn_implementation")
-    return {key: value for key, value in given.items() if key not in for_stock_classes}
+        not_ours.add("attn_implementation")
+    return {key: value for key, value in given.items() if key not in not_ours}
 
 
 class PatchedConfig(OwnConfig):
@@ -232,8 +237,8 @@ def patched_config(stock: PretrainedConfig, stored: StoredSpec) -> PretrainedCon
 # patched model that would be the stock model. So its name is not that of any model, and the
 # program's error message shows it.
 _PATCHED_NAME = (
-    "{} (patched by wavepe in memory: give the tokenizer and any reference model yourself, or save "
-    "the model and load that folder)"
+    "{} (patched by wavepe in memory: give the tokenizer and any reference model yourself, load an "
+    "adapter onto a model that is patched so again, or save the model and load that folder)"
 )
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
-from .._runtime import command_for
 from .layers import StoredSpec, spec_text
 
 MODULE = "modeling_wavepe"
@@ -116,7 +115,8 @@ def model_card(
     if perplexities:
         lines += ["| length | perplexity |", "|---:|---:|"]
         lines += [f"| {length} | {value:.4g} |" for length, value in perplexities.items()] + [""]
-    lines += ["The model needs wavepe:", "", "```", command_for("hf").strip(), "```", ""]
+    lines += ["The model needs wavepe. In the folder of its checkout:", ""]
+    lines += ["```", 'pip install ".[hf]"', "```", ""]
     lines += [
         "```python", f"from transformers import {auto}", "import wavepe.hf", "",
         f'model = {auto}.from_pretrained("this folder")', "```", "",
