@@ -143,6 +143,22 @@ def test_out_that_cannot_serve(copy, tmp_path, capsys):
     assert "decayed None there, the model's matrices here" in refused(capsys, copy, **TWO)
 
 
+def test_encodings_and_seeds_can_be_added(tmp_path, capsys):
+    """What is there is not trained again, and each figure is that of one comparison of all."""
+    out, more = tmp_path / "out", ("--seeds", "2")
+    assert compare(out, "--quiet", **ONE) == 0
+    before = figures(out)
+    assert compare(out, "--quiet", **TWO) == 0
+    capsys.readouterr()
+    assert compare(out, *more, **TWO) == 0
+    assert capsys.readouterr().err.count("trained before") == 2
+    assert figures(out) == figures(trained("--quiet", *more, **TWO))
+    assert all(one in figures(out) for one in before)
+    assert compare(out, "--quiet", *more, **TWO) == 0
+    assert "seeds 2 there, 1 here" in refused(capsys, out, "--quiet", **TWO)
+    assert "encodings none rope there, none here" in refused(capsys, out, *more, **ONE)
+
+
 def test_one_process_a_folder(tmp_path, capsys):
     folder = run_folder.RunFolder(tmp_path / "out")
     with folder.opened({"encodings": ["none"], "text_sha256": ""}):

@@ -1,6 +1,6 @@
 """The folder of one comparison: its files, which stay complete if the process dies.
 
-    settings.json                    the settings; a run with other settings is refused
+    settings.json                    the settings; only encodings and seeds may be added to them
     results.json                     rewritten after each row
     checkpoints/NAME/                a trained model in Hugging Face format, and training.json
     checkpoints/NAME-stepN/          a checkpoint during training, without training.json
@@ -39,12 +39,15 @@ class RunFolder:
         self.results = path / _RESULTS
         self.report = path / "report.md"
         self._settings = path / _SETTINGS
-        # Once the folder is opened: the digest of the settings, and the open files that lock it
+        # Once the folder is opened: the digest of its first settings, and the files that lock it
         self.run, self.held = "", tuple[int, ...]()
 
     @contextmanager
     def opened(self, manifest: dict[str, Any]) -> Iterator[None]:
-        """Lock the folder for this process; UsageError if it belongs to other settings."""
+        """Lock the folder for this process; UsageError if it belongs to other settings.
+
+        A manifest with more encodings or more seeds replaces the one that the folder holds.
+        """
         self._check()
         try:
             with writing(self.path):
@@ -54,17 +57,19 @@ class RunFolder:
             raise UsageError(f"--out {self.path}: needs a folder, but this is a file") from None
         except PermissionError as error:
             raise UsageError(f"--out {self.path}: {error.strerror}") from None
-        self.run = digest(manifest)
         with lock:
             _lock(lock, self.path)
-            known = self.read(self._settings)
-            if known is None:
-                self.write_json(self._settings, manifest)
-            elif known != manifest:
+            found = self.read(self._settings) or manifest
+            known = {key: value for key, value in found.items() if key != "run"}
+            self.run = found.get("run", digest(known))
+            if not _grown(known, manifest):
                 raise UsageError(
                     f"--out {self.path} holds a comparison with other settings "
                     f"({differences(known, manifest)}): give another --out"
                 )
+            first = {"run": self.run} if self.run != digest(manifest) else {}
+            if known != manifest or not self._settings.exists():
+                self.write_json(self._settings, {**manifest, **first})
             self.held = (lock.fileno(),)
             yield
 
@@ -168,6 +173,17 @@ class RunFolder:
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         with new_file(path) as part:  # file names may not be UTF-8: such bytes become JSON escapes
             part.write_text(text, "utf-8", "backslashreplace")
+
+
+def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether `new` has the settings of `old`, or more encodings or more seeds besides."""
+    grown = dict(old)
+    grown.update({key: new.get(key) for key in ("encodings", "seeds") if key in old})
+    return (
+        grown == new
+        and set(old["encodings"]) <= set(new["encodings"])
+        and old.get("seeds", 0) <= new.get("seeds", 0)
+    )
 
 
 def is_run(names: Collection[str]) -> bool:
