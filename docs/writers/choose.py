@@ -150,8 +150,8 @@ def checkpoints(root: Path) -> list[Case]:
             f"an {real['environment']['gpu'].split()[-1]}). A swap that loses nothing takes some "
             "percent of the tokens of the first training: of 100 billion, some billions",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
-            f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at 16 "
-            f"times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
+            f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
+            f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
             f"{farthest(root, f'{adapted}+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
             f"trained length. At 4 times it has lost {lost['plain']:.0%} of that model's level, "
