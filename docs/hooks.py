@@ -37,6 +37,7 @@ PAGES = {  # of the root's files
 UFUNCS = ("ricker", "gaussian", "morlet", "haar")
 METHODS = "reference/methods.md"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+REPOSITORY = re.compile(r"^.* <!-- repository -->\n\n?", re.M)  # what the site does not need to say
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
 SOURCE = re.compile(r"^- \*\*\[(\w)\]\*\* (.+)$", re.M)
 FIRST = re.compile(r"<p>((?:<strong>)?\w.*?)</p>", re.S)  # its first sentence describes a page
@@ -95,6 +96,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in generated texts, and turn links to files into links to pages."""
+    markdown = REPOSITORY.sub("", markdown)
     for name, text in GENERATED.items():
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", text())

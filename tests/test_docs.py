@@ -336,6 +336,13 @@ def test_a_page_is_described_by_its_first_sentence(rendered):
     assert rendered.page.meta == {"description": "It swaps encodings & more."}
 
 
+def test_the_site_leaves_out_what_only_the_repository_needs(hooks):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
+    config = SimpleNamespace(repo_url=None)
+    text = "# Title\n\n`make docs` fills it in. <!-- repository -->\n\nText."
+    assert hooks.on_page_markdown(text, page, config, None) == "# Title\n\nText."
+
+
 def test_a_notebook_is_a_page_with_its_kept_output(hooks, tmp_path):
     shown = [
         {"output_type": "stream", "name": "stdout", "text": ["\x1b[31m5.25\x1b[0m\n", "5.36\n"]},

@@ -110,7 +110,7 @@ def checkpoints(root: Path) -> list[Case]:
     (seconds,) = (row["seconds"] for row in real["rows"] if row["arm"] == "plain")
     return [
         Case(
-            "a checkpoint with RoPE, no training, texts F times as long, F up to 4",
+            "a checkpoint with RoPE, no fine-tuning, texts F times as long, F up to 4",
             "`rope:type=yarn,factor=F`; transformers' own `rope_parameters` do it, too",
             f"with F = 4 perplexity is {min(worse):.0%} to {max(worse):.0%} higher within the "
             f"trained length ({model}), in small models {small_price:.0%}",
@@ -133,30 +133,30 @@ def checkpoints(root: Path) -> list[Case]:
             f"the larger ones, after {large(YARN, 1)} at the trained length",
         ),
         Case(
-            "a checkpoint with RoPE, training on long texts",
-            "YaRN or a larger base (`set_theta`), trained at the new length",
-            "a tenth of the training's steps here",
-            f"small models at 4 times, trained there: YaRN {tuned(tuned_yarn, 4)}, larger base "
+            "a checkpoint with RoPE, fine-tuning on texts of the new length",
+            "YaRN, or a larger base (`set_theta`)",
+            "fine-tuning: in our small models a tenth of the steps of their training",
+            f"small models at 4 times, fine-tuned there: YaRN {tuned(tuned_yarn, 4)}, larger base "
             f"{tuned(tuned_base, 4)}, plain RoPE {tuned('rope', 4)}",
             f"both rise again beyond the new length (at twice that length {tuned(tuned_yarn, 8)} "
             f"and {tuned(tuned_base, 8)}), and short texts lose ({tuned(tuned_yarn, 1)} after "
             f"{recent('rope', 1)}); Self-Extend without training has {recent(SELF_EXTEND, 4)}",
         ),
         Case(
-            "a checkpoint with RoPE, training at no more than its trained length, longer texts",
+            "a checkpoint with RoPE, fine-tuning within its trained length, longer texts in use",
             "YaRN, as above; and [`wavepe adapt`](adapt.md) SOURCE TARGET `wavelet+kerple`, to "
             "compare with it",
-            f"{real['settings']['tokens']:,} tokens of training for {model} ({seconds:.0f} s on an "
-            f"{real['environment']['gpu'].split()[-1]}); a full recovery needs some percent of the "
-            "tokens that a model was trained on",
+            f"{model} was fine-tuned on {real['settings']['tokens']:,} tokens ({seconds:.0f} s on "
+            f"an {real['environment']['gpu'].split()[-1]}). A swap that loses nothing takes some "
+            "percent of the tokens of the first training: of 100 billion, some billions",
             f"{model} with `wavelet` at twice its trained length: {arms['plain'][twice]:.2f}; the "
-            f"stock model after the same training {arms['control'][twice]:.2f}. Small models at 16 "
-            f"times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
+            f"stock model after the same fine-tuning {arms['control'][twice]:.2f}. Small models at "
+            f"16 times, `wavelet` and `wavelet+kerple`: {farthest(root, adapted)} and "
             f"{farthest(root, f'{adapted}+kerple')}",
             f"{arms['plain'][full] / arms['control'][full] - 1:.0%} behind that model at the "
             f"trained length. At 4 times it has lost {lost['plain']:.0%} of that model's level, "
             f"YaRN without training {lost['yarn']:.0%} of the stock model's; YaRN with the same "
-            "training was not measured. Retrieval comes back later than perplexity",
+            "fine-tuning was not measured. Retrieval comes back later than perplexity",
         ),
     ]
 
@@ -174,8 +174,8 @@ def new_models(root: Path) -> list[Case]:
         Case(
             "a new model, texts within the trained length",
             f"`{best}`",
-            f"{price(root, best)}; {learned(best):,} numbers to learn per layer, or for all layers "
-            "with `shared=true`",
+            f"{price(root, best)}; in a model with {HEADS} heads of {HEAD_DIM} each layer learns "
+            f"{learned(best):,} numbers, or with `shared=true` all layers together",
             f"small models: {small(BEST, 1)}, Transformer-XL {small(xl, 1)}, RoPE "
             f"{small('rope', 1)}; larger ones on prose: {large(LARGE_BEST, 1)}, {large(xl, 1)}, "
             f"{large('rope', 1)}",
@@ -192,7 +192,7 @@ def new_models(root: Path) -> list[Case]:
             f"Transformer-XL with KERPLE has {small(f'{xl}+kerple', 16)} in the small models and "
             f"{large(f'{xl}+kerple', 16)} in the larger ones; with Transformer-XL alone "
             f"{price(root, xl)}, and {learned(xl):,} numbers are learned for "
-            "all layers",
+            f"all layers of {HEADS} heads of {HEAD_DIM}",
         ),
         Case(
             "the same, and facts far back must be found",

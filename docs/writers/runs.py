@@ -33,10 +33,10 @@ def made_with(*parts: Mapping[str, Any]) -> str:
         steps += f", or of {settings['finetune_steps']} that continue one,"
     text = (
         f"{settings['seeds']} seeds. {trainings} trainings of {steps} took "
-        f"{minutes:.0f} minutes of one thread. A model has {settings['layers']} layers with "
+        f"{minutes:.0f} minutes of one thread. Model: {settings['layers']} layers, "
         f"{settings['heads']} head{'s' * (settings['heads'] > 1)} of {settings['head_dim']}. "
-        f"A step takes {batches}. "
-        f"{data['evaluated_bytes']} bytes of the {settings['split']} text were evaluated"
+        f"Step: {batches}. "
+        f"Evaluated: {data['evaluated_bytes']} bytes of the {settings['split']} text"
         f"{'' if STANDARD in data['text'] else ': ' + data['text']}. {_where(about)}"
     )
     newer: dict[str, list[Mapping[str, Any]]] = {}  # by machine and date

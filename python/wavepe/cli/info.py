@@ -22,7 +22,7 @@ _OPTIONAL = {
     "torch": "torch",
     "transformers": "hf",
     "fairseq": "fairseq",
-    "accelerate": "examples",
+    "accelerate": "hf",
     "matplotlib": "plot",
     "rich": "cli",
     "PyWavelets": "pywt",

@@ -150,8 +150,8 @@ def adapt(
         default is 16384, or a quarter of the text.
     recipe : {"auto", "plain", "transfer"}
         plain: train on the next token. transfer: each attention layer first learns the output of
-        the stock layer. auto, the default: transfer, and where the new encoding rotates nothing,
-        keep the fast pairs of the stock rotation.
+        the stock layer. auto, the default: transfer, and keep RoPE's fast pairs beside an encoding
+        that only adds to the scores, such as wavelet or alibi.
     batch : int
         Sequences of a step. The default is 1.
     lr : float
@@ -185,7 +185,7 @@ def adapt(
     CommandError
         A package is missing, or a model cannot be loaded.
     """
-    require("wavepe adapt", **models.PARTS, accelerate="examples")
+    require("wavepe adapt", **models.PARTS, accelerate="hf")
     reals("--lr", lr)
     folder = _target(target)
     for name, value, least in (

@@ -103,8 +103,9 @@ def adapt(
     recipe : "auto", "plain" or "transfer"
         "plain" trains on the next token. "transfer" lets each attention layer first learn the
         output of the stock layer, in a third of the steps, but no more than 30. "auto" does so too.
-        If `encoding` rotates nothing, it also keeps the fast pairs of the stock rotation, or all
-        pairs of a model that rotates a fraction, and gives wavelets biases and a projection.
+        If `encoding` only adds to the scores, as wavelets and ALiBi do, "auto" also keeps the fast
+        pairs of the stock rotation, or all pairs of a model that rotates a fraction. Then it gives
+        wavelets biases and a projection.
     folder : path, optional
         Where the model, its tokenizer and results are written, and checkpoints meanwhile. The same
         call with the same folder goes on where an interrupted one stopped.
@@ -238,7 +239,7 @@ def _need_accelerate() -> None:
     try:
         import accelerate  # noqa: F401
     except ImportError as error:
-        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("examples")) from error
+        raise ImportError("wavepe.hf.adapt needs accelerate: " + command_for("hf")) from error
 
 
 # ---- data ---------------------------------------------------------------------------------------

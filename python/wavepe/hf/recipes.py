@@ -69,11 +69,13 @@ def choose(name: str, spec: Any, base: Any, length: int, source: Any = None) -> 
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
     found = encodings.encoding(spec)
     if name == "plain":
-        return Recipe(found, False, "plain: the encoding as it is given, steps of language alone")
+        why = "plain: the encoding as it is given; every step trains on the next token"
+        return Recipe(found, False, why)
     if name == "transfer":
         return Recipe(found, True, "transfer: the encoding as it is given")
     if found.rotary is not None or found.adds or any(found.layers) or not found.terms:
-        return Recipe(found, True, "auto: the encoding as it is given, because it says what turns")
+        why = "auto: the encoding as it is given, because it does not only add to all scores"
+        return Recipe(found, True, why)
     own = encodings.encoding(source or "rope") if isinstance(source, str | None) else None
     rope: Any = None if own is None or any(own.layers) else own.rotary
     if not isinstance(rope, RoPE) or rope != RoPE(theta=rope.theta, fraction=rope.fraction):
